@@ -1,0 +1,432 @@
+"""Every message that a worker sends to another, as frozen pydantic models.
+
+Who writes what (DESIGN, "The picture"): the orchestrator writes Task, GroupReady, StepClosed, StepRecord, EvalRecord, Progress
+and pins of strict and evaluation groups; a sandbox writes GenerateRequest and Episode, and nothing that a bill or a gradient depends on
+but rewards; rollout writes GenerateReply, Turn and the other pins; trainers write PolicyRecord and Manifest.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from marlaas_api.blobs import BlobRef
+from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
+from marlaas_api.names import AdapterRef, JobRef, Split
+
+
+class Message(BaseModel):
+    """Base of everything on the bus; the class name is its tag on the wire (see `marlaas_api.wire`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class JobMessage(Message):
+    """A message of one job. The uid tells a job from an earlier one of the same name: readers ignore other uids."""
+
+    namespace: str
+    job: str
+    uid: str
+
+    @property
+    def ref(self) -> JobRef:
+        """The job this belongs to."""
+        return JobRef(self.namespace, self.job, self.uid)
+
+
+class JobDocument(JobMessage):
+    """What to run; KV `jobs`. The operator or `marlaas run` writes it, every worker re-reads it.
+
+    `deleted` asks the orchestrator to stop the job and forget it.
+    """
+
+    generation: int = 1
+    pool: str
+    tenant: str
+    tenant_weight: float = 1.0
+    seed: int = 0
+    spec: RLJobSpec
+    deleted: bool = False
+
+
+class Task(JobMessage):
+    """One prompt instance to play `group_size` times; TASKS. Its content is the environment's, from index and seed."""
+
+    group: str
+    split: Split
+    index: int = Field(ge=0)
+    seed: int
+    group_size: int = Field(ge=1)
+
+
+class ChatMessage(Message):
+    """One chat message; `name` is a tool's."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    name: str | None = None
+
+
+class StopReason(StrEnum):
+    """Why a generation ended: the model's own end token, its token budget, or the context window."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+
+
+class GenerateRequest(JobMessage):
+    """Append to a conversation and generate; core subject `gen.<ns>.<job>.<agent>`.
+
+    The id is `names.request_id(episode, turn)`. `parent` None begins a conversation; otherwise it names the turn whose
+    conversation goes on (turns may branch). `append` is chat messages, or raw text that bypasses the template. `max_tokens` None: the job's own bound,
+    which it can only lower. `deadline_s` counts from receipt. `reply_to` is set when a replica forwards to the owner.
+    """
+
+    agent: str
+    group: str
+    member: int
+    episode: str
+    turn: int
+    parent: int | None
+    append: tuple[ChatMessage, ...] | str
+    max_tokens: int | None = None
+    deadline_s: float
+    reply_to: str | None = None
+
+
+class CancelRequest(JobMessage):
+    """The sandbox no longer wants an episode's turns; same subject as the request."""
+
+    agent: str
+    episode: str
+
+
+class ReplyPhase(StrEnum):
+    """A request is accepted, beats while it waits or runs, and ends in a result or a failure."""
+
+    ACCEPTED = "accepted"
+    HEARTBEAT = "heartbeat"
+    RESULT = "result"
+    FAILED = "failed"
+
+
+class GenerateReply(Message):
+    """What a sandbox hears of its request, on the reply inbox. It never sees ids, logprobs or versions.
+
+    `retryable` says whether the same request may be sent again; `error` is for people.
+    """
+
+    request: str
+    phase: ReplyPhase
+    replica: str
+    text: str = ""
+    stop_reason: StopReason | None = None
+    num_tokens: int = 0
+    error: str = ""
+    retryable: bool = False
+
+
+class Meter(Message):
+    """What a turn cost: tokens prefilled (of them `cached_tokens` from the prefix cache) and generated; seconds in queue and engine."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    output_tokens: int
+    queue_s: float = 0.0
+    engine_s: float = 0.0
+
+
+class Turn(JobMessage):
+    """One generation as the engine's side saw it; `turn.<ns>.<job>.<episode>.<n>`, first writer wins.
+
+    prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.arrays`); logprobs: float32 bytes, one per output id, under the
+    sampling policy at `temperature`. `prompt_ids` are only what this turn appended after its parent's output; with `opens_segment`
+    they are a whole prompt (the first turn, or a template that rewrote its past). `text` is the reply's text; `append` is what was asked for.
+    """
+
+    agent: str
+    group: str
+    member: int
+    episode: str
+    turn: int
+    parent: int | None
+    version: int
+    adapter_sha256: str
+    opens_segment: bool
+    append: tuple[ChatMessage, ...] | str
+    prompt_ids: bytes
+    output_ids: bytes
+    logprobs: bytes
+    text: str
+    stop_reason: StopReason
+    temperature: float
+    meter: Meter
+    replica: str
+    at: float
+
+
+class Pin(Message):
+    """KV `pins`: the one version that a group is sampled from; created once, never changed."""
+
+    version: int
+
+
+class FaultClass(StrEnum):
+    """Faults that the policy did not cause, and that are therefore never scored."""
+
+    INFRA = "infra"
+    ENV = "env"
+
+
+class Ending(StrEnum):
+    """How the policy's side of an episode ended; every one of these is scored."""
+
+    COMPLETED = "completed"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    TOOL_ERROR = "tool_error"
+
+
+class Episode(JobMessage):
+    """A finished play; EPISODES. Either `fault` says why it does not count, or `rewards` (per agent) say what it was worth.
+
+    leaves: per agent, the last turn of each of its conversations. prior_faults: what earlier attempts at this member died of.
+    """
+
+    group: str
+    split: Split
+    index: int
+    member: int
+    episode: str
+    fault: FaultClass | None = None
+    fault_text: str = ""
+    prior_faults: tuple[FaultClass, ...] = ()
+    ending: Ending = Ending.COMPLETED
+    rewards: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    leaves: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    num_turns: int = 0
+    duration_s: float = 0.0
+    tool_s: float = 0.0
+
+
+class TrajectoryRef(Message):
+    """One member of a group for one agent: where its turns are, and what they earned."""
+
+    member: int
+    episode: str
+    leaves: tuple[int, ...]
+    reward: float
+
+
+class GroupReady(JobMessage):
+    """A complete group, assigned to a step; GROUPS. The step trains it at `base_version`, so its staleness is already exact.
+
+    position: dense, from 0 within the step; a trainer accumulates in this order and no other. trajectories: at least two.
+    """
+
+    agent: str
+    step: int
+    base_version: int
+    position: int
+    group: str
+    index: int
+    version: int
+    trajectories: tuple[TrajectoryRef, ...]
+
+    @property
+    def staleness(self) -> int:
+        """Trainer version minus pinned version at the moment of training."""
+        return self.base_version - self.version
+
+
+class StepClosed(JobMessage):
+    """No more groups come for this step; GROUPS. The optimizer step is due once positions 0..num_groups-1 are in."""
+
+    agent: str
+    step: int
+    base_version: int
+    num_groups: int
+
+
+class PolicyRecord(Message):
+    """KV `policy`: what is true of an agent. Version and epoch only grow; changed by compare-and-set alone.
+
+    epoch: bumped by every bind; a trainer whose epoch is past cannot commit. step: the step whose commit made this version (-1: version 0).
+    manifest: None until version 0 is published.
+    """
+
+    uid: str
+    version: int = -1
+    manifest: BlobRef | None = None
+    epoch: int = 0
+    holder: str = ""
+    step: int = -1
+
+
+class Probe(Message):
+    """Token ids (int32 bytes [T]) and the trainer's logprobs (float32 bytes [T-1]) of ids 1.. at temperature 1."""
+
+    ids: bytes
+    logprobs: bytes
+
+
+class Manifest(JobMessage):
+    """What a version is; a blob named by its own sha256, pointed to by the policy key.
+
+    files: `adapter_model.safetensors` and `adapter_config.json`, loadable by PEFT. state: the trainer's (optimizer, RNG, counters).
+    tensor_digests: per engine dtype, `marlaas_worker.adapters.tensor_digest` of what an engine slot must hold. consumed: groups trained in this step.
+    metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...).
+    """
+
+    agent: str
+    version: int
+    step: int
+    parent: str | None
+    rank: int
+    files: dict[str, BlobRef]
+    state: BlobRef | None
+    tensor_digests: dict[str, str]
+    probes: tuple[Probe, ...]
+    consumed: tuple[str, ...] = ()
+    metrics: dict[str, float] = Field(default_factory=dict)
+    trainer: str = ""
+    at: float = 0.0
+
+    @property
+    def adapter(self) -> AdapterRef:
+        """Identity of the version."""
+        return AdapterRef(self.namespace, self.job, self.uid, self.agent, self.version)
+
+
+class StepOutcome(StrEnum):
+    """A step either made a new version, or had no signal and is counted all the same."""
+
+    COMMITTED = "committed"
+    NO_OP = "no_op"
+
+
+class StepRecord(JobMessage):
+    """One finished step, exactly once; STEPS. Times are unix seconds; staleness in versions; faults by class during the step."""
+
+    step: int
+    outcome: StepOutcome
+    version: int
+    at: float
+    wall_s: float
+    reward_mean: float
+    reward_std: float
+    num_groups: int
+    num_episodes: int
+    num_zero_variance: int = 0
+    num_dropped: int = 0
+    dropped_tokens: int = 0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    faults: dict[str, int] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class EvalSample(Message):
+    """A held-out episode for people to read."""
+
+    index: int
+    prompt: str
+    reply: str
+    reward: float
+
+
+class EvalRecord(JobMessage):
+    """Mean reward on the held-out tasks at one version; STEPS, `eval.…`."""
+
+    step: int
+    version: int
+    at: float
+    reward_mean: float
+    num_episodes: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    samples: tuple[EvalSample, ...] = ()
+
+
+class Phase(StrEnum):
+    """Where a job is. The last two are final."""
+
+    QUEUED = "Queued"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def final(self) -> bool:
+        """Nothing more will happen to the job."""
+        return self in (Phase.SUCCEEDED, Phase.FAILED)
+
+
+class Progress(JobMessage):
+    """KV `progress`: the level, last value wins; the orchestrator writes, the operator or `marlaas run` reads.
+
+    reason: CamelCase, for machines; message: what is going on and what to do, for people. step: finished steps.
+    """
+
+    generation: int = 1
+    phase: Phase
+    admitted: bool
+    reason: str
+    message: str = ""
+    step: int = 0
+    steps: int
+    versions: dict[str, int] = Field(default_factory=dict)
+    reward: float | None = None
+    eval_before: float | None = None
+    eval_last: float | None = None
+    staleness: float = 0.0
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    accelerator_s: float = 0.0
+    num_outstanding: int = 0
+    faults: dict[str, int] = Field(default_factory=dict)
+    started_at: float | None = None
+    finished_at: float | None = None
+    at: float = 0.0
+
+
+class ReplicaReport(Message):
+    """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
+
+    verified: engine names of the adapter versions that this replica may serve now.
+    """
+
+    role: Literal["rollout", "trainer", "orchestrator"]
+    pool: str
+    replica: str
+    slots: int = 0
+    max_rank: int = 0
+    ready: bool = True
+    verified: tuple[str, ...] = ()
+    bound: tuple[str, ...] = ()
+    num_running: int = 0
+    output_tokens: int = 0
+    busy_s: float = 0.0
+    wall_s: float = 0.0
+    restarts: int = 0
+    rss_bytes: int = 0
+    at: float = 0.0
+
+
+class PoolDocument(Message):
+    """What a pool's rollout and trainer workers are started with (a file: ConfigMap or the local runner's)."""
+
+    name: str
+    model_path: str
+    spec: ModelPoolSpec
+
+
+class StoryEvent(JobMessage):
+    """A sentence for `describe`; EVENTS. Nothing depends on it."""
+
+    role: str
+    at: float
+    reason: str
+    message: str

@@ -1,0 +1,120 @@
+"""Every NATS subject, stream and bucket, in one place (DESIGN, "NATS JetStream and blobs").
+
+A subject begins with its kind and the namespace, so that NATS permissions can say who may say what.
+"""
+
+from dataclasses import dataclass
+
+JOBS, PROGRESS, POLICY, REPLICAS, PINS = "jobs", "progress", "policy", "replicas", "pins"
+TASKS, TURNS, EPISODES, GROUPS, STEPS, EVENTS = "TASKS", "TURNS", "EPISODES", "GROUPS", "STEPS", "EVENTS"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """What a stream holds. `work_queue`: a message is gone once acked; otherwise it stays up to the limits.
+
+    max_age_s: None keeps for ever. max_bytes: -1 is unbounded; a full work queue refuses, a full log forgets its oldest.
+    """
+
+    name: str
+    subjects: tuple[str, ...]
+    work_queue: bool = False
+    max_age_s: float | None = None
+    max_bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """A key-value bucket; with `ttl_s` a key vanishes unless it is written again within that time."""
+
+    name: str
+    ttl_s: float | None = None
+    history: int = 1
+
+
+STREAMS = (
+    StreamSpec(TASKS, ("task.*.*",), work_queue=True),
+    StreamSpec(TURNS, ("turn.*.*.*.*",), max_age_s=7 * 86400.0, max_bytes=8 << 30),
+    StreamSpec(EPISODES, ("episode.*.*",)),
+    StreamSpec(GROUPS, ("group.*.*.*",)),
+    StreamSpec(STEPS, ("step.*.*.*", "eval.*.*.*")),
+    StreamSpec(EVENTS, ("event.*.*.>",), max_age_s=86400.0, max_bytes=64 << 20),
+)
+REPLICA_TTL_S = 10.0
+BUCKETS = (
+    BucketSpec(JOBS),
+    BucketSpec(PROGRESS),
+    BucketSpec(POLICY, history=8),
+    BucketSpec(REPLICAS, ttl_s=REPLICA_TTL_S),
+    BucketSpec(PINS, ttl_s=2 * 86400.0),
+)
+
+
+def task(namespace: str, job: str) -> str:
+    """Tasks of a job, claimed by its sandboxes."""
+    return f"task.{namespace}.{job}"
+
+
+def generation(namespace: str, job: str, agent: str) -> str:
+    """Requests of a job's sandboxes for turns of one agent."""
+    return f"gen.{namespace}.{job}.{agent}"
+
+
+def engine(pool: str, replica: str) -> str:
+    """Requests forwarded to the rollout replica that owns the episode."""
+    return f"engine.{pool}.{replica}"
+
+
+def turn(namespace: str, job: str, episode: str, number: int | str) -> str:
+    """One recorded turn (`*` for all turns of the episode)."""
+    return f"turn.{namespace}.{job}.{episode}.{number}"
+
+
+def episode(namespace: str, job: str) -> str:
+    """Finished episodes of a job."""
+    return f"episode.{namespace}.{job}"
+
+
+def group(namespace: str, job: str, agent: str) -> str:
+    """Groups assigned to steps, and the closing of steps, in order."""
+    return f"group.{namespace}.{job}.{agent}"
+
+
+def step(namespace: str, job: str, uid: str, number: int | str) -> str:
+    """The record of one finished step."""
+    return f"step.{namespace}.{job}.{uid}-{number}"
+
+
+def evaluation(namespace: str, job: str, uid: str, version: int | str) -> str:
+    """The record of one evaluation."""
+    return f"eval.{namespace}.{job}.{uid}-{version}"
+
+
+def event(namespace: str, job: str, role: str) -> str:
+    """The story of a job, for people."""
+    return f"event.{namespace}.{job}.{role}"
+
+
+def job_key(namespace: str, job: str) -> str:
+    """Key of a job in the buckets `jobs` and `progress`."""
+    return f"{namespace}.{job}"
+
+
+def policy_key(namespace: str, job: str, agent: str) -> str:
+    """Key of an agent's policy."""
+    return f"{namespace}.{job}.{agent}"
+
+
+def pin_key(namespace: str, job: str, agent: str, group_name: str) -> str:
+    """Key of the version to which a group is pinned."""
+    return f"{namespace}.{job}.{agent}.{group_name}"
+
+
+def replica_key(role: str, pool: str, replica: str) -> str:
+    """Key of a replica's report."""
+    return f"{role}.{pool}.{replica}"
+
+
+def consumer(namespace: str, job: str, *parts: str) -> str:
+    """Name of a durable consumer. Underscores occur in no DNS label, so two jobs never share one."""
+    return "_".join((namespace, job, *parts))

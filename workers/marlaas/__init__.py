@@ -1,0 +1,1 @@
+"""What users touch: the `marlaas` command, the environment SDK and the local runner."""
