@@ -275,7 +275,7 @@ class Probe(Message):
 class Manifest(JobMessage):
     """What a version is; a blob named by its own sha256, pointed to by the policy key.
 
-    files: `adapter_model.safetensors` and `adapter_config.json`, loadable by PEFT. state: the trainer's (optimizer, RNG, counters).
+    parent: the manifest of the version before; files: `adapter_model.safetensors` and `adapter_config.json`, loadable by PEFT. state: the trainer's (optimizer, RNG, counters).
     tensor_digests: per engine dtype, `marlaas_worker.adapters.tensor_digest` of what an engine slot must hold. consumed: groups trained in this step.
     metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...).
     """
@@ -283,7 +283,7 @@ class Manifest(JobMessage):
     agent: str
     version: int
     step: int
-    parent: str | None
+    parent: BlobRef | None
     rank: int
     files: dict[str, BlobRef]
     state: BlobRef | None
@@ -395,7 +395,8 @@ class Progress(JobMessage):
 class ReplicaReport(Message):
     """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
 
-    verified: engine names of the adapter versions that this replica may serve now.
+    verified: engine names of the adapter versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and
+    seconds of engine time by job uid. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer).
     """
 
     role: Literal["rollout", "trainer", "orchestrator"]
@@ -407,7 +408,8 @@ class ReplicaReport(Message):
     verified: tuple[str, ...] = ()
     bound: tuple[str, ...] = ()
     num_running: int = 0
-    output_tokens: int = 0
+    job_tokens: dict[str, int] = Field(default_factory=dict)
+    job_engine_s: dict[str, float] = Field(default_factory=dict)
     busy_s: float = 0.0
     wall_s: float = 0.0
     restarts: int = 0

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import StopReason
 

@@ -1,0 +1,51 @@
+"""What every role is given, and the life of a role's process: connect, serve until told to stop, drain."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marlaas_api.blobs import Blobs
+from marlaas_api.bus import Bus
+
+
+@dataclass(frozen=True, slots=True)
+class RoleContext:
+    """One worker's surroundings.
+
+    name: the replica's name, the same after a restart (as a StatefulSet's pod). scratch: a local folder of its own. stop: set when the
+    process was asked to end; a role then drains and returns. now: unix seconds.
+    """
+
+    name: str
+    bus: Bus
+    blobs: Blobs
+    scratch: Path
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    now: Callable[[], float] = time.time
+
+
+Serve = Callable[[RoleContext], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
+    """Turn SIGTERM and SIGINT into the stop event."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:
+    """Sleep until the event or the timeout; True if the event is set."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)
+    return event.is_set()
