@@ -172,6 +172,17 @@ class Pin(Message):
     version: int
 
 
+class IssueLedger(JobMessage):
+    """KV `ledger`: which tasks the orchestrator has given out; written before they are published, by compare-and-set.
+
+    open: indices issued and not yet part of a recorded step. next_index: never issued so far. evaluating: version under evaluation.
+    """
+
+    next_index: int = 0
+    open: tuple[int, ...] = ()
+    evaluating: int | None = None
+
+
 class FaultClass(StrEnum):
     """Faults that the policy did not cause, and that are therefore never scored."""
 
@@ -308,7 +319,10 @@ class StepOutcome(StrEnum):
 
 
 class StepRecord(JobMessage):
-    """One finished step, exactly once; STEPS. Times are unix seconds; staleness in versions; faults by class during the step."""
+    """One finished step, exactly once; STEPS. Times are unix seconds; staleness in versions; faults by class during the step.
+
+    indices: every task that was resolved in the step, with or without signal; reward_mean is over all of their episodes.
+    """
 
     step: int
     outcome: StepOutcome
@@ -317,6 +331,7 @@ class StepRecord(JobMessage):
     wall_s: float
     reward_mean: float
     reward_std: float
+    indices: tuple[int, ...]
     num_groups: int
     num_episodes: int
     num_zero_variance: int = 0
@@ -367,7 +382,8 @@ class Phase(StrEnum):
 class Progress(JobMessage):
     """KV `progress`: the level, last value wins; the orchestrator writes, the operator or `marlaas run` reads.
 
-    reason: CamelCase, for machines; message: what is going on and what to do, for people. step: finished steps.
+    reason: CamelCase, for machines; message: what is going on and what to do, for people. step: finished steps. promoted: per agent, the
+    version that a succeeded job publishes.
     """
 
     generation: int = 1
@@ -378,6 +394,7 @@ class Progress(JobMessage):
     step: int = 0
     steps: int
     versions: dict[str, int] = Field(default_factory=dict)
+    promoted: dict[str, int] = Field(default_factory=dict)
     reward: float | None = None
     eval_before: float | None = None
     eval_last: float | None = None

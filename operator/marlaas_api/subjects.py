@@ -5,7 +5,7 @@ A subject begins with its kind and the namespace, so that NATS permissions can s
 
 from dataclasses import dataclass
 
-JOBS, PROGRESS, POLICY, REPLICAS, PINS = "jobs", "progress", "policy", "replicas", "pins"
+JOBS, PROGRESS, POLICY, REPLICAS, PINS, LEDGER = "jobs", "progress", "policy", "replicas", "pins", "ledger"
 TASKS, TURNS, EPISODES, GROUPS, STEPS, EVENTS = "TASKS", "TURNS", "EPISODES", "GROUPS", "STEPS", "EVENTS"
 
 
@@ -45,6 +45,7 @@ BUCKETS = (
     BucketSpec(JOBS),
     BucketSpec(PROGRESS),
     BucketSpec(POLICY, history=8),
+    BucketSpec(LEDGER),
     BucketSpec(REPLICAS, ttl_s=REPLICA_TTL_S),
     BucketSpec(PINS, ttl_s=2 * 86400.0),
 )
