@@ -1,0 +1,148 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from marlaas_worker.adapters import (
+    CONFIG_FILE,
+    TENSORS_FILE,
+    AdapterConfig,
+    AdapterInvalid,
+    Kind,
+    has_effect,
+    read_adapter,
+    slot_digest,
+    tensor_digest,
+    tensor_digests,
+    tensor_name,
+    write_adapter,
+)
+
+MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj")
+CONFIG = AdapterConfig(rank=4, alpha=8, base_model="tiny")
+
+
+def random_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"A": (4, 6), "B": (5, 4)}
+    return {
+        tensor_name(module, kind): torch.randn(shapes[kind], generator=generator)
+        for module in MODULES
+        for kind in ("A", "B")
+    }
+
+
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    tensors = random_tensors()
+    for name, data in write_adapter(tensors, CONFIG).items():
+        (tmp_path / name).write_bytes(data)
+    read, config = read_adapter(tmp_path)
+    assert config == CONFIG
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+
+
+def test_the_same_tensors_in_another_order_give_the_same_bytes_and_digest() -> None:
+    tensors = random_tensors()
+    backwards = dict(reversed(tensors.items()))
+    assert write_adapter(tensors, CONFIG) == write_adapter(backwards, CONFIG)
+    assert tensor_digests(tensors, 2.0) == tensor_digests(backwards, 2.0)
+
+
+def test_the_config_names_the_targets_that_the_tensors_have() -> None:
+    fields = json.loads(write_adapter(random_tensors(), CONFIG)[CONFIG_FILE])
+    assert fields["target_modules"] == ["down_proj", "q_proj"]
+    assert (fields["r"], fields["lora_alpha"], fields["bias"], fields["task_type"]) == (4, 8, "none", "CAUSAL_LM")
+
+
+def test_peft_reads_the_config(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    (tmp_path / CONFIG_FILE).write_bytes(write_adapter(random_tensors(), CONFIG)[CONFIG_FILE])
+    config = LoraConfig.from_pretrained(str(tmp_path))
+    assert (config.r, config.lora_alpha, set(config.target_modules)) == (4, 8, {"q_proj", "down_proj"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_digest_is_of_a_cast_and_of_b_cast_then_scaled(dtype: str) -> None:
+    tensors = random_tensors()
+    cast = getattr(torch, dtype)
+    held: list[tuple[str, Kind, torch.Tensor]] = []
+    for module in MODULES:
+        held.append((module, "A", tensors[tensor_name(module, "A")].to(cast)))
+        scaled = tensors[tensor_name(module, "B")].clone().to(cast)
+        scaled *= 1.5
+        held.append((module, "B", scaled))
+    assert tensor_digest(tensors, 1.5, dtype) == slot_digest(held)
+
+
+def test_a_digest_differs_when_one_bit_one_name_or_the_scaling_differs() -> None:
+    tensors = random_tensors()
+    digest = tensor_digest(tensors, 2.0, "float32")
+    nudged = {name: tensor.clone() for name, tensor in tensors.items()}
+    first = nudged[tensor_name(MODULES[0], "B")]
+    first[0, 0] = torch.nextafter(first[0, 0], torch.tensor(10.0))
+    renamed = {name.replace("layers.1", "layers.2"): tensor for name, tensor in tensors.items()}
+    assert len({digest, tensor_digest(nudged, 2.0, "float32"), tensor_digest(renamed, 2.0, "float32")}) == 3
+    assert tensor_digest(tensors, 1.0, "float32") != digest
+    assert len(set(tensor_digests(tensors, 2.0).values())) == 3
+
+
+def test_a_module_of_zeros_digests_like_a_missing_one() -> None:
+    tensors = random_tensors()
+    without = {name: tensor for name, tensor in tensors.items() if MODULES[1] not in name}
+    zeroed = {name: tensor if name in without else torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    assert tensor_digest(zeroed, 2.0, "bfloat16") == tensor_digest(without, 2.0, "bfloat16")
+
+
+def test_an_adapter_has_an_effect_only_if_some_b_is_not_zero() -> None:
+    tensors = random_tensors()
+    zero = {name: tensor if ".lora_A." in name else torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    assert has_effect(tensors)
+    assert not has_effect(zero)
+
+
+def damaged(change: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
+    tensors = random_tensors()
+    first = tensor_name(MODULES[0], "A")
+    if change == "half":
+        del tensors[first]
+    if change == "rank":
+        return tensors, AdapterConfig(rank=8, alpha=8)
+    if change == "finite":
+        tensors[first][0, 0] = float("nan")
+    if change == "layout":
+        tensors["model.embed.weight"] = torch.zeros(2, 2)
+    return ({} if change == "without tensors" else tensors), CONFIG
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("half", "has lora_B only"),
+        ("rank", "does not fit rank 8"),
+        ("finite", "not finite"),
+        ("layout", "not a LoRA matrix"),
+        ("without tensors", "without tensors"),
+    ],
+)
+def test_what_is_no_adapter_is_refused_by_name(change: str, words: str) -> None:
+    tensors, config = damaged(change)
+    with pytest.raises(AdapterInvalid, match=words):
+        write_adapter(tensors, config)
+
+
+def test_damaged_or_missing_files_and_other_kinds_of_adapter_are_refused(tmp_path: Path) -> None:
+    files = write_adapter(random_tensors(), CONFIG)
+    dora = json.dumps({**json.loads(files[CONFIG_FILE]), "use_dora": True}).encode()
+    for broken, words in (
+        ({**files, TENSORS_FILE: files[TENSORS_FILE][:-3]}, "damaged"),
+        ({**files, CONFIG_FILE: b"{"}, "cannot be read"),
+        ({**files, CONFIG_FILE: dora}, "use_dora"),
+        ({CONFIG_FILE: files[CONFIG_FILE]}, "no adapter_model.safetensors"),
+    ):
+        with pytest.raises(AdapterInvalid, match=words):
+            read_adapter(broken)
+    with pytest.raises(AdapterInvalid, match=r"no adapter_config\.json"):
+        read_adapter(tmp_path)

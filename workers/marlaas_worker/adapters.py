@@ -1,0 +1,187 @@
+"""Adapter files, and the tensor digest on which a trainer and an engine must agree.
+
+The files are a plain PEFT folder, byte for byte the same for the same tensors. The digest is of what an engine's slot holds *after*
+loading: A in the engine's dtype, B in the engine's dtype times alpha / rank (vLLM 0.32, `lora/lora_weights.py`, `optimize`). This module
+knows neither peft nor vllm, nor any model: a module's name is all it goes by.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+
+from marlaas_api.errors import Permanent
+
+TENSORS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Kind = Literal["A", "B"]
+Tensors = Mapping[str, torch.Tensor]
+
+_PREFIX = "base_model.model."
+_SUFFIXES: dict[str, Kind] = {".lora_A.weight": "A", ".lora_B.weight": "B"}
+_FIXED = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "bias": "none",
+    "lora_dropout": 0.0,
+    "fan_in_fan_out": False,
+    "inference_mode": True,
+    "init_lora_weights": True,
+    "modules_to_save": None,
+    "use_rslora": False,
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
+_MUST_BE_EMPTY = ("modules_to_save", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias")
+
+
+class AdapterInvalid(Permanent):
+    """These tensors or files are no adapter that MARLaaS serves; the text says what is wrong with which of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What applies to all of an adapter's modules. `base_model` is the name that PEFT shows, not an identity."""
+
+    rank: int
+    alpha: int
+    base_model: str = ""
+
+    @property
+    def scaling(self) -> float:
+        """Factor of B @ A."""
+        return self.alpha / self.rank
+
+
+def tensor_name(module: str, kind: Kind) -> str:
+    """Name of a tensor in PEFT's file; `module` is the model's own name for the layer (`model.layers.0.self_attn.q_proj`)."""
+    return f"{_PREFIX}{module}.lora_{kind}.weight"
+
+
+def parse_name(name: str) -> tuple[str, Kind]:
+    """Module and kind of a tensor in PEFT's file. Raises AdapterInvalid."""
+    for suffix, kind in _SUFFIXES.items():
+        if name.startswith(_PREFIX) and name.endswith(suffix):
+            return name[len(_PREFIX) : -len(suffix)], kind
+    raise AdapterInvalid(f"tensor {name!r} is not a LoRA matrix in PEFT's layout")
+
+
+def write_adapter(tensors: Tensors, config: AdapterConfig) -> dict[str, bytes]:
+    """Return the files of a PEFT folder, by name; the same tensors give the same bytes.
+
+    tensors: A [rank, in] and B [out, rank] of every adapted module, under `tensor_name`. Raises AdapterInvalid (also for NaN).
+    """
+    check_adapter(tensors, config)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    targets = sorted({parse_name(name)[0].rsplit(".", 1)[-1] for name in tensors})
+    fields = {**_FIXED, "base_model_name_or_path": config.base_model, "r": config.rank, "lora_alpha": config.alpha}
+    document = json.dumps({**fields, "target_modules": targets}, indent=2, sort_keys=True) + "\n"
+    return {TENSORS_FILE: save_safetensors(plain, metadata={"format": "pt"}), CONFIG_FILE: document.encode()}
+
+
+def read_adapter(source: Path | Mapping[str, bytes]) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
+    """Read a PEFT folder, or its files by name. Raises AdapterInvalid for what is missing, damaged or not plain LoRA."""
+    config = _read_config(_file(source, CONFIG_FILE))
+    try:
+        tensors: dict[str, torch.Tensor] = load_safetensors(_file(source, TENSORS_FILE))
+    except SafetensorError as error:
+        raise AdapterInvalid(f"{TENSORS_FILE} is damaged: {error}") from error
+    check_adapter(tensors, config)
+    return tensors, config
+
+
+def read_config(folder: Path) -> AdapterConfig:
+    """Read the configuration alone. Raises AdapterInvalid."""
+    return _read_config(_file(folder, CONFIG_FILE))
+
+
+def check_adapter(tensors: Tensors, config: AdapterConfig) -> None:
+    """Raise AdapterInvalid unless every module has a finite A [rank, in] and B [out, rank]."""
+    if not tensors:
+        raise AdapterInvalid("an adapter without tensors")
+    for name, tensor in tensors.items():
+        module, kind = parse_name(name)
+        if tensor_name(module, "B" if kind == "A" else "A") not in tensors:
+            raise AdapterInvalid(f"module {module!r} has lora_{kind} only")
+        if tensor.dim() != 2 or tensor.shape[0 if kind == "A" else 1] != config.rank:
+            raise AdapterInvalid(
+                f"tensor {name!r} has shape {tuple(tensor.shape)}, which does not fit rank {config.rank}"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise AdapterInvalid(f"tensor {name!r} holds values that are not finite")
+
+
+def has_effect(tensors: Tensors) -> bool:
+    """Whether any B is non-zero. An adapter without effect is legitimate only as version 0."""
+    return any(bool(tensor.any()) for name, tensor in tensors.items() if parse_name(name)[1] == "B")
+
+
+def tensor_digest(tensors: Tensors, scaling: float, dtype: str) -> str:
+    """Return the digest of what a slot must hold once these tensors are loaded by an engine that computes in `dtype`."""
+    held = ((*parse_name(name), _as_held(name, tensor, scaling, DTYPES[dtype])) for name, tensor in tensors.items())
+    return slot_digest(held)
+
+
+def tensor_digests(tensors: Tensors, scaling: float) -> dict[str, str]:
+    """`tensor_digest` for every dtype that an engine may compute in, by the dtype's name."""
+    return {dtype: tensor_digest(tensors, scaling, dtype) for dtype in DTYPES}
+
+
+def slot_digest(held: Iterable[tuple[str, Kind, torch.Tensor]]) -> str:
+    """Sha256 (hex) over (module, kind, shape, bytes) in the order of names; tensors are as the engine computes with them.
+
+    Modules whose A and B are both all zero are left out: a slot cannot tell them from modules that the adapter lacks.
+    """
+    pairs: dict[str, dict[Kind, torch.Tensor]] = {}
+    for module, kind, tensor in held:
+        pairs.setdefault(module, {})[kind] = tensor
+    digest = hashlib.sha256()
+    for module, pair in sorted(pairs.items()):
+        if any(bool(tensor.any()) for tensor in pair.values()):
+            for kind, tensor in sorted(pair.items()):
+                digest.update(f"{module}\0{kind}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+                digest.update(_raw(tensor))
+    return digest.hexdigest()
+
+
+def _as_held(name: str, tensor: torch.Tensor, scaling: float, dtype: torch.dtype) -> torch.Tensor:
+    held = tensor.detach().to(device="cpu", dtype=dtype)
+    return held if parse_name(name)[1] == "A" or scaling == 1 else held * scaling
+
+
+def _raw(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _file(source: Path | Mapping[str, bytes], name: str) -> bytes:
+    try:
+        return (source / name).read_bytes() if isinstance(source, Path) else source[name]
+    except (OSError, KeyError) as error:
+        raise AdapterInvalid(f"no {name} in the adapter: {error}") from error
+
+
+def _read_config(data: bytes) -> AdapterConfig:
+    try:
+        fields: dict[str, Any] = json.loads(data)
+        rank, alpha = int(fields["r"]), float(fields["lora_alpha"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise AdapterInvalid(f"{CONFIG_FILE} cannot be read: {error!r}") from error
+    unsupported = [name for name in _MUST_BE_EMPTY if fields.get(name)]
+    if unsupported or fields.get("bias", "none") != "none":
+        raise AdapterInvalid(f"{CONFIG_FILE} asks for more than plain LoRA: {', '.join(unsupported) or 'bias'}")
+    if rank < 1 or not math.isfinite(alpha) or not alpha.is_integer():
+        raise AdapterInvalid(
+            f"{CONFIG_FILE} has rank {rank} and alpha {alpha}; both must be whole numbers, rank from 1"
+        )
+    return AdapterConfig(rank, int(alpha), str(fields.get("base_model_name_or_path") or ""))
