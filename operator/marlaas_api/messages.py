@@ -253,12 +253,16 @@ class GroupReady(JobMessage):
 
 
 class StepClosed(JobMessage):
-    """No more groups come for this step; GROUPS. The optimizer step is due once positions 0..num_groups-1 are in."""
+    """No more groups come for this step; GROUPS. The optimizer step is due once positions 0..num_groups-1 are in.
+
+    indices: every task resolved in the step, those without signal included (the orchestrator's memory, not the trainer's business).
+    """
 
     agent: str
     step: int
     base_version: int
     num_groups: int
+    indices: tuple[int, ...] = ()
 
 
 class PolicyRecord(Message):
