@@ -364,6 +364,7 @@ class EvalRecord(JobMessage):
     at: float
     reward_mean: float
     num_episodes: int
+    faults: dict[str, int] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     samples: tuple[EvalSample, ...] = ()
 

@@ -1,0 +1,32 @@
+"""How many faults are too many: a share of the last episodes, so that one bad minute long ago fails nobody."""
+
+from collections import deque
+
+from marlaas_api.messages import Episode
+
+
+class FaultWatch:
+    """The share of faults over the last `window` episodes, once there are `at_least` of them."""
+
+    def __init__(self, window: int, max_share: float, at_least: int) -> None:
+        self._recent: deque[bool] = deque(maxlen=window)
+        self._max_share = max_share
+        self._at_least = at_least
+        self._last_text = ""
+
+    def add(self, episode: Episode) -> None:
+        """Note an episode once."""
+        self._recent.append(episode.fault is not None)
+        if episode.fault is not None:
+            self._last_text = f"{episode.fault.value}: {episode.fault_text}"
+
+    def verdict(self) -> str | None:
+        """Why the job has to fail, in the fault's own words; None while it need not."""
+        if len(self._recent) < self._at_least:
+            return None
+        share = sum(self._recent) / len(self._recent)
+        if share <= self._max_share:
+            return None
+        return (
+            f"{share:.0%} of the last {len(self._recent)} episodes were lost to faults; the last one: {self._last_text}"
+        )

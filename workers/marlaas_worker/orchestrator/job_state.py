@@ -1,0 +1,195 @@
+"""Everything the orchestrator knows of one job, and every decision about it, without any I/O.
+
+The state is a function of what is on record (History) and of the episodes that came since: `restore` after a crash and the
+original run end in the same place. The shell (`owned_job`) performs what is decided here and tells the outcome back.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from marlaas_api.messages import (
+    Episode,
+    EvalRecord,
+    GroupReady,
+    IssueLedger,
+    JobDocument,
+    PolicyRecord,
+    StepClosed,
+    StepRecord,
+    Task,
+)
+from marlaas_api.names import Split, derive_seed, eval_group, train_group
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
+from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults
+from marlaas_worker.orchestrator.faults import FaultWatch
+from marlaas_worker.orchestrator.steps import Assembly, StepRules
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the streams and buckets say of a job when it is taken up."""
+
+    steps: tuple[StepRecord, ...] = ()
+    evaluations: tuple[EvalRecord, ...] = ()
+    groups: tuple[GroupReady | StepClosed, ...] = ()
+    ledger: IssueLedger | None = None
+    policy: PolicyRecord = field(default_factory=lambda: PolicyRecord(uid=""))
+
+
+class JobState:
+    """One job of one trainable agent (the schemas carry more; admission refuses them for now)."""
+
+    def __init__(self, document: JobDocument, history: History, now: float) -> None:
+        spec = document.spec
+        self.document = document
+        self.agent = spec.agents[0].name
+        self.policy = history.policy
+        self.evaluations = {record.version: record for record in history.evaluations}
+        self.finished = len(history.steps)
+        self.last_step = history.steps[-1] if history.steps else None
+        self.evaluation: EvaluationRun | None = None
+        self.next_index = 0
+        self.in_flight: set[int] = set()
+        self.unrecorded: set[int] = set()
+        self.complete: dict[int, CompleteGroup] = {}
+        self._recorded_faults: Counter[str] = Counter()
+        for record in (*history.steps, *history.evaluations):
+            self._recorded_faults.update(record.faults)
+        self._experience = Experience(self.agent, spec.rollout.group_size)
+        group = spec.rollout.group_size
+        window = max(2 * group, group * spec.training.groups_per_step)
+        self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least=group)
+        self.assembly = Assembly(document.ref, self.agent, self._rules(), self.finished, history.policy.version)
+        self.assembly.restore(list(history.groups), now)
+        if history.ledger is not None:
+            self._restore_ledger(history.ledger, history.steps)
+
+    @property
+    def strict(self) -> bool:
+        """maxStaleness 0."""
+        return self.document.spec.training.max_staleness == 0
+
+    @property
+    def training_over(self) -> bool:
+        """Every step is on record."""
+        return self.finished >= self.document.spec.training.steps
+
+    def ledger(self) -> IssueLedger:
+        """What must be on record before the tasks it names are published."""
+        return IssueLedger(
+            namespace=self.document.namespace,
+            job=self.document.job,
+            uid=self.document.uid,
+            next_index=self.next_index,
+            open=tuple(sorted(self.in_flight | self.unrecorded)),
+            evaluating=self.evaluation.version if self.evaluation else None,
+        )
+
+    def add_episode(self, episode: Episode) -> None:
+        """Note an episode; those of groups that are no longer open change nothing."""
+        if episode.split is Split.EVAL:
+            self._add_evaluation(episode)
+        elif episode.index in self.in_flight and episode.index not in self.complete:
+            self.faults.add(episode)
+            group = self._experience.add(episode)
+            if group is not None:
+                self.complete[episode.index] = group
+
+    def resolvable(self) -> list[CompleteGroup]:
+        """Complete groups that may be decided now: in strict mode only while no lower index is missing."""
+        if not self.strict:
+            return list(self.complete.values())
+        ready: list[CompleteGroup] = []
+        for index in sorted(self.in_flight):
+            if index not in self.complete:
+                break
+            ready.append(self.complete[index])
+        return ready
+
+    def resolve(self, group: CompleteGroup, version: int, now: float) -> list[GroupReady | StepClosed]:
+        """Decide one group; the result is to be logged for the trainer in this order."""
+        del self.complete[group.index]
+        self.in_flight.discard(group.index)
+        self.unrecorded.add(group.index)
+        return self.assembly.resolve(group, version, now)
+
+    def record(self, record: StepRecord) -> None:
+        """A step is on record."""
+        draft = self.assembly.drafts[0]
+        self.assembly.recorded(draft, record.version)
+        self._recorded_faults.update(record.faults)
+        self.unrecorded -= {group.index for group in draft.resolved} | draft.logged
+        self.finished = record.step + 1
+        self.last_step = record
+
+    def take_indices(self) -> list[int]:
+        """Reserve the next tasks to give out; they are in flight from now on."""
+        number = self.assembly.want(len(self.in_flight))
+        indices = list(range(self.next_index, self.next_index + number))
+        self.next_index += number
+        self.in_flight.update(indices)
+        return indices
+
+    def due_evaluation(self) -> EvaluationRun | None:
+        """The evaluation to start now, if one is due."""
+        spec = self.document.spec
+        version = self.policy.version
+        if self.evaluation is not None or version < 0 or version in self.evaluations:
+            return None
+        if not due(spec.evaluation, self.finished, spec.training.steps):
+            return None
+        return EvaluationRun(version, self.finished, spec.evaluation.tasks)
+
+    def record_evaluation(self, record: EvalRecord) -> None:
+        """An evaluation is on record."""
+        self.evaluations[record.version] = record
+        self._recorded_faults.update(record.faults)
+        self.evaluation = None
+
+    def fault_totals(self) -> Counter[str]:
+        """Faults by class since the job began: those on record, and those of groups still open."""
+        totals = self._recorded_faults + self._experience.faults()
+        for group in [*self.complete.values(), *(g for draft in self.assembly.drafts for g in draft.resolved)]:
+            totals += group.faults
+        return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
+
+    def train_task(self, index: int) -> Task:
+        """The task of a training index."""
+        return self._task(train_group(self.document.ref, index), Split.TRAIN, index)
+
+    def eval_tasks(self, run: EvaluationRun) -> list[Task]:
+        """Tasks of an evaluation that have not ended."""
+        missing = [index for index in range(run.num_tasks) if index not in run.episodes]
+        return [self._task(eval_group(self.document.ref, index, run.version), Split.EVAL, index) for index in missing]
+
+    def _task(self, group: str, split: Split, index: int) -> Task:
+        document = self.document
+        return Task(
+            namespace=document.namespace,
+            job=document.job,
+            uid=document.uid,
+            group=group,
+            split=split,
+            index=index,
+            seed=derive_seed(document.seed, split.value, index),
+            group_size=document.spec.rollout.group_size if split is Split.TRAIN else 1,
+        )
+
+    def _add_evaluation(self, episode: Episode) -> None:
+        run = self.evaluation
+        if run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version):
+            if episode.index not in run.episodes:
+                self.faults.add(episode)
+            run.add(episode)
+
+    def _rules(self) -> StepRules:
+        training = self.document.spec.training
+        return StepRules(training.groups_per_step, training.max_staleness, training.max_refill, training.steps)
+
+    def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
+        done = {index for record in steps for index in record.indices}
+        self.next_index = ledger.next_index
+        self.in_flight = set(ledger.open) - done
+        version = ledger.evaluating
+        if version is not None and version not in self.evaluations:
+            self.evaluation = EvaluationRun(version, self.finished, self.document.spec.evaluation.tasks)

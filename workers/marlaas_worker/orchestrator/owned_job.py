@@ -1,0 +1,248 @@
+"""One job under the orchestrator's care: observe, decide (`job_state`), act, tell.
+
+Crash-only: whatever fails for the moment, the job is rebuilt from what is on record and goes on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from marlaas_api import subjects
+from marlaas_api.bus import Consumer
+from marlaas_api.errors import Retryable
+from marlaas_api.messages import EvalSample, JobDocument, Manifest, Phase, Progress, ReplicaReport, StepClosed
+from marlaas_api.names import AdapterRef
+from marlaas_worker.failpoints import failpoint
+from marlaas_worker.orchestrator import reports as job_reports
+from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.experience import CompleteGroup
+from marlaas_worker.orchestrator.figures import Figures
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.records import Records
+from marlaas_worker.orchestrator.steps import StepDraft
+from marlaas_worker.role import RoleContext
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+NUM_SAMPLES = 5
+Reports = Callable[[], Sequence[ReplicaReport]]
+
+
+class OwnedJob:
+    """An admitted job from admission to its end. `wake` makes it look again at once."""
+
+    def __init__(self, context: RoleContext, document: JobDocument, before: Progress | None, reports: Reports) -> None:
+        self.document = document
+        self.wake = asyncio.Event()
+        self._context = context
+        self._records = Records(context, document)
+        self._reports = reports
+        self._before = before
+        self._started_at = (before.started_at if before else None) or context.now()
+        self._figures = Figures(document.uid)
+        if before is not None:
+            self._figures.tokens.total, self._figures.engine_s.total = before.tokens, before.accelerator_s
+        self._first_sequence: dict[str, int] = {}
+        self._state: JobState | None = None
+        self.ended: tuple[Phase, str, str] | None = None
+
+    async def run(self) -> None:
+        """Look after the job until it has ended (`ended` says how) or the caller cancels."""
+        while self.ended is None:
+            try:
+                await self._life()
+            except Retryable as error:
+                log.warning("%s: %s; taking it up anew", self.document.ref, error)
+                await asyncio.sleep(1.0)
+
+    async def _life(self) -> None:
+        ref = self.document.ref
+        agent = self.document.spec.agents[0].name
+        state = JobState(self.document, await self._records.history(agent), self._context.now())
+        for sequence, episode in await self._records.episodes():
+            self._note(state, sequence, episode.group)
+            state.add_episode(episode)
+        self._state = state
+        name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
+        consumer = await self._context.bus.consumer(
+            subjects.EPISODES, name, subjects.episode(ref.namespace, ref.name), max_pending=100_000
+        )
+        await self._reissue(state)
+        listener = asyncio.create_task(self._listen(state, consumer), name=f"episodes {ref}")
+        try:
+            while self.ended is None:
+                await self._advance(state)
+                await self._sleep(listener)
+        finally:
+            listener.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Retryable):
+                await listener
+
+    async def _sleep(self, listener: "asyncio.Task[None]") -> None:
+        if listener.done():
+            listener.result()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wake.wait(), TICK_S)
+        self.wake.clear()
+
+    async def _listen(self, state: JobState, consumer: Consumer) -> None:
+        while True:
+            for delivery in await consumer.fetch(64, TICK_S):
+                episode = await self._records.episode(delivery.stored.data)
+                if episode.uid == self.document.uid:
+                    self._note(state, delivery.stored.sequence, episode.group)
+                    state.add_episode(episode)
+                await delivery.ack()
+                self.wake.set()
+
+    def _note(self, state: JobState, sequence: int, group: str) -> None:
+        self._first_sequence.setdefault(group, sequence)
+
+    async def _advance(self, state: JobState) -> None:
+        state.policy = await self._records.policy(state.agent)
+        self._figures.see(list(self._reports()), self._context.now())
+        if state.policy.version >= 0:
+            if state.assembly.version < 0:
+                await self._life_begins(state)
+            await self._log(state, state.assembly.close_if_due(self._context.now()))
+            await self._resolve(state)
+            await self._record(state)
+            await self._issue(state)
+            await self._evaluate(state)
+        self._end_if_over(state)
+
+    async def _life_begins(self, state: JobState) -> None:
+        state.assembly.begin(state.policy.version)
+        await self._records.tell("PolicyPublished", "version 0 is published; training begins")
+
+    async def _resolve(self, state: JobState) -> None:
+        ready: list[tuple[int, CompleteGroup]] = []
+        for group in state.resolvable():
+            version = await self._records.pinned(state.agent, group.name)
+            ready.append((state.policy.version if version is None else version, group))
+        if not state.strict:
+            ready.sort(key=lambda pair: pair[0])
+        for version, group in ready:
+            await self._log(state, state.resolve(group, version, self._context.now()))
+
+    async def _log(self, state: JobState, messages: Sequence[object]) -> None:
+        for message in messages:
+            await self._records.log_group(message)  # type: ignore[arg-type]
+            if isinstance(message, StepClosed):
+                log.info("%s: step %d closed with %d groups", self.document.ref, message.step, message.num_groups)
+
+    async def _record(self, state: JobState) -> None:
+        while (draft := state.assembly.recordable(state.policy.step)) is not None:
+            manifest = None if draft.no_op else await self._manifest(state, draft)
+            before = state.last_step.at if state.last_step else self._started_at
+            record = job_reports.step_record(self.document, draft, manifest, (before, self._context.now()))
+            await self._records.log_step(record)
+            state.record(record)
+            await self._records.write_ledger(state.ledger())
+            await self._forget(state)
+
+    async def _manifest(self, state: JobState, draft: StepDraft) -> Manifest:
+        ref = state.policy.manifest
+        while ref is not None:
+            manifest = await self._records.manifest(ref)
+            if manifest.step == draft.step:
+                return manifest
+            ref = manifest.parent
+        raise AssertionError(f"{self.document.ref}: step {draft.step} is committed, but no manifest says so")
+
+    async def _forget(self, state: JobState) -> None:
+        """Drop episodes and assignments that no recovery will need."""
+        ref = self.document.ref
+        open_groups = {state.train_task(index).group for index in state.in_flight | state.unrecorded}
+        if state.evaluation is not None:
+            open_groups |= {group for group in self._first_sequence if group.endswith(f"v{state.evaluation.version}")}
+        self._first_sequence = {g: s for g, s in self._first_sequence.items() if g in open_groups}
+        if self._first_sequence:
+            keep = min(self._first_sequence.values())
+            await self._context.bus.purge(subjects.EPISODES, subjects.episode(ref.namespace, ref.name), up_to=keep)
+
+    async def _issue(self, state: JobState) -> None:
+        if state.assembly.want(len(state.in_flight)) == 0 or not self._fresh_enough(state):
+            return
+        indices = state.take_indices()
+        await self._records.write_ledger(state.ledger())
+        await self._publish(state, indices)
+
+    async def _publish(self, state: JobState, indices: Sequence[int]) -> None:
+        for index in indices:
+            task = state.train_task(index)
+            if state.strict:
+                await self._records.pin(state.agent, task.group, state.policy.version)
+            await self._records.publish_task(task)
+            failpoint("orchestrator.issue.after_task")
+
+    def _fresh_enough(self, state: JobState) -> bool:
+        """Whether some replica has proved a version young enough for what would be sampled now."""
+        if state.strict:
+            return True
+        needed = max(0, state.assembly.needed_version(len(state.in_flight)))
+        ref = AdapterRef(self.document.namespace, self.document.job, self.document.uid, state.agent, 0)
+        names = {ref.at(version).engine_name for version in range(needed, state.policy.version + 1)}
+        return any(names & set(report.verified) for report in self._reports())
+
+    async def _reissue(self, state: JobState) -> None:
+        """Put back what was given out and has not ended: the queue drops what it still holds."""
+        if state.policy.version < 0:
+            return
+        await self._publish(state, sorted(state.in_flight - set(state.complete)))
+        if state.evaluation is not None:
+            await self._publish_evaluation(state, state.evaluation)
+
+    async def _evaluate(self, state: JobState) -> None:
+        run = state.due_evaluation()
+        if run is not None:
+            state.evaluation = run
+            await self._records.write_ledger(state.ledger())
+            await self._publish_evaluation(state, run)
+        run = state.evaluation
+        if run is None or not run.complete:
+            return
+        samples = [await self._sample(state, run, index) for index in sorted(run.episodes)[:NUM_SAMPLES]]
+        record = job_reports.eval_record(self.document, state.agent, run, (self._context.now(), tuple(samples)))
+        await self._records.log_evaluation(record)
+        state.record_evaluation(record)
+        await self._records.tell("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
+        self.wake.set()
+
+    async def _publish_evaluation(self, state: JobState, run: EvaluationRun) -> None:
+        for task in state.eval_tasks(run):
+            await self._records.pin(state.agent, task.group, run.version)
+            await self._records.publish_task(task)
+
+    async def _sample(self, state: JobState, run: EvaluationRun, index: int) -> EvalSample:
+        episode = run.episodes[index]
+        leaves = episode.leaves.get(state.agent, ())
+        number: int | None = leaves[-1] if leaves else None
+        turns = []
+        while number is not None and (turn := await self._records.turn(episode.episode, number)) is not None:
+            turns.append(turn)
+            number = turn.parent
+        return job_reports.sample(episode, state.agent, turns[::-1])
+
+    def _end_if_over(self, state: JobState) -> None:
+        spec = self.document.spec
+        reason = state.faults.verdict()
+        deadline = spec.active_deadline_seconds
+        if reason is not None:
+            self.ended = (Phase.FAILED, "TooManyFaults", reason)
+        elif deadline is not None and self._context.now() - self._started_at > deadline:
+            self.ended = (
+                Phase.FAILED,
+                "DeadlineExceeded",
+                f"still running after {deadline:g} s (activeDeadlineSeconds)",
+            )
+        elif state.training_over and state.evaluation is None and state.due_evaluation() is None:
+            self.ended = (Phase.SUCCEEDED, "Finished", f"{state.finished} steps, version {state.policy.version}")
+
+    def progress(self) -> Progress | None:
+        """The job's level as of now; None until its records are read."""
+        if self._state is None:
+            return None
+        return job_reports.progress(self._state, self._figures, self._started_at, self.ended, self._context.now())

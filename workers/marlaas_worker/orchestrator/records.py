@@ -1,0 +1,196 @@
+"""The orchestrator's reads and writes on the bus for one job, so that the rest of the role speaks in messages only."""
+
+from dataclasses import dataclass, field
+
+from marlaas_api import subjects
+from marlaas_api.blobs import BlobRef
+from marlaas_api.bus import Bus, Conflict
+from marlaas_api.messages import (
+    Episode,
+    EvalRecord,
+    GroupReady,
+    IssueLedger,
+    JobDocument,
+    Manifest,
+    Message,
+    Pin,
+    PolicyRecord,
+    StepClosed,
+    StepRecord,
+    StoryEvent,
+    Task,
+    Turn,
+)
+from marlaas_api.names import JobRef
+from marlaas_api.wire import decode, decode_as, encode, unpack
+from marlaas_worker.failpoints import failpoint
+from marlaas_worker.orchestrator.job_state import History
+from marlaas_worker.role import RoleContext
+
+
+class LostLease(Exception):
+    """Another orchestrator writes for this job: ours must stop at once."""
+
+
+@dataclass(slots=True)
+class Records:
+    """One job's records. Sequences and revisions seen are what the next compare-and-set names."""
+
+    context: RoleContext
+    document: JobDocument
+    _group_sequence: int = 0
+    _ledger_revision: int | None = None
+    _pins: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def bus(self) -> Bus:
+        """The connection."""
+        return self.context.bus
+
+    @property
+    def ref(self) -> JobRef:
+        """The job."""
+        return self.document.ref
+
+    async def history(self, agent: str) -> History:
+        """Read everything that is on record."""
+        ref = self.ref
+        steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
+        evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
+        groups = await self.bus.replay(subjects.GROUPS, subjects.group(ref.namespace, ref.name, agent))
+        self._group_sequence = groups[-1].sequence if groups else 0
+        logged = [decode(stored.data) for stored in groups]
+        return History(
+            steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
+            evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
+            groups=tuple(m for m in logged if isinstance(m, GroupReady | StepClosed) and m.uid == ref.uid),
+            ledger=await self._ledger(),
+            policy=await self.policy(agent),
+        )
+
+    async def episodes(self) -> list[tuple[int, Episode]]:
+        """All stored episodes with their sequences."""
+        stored = await self.bus.replay(subjects.EPISODES, subjects.episode(self.ref.namespace, self.ref.name))
+        return [(one.sequence, await self.episode(one.data)) for one in stored]
+
+    async def episode(self, data: bytes) -> Episode:
+        """Decode an episode, following a claim."""
+        message = await unpack(data, self.context.blobs)
+        assert isinstance(message, Episode), f"expected an Episode, found {type(message).__name__}"
+        return message
+
+    async def policy(self, agent: str) -> PolicyRecord:
+        """The agent's policy; version -1 while this job has none."""
+        bucket = await self.bus.bucket(subjects.POLICY)
+        entry = await bucket.get(subjects.policy_key(self.ref.namespace, self.ref.name, agent))
+        if entry is None or entry.data is None:
+            return PolicyRecord(uid=self.ref.uid)
+        record = decode_as(PolicyRecord, entry.data)
+        return record if record.uid == self.ref.uid else PolicyRecord(uid=self.ref.uid)
+
+    async def manifest(self, ref: BlobRef) -> Manifest:
+        """Read a manifest."""
+        return decode_as(Manifest, await self.context.blobs.get(ref))
+
+    async def write_ledger(self, ledger: IssueLedger) -> None:
+        """Write ahead what is about to be given out. Raises LostLease."""
+        bucket = await self.bus.bucket(subjects.LEDGER)
+        key = subjects.job_key(self.ref.namespace, self.ref.name)
+        try:
+            if self._ledger_revision is None:
+                self._ledger_revision = await bucket.create(key, encode(ledger))
+            else:
+                self._ledger_revision = await bucket.update(key, encode(ledger), self._ledger_revision)
+        except Conflict as error:
+            raise LostLease(f"{self.ref}: another orchestrator wrote the ledger") from error
+        failpoint("orchestrator.issue.after_ledger")
+
+    async def log_group(self, message: GroupReady | StepClosed) -> None:
+        """Append to the agent's GROUPS subject. Raises LostLease if somebody else did since we read it."""
+        subject = subjects.group(self.ref.namespace, self.ref.name, message.agent)
+        try:
+            self._group_sequence = await self.bus.publish(subject, encode(message), expect_last=self._group_sequence)
+        except Conflict as error:
+            raise LostLease(f"{self.ref}: another orchestrator assigns groups") from error
+        failpoint("orchestrator.assign.after_log")
+
+    async def log_step(self, record: StepRecord) -> None:
+        """Record a step, once."""
+        subject = subjects.step(self.ref.namespace, self.ref.name, self.ref.uid, record.step)
+        await self._once(subject, record)
+        failpoint("orchestrator.record.after_step")
+
+    async def log_evaluation(self, record: EvalRecord) -> None:
+        """Record an evaluation, once."""
+        await self._once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, record.version), record)
+
+    async def publish_task(self, task: Task) -> None:
+        """Queue a task; a second time within two minutes changes nothing."""
+        subject = subjects.task(self.ref.namespace, self.ref.name)
+        await self.bus.publish(subject, encode(task), message_id=task.group)
+
+    async def pin(self, agent: str, group: str, version: int) -> None:
+        """Pin a group before anybody can ask for a turn of it; a pin that is there stays."""
+        bucket = await self.bus.bucket(subjects.PINS)
+        key = subjects.pin_key(self.ref.namespace, self.ref.name, agent, group)
+        try:
+            await bucket.create(key, encode(Pin(version=version)))
+            self._pins[group] = version
+        except Conflict:
+            await self.pinned(agent, group)
+
+    async def pinned(self, agent: str, group: str) -> int | None:
+        """The version a group was sampled from; None if it never asked for a turn."""
+        if group not in self._pins:
+            bucket = await self.bus.bucket(subjects.PINS)
+            entry = await bucket.get(subjects.pin_key(self.ref.namespace, self.ref.name, agent, group))
+            if entry is None or entry.data is None:
+                return None
+            self._pins[group] = decode_as(Pin, entry.data).version
+        return self._pins[group]
+
+    async def turn(self, episode: str, number: int) -> Turn | None:
+        """A recorded turn."""
+        stored = await self.bus.last(subjects.TURNS, subjects.turn(self.ref.namespace, self.ref.name, episode, number))
+        if stored is None:
+            return None
+        message = await unpack(stored.data, self.context.blobs)
+        return message if isinstance(message, Turn) else None
+
+    async def tell(self, reason: str, message: str) -> None:
+        """Add a sentence to the job's story."""
+        story = StoryEvent(
+            namespace=self.ref.namespace,
+            job=self.ref.name,
+            uid=self.ref.uid,
+            role="orchestrator",
+            at=self.context.now(),
+            reason=reason,
+            message=message,
+        )
+        await self.bus.publish(subjects.event(self.ref.namespace, self.ref.name, "orchestrator"), encode(story))
+
+    async def forget_work(self) -> None:
+        """Drop what is queued for a job that is over: nobody will want it."""
+        ref = self.ref
+        await self.bus.purge(subjects.TASKS, subjects.task(ref.namespace, ref.name))
+        await self.bus.purge(subjects.EPISODES, subjects.episode(ref.namespace, ref.name))
+
+    async def _replay(self, stream: str, subject: str) -> list[Message]:
+        stored = await self.bus.replay(stream, subject)
+        return [decode(one.data) for one in stored if f".{self.ref.uid}-" in one.subject]
+
+    async def _once(self, subject: str, record: StepRecord | EvalRecord) -> None:
+        try:
+            await self.bus.publish(subject, encode(record), expect_last=0)
+        except Conflict:
+            return
+
+    async def _ledger(self) -> IssueLedger | None:
+        bucket = await self.bus.bucket(subjects.LEDGER)
+        entry = await bucket.get(subjects.job_key(self.ref.namespace, self.ref.name))
+        self._ledger_revision = entry.revision if entry is not None and entry.data is not None else None
+        if entry is None or entry.data is None:
+            return None
+        ledger = decode_as(IssueLedger, entry.data)
+        return ledger if ledger.uid == self.ref.uid else None

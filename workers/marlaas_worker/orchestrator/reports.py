@@ -1,0 +1,133 @@
+"""What the orchestrator tells the world of a job: records of steps and evaluations, and the progress key. Pure."""
+
+import statistics
+from collections.abc import Sequence
+
+from marlaas_api.messages import (
+    Episode,
+    EvalRecord,
+    EvalSample,
+    JobDocument,
+    Manifest,
+    Phase,
+    Progress,
+    StepOutcome,
+    StepRecord,
+    Turn,
+)
+from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
+from marlaas_worker.orchestrator.experience import Verdict, count_faults
+from marlaas_worker.orchestrator.figures import Figures
+from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.steps import StepDraft
+
+
+def step_record(
+    document: JobDocument, draft: StepDraft, manifest: Manifest | None, times: tuple[float, float]
+) -> StepRecord:
+    """The record of a finished step; `times` are the end of the step before and of this one, unix seconds."""
+    rewards = [reward for group in draft.resolved for reward in group.rewards]
+    staleness = [ready.staleness for ready in draft.assigned]
+    return StepRecord(
+        namespace=document.namespace,
+        job=document.job,
+        uid=document.uid,
+        step=draft.step,
+        outcome=StepOutcome.NO_OP if manifest is None else StepOutcome.COMMITTED,
+        version=draft.base_version if manifest is None else manifest.version,
+        at=times[1],
+        wall_s=times[1] - times[0],
+        reward_mean=statistics.fmean(rewards) if rewards else 0.0,
+        reward_std=statistics.pstdev(rewards) if rewards else 0.0,
+        indices=tuple(sorted({group.index for group in draft.resolved} | draft.logged)),
+        num_groups=len(draft.assigned),
+        num_episodes=len(rewards),
+        num_zero_variance=sum(group.verdict is Verdict.FLAT for group in draft.resolved),
+        num_dropped=draft.num_dropped,
+        staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
+        staleness_max=max(staleness, default=0),
+        faults=dict(draft.faults()),
+        metrics={} if manifest is None else manifest.metrics,
+    )
+
+
+def eval_record(
+    document: JobDocument, agent: str, run: EvaluationRun, end: tuple[float, tuple[EvalSample, ...]]
+) -> EvalRecord:
+    """The record of a complete evaluation; `end` is its time, unix seconds, and the samples for people."""
+    return EvalRecord(
+        namespace=document.namespace,
+        job=document.job,
+        uid=document.uid,
+        step=run.step,
+        version=run.version,
+        at=end[0],
+        reward_mean=run.reward_mean(agent),
+        num_episodes=len(run.scored()),
+        faults=dict(count_faults(run.episodes.values())),
+        metrics=run.metrics(),
+        samples=end[1],
+    )
+
+
+def sample(episode: Episode, agent: str, turns: Sequence[Turn]) -> EvalSample:
+    """An episode for people: what was first asked, and every reply, joined by arrows."""
+    return EvalSample(
+        index=episode.index,
+        prompt=_prompt(turns[0]) if turns else "",
+        reply=" → ".join(turn.text for turn in turns),
+        reward=episode.rewards.get(agent, float("nan")),
+    )
+
+
+def _prompt(turn: Turn) -> str:
+    if isinstance(turn.append, str):
+        return turn.append
+    return turn.append[-1].content if turn.append else ""
+
+
+def progress(
+    state: JobState, figures: Figures, started_at: float, ended: tuple[Phase, str, str] | None, now: float
+) -> Progress:
+    """The job's level."""
+    document, last = state.document, state.last_step
+    phase, reason, message = ended or (Phase.RUNNING, *_doing(state))
+    evaluations = {version: record.reward_mean for version, record in sorted(state.evaluations.items())}
+    promoted = best(evaluations, state.policy.version, document.spec.evaluation.promote)
+    return Progress(
+        namespace=document.namespace,
+        job=document.job,
+        uid=document.uid,
+        generation=document.generation,
+        phase=phase,
+        admitted=not phase.final,
+        reason=reason,
+        message=message,
+        step=state.finished,
+        steps=document.spec.training.steps,
+        versions={state.agent: state.policy.version} if state.policy.version >= 0 else {},
+        promoted={state.agent: promoted} if phase is Phase.SUCCEEDED else {},
+        reward=last.reward_mean if last else None,
+        eval_before=evaluations.get(0),
+        eval_last=list(evaluations.values())[-1] if evaluations else None,
+        staleness=last.staleness_mean if last else 0.0,
+        tokens=int(figures.tokens.total),
+        tokens_per_s=figures.tokens_per_s(),
+        accelerator_s=figures.engine_s.total,
+        num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
+        faults=dict(state.fault_totals()),
+        started_at=started_at,
+        finished_at=now if phase.final else None,
+        at=now,
+    )
+
+
+def _doing(state: JobState) -> tuple[str, str]:
+    if state.policy.version < 0:
+        return "WaitingForTrainer", "waiting for a trainer to publish version 0"
+    if state.evaluation is not None and state.training_over:
+        done, total = len(state.evaluation.episodes), state.evaluation.num_tasks
+        return "Evaluating", f"last evaluation: {done} of {total} held-out tasks have ended"
+    if state.in_flight:
+        return "Training", f"{len(state.in_flight)} groups are being played"
+    return "Training", f"{state.assembly.num_uncommitted()} groups wait for the trainer"

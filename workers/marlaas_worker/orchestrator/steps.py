@@ -1,0 +1,220 @@
+"""Which group is trained in which step: the one place where staleness is decided (FlexMARL: barrier-free, strongly consistent).
+
+A step is trained at a known version: the committed one plus the closed steps before it. So a group's staleness is exact when it is
+assigned, and one that would be too stale is dropped here and nowhere else. Strict mode (max_staleness 0) resolves groups in
+index order in rounds, which makes a step a function of seeds alone; otherwise groups are taken as they come.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from marlaas_api.messages import GroupReady, StepClosed
+from marlaas_api.names import JobRef
+from marlaas_worker.orchestrator.experience import CompleteGroup, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """P groups a step, S versions of staleness, at most P * (1 + max_refill) groups resolved in a step, `steps` steps in all."""
+
+    groups_per_step: int
+    max_staleness: int
+    max_refill: int
+    steps: int
+
+    @property
+    def max_resolved(self) -> int:
+        """Groups after which a step closes with what it has."""
+        return self.groups_per_step * (1 + self.max_refill)
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """A step that is not recorded yet. `resolved` are all groups decided in it; `assigned` those it trains, by position.
+
+    logged: indices that an earlier orchestrator is on record to have resolved in this step.
+    """
+
+    step: int
+    base_version: int
+    opened_at: float
+    assigned: list[GroupReady] = field(default_factory=list)
+    resolved: list[CompleteGroup] = field(default_factory=list)
+    num_dropped: int = 0
+    closed: bool = False
+    logged: frozenset[int] = frozenset()
+
+    @property
+    def no_op(self) -> bool:
+        """Closed without any signal: counted, and the trainer hears nothing of it."""
+        return self.closed and not self.assigned
+
+    def faults(self) -> Counter[str]:
+        """Faults by class of the groups resolved in the step."""
+        return sum((group.faults for group in self.resolved), Counter[str]())
+
+
+class Assembly:
+    """Steps of one agent that are not recorded yet, oldest first; the last one is open unless training is over."""
+
+    def __init__(self, ref: JobRef, agent: str, rules: StepRules, recorded: int, version: int) -> None:
+        self._ref = ref
+        self._agent = agent
+        self.rules = rules
+        self.version = version
+        self.drafts: list[StepDraft] = []
+        self._next_step = recorded
+        self._open(0.0)
+
+    @property
+    def open(self) -> StepDraft | None:
+        """The step that is being filled; None once the last one is closed."""
+        return self.drafts[-1] if self.drafts and not self.drafts[-1].closed else None
+
+    def begin(self, version: int) -> None:
+        """The agent has its first version: steps that were opened before it now have a base."""
+        self.version = version
+        for draft in self.drafts:
+            draft.base_version = max(draft.base_version, version)
+
+    def restore(self, messages: list[GroupReady | StepClosed], now: float) -> None:
+        """Take up assignments that an earlier orchestrator logged, in their order."""
+        for message in messages:
+            draft = self.open
+            if draft is None or message.step < draft.step:
+                continue
+            while draft is not None and message.step > draft.step:
+                self._close(draft, now)
+                draft = self.open
+            if draft is None:
+                return
+            draft.base_version = message.base_version
+            if isinstance(message, StepClosed):
+                draft.logged = frozenset(message.indices)
+                self._close(draft, now)
+            elif message.position == len(draft.assigned):
+                draft.assigned.append(message)
+
+    def resolve(self, group: CompleteGroup, version: int, now: float) -> list[GroupReady | StepClosed]:
+        """Decide a complete group in the open step; return what has to be logged for the trainer, in order.
+
+        In strict mode the caller passes groups in index order. After the last step closed, a group has no place and is left out.
+        """
+        draft = self._home(group)
+        if draft is None:
+            return []
+        draft.resolved.append(group)
+        log: list[GroupReady | StepClosed] = []
+        if self._is_new_signal(draft, group):
+            if draft.base_version - version > self.rules.max_staleness:
+                draft.num_dropped += 1
+            else:
+                ready = self._ready(draft, group, version)
+                draft.assigned.append(ready)
+                log.append(ready)
+        return log + self.close_if_due(now)
+
+    def close_if_due(self, now: float) -> list[GroupReady | StepClosed]:
+        """Close the open step once it is full, or has drawn its bound of groups."""
+        draft = self.open
+        if draft is None or not self._due(draft):
+            return []
+        self._close(draft, now)
+        if draft.no_op:
+            return []
+        return [
+            StepClosed(
+                namespace=self._ref.namespace,
+                job=self._ref.name,
+                uid=self._ref.uid,
+                agent=self._agent,
+                step=draft.step,
+                base_version=draft.base_version,
+                num_groups=len(draft.assigned),
+                indices=tuple(group.index for group in draft.resolved),
+            )
+        ]
+
+    def recordable(self, committed_step: int) -> StepDraft | None:
+        """The oldest step if it is finished: committed by the trainer, or a no-op with nothing before it."""
+        draft = self.drafts[0] if self.drafts else None
+        if draft is None or not draft.closed:
+            return None
+        return draft if draft.no_op or draft.step <= committed_step else None
+
+    def recorded(self, draft: StepDraft, version: int) -> None:
+        """Forget a step that is on record; `version` is what is committed now."""
+        self.drafts.remove(draft)
+        self.version = version
+
+    def num_uncommitted(self) -> int:
+        """Groups assigned to steps that are not recorded yet."""
+        return sum(len(draft.assigned) for draft in self.drafts)
+
+    def want(self, in_flight: int) -> int:
+        """How many new groups to give out, `in_flight` being out already (credits: DESIGN, picture, step 1)."""
+        draft = self.open
+        if draft is None:
+            return 0
+        room = min(self._missing(draft), self.rules.max_resolved - len(draft.resolved))
+        if self.rules.max_staleness == 0:
+            ready = in_flight == 0 and len(self.drafts) == 1
+            return max(0, room) if ready else 0
+        later = (self.rules.steps - draft.step - 1) * self.rules.groups_per_step
+        credit = (self.rules.max_staleness + 1) * self.rules.groups_per_step - in_flight - self.num_uncommitted()
+        return max(0, min(credit, self._missing(draft) + later - in_flight))
+
+    def needed_version(self, in_flight: int) -> int:
+        """The oldest version from which the next group given out may be sampled without becoming too stale."""
+        draft = self.open
+        if draft is None:
+            return self.version
+        ahead = (len(draft.assigned) + in_flight) // self.rules.groups_per_step
+        return draft.base_version + ahead - self.rules.max_staleness
+
+    def _home(self, group: CompleteGroup) -> StepDraft | None:
+        for draft in self.drafts:
+            if group.index in draft.logged or any(ready.group == group.name for ready in draft.assigned):
+                return draft
+        return self.open
+
+    @staticmethod
+    def _is_new_signal(draft: StepDraft, group: CompleteGroup) -> bool:
+        return (
+            group.verdict is Verdict.SIGNAL
+            and not draft.closed
+            and all(ready.group != group.name for ready in draft.assigned)
+        )
+
+    def _missing(self, draft: StepDraft) -> int:
+        return self.rules.groups_per_step - len(draft.assigned)
+
+    def _due(self, draft: StepDraft) -> bool:
+        return self._missing(draft) <= 0 or len(draft.resolved) >= self.rules.max_resolved
+
+    def _close(self, draft: StepDraft, now: float) -> None:
+        draft.closed = True
+        self._open(now)
+
+    def _open(self, now: float) -> None:
+        if self._next_step >= self.rules.steps:
+            return
+        base = self.drafts[-1] if self.drafts else None
+        version = self.version if base is None else base.base_version + (0 if base.no_op else 1)
+        self.drafts.append(StepDraft(self._next_step, version, now))
+        self._next_step += 1
+
+    def _ready(self, draft: StepDraft, group: CompleteGroup, version: int) -> GroupReady:
+        return GroupReady(
+            namespace=self._ref.namespace,
+            job=self._ref.name,
+            uid=self._ref.uid,
+            agent=self._agent,
+            step=draft.step,
+            base_version=draft.base_version,
+            position=len(draft.assigned),
+            group=group.name,
+            index=group.index,
+            version=version,
+            trajectories=group.trajectories,
+        )
