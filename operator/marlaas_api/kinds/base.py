@@ -1,9 +1,11 @@
-"""What the kinds share: camelCase on the outside, strictness, and the object envelope."""
+"""What the kinds share: camelCase on the outside, strictness, the object envelope, and the types of their texts."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 
 from marlaas_api.names import DNS_LABEL
 
@@ -11,9 +13,10 @@ GROUP = "marlaas.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL, max_length=63)]
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+LARGEST_INTEGER = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly."""
 
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 _SUFFIXES = {
     "": 1,
     "m": 1e-3,
@@ -27,27 +30,95 @@ _SUFFIXES = {
     "Ti": 2**40,
 }
 
+T = TypeVar("T")
+
+
+def _quantity_text(value: object) -> object:
+    """Take `cpu: 2` as Kubernetes takes it."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    twice = next((value for at, value in enumerate(values) if value in values[:at]), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is listed twice")
+    return values
+
+
+DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL, max_length=63)]
+Quantity = Annotated[
+    str,
+    BeforeValidator(_quantity_text),
+    StringConstraints(pattern=_QUANTITY, max_length=32),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": _QUANTITY,
+            "maxLength": 32,
+            "x-kubernetes-int-or-string": True,
+        }
+    ),
+]
+PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+LabelMap = Annotated[
+    dict[Annotated[str, StringConstraints(max_length=317)], Annotated[str, StringConstraints(max_length=63)]],
+    Field(max_length=64),
+]
+Distinct = Annotated[
+    tuple[T, ...], AfterValidator(_distinct), Field(json_schema_extra={"x-kubernetes-list-type": "set"})
+]
+
+
+def rules(*pairs: tuple[str, str]) -> JsonDict:
+    """Schema extension that has the API server check CEL rules; each pair is (rule, sentence for who broke it)."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
+
+
+def list_map(*keys: str) -> JsonDict:
+    """Schema extension for a list of objects whose keys are unique, and which the API server merges by them."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+FIXED = rules(("self == oldSelf", "cannot change once the job exists; delete the job and create a new one"))
+"""Schema extension of a field that may not change (DESIGN, "Kinds": immutability)."""
+
 
 class Spec(BaseModel):
-    """A part of a manifest: camelCase keys, unknown keys refused, immutable once parsed."""
+    """A part of a manifest: camelCase keys, unknown keys refused, immutable once parsed.
+
+    refused: keys (as manifests spell them) that people expect here, each with the sentence that says why there is no such thing.
+    """
 
     model_config = ConfigDict(
-        alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True, extra="forbid"
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
     )
+    refused: ClassVar[Mapping[str, str]] = {}
 
 
 class ObjectMeta(BaseModel):
-    """The part of Kubernetes' metadata that we read; the rest is kept by the API server, not by us."""
+    """The part of Kubernetes' metadata that we read; the rest is kept by the API server, not by us.
+
+    uid and generation are the API server's; a manifest in a file has none.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-    name: DnsLabel
+    name: DnsLabel = Field(
+        description="Name of the object: lower-case letters, digits and '-', at most 63, no dots (it is part of subjects)."
+    )
     namespace: DnsLabel = "default"
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
+    uid: str | None = None
+    generation: int = 1
 
 
 class Kind(Spec):
-    """A whole object as it stands in a manifest."""
+    """A whole object as it stands in a manifest or comes from the API server."""
 
     api_version: Literal["marlaas.dev/v1alpha1"]
     metadata: ObjectMeta

@@ -1,52 +1,75 @@
 """ModelPool: the shared engines and trainers of one base model (DESIGN, "Kinds")."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from marlaas_api.kinds.base import DnsLabel, Kind, Quantity, Spec
+from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, LabelMap, PathText, Quantity, Spec, rules
+from marlaas_api.kinds.status import ModelPoolStatus
+
+_ONE_SOURCE = "give exactly one of builtin, path, pvc and hub"
+Rank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
 class HubModel(Spec):
-    """A model of the Hugging Face hub."""
+    """A model of the Hugging Face hub; the workers need the network to fetch it."""
 
-    id: str
-    revision: str = Field("main", description="Branch, tag or commit; a commit makes it reproducible.")
+    id: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=128)
+    ] = Field(description="Repository, for example Qwen/Qwen3-0.6B.")
+    revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
+        "main", description="Branch, tag or commit; main because it always exists, but only a commit is reproducible."
+    )
 
 
 class ClaimModel(Spec):
     """A model on a PersistentVolumeClaim of the release's namespace."""
 
-    claim_name: DnsLabel
-    path: str = Field("/", description="Folder within the volume.")
+    claim_name: DnsLabel = Field(description="Name of the PersistentVolumeClaim; it is mounted read-only.")
+    path: PathText = Field(
+        "/", description="Folder within the volume, in Hugging Face format; the volume's root by default."
+    )
 
 
 class ModelSpec(Spec):
     """Where the base model lies: exactly one of the four."""
 
-    builtin: str | None = Field(None, description="A model that MARLaaS prepares itself; see `marlaas models list`.")
-    path: str | None = Field(None, description="Folder in Hugging Face format on the workers' machines.")
-    pvc: ClaimModel | None = None
-    hub: HubModel | None = None
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("[has(self.builtin), has(self.path), has(self.pvc), has(self.hub)].exists_one(given, given)", _ONE_SOURCE)
+        )
+    )
+    builtin: DnsLabel | None = Field(
+        None,
+        description="Name of a model that MARLaaS prepares itself; see `marlaas models list`. Absent: another source.",
+    )
+    path: PathText | None = Field(
+        None, description="Folder in Hugging Face format on the workers' machines. Absent: another source."
+    )
+    pvc: ClaimModel | None = Field(None, description="A volume of the cluster. Absent: another source.")
+    hub: HubModel | None = Field(None, description="A model of the Hugging Face hub. Absent: another source.")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if sum(value is not None for value in (self.builtin, self.path, self.pvc, self.hub)) != 1:
-            raise ValueError("give exactly one of builtin, path, pvc and hub")
+        given = [name for name in ("builtin", "path", "pvc", "hub") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"{_ONE_SOURCE}; found {' and '.join(given) or 'none'}")
         return self
 
 
 class WorkersSpec(Spec):
-    """Pods of one role."""
+    """Pods of one role; processes, in `marlaas run`."""
 
-    replicas: int = Field(1, ge=1, le=256)
-    cpu: Quantity | None = Field(None, description="CPU request; none when absent.")
-    memory: Quantity | None = Field(None, description="Memory limit; none when absent.")
-    gpus: int = Field(0, ge=0, description="nvidia.com/gpu of one replica.")
+    replicas: int = Field(1, ge=1, le=256, description="Workers of this role; one serves a small pool.")
+    cpu: Quantity | None = Field(None, description="CPU request of one worker, in cores. Absent: no request.")
+    memory: Quantity | None = Field(None, description="Memory limit of one worker, in bytes. Absent: no limit.")
+    gpus: int = Field(0, ge=0, le=64, description="Accelerators (nvidia.com/gpu) of one worker; 0 computes on the CPU.")
     threads: int | None = Field(
-        None, ge=1, description="Compute threads of one replica; chosen from the machine when absent."
+        None, ge=1, le=1024, description="Compute threads of one worker. Absent: chosen from the machine's cores."
     )
-    node_selector: dict[str, str] = Field(default_factory=dict)
+    node_selector: LabelMap = Field(
+        default_factory=dict, description="Labels of the nodes that may run the workers; empty allows every node."
+    )
 
 
 class RolloutWorkers(WorkersSpec):
@@ -54,33 +77,55 @@ class RolloutWorkers(WorkersSpec):
 
     engine: Literal["vllm", "reference"] = Field(
         "vllm",
-        description="reference: plain transformers, one sequence at a time; slow, deterministic, for exactness tests.",
+        description="vllm: the real engine. reference: plain transformers, one sequence at a time; slow and deterministic, "
+        "for exactness tests.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto chooses by the hardware."
+        "auto", description="Number format of the engine's weights; auto chooses the fastest that the hardware has."
     )
-    max_model_len: int = Field(2048, ge=16, description="Longest conversation in tokens.")
-    max_num_seqs: int = Field(128, ge=1, description="Sequences that one engine decodes at once.")
-    kv_cache_bytes: Quantity = Field("512Mi", description="Memory of the KV cache of one engine.")
+    max_model_len: int = Field(
+        2048,
+        ge=16,
+        le=1_048_576,
+        description="Longest conversation in tokens, prompts and replies together; the default fits short tasks "
+        "in little KV cache.",
+    )
+    max_num_seqs: int = Field(
+        128, ge=1, le=4096, description="Sequences that one engine decodes at once; more wait in its queue."
+    )
+    kv_cache_bytes: Quantity = Field(
+        "512Mi",
+        description="Memory of one engine's KV cache, in bytes. Always given, because an engine left to choose takes nearly all memory.",
+    )
 
 
 class ModelPoolSpec(Spec):
-    """What the platform team offers."""
+    """What the platform team offers: a base model, and the workers that tenants share."""
 
-    model: ModelSpec
-    tensor_parallel_size: int = Field(1, ge=1)
+    model: ModelSpec = Field(
+        description="The base model, frozen and shared by every adapter.",
+        json_schema_extra=rules(
+            ("self == oldSelf", "cannot change: adapters belong to their base model; create another ModelPool")
+        ),
+    )
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="Accelerators over which one engine splits the model; 1 keeps it whole."
+    )
     adapter_slots: int = Field(
         8,
         ge=1,
         le=256,
-        description="Adapter versions that one engine holds at once; a running agent needs maxStaleness + 2.",
+        description="Adapter versions that one engine holds at once. A running agent needs maxStaleness + 2, so the default "
+        "serves two jobs of maxStaleness 1.",
     )
-    max_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
-        16, description="Largest adapter rank; engine memory is reserved for it."
+    max_rank: Rank = Field(
+        16, description="Largest adapter rank; every slot reserves engine memory for it, so no more than is needed."
     )
-    rollout: RolloutWorkers = Field(default_factory=lambda: RolloutWorkers())
-    trainer: WorkersSpec = Field(default_factory=lambda: WorkersSpec())
-    namespaces: tuple[DnsLabel, ...] = Field((), description="Namespaces that may use the pool; empty allows all.")
+    rollout: RolloutWorkers = Field(default_factory=lambda: RolloutWorkers(), description="The engines.")
+    trainer: WorkersSpec = Field(default_factory=lambda: WorkersSpec(), description="The trainers.")
+    namespaces: Distinct[DnsLabel] = Field(
+        (), max_length=1024, description="Namespaces that may use the pool; empty allows all."
+    )
 
 
 class ModelPool(Kind):
@@ -88,3 +133,4 @@ class ModelPool(Kind):
 
     kind: Literal["ModelPool"]
     spec: ModelPoolSpec
+    status: ModelPoolStatus | None = Field(None, description="Written by the operator.")

@@ -4,24 +4,38 @@ from typing import Literal
 
 from pydantic import Field
 
-from marlaas_api.kinds.base import DnsLabel, Kind, Quantity, Spec
+from marlaas_api.kinds.base import LARGEST_INTEGER, Distinct, DnsLabel, Kind, Quantity, Spec
+from marlaas_api.kinds.status import TenantStatus
 
 
 class QuotaSpec(Spec):
-    """Bounds on what a tenant holds at once; over quota is queued, never failed. None is no bound."""
+    """Bounds on what a tenant holds at once; over quota is queued, never failed. Absent is no bound."""
 
-    jobs: int | None = Field(None, ge=0, description="Admitted jobs.")
-    adapter_slots: int | None = Field(None, ge=0, description="Adapter slots of admitted jobs.")
-    tokens_per_second: float | None = Field(None, gt=0, description="Generated tokens per second, averaged.")
-    storage: Quantity | None = Field(None, description="Bytes of adapters and checkpoints.")
+    jobs: int | None = Field(None, ge=0, le=1_000_000, description="Admitted jobs. Absent: no bound; 0 admits nothing.")
+    adapter_slots: int | None = Field(
+        None, ge=0, le=1_000_000, description="Adapter slots that admitted jobs may hold together. Absent: no bound."
+    )
+    tokens_per_second: float | None = Field(
+        None, gt=0, le=LARGEST_INTEGER, description="Generated tokens per second, averaged. Absent: no bound."
+    )
+    storage: Quantity | None = Field(None, description="Bytes of adapters and checkpoints. Absent: no bound.")
 
 
 class TenantSpec(Spec):
     """Who it is and what it may have."""
 
-    namespaces: tuple[DnsLabel, ...] = Field(min_length=1, description="Namespaces that belong to the tenant.")
-    weight: float = Field(1.0, gt=0, le=1000, description="Share of contended throughput, relative to other tenants.")
-    quota: QuotaSpec = Field(default_factory=lambda: QuotaSpec())
+    namespaces: Distinct[DnsLabel] = Field(
+        min_length=1,
+        max_length=1024,
+        description="Namespaces that belong to the tenant; a namespace belongs to at most one.",
+    )
+    weight: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="Share of contended throughput, relative to other tenants; 1, as a namespace without a Tenant has.",
+    )
+    quota: QuotaSpec = Field(default_factory=lambda: QuotaSpec(), description="Bounds; none by default.")
 
 
 class Tenant(Kind):
@@ -29,3 +43,4 @@ class Tenant(Kind):
 
     kind: Literal["Tenant"]
     spec: TenantSpec
+    status: TenantStatus | None = Field(None, description="Written by the operator.")

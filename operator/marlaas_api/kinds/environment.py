@@ -1,0 +1,112 @@
+"""The environment of a job: the code that plays its episodes, and the bounds it plays within."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from marlaas_api.kinds.base import DnsLabel, Quantity, Spec, list_map, rules
+
+_ONE_SOURCE = "give exactly one of name and image"
+_ENTRYPOINT = "image needs entrypoint, the command that serves the environment"
+_NO_IMAGE = "entrypoint is the command of an image; there is no image"
+_DOTTED = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+_Port = Annotated[int, Field(ge=1, le=65535)]
+_Argument = Annotated[str, StringConstraints(max_length=4096)]
+EnvironmentName = Annotated[
+    str,
+    StringConstraints(
+        pattern=rf"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|{_DOTTED}:{_DOTTED})$",
+        max_length=253,
+    ),
+]
+
+
+class Egress(Spec):
+    """One destination that the environment may reach; everything else is denied."""
+
+    cidr: Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$", max_length=43)] = Field(
+        description="Address range, for example 10.1.0.0/16."
+    )
+    ports: Annotated[tuple[_Port, ...], Field(max_length=64)] = Field((), description="TCP ports; empty allows all.")
+
+
+class SecretRef(Spec):
+    """A Secret of the job's own namespace whose keys the environment sees as environment variables."""
+
+    name: DnsLabel = Field(description="Name of the Secret.")
+
+
+class EnvironmentSpec(Spec):
+    """The code that plays episodes: a builtin or `module:attribute` by name, or an image with an entrypoint."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.name) != has(self.image)", _ONE_SOURCE),
+            ("!has(self.image) || (has(self.entrypoint) && size(self.entrypoint) > 0)", _ENTRYPOINT),
+            ("has(self.image) || !has(self.entrypoint) || size(self.entrypoint) == 0", _NO_IMAGE),
+        )
+    )
+    name: EnvironmentName | None = Field(
+        None, description="Builtin environment, or module:attribute of your own. Absent: image says what it is."
+    )
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
+        None, description="Container image with the environment; needs entrypoint. Absent: name says what it is."
+    )
+    entrypoint: Annotated[tuple[_Argument, ...], Field(max_length=64)] = Field(
+        (), description="Command in the image that serves the environment."
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Keyword arguments of the environment; their names and types are the environment's own.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+    replicas: int = Field(1, ge=1, le=1000, description="Number of sandboxes; one plays many episodes at once.")
+    concurrency: int = Field(
+        64, ge=1, le=4096, description="Episodes that one sandbox plays at once; the default fills an engine's batch."
+    )
+    episode_timeout_seconds: float = Field(
+        300,
+        gt=0,
+        le=86400,
+        description="Longest time for one episode, in seconds; then it is a fault of the environment.",
+    )
+    turn_timeout_seconds: float = Field(
+        120,
+        gt=0,
+        le=86400,
+        description="Longest wait for one turn, in seconds; then it is a fault of the infrastructure.",
+    )
+    memory: Quantity = Field(
+        "512Mi",
+        description="Memory of one child process that runs environment code, in bytes; above it the child is killed.",
+    )
+    max_attempts: int = Field(3, ge=1, le=10, description="Plays of one episode before its fault stands.")
+    max_fault_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of episodes lost to faults above which the job fails with the fault's own words; 1 never fails it.",
+    )
+    egress: Annotated[tuple[Egress, ...], Field(max_length=64)] = Field(
+        (), description="Network destinations that the environment may reach; none by default."
+    )
+    secret_refs: Annotated[tuple[SecretRef, ...], Field(max_length=16)] = Field(
+        (), description="Secrets that the environment sees.", json_schema_extra=list_map("name")
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.name is None) == (self.image is None):
+            raise ValueError(f"{_ONE_SOURCE}; found {'both' if self.name else 'neither'}")
+        if self.image is not None and not self.entrypoint:
+            raise ValueError(_ENTRYPOINT)
+        if self.image is None and self.entrypoint:
+            raise ValueError(_NO_IMAGE)
+        return self
+
+    @model_validator(mode="after")
+    def _secrets_differ(self) -> Self:
+        names = [secret.name for secret in self.secret_refs]
+        if len(set(names)) != len(names):
+            raise ValueError("secretRefs must have different names")
+        return self

@@ -1,0 +1,106 @@
+"""What the operator writes into `status`. Readers ignore fields that they do not know, so that old readers meet new writers."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from marlaas_api.kinds.base import DnsLabel, list_map
+
+_Text = Annotated[str, StringConstraints(max_length=32768)]
+_Reason = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
+_Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)]
+_Count = Annotated[int, Field(ge=0)]
+
+
+class Status(BaseModel):
+    """A part of a status: camelCase keys, every one optional."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True, extra="ignore"
+    )
+
+
+class Condition(Status):
+    """One aspect of an object's state, as Kubernetes' own conditions."""
+
+    type: Annotated[str, StringConstraints(max_length=316)] = Field(description="Which aspect, for example Admitted.")
+    status: Literal["True", "False", "Unknown"]
+    reason: _Reason = Field(description="Why, as one word for machines.")
+    message: _Text = Field("", description="Why, and what to do, for people.")
+    last_transition_time: _Time = Field(description="When `status` last changed.")
+    observed_generation: _Count | None = Field(None, description="Generation of the spec that this was said of.")
+
+
+class ObjectStatus(Status):
+    """What every kind reports."""
+
+    observed_generation: _Count | None = Field(None, description="Generation of the spec that this status answers.")
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(
+        (), description="Aspects with their reasons.", json_schema_extra=list_map("type")
+    )
+
+
+class AgentStatus(Status):
+    """One agent of a job."""
+
+    name: DnsLabel = Field(description="Name of the agent.")
+    policy_version: _Count | None = Field(None, description="Newest committed version; 0 is the initial one.")
+    adapter: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        None, description="Where the newest published adapter lies."
+    )
+
+
+class RLJobStatus(ObjectStatus):
+    """How far a job is. Rewards are means over episodes; evaluations are on held-out tasks."""
+
+    phase: Literal["Queued", "Running", "Suspended", "Succeeded", "Failed"] | None = Field(
+        None, description="Where the job is; the last two are final."
+    )
+    message: _Text | None = Field(None, description="What is going on and what to do.")
+    progress: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        None, description="step/steps, for people."
+    )
+    step: _Count | None = Field(None, description="Finished steps, steps without signal included.")
+    steps: _Count | None = Field(None, description="Steps to do.")
+    agents: Annotated[tuple[AgentStatus, ...], Field(max_length=64)] = Field(
+        (), description="Per agent: its version and where its adapter lies.", json_schema_extra=list_map("name")
+    )
+    reward: float | None = Field(None, description="Mean reward of the last step.")
+    eval_before: float | None = Field(None, description="Mean reward on held-out tasks at version 0.")
+    eval_last: float | None = Field(None, description="Mean reward on held-out tasks at the newest evaluated version.")
+    staleness: float | None = Field(None, description="Mean versions that the last step's groups were behind.")
+    tokens: _Count | None = Field(None, description="Generated tokens in all.")
+    tokens_per_second: float | None = Field(None, description="Generated tokens per second, lately.")
+    accelerator_seconds: float | None = Field(None, description="Seconds of engine and trainer time in all.")
+    faults: Annotated[dict[Annotated[str, StringConstraints(max_length=63)], _Count], Field(max_length=32)] | None = (
+        Field(None, description="Episodes that did not count, by class: infra, env.")
+    )
+    started_at: _Time | None = Field(None, description="When the job was first admitted.")
+    finished_at: _Time | None = Field(None, description="When the job reached a final phase.")
+
+
+class WorkersStatus(Status):
+    """Workers of one role."""
+
+    replicas: _Count | None = Field(None, description="Workers that exist.")
+    ready: _Count | None = Field(None, description="Workers that serve.")
+
+
+class ModelPoolStatus(ObjectStatus):
+    """What a pool has and how much of it is taken."""
+
+    rollout: WorkersStatus | None = Field(None, description="The engines.")
+    trainer: WorkersStatus | None = Field(None, description="The trainers.")
+    jobs: _Count | None = Field(None, description="Admitted jobs.")
+    free_slots: _Count | None = Field(None, description="Adapter slots that no admitted job holds.")
+
+
+class TenantStatus(ObjectStatus):
+    """What a tenant holds."""
+
+    jobs: _Count | None = Field(None, description="Admitted jobs.")
+    queued: _Count | None = Field(None, description="Jobs that wait.")
+    adapter_slots: _Count | None = Field(None, description="Adapter slots that its jobs hold.")
+    tokens_per_second: float | None = Field(None, description="Generated tokens per second, averaged.")
+    storage_bytes: _Count | None = Field(None, description="Bytes of adapters and checkpoints.")

@@ -1,0 +1,201 @@
+"""The learning side of a job: sampling, optimisation, evaluation, and what is kept."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, PathText, Spec, rules
+
+_SAMPLING_CONTRACT = (
+    "refused: in training only what the trainer can reproduce is allowed, and that is the temperature; {key} makes the engine "
+    "sample from another distribution than the one whose logprobs are trained on. Remove it"
+)
+_NOT_REPRODUCIBLE = (
+    "topP",
+    "topK",
+    "minP",
+    "typicalP",
+    "presencePenalty",
+    "frequencyPenalty",
+    "repetitionPenalty",
+    "logitBias",
+    "badWords",
+    "minTokens",
+)
+_PROMOTE_NEEDS_TASKS = "promote: best chooses by evaluation, and tasks is 0: raise tasks, or promote: last"
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class RolloutSpec(Spec):
+    """Sampling. Only what the trainer can reproduce is allowed: there is a temperature, and no top-p, top-k or penalties."""
+
+    refused: ClassVar = {key: _SAMPLING_CONTRACT.format(key=key) for key in _NOT_REPRODUCIBLE}
+
+    group_size: int = Field(
+        8,
+        ge=2,
+        le=1024,
+        description="Episodes per task (G); rewards are compared within them, so fewer than 2 teach nothing.",
+    )
+    max_turns: int = Field(
+        8,
+        ge=1,
+        le=10_000,
+        description="Turns that an agent may take in one episode; taking all of them ends it, scored.",
+    )
+    max_tokens: int = Field(
+        256,
+        ge=1,
+        le=1_048_576,
+        description="Tokens that one turn may generate; it must leave the pool's maxModelLen room.",
+    )
+    temperature: float = Field(
+        1.0, gt=0, le=2, description="Sampling temperature, in training and evaluation; 1 samples the policy itself."
+    )
+
+
+class OptimizerSpec(Spec):
+    """AdamW."""
+
+    learning_rate: float = Field(
+        1e-4, gt=0, le=10, description="Peak learning rate; LoRA takes ten times a full model's."
+    )
+    warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps of linear warm-up; 0 begins at the peak.")
+    betas: tuple[_Beta, _Beta] = Field((0.9, 0.999), description="AdamW's decay rates of the two moments.")
+    weight_decay: float = Field(
+        0.0, ge=0, le=10, description="Decoupled weight decay; 0, because adapters are small already."
+    )
+    max_grad_norm: float = Field(
+        1.0, gt=0, le=LARGEST_INTEGER, description="Gradients of a larger norm are scaled down to it."
+    )
+
+
+class ClipSpec(Spec):
+    """Bounds of the importance ratio: [1 - low, 1 + high] (PPO; asymmetric as in DAPO)."""
+
+    low: float = Field(0.2, gt=0, lt=1, description="How far below 1 the ratio still counts.")
+    high: float = Field(
+        0.28,
+        gt=0,
+        le=1000,
+        description="How far above 1 the ratio still counts; more than low, so that rare tokens can rise.",
+    )
+
+
+class KlSpec(Spec):
+    """A penalty that keeps the policy near version 0."""
+
+    coefficient: float = Field(
+        0.0, ge=0, le=1000, description="Weight of the KL term; 0 leaves it, and its extra forward pass, out."
+    )
+
+
+class CorrectionSpec(Spec):
+    """What is done about trainer and sampler not being the same function: truncated importance sampling."""
+
+    type: Literal["truncated", "none"] = Field(
+        "truncated", description="truncated: weigh a token by min(trainer/behaviour, cap)."
+    )
+    cap: float = Field(2.0, ge=1, le=1000, description="Largest weight.")
+
+
+class TrainingSpec(Spec):
+    """The learning side."""
+
+    algorithm: Literal["grpo", "reinforce"] = Field(
+        "grpo",
+        description="grpo: advantage in units of the group's deviation; reinforce: leave-one-out baseline.",
+        json_schema_extra=FIXED,
+    )
+    steps: int = Field(
+        ge=1,
+        le=10_000_000,
+        description="Steps to train; may be raised later.",
+        json_schema_extra=rules(("self >= oldSelf", "may be raised, never lowered: finished steps cannot be undone")),
+    )
+    groups_per_step: int = Field(
+        8, ge=1, le=4096, description="Groups in one optimizer step (P).", json_schema_extra=FIXED
+    )
+    microbatch_tokens: int = Field(
+        4096,
+        ge=16,
+        le=16_777_216,
+        description="Padded tokens of one forward and backward pass; bounds the trainer's memory and changes no result.",
+        json_schema_extra=FIXED,
+    )
+    optimizer: OptimizerSpec = Field(
+        default_factory=lambda: OptimizerSpec(), description="AdamW.", json_schema_extra=FIXED
+    )
+    max_staleness: int = Field(
+        1,
+        ge=0,
+        le=16,
+        description="Versions that a trained group may be behind; 0 is strict: on-policy and exactly reproducible. 1 lets "
+        "sampling and training overlap.",
+        json_schema_extra=FIXED,
+    )
+    max_refill: int = Field(
+        2,
+        ge=0,
+        le=16,
+        description="How many times groupsPerStep may be drawn anew in a step to replace groups without signal.",
+        json_schema_extra=FIXED,
+    )
+    clip: ClipSpec = Field(
+        default_factory=lambda: ClipSpec(), description="Bounds of the importance ratio.", json_schema_extra=FIXED
+    )
+    kl: KlSpec = Field(
+        default_factory=lambda: KlSpec(),
+        description="Penalty towards version 0; none by default.",
+        json_schema_extra=FIXED,
+    )
+    correction: CorrectionSpec = Field(
+        default_factory=lambda: CorrectionSpec(),
+        description="Correction for trainer and sampler not being the same function.",
+        json_schema_extra=FIXED,
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        le=LARGEST_INTEGER,
+        description="Seed of tasks, sampling and initial weights.",
+        json_schema_extra=FIXED,
+    )
+
+
+class EvaluationSpec(Spec):
+    """Held-out tasks, played with the training temperature."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(("self.promote != 'best' || self.tasks > 0", _PROMOTE_NEEDS_TASKS))
+    )
+    every: int = Field(
+        10,
+        ge=1,
+        le=10_000_000,
+        description="Steps between evaluations; version 0 and the last version are always evaluated.",
+    )
+    tasks: int = Field(
+        64, ge=0, le=100_000, description="Held-out tasks; 0 evaluates never. 64 tell a mean to about 0.06."
+    )
+    promote: Literal["last", "best"] = Field("last", description="Which version the job publishes at its end.")
+
+    @model_validator(mode="after")
+    def _best_needs_tasks(self) -> Self:
+        if self.promote == "best" and self.tasks == 0:
+            raise ValueError(_PROMOTE_NEEDS_TASKS)
+        return self
+
+
+class CheckpointSpec(Spec):
+    """How much of the past is kept."""
+
+    keep: int = Field(2, ge=1, le=1000, description="Versions whose files are kept besides the promoted one.")
+
+
+class ExportSpec(Spec):
+    """Where the promoted adapter goes besides the blob store."""
+
+    path: PathText | None = Field(
+        None, description="Folder, on the workers' machines, for a plain PEFT adapter. Absent: the blob store alone."
+    )
