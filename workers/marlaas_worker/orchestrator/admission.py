@@ -72,6 +72,9 @@ def in_order(documents: Sequence[JobDocument]) -> list[JobDocument]:
 def _one(document: JobDocument, pool: PoolCapacity | None, used: int) -> Admission:
     if document.spec.suspend:
         return Admission(False, "Suspended", "spec.suspend is true; set it to false to go on")
+    if len(document.spec.agents) > 1 or not document.spec.agents[0].trainable:
+        text = "jobs with several agents or a frozen one are not supported yet: give exactly one trainable agent"
+        return Admission(False, "UnsupportedAgents", text, refused=True)
     if pool is None:
         return Admission(False, "WaitingForPool", f"no rollout replica of pool {document.pool} is ready yet")
     rank = max(agent.adapter.rank for agent in document.spec.agents)

@@ -53,8 +53,8 @@ class JobState:
         self.unrecorded: set[int] = set()
         self.complete: dict[int, CompleteGroup] = {}
         self._recorded_faults: Counter[str] = Counter()
-        for record in (*history.steps, *history.evaluations):
-            self._recorded_faults.update(record.faults)
+        for faults in [*(r.faults for r in history.steps), *(r.faults for r in history.evaluations)]:
+            self._recorded_faults.update(faults)
         self._experience = Experience(self.agent, spec.rollout.group_size)
         group = spec.rollout.group_size
         window = max(2 * group, group * spec.training.groups_per_step)

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
@@ -48,7 +49,7 @@ class _Service:
 
     async def run(self) -> None:
         """Return when the lease is lost or the process is to stop."""
-        tasks = [
+        tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._renew(), name="lease"),
             asyncio.create_task(self._follow(subjects.JOBS), name="watch jobs"),
             asyncio.create_task(self._follow(subjects.POLICY), name="watch policy"),
@@ -65,7 +66,7 @@ class _Service:
             await self._end([*tasks, *(task for _, task in self._owned.values())])
 
     @staticmethod
-    async def _end(tasks: "list[asyncio.Task[None]] | list[asyncio.Task[object]]") -> None:
+    async def _end(tasks: "Sequence[asyncio.Task[Any]]") -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

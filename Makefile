@@ -1,0 +1,55 @@
+# Two commands matter to a newcomer: `make demo` and `make test`. Everything they need is set up on the way.
+SHELL := /bin/bash
+CACHE := $(or $(MARLAAS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/marlaas)
+UV := $(shell command -v uv 2>/dev/null || echo $(CACHE)/uv/bin/uv)
+BIN := .venv/bin
+ACCEL ?= cpu
+export UV_PYTHON_DOWNLOADS ?= never
+STAMP := .venv/.installed-$(ACCEL)
+
+.PHONY: help demo test check lint bench crds lock setup clean
+
+help:  ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: setup  ## Train two tiny-model jobs on this machine and show what they learnt
+	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+test: setup  ## Run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup  ## The law: format, lint, types, import contracts, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m marlaas_api.crd --check crds
+
+lint: setup  ## Mend what a machine can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup  ## Measure: every figure of the README and the notes (about 40 minutes)
+	$(BIN)/python -m bench
+
+crds: setup  ## Generate crds/ from the kinds
+	$(BIN)/python -m marlaas_api.crd crds
+
+lock: $(UV)  ## Resolve the dependencies anew into locks/
+	for accel in cpu gpu; do $(UV) pip compile pyproject.toml --extra $$accel --extra operator --group dev \
+	  --universal --generate-hashes --no-header --quiet -o locks/$$accel.txt || exit 1; done
+
+setup: $(STAMP)  ## Create .venv from the committed lock
+
+$(STAMP): locks/$(ACCEL).txt pyproject.toml | $(UV)
+	@test -x $(BIN)/python || $(UV) venv --quiet .venv
+	$(UV) pip sync --quiet --python $(BIN)/python locks/$(ACCEL).txt
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@rm -f .venv/.installed-*; touch $@
+
+$(CACHE)/uv/bin/uv:
+	python3 -m venv $(CACHE)/uv
+	$(CACHE)/uv/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
+
+clean:  ## Remove the environment and every run
+	rm -rf .venv runs

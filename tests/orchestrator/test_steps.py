@@ -1,0 +1,139 @@
+"""Step assembly: what is trained when, in which order, and how stale. GroupReady and StepClosed are checked field by field."""
+
+from collections import Counter
+
+from marlaas_api.messages import GroupReady, StepClosed, TrajectoryRef
+from marlaas_api.names import JobRef, train_group
+from marlaas_worker.orchestrator.experience import CompleteGroup, Verdict
+from marlaas_worker.orchestrator.steps import Assembly, StepRules
+
+REF = JobRef("team-a", "sums", "u1")
+STRICT = StepRules(groups_per_step=2, max_staleness=0, max_refill=1, steps=3)
+ASYNC = StepRules(groups_per_step=2, max_staleness=1, max_refill=1, steps=3)
+
+
+def group(index: int, verdict: Verdict = Verdict.SIGNAL) -> CompleteGroup:
+    rewards = (1.0, 0.0) if verdict is Verdict.SIGNAL else (1.0, 1.0)
+    trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=r) for i, r in enumerate(rewards))
+    return CompleteGroup(index, train_group(REF, index), trajectories, verdict, Counter())
+
+
+def flat(index: int) -> CompleteGroup:
+    return group(index, Verdict.FLAT)
+
+
+def fresh(rules: StepRules) -> Assembly:
+    return Assembly(REF, "policy", rules, recorded=0, version=0)
+
+
+def test_a_full_step_closes_and_the_next_one_trains_on_the_version_it_will_make():
+    steps = fresh(ASYNC)
+    assert [type(m) for m in steps.resolve(group(0), 0, 0.0)] == [GroupReady]
+    ready, closed = steps.resolve(group(1), 0, 0.0)
+    assert isinstance(ready, GroupReady)
+    assert (ready.step, ready.base_version, ready.position) == (0, 0, 1)
+    assert isinstance(closed, StepClosed)
+    assert (closed.num_groups, closed.indices) == (2, (0, 1))
+    (third,) = steps.resolve(group(2), 0, 0.0)
+    assert isinstance(third, GroupReady)
+    assert (third.step, third.base_version, third.staleness) == (1, 1, 1)
+
+
+def test_what_would_be_too_stale_is_dropped_and_counted():
+    steps = fresh(ASYNC)
+    for index in range(4):
+        steps.resolve(group(index), 0, 0.0)
+    assert steps.resolve(group(4), 0, 0.0) == []
+    assert steps.open is not None
+    assert steps.open.num_dropped == 1
+    assert steps.open.base_version == 2
+
+
+def test_credits_bound_what_is_outstanding():
+    steps = fresh(ASYNC)
+    assert steps.want(0) == 4
+    assert steps.want(3) == 1
+    steps.resolve(group(0), 0, 0.0)
+    assert steps.want(3) == 0
+
+
+def test_credits_never_exceed_what_is_left_to_train():
+    steps = Assembly(REF, "policy", ASYNC, recorded=2, version=2)
+    assert steps.want(0) == 2
+
+
+def test_strict_mode_gives_out_one_round_at_a_time_and_only_at_the_current_version():
+    steps = fresh(STRICT)
+    assert steps.want(0) == 2
+    assert steps.want(1) == 0
+    steps.resolve(group(0), 0, 0.0)
+    steps.resolve(group(1), 0, 0.0)
+    assert steps.want(0) == 0, "the next step waits for the commit"
+    draft = steps.recordable(committed_step=0)
+    assert draft is not None
+    steps.recorded(draft, version=1)
+    assert steps.want(0) == 2
+    assert steps.open is not None
+    assert steps.open.base_version == 1
+
+
+def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_goes_with_what_it_has():
+    steps = fresh(STRICT)
+    steps.resolve(flat(0), 0, 0.0)
+    steps.resolve(group(1), 0, 0.0)
+    assert steps.want(0) == 1
+    steps.resolve(flat(2), 0, 0.0)
+    assert steps.want(0) == 1
+    (closed,) = steps.resolve(flat(3), 0, 0.0)
+    assert isinstance(closed, StepClosed)
+    assert (closed.num_groups, closed.indices) == (1, (0, 1, 2, 3))
+
+
+def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_tells_the_trainer_nothing():
+    steps = fresh(STRICT)
+    assert [m for index in range(4) for m in steps.resolve(flat(index), 0, 0.0)] == []
+    draft = steps.recordable(committed_step=-1)
+    assert draft is not None
+    assert draft.no_op
+    assert steps.open is not None
+    assert (steps.open.step, steps.open.base_version) == (1, 0)
+
+
+def test_a_no_op_is_recorded_only_after_the_steps_before_it():
+    steps = fresh(ASYNC)
+    for one in (group(0), group(1), flat(2), flat(3), flat(4), flat(5)):
+        steps.resolve(one, 0, 0.0)
+    assert steps.recordable(committed_step=-1) is None
+    first = steps.recordable(committed_step=0)
+    assert first is not None
+    steps.recorded(first, 1)
+    second = steps.recordable(committed_step=0)
+    assert second is not None
+    assert second.no_op
+
+
+def test_nothing_opens_after_the_last_step():
+    steps = Assembly(REF, "policy", STRICT, recorded=2, version=2)
+    steps.resolve(group(0), 2, 0.0)
+    steps.resolve(group(1), 2, 0.0)
+    assert steps.open is None
+    assert steps.want(0) == 0
+    assert steps.resolve(group(2), 2, 0.0) == []
+
+
+def test_restored_from_its_log_an_assembly_decides_as_if_it_had_never_stopped():
+    groups = [flat(0), group(1), group(2), group(3), flat(4), group(5)]
+    whole, log = fresh(ASYNC), []
+    for one in groups:
+        log += whole.resolve(one, 0, 0.0)
+    for cut in range(len(log) + 1):
+        resumed = fresh(ASYNC)
+        resumed.restore(log[:cut], 0.0)
+        again = log[:cut] + resumed.close_if_due(0.0)
+        for one in groups:
+            again += resumed.resolve(one, 0, 0.0)
+        readies = [m for m in again if isinstance(m, GroupReady)]
+        assert [(m.step, m.position, m.group) for m in readies] == [
+            (m.step, m.position, m.group) for m in log if isinstance(m, GroupReady)
+        ], f"cut after {cut}"
+        assert [m.step for m in again if isinstance(m, StepClosed)] == [m.step for m in log if isinstance(m, StepClosed)]
