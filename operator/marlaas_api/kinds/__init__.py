@@ -1,19 +1,39 @@
 """The kinds of `marlaas.dev/v1alpha1` as pydantic models; `crds/` is generated from them."""
 
-from marlaas_api.kinds.base import API_VERSION, GROUP, VERSION, Kind, ObjectMeta, quantity
-from marlaas_api.kinds.modelpool import ModelPool, ModelPoolSpec, ModelSpec, RolloutWorkers, WorkersSpec
-from marlaas_api.kinds.rljob import (
-    AdapterSpec,
-    AgentSpec,
-    EnvironmentSpec,
+from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom, PoolRef
+from marlaas_api.kinds.base import API_VERSION, GROUP, VERSION, Kind, ObjectMeta, Spec, quantity
+from marlaas_api.kinds.environment import Egress, EnvironmentSpec, SecretRef
+from marlaas_api.kinds.modelpool import (
+    ClaimModel,
+    HubModel,
+    ModelPool,
+    ModelPoolSpec,
+    ModelSpec,
+    RolloutWorkers,
+    WorkersSpec,
+)
+from marlaas_api.kinds.rljob import RLJob, RLJobSpec
+from marlaas_api.kinds.status import (
+    AgentStatus,
+    Condition,
+    ModelPoolStatus,
+    ObjectStatus,
+    RLJobStatus,
+    TenantStatus,
+    WorkersStatus,
+)
+from marlaas_api.kinds.tenant import QuotaSpec, Tenant, TenantSpec
+from marlaas_api.kinds.training import (
+    CheckpointSpec,
+    ClipSpec,
+    CorrectionSpec,
     EvaluationSpec,
+    ExportSpec,
+    KlSpec,
     OptimizerSpec,
-    RLJob,
-    RLJobSpec,
     RolloutSpec,
     TrainingSpec,
 )
-from marlaas_api.kinds.tenant import QuotaSpec, Tenant, TenantSpec
 
 KINDS: tuple[type[Kind], ...] = (RLJob, ModelPool, Tenant)
 
@@ -24,22 +44,41 @@ __all__ = [
     "VERSION",
     "AdapterSpec",
     "AgentSpec",
+    "AgentStatus",
+    "CheckpointSpec",
+    "ClaimModel",
+    "ClipSpec",
+    "Condition",
+    "CorrectionSpec",
+    "Egress",
     "EnvironmentSpec",
     "EvaluationSpec",
+    "ExportSpec",
+    "HubModel",
+    "InitFrom",
     "Kind",
+    "KlSpec",
     "ModelPool",
     "ModelPoolSpec",
+    "ModelPoolStatus",
     "ModelSpec",
     "ObjectMeta",
+    "ObjectStatus",
     "OptimizerSpec",
+    "PoolRef",
     "QuotaSpec",
     "RLJob",
     "RLJobSpec",
+    "RLJobStatus",
     "RolloutSpec",
     "RolloutWorkers",
+    "SecretRef",
+    "Spec",
     "Tenant",
     "TenantSpec",
+    "TenantStatus",
     "TrainingSpec",
     "WorkersSpec",
+    "WorkersStatus",
     "quantity",
 ]

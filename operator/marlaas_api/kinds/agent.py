@@ -2,12 +2,14 @@
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec
+from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, matching
 from marlaas_api.kinds.modelpool import Rank
 
-LayerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
+LayerName = Annotated[
+    str, matching(r"^[A-Za-z_][A-Za-z0-9_]*$", "the last part of a linear layer's name, for example q_proj", 64)
+]
 
 
 class PoolRef(Spec):

@@ -30,7 +30,20 @@ _SUFFIXES = {
     "Ti": 2**40,
 }
 
+_EXPECTED: dict[str, str] = {}
+
 T = TypeVar("T")
+
+
+def matching(pattern: str, words: str, max_length: int) -> StringConstraints:
+    """Constraint of a text to a pattern that RE2 (the API server) and Rust (pydantic) read alike; words say what it means."""
+    _EXPECTED[pattern] = words
+    return StringConstraints(pattern=pattern, max_length=max_length)
+
+
+def expected_text(pattern: str) -> str:
+    """What a text with this pattern is, in words."""
+    return _EXPECTED.get(pattern, f"text like {pattern}")
 
 
 def _quantity_text(value: object) -> object:
@@ -45,11 +58,16 @@ def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
-DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL, max_length=63)]
+DnsLabel = Annotated[
+    str,
+    matching(
+        DNS_LABEL, "lower-case letters, digits and '-', beginning and ending with a letter or digit (no dots)", 63
+    ),
+]
 Quantity = Annotated[
     str,
     BeforeValidator(_quantity_text),
-    StringConstraints(pattern=_QUANTITY, max_length=32),
+    matching(_QUANTITY, "a quantity, for example 512Mi, 2 or 0.5", 32),
     WithJsonSchema(
         {
             "anyOf": [{"type": "integer"}, {"type": "string"}],

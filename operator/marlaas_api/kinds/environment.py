@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from marlaas_api.kinds.base import DnsLabel, Quantity, Spec, list_map, rules
+from marlaas_api.kinds.base import DnsLabel, Quantity, Spec, list_map, matching, rules
 
 _ONE_SOURCE = "give exactly one of name and image"
 _ENTRYPOINT = "image needs entrypoint, the command that serves the environment"
@@ -14,9 +14,10 @@ _Port = Annotated[int, Field(ge=1, le=65535)]
 _Argument = Annotated[str, StringConstraints(max_length=4096)]
 EnvironmentName = Annotated[
     str,
-    StringConstraints(
-        pattern=rf"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|{_DOTTED}:{_DOTTED})$",
-        max_length=253,
+    matching(
+        rf"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|{_DOTTED}:{_DOTTED})$",
+        "the name of a builtin environment, or module:attribute of your own",
+        253,
     ),
 ]
 
@@ -24,8 +25,8 @@ EnvironmentName = Annotated[
 class Egress(Spec):
     """One destination that the environment may reach; everything else is denied."""
 
-    cidr: Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$", max_length=43)] = Field(
-        description="Address range, for example 10.1.0.0/16."
+    cidr: Annotated[str, matching(r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$", "an address range, for example 10.1.0.0/16", 43)] = (
+        Field(description="Address range, for example 10.1.0.0/16.")
     )
     ports: Annotated[tuple[_Port, ...], Field(max_length=64)] = Field((), description="TCP ports; empty allows all.")
 

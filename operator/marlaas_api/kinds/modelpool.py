@@ -4,19 +4,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, LabelMap, PathText, Quantity, Spec, rules
+from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, LabelMap, PathText, Quantity, Spec, matching, rules
 from marlaas_api.kinds.status import ModelPoolStatus
 
 _ONE_SOURCE = "give exactly one of builtin, path, pvc and hub"
+_HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
 Rank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
 class HubModel(Spec):
     """A model of the Hugging Face hub; the workers need the network to fetch it."""
 
-    id: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=128)
-    ] = Field(description="Repository, for example Qwen/Qwen3-0.6B.")
+    id: Annotated[str, matching(_HUB_ID, "a repository of the hub, for example Qwen/Qwen3-0.6B", 128)] = Field(
+        description="Repository, for example Qwen/Qwen3-0.6B."
+    )
     revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
         "main", description="Branch, tag or commit; main because it always exists, but only a commit is reproducible."
     )

@@ -4,42 +4,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom, PoolRef
+from marlaas_api.kinds.agent import AgentSpec, PoolRef
 from marlaas_api.kinds.base import FIXED, Kind, Spec, list_map
-from marlaas_api.kinds.environment import Egress, EnvironmentSpec, SecretRef
+from marlaas_api.kinds.environment import EnvironmentSpec
 from marlaas_api.kinds.status import RLJobStatus
-from marlaas_api.kinds.training import (
-    CheckpointSpec,
-    ClipSpec,
-    CorrectionSpec,
-    EvaluationSpec,
-    ExportSpec,
-    KlSpec,
-    OptimizerSpec,
-    RolloutSpec,
-    TrainingSpec,
-)
+from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, ExportSpec, RolloutSpec, TrainingSpec
 
-__all__ = [
-    "AdapterSpec",
-    "AgentSpec",
-    "CheckpointSpec",
-    "ClipSpec",
-    "CorrectionSpec",
-    "Egress",
-    "EnvironmentSpec",
-    "EvaluationSpec",
-    "ExportSpec",
-    "InitFrom",
-    "KlSpec",
-    "OptimizerSpec",
-    "PoolRef",
-    "RLJob",
-    "RLJobSpec",
-    "RolloutSpec",
-    "SecretRef",
-    "TrainingSpec",
-]
 _TEN_YEARS_S = 315_360_000
 
 

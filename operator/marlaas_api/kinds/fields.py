@@ -1,0 +1,61 @@
+"""Looking up fields of the kinds by the path that a manifest gives them."""
+
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+Loc = tuple[str | int, ...]
+
+
+def field_names(model: type[BaseModel]) -> tuple[str, ...]:
+    """Keys of a model as manifests spell them, in the order of the schema."""
+    return tuple(_by_key(model))
+
+
+def field_at(model: type[BaseModel], loc: Loc) -> FieldInfo | None:
+    """The field that a path names, None if there is no such field."""
+    names = [part for part in loc if isinstance(part, str)]
+    owner = model_at(model, tuple(names[:-1])) if names else None
+    return _by_key(owner).get(names[-1]) if owner is not None else None
+
+
+def model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
+    """The model of the object that a path leads to; list positions are passed over. None if it leads nowhere."""
+    here: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, str):
+            info = _by_key(here).get(part) if here is not None else None
+            here = _model_in(info.annotation) if info is not None else None
+    return here
+
+
+def find_field(model: type[BaseModel], key: str) -> Loc | None:
+    """Path of the only field of this name below the model's `spec`; None if there is none, or several."""
+    spec = model_at(model, ("spec",))
+    paths = [path for path in _paths(spec, ("spec",)) if path[-1] == key] if spec is not None else []
+    return paths[0] if len(paths) == 1 else None
+
+
+def _paths(model: type[BaseModel], at: Loc) -> Iterator[Loc]:
+    for key, info in _by_key(model).items():
+        yield (*at, key)
+        inner = _model_in(info.annotation)
+        if inner is not None:
+            yield from _paths(inner, (*at, f"{key}[]" if _is_list(info.annotation) else key))
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple or any(_is_list(argument) for argument in get_args(annotation))
+
+
+def _by_key(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {info.alias or name: info for name, info in model.model_fields.items()}
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model inside Optional, Annotated and tuples."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for argument in get_args(annotation) if (model := _model_in(argument)) is not None), None)

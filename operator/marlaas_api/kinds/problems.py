@@ -1,0 +1,245 @@
+"""From outside data to kinds: strict parsing, and what is wrong with an object as sentences for the person who wrote it.
+
+Stricter than the models themselves, which also read the bus: text is no number here, keys are camelCase only. It knows no file and no line;
+`marlaas.manifest` adds those.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds.base import Kind, expected_text
+from marlaas_api.kinds.fields import field_at, field_names, find_field, model_at
+from marlaas_api.kinds.nearest import did_you_mean, listed
+
+Loc = tuple[str | int, ...]
+K = TypeVar("K", bound=Kind)
+
+_FREE_FORM: Loc = ("spec", "environment", "args")
+_METADATA = frozenset(
+    {
+        "annotations",
+        "creationTimestamp",
+        "deletionGracePeriodSeconds",
+        "deletionTimestamp",
+        "finalizers",
+        "generateName",
+        "generation",
+        "labels",
+        "managedFields",
+        "name",
+        "namespace",
+        "ownerReferences",
+        "resourceVersion",
+        "selfLink",
+        "uid",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with one field. loc: keys and list positions from the object's root."""
+
+    loc: Loc
+    text: str
+
+    @property
+    def path(self) -> str:
+        """The field as people write it, `spec.agents[1].name`; empty for the whole object."""
+        return dotted(self.loc)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}" if self.loc else self.text
+
+
+class InvalidObject(InvalidInput):
+    """An object that cannot be taken, with everything that is wrong with it."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+def parse(kind: type[K], body: Mapping[str, Any]) -> K:
+    """Object of a manifest, or of the API server, to its kind.
+
+    Nulls mean absence, as in Kubernetes.
+
+    Raises:
+        InvalidObject: every problem at once, in the order of the schema.
+    """
+    strange = tuple(_strange_metadata(body.get("metadata")))
+    text = json.dumps(_without_nulls(body))
+    try:
+        parsed = kind.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        told = [details for details in error.errors(include_url=False) if not _is_echo(details)]
+        raise InvalidObject((*strange, *(_problem(kind, details) for details in told))) from error
+    if strange:
+        raise InvalidObject(strange)
+    return parsed
+
+
+def dotted(loc: Loc) -> str:
+    """`("spec", "agents", 1)` as `spec.agents[1]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return text.removeprefix(".")
+
+
+def found(value: object) -> str:
+    """What stands in the manifest, in YAML's words."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f"the text {_shortened(value)!r}"
+        case list():
+            return "a list"
+        case dict():
+            return "a mapping"
+    return str(value)
+
+
+def _strange_metadata(metadata: object) -> Iterator[Problem]:
+    if not isinstance(metadata, Mapping):
+        return
+    for key in metadata:
+        if key not in _METADATA:
+            yield Problem(("metadata", str(key)), f"unknown field{did_you_mean(str(key), _METADATA)}")
+
+
+def _without_nulls(value: Any, loc: Loc = ()) -> Any:
+    if isinstance(value, Mapping) and loc != _FREE_FORM:
+        return {key: _without_nulls(item, (*loc, key)) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple) and loc != _FREE_FORM:
+        return [_without_nulls(item, (*loc, at)) for at, item in enumerate(value)]
+    return value
+
+
+def _is_echo(details: ErrorDetails) -> bool:
+    """A list found too short only because its entries are wrong, which is told already."""
+    return details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
+
+
+def _problem(kind: type[Kind], details: ErrorDetails) -> Problem:
+    loc = details["loc"]
+    if details["type"] == "extra_forbidden":
+        return Problem(loc, _unknown(kind, loc))
+    if details["type"] == "missing":
+        return Problem(loc, _missing(kind, loc))
+    sentence = _SENTENCES.get(details["type"])
+    if sentence is None:
+        return Problem(loc, str(details.get("ctx", {}).get("error", details["msg"])))
+    return Problem(loc, sentence(details["input"], details.get("ctx", {})))
+
+
+def _unknown(kind: type[Kind], loc: Loc) -> str:
+    key, model = str(loc[-1]), model_at(kind, loc[:-1])
+    if model is None:
+        return "unknown field"
+    refused: Mapping[str, str] = getattr(model, "refused", {})
+    if key in refused:
+        return refused[key]
+    names = field_names(model)
+    elsewhere = find_field(kind, key)
+    if elsewhere is not None and key not in names:
+        return f"unknown field; did you mean '{dotted(elsewhere)}'?"
+    return f"unknown field{did_you_mean(key, names) or f'; {_where(loc)} takes {listed(names)}'}"
+
+
+def _where(loc: Loc) -> str:
+    return f"'{dotted(loc[:-1])}'" if loc[:-1] else "the object"
+
+
+def _missing(kind: type[Kind], loc: Loc) -> str:
+    info = field_at(kind, loc)
+    description = info.description.rstrip(".") if info is not None and info.description else ""
+    return f"required, but missing ({description})" if description else "required, but missing"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _wrong_type(expected: str) -> "_Sentence":
+    def sentence(value: object, _: Mapping[str, Any]) -> str:
+        return f"expected {expected}, found {found(value)}{_quotes(expected, value)}"
+
+    return sentence
+
+
+def _bare(value: object) -> str:
+    return repr(_shortened(value)) if isinstance(value, str) else found(value)
+
+
+def _quotes(expected: str, value: object) -> str:
+    """Advice for the two ways in which YAML's quotes go wrong."""
+    if expected == "text" and isinstance(value, bool | int | float):
+        return "; put it in quotes"
+    if expected.endswith("number") and isinstance(value, str) and _is_number(value):
+        return "; remove the quotes"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _bound(words: str, key: str) -> "_Sentence":
+    return lambda value, ctx: f"must be {words} {_plain(ctx[key])}, found {_plain(value)}"
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else str(number)
+
+
+def _choice(value: object, ctx: Mapping[str, Any]) -> str:
+    choices = ctx["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+    hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+    return f"must be one of {', '.join(choices)}; found {_bare(value)}{hint}"
+
+
+def _length(words: str, key: str, units: tuple[str, str]) -> "_Sentence":
+    def sentence(value: Any, ctx: Mapping[str, Any]) -> str:
+        return f"must have {words} {ctx[key]} {units[ctx[key] != 1]}, found {len(value)}"
+
+    return sentence
+
+
+_CHARACTERS = ("character", "characters")
+_ENTRIES = ("entry", "entries")
+_Sentence = Callable[[Any, Mapping[str, Any]], str]
+_SENTENCES: dict[str, _Sentence] = {
+    "int_type": _wrong_type("a whole number"),
+    "int_from_float": _wrong_type("a whole number"),
+    "float_type": _wrong_type("a number"),
+    "finite_number": _wrong_type("a finite number"),
+    "string_type": _wrong_type("text"),
+    "bool_type": _wrong_type("true or false"),
+    "tuple_type": _wrong_type("a list"),
+    "list_type": _wrong_type("a list"),
+    "dict_type": _wrong_type("a mapping of keys to values"),
+    "model_type": _wrong_type("a mapping of keys to values"),
+    "greater_than": _bound("more than", "gt"),
+    "greater_than_equal": _bound("at least", "ge"),
+    "less_than": _bound("less than", "lt"),
+    "less_than_equal": _bound("at most", "le"),
+    "literal_error": _choice,
+    "string_too_short": _length("at least", "min_length", _CHARACTERS),
+    "string_too_long": _length("at most", "max_length", _CHARACTERS),
+    "too_short": _length("at least", "min_length", _ENTRIES),
+    "too_long": _length("at most", "max_length", _ENTRIES),
+    "string_pattern_mismatch": lambda value, ctx: f"must be {expected_text(ctx['pattern'])}; found {_bare(value)}",
+}
