@@ -6,6 +6,7 @@ Invariant: a blob is written whole or not at all and never changes. `marlaas_api
 """
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,10 @@ class BlobUnavailable(Retryable):
     """The store did not answer, or is full."""
 
 
+class BlobRefused(Permanent):
+    """The store refuses this for good: permission, a read-only disk, a URL it does not know."""
+
+
 class BlobRef(BaseModel):
     """A blob's name, what its bytes must hash to (sha256, hex), and their number."""
 
@@ -40,22 +45,51 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+_NAME = re.compile(r"(?!.*//)[A-Za-z0-9][A-Za-z0-9._@=/-]*")
+
+
+def content_ref(folder: str, filename: str, data: bytes) -> BlobRef:
+    """The reference under which `Blobs.put` stores some bytes: `<folder>/<sha256[:16]>-<filename>`.
+
+    Raises:
+        ValueError: a name outside letters, digits and `._@=-`, or one that leaves its folder.
+    """
+    sha256 = sha256_hex(data)
+    name = f"{folder}/{sha256[:16]}-{filename}"
+    if "/" in filename or not _NAME.fullmatch(name) or {".", ".."} & set(name.split("/")):
+        raise ValueError(f"not a blob name: {name!r}")
+    return BlobRef(name=name, sha256=sha256, size_bytes=len(data))
+
+
+def verified(ref: BlobRef, data: bytes) -> bytes:
+    """The same bytes, if they are what the reference promises. Raises BlobCorrupt."""
+    found = sha256_hex(data)
+    if found != ref.sha256:
+        raise BlobCorrupt(
+            f"blob {ref.name} is corrupt: sha256 is {found} of {len(data)} bytes, expected {ref.sha256} of {ref.size_bytes}"
+        )
+    return data
+
+
 class Blobs(Protocol):
     """A store of immutable blobs. Names are slash-separated; the first part is the namespace."""
 
     async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
-        """Write as `<folder>/<sha256[:16]>-<filename>`; idempotent. Raises BlobUnavailable (also when the disk is full)."""
+        """Write as `content_ref` says; idempotent. Raises BlobUnavailable (also when the disk is full), BlobRefused."""
         ...
 
     async def get(self, ref: BlobRef) -> bytes:
-        """Read and verify. Raises BlobMissing, BlobCorrupt, BlobUnavailable."""
+        """Read and verify. Raises BlobMissing, BlobCorrupt, BlobUnavailable, BlobRefused."""
         ...
 
     async def fetch(self, ref: BlobRef, target: Path) -> None:
-        """Read, verify and write to a local file by temp + rename. Raises as `get`."""
+        """Read, verify and write to a local file (its folder is made) by temp + rename. Raises as `get`."""
         ...
 
-    async def list(self, prefix: str) -> list[str]: ...
+    async def list(self, prefix: str) -> list[str]:
+        """The names of all blobs below a folder (`""`: all there are), sorted."""
+        ...
+
     async def delete(self, name: str) -> None:
         """Remove; no error when it is not there."""
         ...

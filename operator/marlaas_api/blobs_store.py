@@ -1,0 +1,169 @@
+"""The blob gateway: a folder, S3, GCS or Azure through `obstore`, and the only module that knows it.
+
+obstore's own coroutines are not used: a call that is still open when its event loop closes takes the whole interpreter
+down (obstore 0.12: segmentation fault). Its blocking calls, which let go of the GIL, run in threads instead, hashing included.
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import BinaryIO
+
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import LocalStore, MemoryStore, ObjectStore, from_url
+
+from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef, BlobRefused, BlobUnavailable, content_ref, verified
+from marlaas_api.errors import MarlaasError
+
+_CLOUDS = ("s3", "gs", "az")
+_RETRY_S = 30.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def open_blobs(url_or_path: str | Path) -> "StoreBlobs":
+    """Open a store: a folder (made if it is not there), `file://`, `s3://bucket/prefix`, `gs://`, `az://` or `memory://`.
+
+    Object stores take their credentials from the environment, by the usual names (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`,
+    `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, ...; see obstore).
+
+    Raises:
+        BlobRefused: an unknown kind of URL, an incomplete configuration, or a folder that cannot be made.
+    """
+    where = str(url_or_path)
+    scheme, separator, rest = where.partition("://")
+    with _translated(where):
+        if not separator or scheme == "file":
+            folder = Path(rest if separator else where).absolute()
+            return StoreBlobs(LocalStore(folder, mkdir=True), where=f"folder {folder}")
+        if scheme == "memory":
+            return StoreBlobs(MemoryStore(), where=where)
+        if scheme in _CLOUDS:
+            return StoreBlobs(_cloud(where), where=where)
+    raise BlobRefused(f"blob store {where!r}: give a folder, or a URL with file://, s3://, gs://, az:// or memory://")
+
+
+def _cloud(url: str) -> ObjectStore:
+    try:
+        return from_url(
+            url,
+            retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=_RETRY_S)},
+            # Given options hide those of the environment, AWS_ALLOW_HTTP among them: the endpoint's own scheme decides.
+            client_options={
+                "allow_http": True,
+                "connect_timeout": timedelta(seconds=5),
+                "timeout": timedelta(minutes=5),
+            },
+        )
+    except (BaseError, ValueError) as error:
+        raise BlobRefused(f"blob store {url}: {_first_line(error)}; check the URL and the environment") from error
+
+
+class StoreBlobs:
+    """The blobs of one store. `where` names it in errors."""
+
+    def __init__(self, store: ObjectStore, where: str) -> None:
+        self._store = store
+        self._where = where
+
+    async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
+        return await asyncio.to_thread(self._put, folder, filename, data)
+
+    async def get(self, ref: BlobRef) -> bytes:
+        return await asyncio.to_thread(self._get, ref)
+
+    async def fetch(self, ref: BlobRef, target: Path) -> None:
+        await asyncio.to_thread(self._fetch, ref, target)
+
+    async def list(self, prefix: str) -> list[str]:
+        return await asyncio.to_thread(_names, self._store, prefix, self._where)
+
+    async def delete(self, name: str) -> None:
+        await asyncio.to_thread(self._delete, name)
+
+    def _put(self, folder: str, filename: str, data: bytes) -> BlobRef:
+        ref = content_ref(folder, filename, data)
+        # Written even when it is there: the same bytes under the same name, and a damaged blob is healed.
+        with _translated(self._where):
+            obstore.put(self._store, ref.name, data)
+        return ref
+
+    def _get(self, ref: BlobRef) -> bytes:
+        return verified(ref, b"".join(self._chunks(ref)))
+
+    def _fetch(self, ref: BlobRef, target: Path) -> None:
+        part = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
+        with _translated(f"file {target}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with part.open("wb") as file:
+                    self._copy(ref, file)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _copy(self, ref: BlobRef, file: BinaryIO) -> None:
+        digest = hashlib.sha256()
+        for chunk in self._chunks(ref):
+            digest.update(chunk)
+            file.write(chunk)
+        if digest.hexdigest() != ref.sha256:
+            raise BlobCorrupt(f"blob {ref.name} is corrupt: sha256 is {digest.hexdigest()}, expected {ref.sha256}")
+
+    def _chunks(self, ref: BlobRef) -> Iterator[bytes]:
+        with _translated(self._where, missing=ref.name):
+            yield from obstore.get(self._store, ref.name)
+
+    def _delete(self, name: str) -> None:
+        try:
+            with _translated(self._where, missing=name):
+                obstore.delete(self._store, name)
+        except BlobMissing:
+            return
+
+
+def _names(store: ObjectStore, prefix: str, where: str) -> list[str]:
+    with _translated(where):
+        return sorted(meta["path"] for page in obstore.list(store, prefix.rstrip("/")) for meta in page)
+
+
+@contextmanager
+def _translated(where: str, missing: str | None = None) -> Iterator[None]:
+    """Turn what obstore and the system raise into ours; `missing` is the blob that a "not found" is about."""
+    try:
+        yield
+    except (BaseError, OSError, ValueError) as error:
+        if missing is not None and isinstance(error, FileNotFoundError | ValueError):
+            raise BlobMissing(f"no blob {missing} in {where}") from error
+        raise _verdict(where, error) from error
+
+
+def _verdict(where: str, error: Exception) -> MarlaasError:
+    if isinstance(error, ValueError):
+        return BlobRefused(f"{where}: {_first_line(error)}")
+    code = _errno(error)
+    if code in _FULL:
+        return BlobUnavailable(f"{where} is full ({_first_line(error)}): free some space or raise the quota")
+    if code in _FORBIDDEN or isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return BlobRefused(f"{where} refuses ({_first_line(error)}): grant this process read and write there")
+    return BlobUnavailable(f"{where} does not answer: {_first_line(error)}")
+
+
+def _errno(error: Exception) -> int | None:
+    """The system's error number; obstore only leaves it in the text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    match = _OS_ERROR.search(str(error))
+    return int(match[1]) if match else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

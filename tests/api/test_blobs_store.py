@@ -1,0 +1,196 @@
+"""What only a real store can do wrong: full and forbidden disks, damaged files, killed writers, servers that do not answer."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+from xml.etree import ElementTree
+
+import pytest
+
+from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRefused, BlobUnavailable, sha256_hex
+from marlaas_api.blobs_store import open_blobs
+
+CHILD = """
+import asyncio, resource, signal, sys
+from pathlib import Path
+from marlaas_api.blobs_store import open_blobs
+from marlaas_api.errors import MarlaasError
+
+async def main(folder, action, target):
+    try:
+        if action == "put":
+            await open_blobs(folder).put("a", "x", b"0" * 1_000_000)
+        elif action == "fetch":
+            blobs = open_blobs("memory://")
+            await blobs.fetch(await blobs.put("a", "x", b"0" * 1_000_000), Path(target))
+        elif action == "for-ever":
+            blobs = open_blobs(folder)
+            for number in range(1_000_000):
+                await blobs.put("a", "x", number.to_bytes(4, "big") * 2_000_000)
+                print(number, flush=True)
+    except MarlaasError as error:
+        print(type(error).__name__, error)
+
+folder, action, target, handicap = sys.argv[1:]
+if handicap == "limited":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+asyncio.run(main(folder, action, target))
+"""
+
+
+async def child(folder: Path, action: str, target: str = "", handicap: str = "") -> asyncio.subprocess.Process:
+    """Start CHILD; what breaks in it (a limit, a kill) leaves this process alone."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, str(folder), action, target, handicap, stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def said(process: asyncio.subprocess.Process) -> str:
+    output, _ = await process.communicate()
+    return output.decode()
+
+
+def files(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+async def test_a_full_disk_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    text = await said(await child(tmp_path / "blobs", "put", handicap="limited"))
+    assert text.startswith(f"BlobUnavailable folder {tmp_path}/blobs is full")
+    assert "free some space" in text
+    assert await open_blobs(tmp_path / "blobs").list("") == []
+
+
+async def test_a_full_disk_under_a_fetched_file_names_the_file(tmp_path: Path) -> None:
+    text = await said(await child(tmp_path, "fetch", f"{tmp_path}/here/x", handicap="limited"))
+    assert text.startswith(f"BlobUnavailable file {tmp_path}/here/x is full")
+    assert files(tmp_path / "here") == []
+
+
+async def test_a_forbidden_folder_is_refused_for_good() -> None:
+    with pytest.raises(BlobRefused, match=r"folder /sys refuses \(.*\): grant this process read and write there"):
+        await open_blobs("/sys").put("a", "x", b"1")
+
+
+async def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((BlobRefused, BlobUnavailable), match=f"{tmp_path}/file/blobs"):
+        open_blobs(tmp_path / "file" / "blobs")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "S3:/x://y"])
+async def test_an_unknown_url_says_which_are_known(url: str) -> None:
+    with pytest.raises(BlobRefused, match="s3://"):
+        open_blobs(url)
+
+
+async def test_a_store_without_its_configuration_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(BlobRefused, match="Account must be specified"):
+        open_blobs("az://container/prefix")
+
+
+async def test_a_flipped_byte_on_disk_is_corrupt_and_putting_again_heals_it(tmp_path: Path) -> None:
+    blobs = open_blobs(tmp_path)
+    ref = await blobs.put("a", "x", b"weights")
+    (tmp_path / ref.name).write_bytes(b"weighty")
+    with pytest.raises(BlobCorrupt, match=ref.name):
+        await blobs.get(ref)
+    await blobs.put("a", "x", b"weights")
+    assert await blobs.get(ref) == b"weights"
+
+
+async def test_a_writer_killed_midway_leaves_only_whole_blobs(tmp_path: Path) -> None:
+    writer = await child(tmp_path, "for-ever")
+    assert writer.stdout is not None
+    await writer.stdout.readline()
+    writer.kill()
+    await writer.wait()
+    names = await open_blobs(tmp_path).list("")
+    assert names
+    for name in names:
+        assert sha256_hex((tmp_path / name).read_bytes())[:16] == name.partition("/")[2][:16]
+
+
+class Bucket(BaseHTTPRequestHandler):
+    """As much of S3 as four operations need."""
+
+    objects: dict[str, bytes]
+
+    def do_PUT(self) -> None:
+        self.objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(200)
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if url.query:
+            prefix = parse_qs(url.query).get("prefix", [""])[0]
+            self.answer(200, listing([path.removeprefix(f"{url.path}/") for path in self.objects], prefix))
+        elif self.path in self.objects:
+            self.answer(200, self.objects[self.path])
+        else:
+            self.answer(404)
+
+    def do_POST(self) -> None:
+        key = ElementTree.fromstring(self.rfile.read(int(self.headers["Content-Length"]))).findtext(".//{*}Key")
+        del self.objects[f"{urlsplit(self.path).path}/{key}"]
+        self.answer(200, f"<DeleteResult><Deleted><Key>{key}</Key></Deleted></DeleteResult>".encode())
+
+    def answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        for header in ('ETag: "1"', "Last-Modified: Sat, 21 Nov 2026 09:00:00 GMT", f"Content-Length: {len(body)}"):
+            self.send_header(*header.split(": ", 1))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def listing(keys: list[str], prefix: str) -> bytes:
+    items = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-11-21T09:00:00Z</LastModified><ETag>1</ETag><Size>1</Size></Contents>"
+        for key in keys
+        if key.startswith(prefix)
+    )
+    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{items}</ListBucketResult>".encode()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    handler = type("OneBucket", (Bucket,), {"objects": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    environment = {"ENDPOINT": f"http://127.0.0.1:{server.server_port}", "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s"}
+    for name, value in {**environment, "REGION": "here", "ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    yield handler.objects
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def test_s3_takes_its_configuration_from_the_environment(s3: dict[str, bytes]) -> None:
+    blobs = open_blobs("s3://bucket/prefix")
+    ref = await blobs.put("a", "x", b"weights")
+    assert list(s3) == [f"/bucket/prefix/{ref.name}"]
+    assert await blobs.get(ref) == b"weights"
+    assert await blobs.list("a") == [ref.name]
+    await blobs.delete(ref.name)
+    with pytest.raises(BlobMissing):
+        await blobs.get(ref)
+
+
+async def test_a_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    with pytest.raises(BlobUnavailable, match="s3://bucket does not answer"):
+        await open_blobs("s3://bucket").put("a", "x", b"1")
