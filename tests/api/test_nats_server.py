@@ -1,0 +1,154 @@
+"""The embedded server: starts where it is told, says why it cannot, and never outlives the run."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marlaas_api.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, ServerFailed
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
+    async with EmbeddedNats(tmp_path / "nats") as server:
+        yield server
+
+
+async def greeting(port: int | None) -> dict[str, Any]:
+    """What the server says of itself to a new connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    line = await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    info: dict[str, Any] = json.loads(line.removeprefix(b"INFO "))
+    return info
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process that is not our child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    await ended.wait()
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
+
+
+async def test_it_listens_with_jetstream_and_room_for_large_messages(server: EmbeddedNats) -> None:
+    info = await greeting(server.port)
+    assert info["jetstream"]
+    assert info["max_payload"] == MAX_PAYLOAD_BYTES
+    assert server.url == f"nats://127.0.0.1:{server.port}"
+
+
+async def test_it_logs_to_a_file(tmp_path: Path) -> None:
+    async with EmbeddedNats(tmp_path / "nats", log_path=tmp_path / "logs" / "nats.log"):
+        assert "Server is ready" in (tmp_path / "logs" / "nats.log").read_text()
+
+
+async def test_a_given_port_is_used(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    async with EmbeddedNats(tmp_path, port=port):
+        assert (await greeting(port))["port"] == port
+
+
+async def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ServerFailed, match=f"port {port} of 127.0.0.1 is taken"):
+            await EmbeddedNats(tmp_path, port=port).start()
+
+
+async def test_two_servers_never_share_a_store(server: EmbeddedNats, tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match=f"another nats-server uses the store {tmp_path}/nats"):
+        await EmbeddedNats(tmp_path / "nats").start()
+    assert await greeting(server.port)
+
+
+async def test_starting_twice_is_an_error(server: EmbeddedNats) -> None:
+    with pytest.raises(ServerFailed, match="already running"):
+        await server.start()
+
+
+async def test_a_store_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(ServerFailed, match="/sys/nats"):
+        await EmbeddedNats(Path("/sys/nats")).start()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"extra_config": "authorization {"}, {"sync_interval": "sometimes"}], ids=["config", "sync_interval"]
+)
+async def test_a_setting_it_does_not_understand_is_quoted(tmp_path: Path, settings: dict[str, str]) -> None:
+    server = EmbeddedNats(tmp_path, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ServerFailed, match="nats-server did not start: nats-server: "):
+        await server.start()
+    assert server.pid is None
+
+
+async def test_every_write_can_be_synced(tmp_path: Path) -> None:
+    async with EmbeddedNats(tmp_path, sync_interval="always") as server:
+        assert await greeting(server.port)
+
+
+async def test_killed_and_restarted_it_is_at_the_same_place(server: EmbeddedNats) -> None:
+    port, pid = server.port, server.pid
+    await server.kill()
+    assert server.pid is None
+    with pytest.raises(ConnectionRefusedError):
+        await greeting(port)
+    await server.restart()
+    assert server.port == port
+    assert server.pid not in (None, pid)
+    assert await greeting(port)
+
+
+async def test_its_death_can_be_awaited(server: EmbeddedNats) -> None:
+    death = asyncio.create_task(server.wait())
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    assert await death == -signal.SIGKILL
+
+
+async def test_stopping_is_graceful_and_can_be_repeated(server: EmbeddedNats, tmp_path: Path) -> None:
+    await server.stop()
+    await server.stop()
+    assert "Server Exiting" in server.log_path.read_text()
+
+
+async def test_ctrl_c_does_not_reach_it(server: EmbeddedNats) -> None:
+    assert server.pid is not None
+    assert os.getpgid(server.pid) != os.getpgid(0)
+
+
+async def test_it_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    program = f"""
+import asyncio
+from pathlib import Path
+from marlaas_api.nats_server import EmbeddedNats
+
+async def main():
+    async with EmbeddedNats(Path({str(tmp_path)!r})) as server:
+        print(server.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
+    await gone(pid)
+    async with EmbeddedNats(tmp_path) as heir:
+        assert heir.pid != pid
