@@ -1,0 +1,123 @@
+import pytest
+
+from marlaas.local.documents import differences, job_document, merge, refuse_other_models
+from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds import ModelPoolSpec, RLJob, Tenant
+from marlaas_api.messages import PoolDocument
+
+
+def _job(**training):
+    return RLJob.model_validate(
+        {
+            "apiVersion": "marlaas.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "reverse", "namespace": "team-a"},
+            "spec": {
+                "poolRef": {"name": "tiny"},
+                "environment": {"name": "reverse"},
+                "training": {"steps": 3, "seed": 5, **training},
+            },
+        }
+    )
+
+
+def _tenant(name, namespaces, weight):
+    return Tenant.model_validate(
+        {
+            "apiVersion": "marlaas.dev/v1alpha1",
+            "kind": "Tenant",
+            "metadata": {"name": name},
+            "spec": {"namespaces": namespaces, "weight": weight},
+        }
+    )
+
+
+def _pool(builtin="tiny"):
+    spec = ModelPoolSpec.model_validate({"model": {"builtin": builtin}})
+    return PoolDocument(name="tiny", model_path="/models/tiny", spec=spec)
+
+
+def test_a_document_carries_the_tenant_of_its_namespace_and_the_weight():
+    tenants = [_tenant("other", ["team-b"], 2), _tenant("research", ["team-a", "team-c"], 3)]
+    document = job_document(_job(), tenants, "u", None)
+    assert (document.tenant, document.tenant_weight) == ("research", 3)
+
+
+def test_a_namespace_without_a_tenant_is_one_of_weight_1():
+    document = job_document(_job(), [], "u", None)
+    assert (document.tenant, document.tenant_weight) == ("team-a", 1.0)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 5), (0, 0), (11, 11)])
+def test_the_seed_is_the_manifests_own_unless_one_is_given(given, expected):
+    assert job_document(_job(), [], "u", given).seed == expected
+
+
+def test_a_job_that_is_taken_up_again_keeps_its_uid_and_generation(document):
+    before = document(uid="first", generation=4)
+    assert merge([before], [document(uid="second")]) == (before,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": {"steps": 5}},
+        {"priority": 7},
+        {"suspend": True},
+        {"activeDeadlineSeconds": 60},
+        {"ttlSecondsAfterFinished": 60},
+    ],
+)
+def test_what_may_change_makes_a_new_generation_of_the_same_job(document, change):
+    (merged,) = merge([document(uid="first")], [document(spec=change, uid="second")])
+    assert (merged.uid, merged.generation) == ("first", 2)
+    assert merged.spec == document(spec=change).spec
+
+
+def test_a_new_weight_of_the_tenant_makes_a_new_generation(document):
+    (merged,) = merge([document()], [document(tenant_weight=4.0)])
+    assert merged.generation == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"training": {"steps": 3, "groupsPerStep": 16}}, "spec.training.groupsPerStep was 8 and is now 16"),
+        ({"training": {"steps": 2}}, "spec.training.steps was 3 and is now 2: it may be raised, never lowered"),
+        ({"environment": {"name": "calculator"}}, "spec.environment.name was reverse and is now calculator"),
+        ({"rollout": {"groupSize": 4}}, "spec.rollout.groupSize was 8 and is now 4"),
+        ({"environment": {"name": "reverse", "args": {"length": 3}}}, "spec.environment.args.length was absent"),
+    ],
+)
+def test_what_must_not_change_is_refused_by_the_name_of_its_field(document, change, words):
+    with pytest.raises(InvalidInput) as refused:
+        merge([document()], [document(spec=change)])
+    assert words in str(refused.value)
+    assert "team-a/reverse" in str(refused.value)
+
+
+def test_another_seed_is_refused(document):
+    with pytest.raises(InvalidInput, match="seed was 0 and is now 9"):
+        merge([document()], [document(seed=9)])
+
+
+def test_a_job_that_is_gone_from_the_manifests_is_asked_for(document):
+    with pytest.raises(InvalidInput, match="job team-a/other began in this output folder"):
+        merge([document("other")], [document()])
+
+
+def test_a_new_job_may_join_those_that_began_earlier(document):
+    merged = merge([document()], [document(), document("other")])
+    assert [one.job for one in merged] == ["reverse", "other"]
+
+
+def test_a_pool_must_keep_its_base_model_and_nothing_else():
+    same = _pool().model_copy(update={"model_path": "/elsewhere"})
+    refuse_other_models([_pool()], [same])
+    with pytest.raises(InvalidInput, match="ModelPool tiny: spec.model has changed"):
+        refuse_other_models([_pool()], [_pool("smollm2-135m-instruct")])
+
+
+def test_differences_are_told_leaf_by_leaf():
+    before, after = {"a": {"b": 1, "c": [1]}, "d": 0}, {"a": {"b": 2, "c": [1, 2]}, "e": None}
+    assert list(differences(before, after)) == [("a.b", 1, 2), ("a.c", [1], [1, 2]), ("d", 0, None)]

@@ -1,0 +1,123 @@
+import pytest
+
+from marlaas.local.plan import ProcessSpec, affected, desired, is_ready, settled
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import Phase, PoolDocument, ReplicaReport
+
+
+def _pool(name="tiny", rollout=1, trainer=1):
+    body = {"model": {"builtin": "tiny"}, "rollout": {"replicas": rollout}, "trainer": {"replicas": trainer}}
+    return PoolDocument(name=name, model_path="/m", spec=ModelPoolSpec.model_validate(body))
+
+
+def _keys(specs):
+    return [spec.key for spec in specs]
+
+
+def _by_key(*levels):
+    return {level.ref.key: level for level in levels}
+
+
+def test_before_anything_is_admitted_the_pool_and_the_orchestrator_run(document):
+    specs = desired([_pool(rollout=2)], [document()], {})
+    assert _keys(specs) == ["orchestrator", "rollout-0.tiny", "rollout-1.tiny", "trainer-0.tiny"]
+
+
+def test_an_admitted_job_has_its_sandboxes(document, level):
+    job = document(spec={"environment": {"name": "reverse", "replicas": 2}})
+    specs = desired([_pool()], [job], _by_key(level(job)))
+    assert _keys(specs)[3:] == ["sandbox-0.team-a.reverse", "sandbox-1.team-a.reverse"]
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.SUSPENDED])
+def test_a_job_that_is_not_admitted_has_none(document, level, phase):
+    other = document("other")
+    levels = _by_key(level(document(), phase=phase, admitted=False), level(other))
+    assert _keys(desired([_pool()], [document(), other], levels))[3:] == ["sandbox-0.team-a.other"]
+
+
+def test_a_job_that_has_ended_has_none_while_another_goes_on(document, level):
+    other = document("other")
+    levels = _by_key(level(document(), phase=Phase.SUCCEEDED), level(other))
+    assert _keys(desired([_pool()], [document(), other], levels))[3:] == ["sandbox-0.team-a.other"]
+
+
+def test_progress_of_an_earlier_job_of_the_same_name_counts_for_nothing(document, level):
+    stale = level(document(uid="earlier"), phase=Phase.SUCCEEDED)
+    assert _keys(desired([_pool()], [document()], _by_key(stale))) == [
+        "orchestrator",
+        "rollout-0.tiny",
+        "trainer-0.tiny",
+    ]
+
+
+def test_nothing_runs_once_every_job_is_settled(document, level):
+    other = document("other")
+    levels = _by_key(level(document(), phase=Phase.FAILED), level(other, phase=Phase.SUCCEEDED))
+    assert desired([_pool()], [document(), other], levels) == ()
+
+
+def test_a_pool_that_no_running_job_uses_does_not_run(document, level):
+    levels = _by_key(level(document(), phase=Phase.SUCCEEDED))
+    big = document("other", pool="big")
+    assert _keys(desired([_pool(), _pool("big")], [document(), big], levels)) == [
+        "orchestrator",
+        "rollout-0.big",
+        "trainer-0.big",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "expected"),
+    [
+        (Phase.SUCCEEDED, 3, False),
+        (Phase.SUCCEEDED, 5, True),
+        (Phase.FAILED, 3, True),
+        (Phase.SUSPENDED, 3, False),
+        (Phase.RUNNING, 5, False),
+    ],
+)
+def test_a_newer_document_unsettles_a_job_only_if_there_is_something_left_to_do(document, level, phase, step, expected):
+    newer = document(spec={"training": {"steps": 5}}, generation=2)
+    assert settled(newer, level(document(), phase=phase, step=step)) is expected
+
+
+def test_a_suspended_job_is_settled_while_its_document_says_so(document, level):
+    job = document(spec={"suspend": True})
+    assert settled(job, level(job, phase=Phase.SUSPENDED))
+
+
+def test_a_process_affects_the_jobs_of_its_pool_or_its_own(document):
+    jobs = [document(), document("other", pool="big")]
+    assert affected(ProcessSpec("rollout", "rollout-0", pool="big"), jobs) == jobs[1:]
+    assert affected(ProcessSpec("sandbox", "sandbox-0", job="team-a.reverse"), jobs) == jobs[:1]
+    assert affected(ProcessSpec("orchestrator", "orchestrator"), jobs) == jobs
+
+
+def _report(**fields):
+    body = {"role": "rollout", "pool": "tiny", "replica": "rollout-0", "at": 50.0}
+    return ReplicaReport.model_validate({**body, **fields})
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (_report(), True),
+        (_report(at=39.0), False),
+        (_report(ready=False), False),
+        (_report(pool="big"), False),
+        (_report(replica="rollout-1"), False),
+        (_report(role="trainer"), False),
+    ],
+)
+def test_a_pool_worker_is_ready_when_its_own_report_says_so_since_it_started(report, expected):
+    assert is_ready(ProcessSpec("rollout", "rollout-0", pool="tiny"), 40.0, [report], 60.0) is expected
+
+
+def test_a_process_without_reports_is_ready_when_it_has_lived_for_a_moment():
+    sandbox = ProcessSpec("sandbox", "sandbox-0", job="team-a.reverse")
+    assert [is_ready(sandbox, 40.0, [], now) for now in (41.0, 43.0)] == [False, True]
+
+
+def test_two_pools_replicas_of_one_name_have_logs_of_their_own():
+    assert ProcessSpec("trainer", "trainer-0", pool="a").key != ProcessSpec("trainer", "trainer-0", pool="b").key

@@ -1,0 +1,51 @@
+"""The published adapter: from the blob store to a plain PEFT folder."""
+
+import shutil
+from pathlib import Path
+
+from marlaas_api import subjects
+from marlaas_api.blobs import Blobs
+from marlaas_api.bus import Bus
+from marlaas_api.messages import JobDocument, Manifest, PolicyRecord
+from marlaas_api.wire import decode_as
+
+from marlaas.local.folder import replace_folder, translated
+
+
+async def find(bus: Bus, blobs: Blobs, document: JobDocument, agent: str, version: int) -> Manifest | None:
+    """The manifest of an agent's version, from the policy key back through its parents; None if it is not there.
+
+    Raises as `Bucket.get` and `Blobs.get`.
+    """
+    bucket = await bus.bucket(subjects.POLICY)
+    entry = await bucket.get(subjects.policy_key(document.namespace, document.job, agent))
+    if entry is None or entry.data is None:
+        return None
+    record = decode_as(PolicyRecord, entry.data)
+    ref = record.manifest if record.uid == document.uid else None
+    while ref is not None:
+        manifest = decode_as(Manifest, await blobs.get(ref))
+        if manifest.version <= version:
+            return manifest if manifest.version == version else None
+        ref = manifest.parent
+    return None
+
+
+async def fetch(blobs: Blobs, manifest: Manifest, target: Path) -> None:
+    """Write the adapter's files as a folder, whole or not at all. Raises InvalidInput, and as `Blobs.fetch`."""
+    partial = target.with_name(f".{target.name}.partial")
+    with translated(target):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    for name, ref in manifest.files.items():
+        await blobs.fetch(ref, partial / name)
+    replace_folder(partial, target)
+
+
+def export(adapter: Path, target: Path) -> None:
+    """Copy the folder to where the job asked for it, whole or not at all. Raises InvalidInput."""
+    partial = target.with_name(f".{target.name}.partial")
+    with translated(target):
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(adapter, partial)
+    replace_folder(partial, target)

@@ -1,0 +1,104 @@
+"""From the bus and the blob store to the files that people want of a job: records, curve, adapter, copy, summary."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marlaas_api.blobs import Blobs
+from marlaas_api.bus import Bus
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepRecord
+
+from marlaas.local import adapter, curve
+from marlaas.local.folder import OutFolder, RunRecord, write
+from marlaas.local.record import Records
+from marlaas.local.results import Failure, JobResult, summary
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Collector:
+    """Keeps the output folder in step with the bus. Failures of bus and store are told by the caller, or met again at the end."""
+
+    folder: OutFolder
+    bus: Bus
+    blobs: Blobs
+    _records: dict[str, Records] = field(default_factory=dict)
+    _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    _published: set[tuple[str, str, int, Phase]] = field(default_factory=set)
+
+    async def follow(self, document: JobDocument, level: Progress | None) -> None:
+        """Write what is new of a job; everything once it is final. Raises as the bus and the store do, and InvalidInput."""
+        mark = (level.step, level.eval_last, level.phase, level.versions) if level else ()
+        if self._seen.get(document.uid) == mark:
+            return
+        await self.write_records(document)
+        if level is not None and level.phase.final:
+            await self.publish(JobResult(document, level, *self._records[document.uid].in_order()))
+        self._seen[document.uid] = mark
+
+    async def write_records(self, document: JobDocument) -> None:
+        """Rewrite `steps.jsonl` and `evals.jsonl` if the stream has more."""
+        records = self._records.setdefault(document.uid, Records(document.ref))
+        if await records.read(self.bus) or not (self.folder.job(document.ref) / "steps.jsonl").exists():
+            records.write(self.folder)
+        self.folder.link_logs(document.ref)
+
+    async def result(self, document: JobDocument, level: Progress | None, failure: Failure | None) -> JobResult:
+        """Everything that is known of a job now, files included."""
+        await self.write_records(document)
+        result = JobResult(document, level, *self._records[document.uid].in_order(), failure)
+        await self.publish(result)
+        return result
+
+    async def publish(self, result: JobResult) -> None:
+        """Draw the curve, fetch every agent's adapter, copy it to where the job asked for it."""
+        folder = self.folder.job(result.document.ref)
+        if result.steps or result.evals:
+            png = await asyncio.to_thread(curve.draw, str(result.document.ref), result.steps, result.evals)
+            write(folder / "curve.png", png)
+        if result.progress is not None:
+            for agent, version in (result.progress.versions | result.progress.promoted).items():
+                await self._adapter(result, agent, version)
+
+    async def _adapter(self, result: JobResult, agent: str, version: int) -> None:
+        document = result.document
+        key = (document.uid, agent, version, result.phase)
+        if version < 0 or key in self._published:
+            return
+        manifest = await adapter.find(self.bus, self.blobs, document, agent, version)
+        if manifest is None:
+            log.warning("%s: no manifest of version %d of agent %s", document.ref, version, agent)
+            return
+        part = "" if len(document.spec.agents) == 1 else agent
+        folder = self.folder.job(document.ref) / "adapter" / part
+        await adapter.fetch(self.blobs, manifest, folder)
+        if result.phase is Phase.SUCCEEDED and document.spec.export.path is not None:
+            adapter.export(folder, Path(document.spec.export.path).expanduser() / part)
+        self._published.add(key)
+
+
+def write_summary(folder: OutFolder, results: Sequence[JobResult]) -> None:
+    """Write `summary.json`. Raises InvalidInput when the folder takes no more."""
+    write(folder.summary, json.dumps(summary(results), indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def read_results(folder: OutFolder, record: RunRecord) -> list[JobResult]:
+    """Results of a finished run, from its own files. Raises InvalidInput when they are not as it left them."""
+    levels = {level.uid: level for level in record.progress}
+    return [_read_result(folder.job(job.ref), job, levels.get(job.uid)) for job in record.jobs]
+
+
+def _read_result(folder: Path, document: JobDocument, level: Progress | None) -> JobResult:
+    try:
+        steps = [StepRecord.model_validate_json(line) for line in (folder / "steps.jsonl").read_bytes().splitlines()]
+        evals = [EvalRecord.model_validate_json(line) for line in (folder / "evals.jsonl").read_bytes().splitlines()]
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            f"{folder}: the records of this finished job cannot be read: choose another --out"
+        ) from error
+    return JobResult(document, level, tuple(steps), tuple(evals))

@@ -1,0 +1,209 @@
+"""What the person at the terminal sees while jobs run: a live table, plain lines, or JSON objects."""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from marlaas_api.messages import Phase
+
+from marlaas.local.report import Report
+from marlaas.local.table import COLUMNS, JobView, as_json, cells, plain_line
+
+PLAIN_PERIOD_S = 10.0
+_COLOURS: Mapping[str, str] = {
+    Phase.RUNNING: "cyan",
+    Phase.SUCCEEDED: "green",
+    Phase.FAILED: "red",
+    Phase.QUEUED: "yellow",
+    Phase.SUSPENDED: "yellow",
+}
+
+
+class Display(Protocol):
+    """Calls come as often as the runner looks; the display decides what is new."""
+
+    def waiting(self, text: str, share: float | None = None) -> None:
+        """What everybody waits for; share: how much of it is done, 0 to 1."""
+        ...
+
+    def jobs(self, views: Sequence[JobView]) -> None:
+        """How the jobs stand."""
+        ...
+
+    def note(self, text: str) -> None:
+        """A sentence that stays to be read."""
+        ...
+
+    def result(self, report: Report) -> None:
+        """The end."""
+        ...
+
+    def refused(self, text: str) -> None:
+        """Why nothing was done, or could be done any longer; for stderr."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was found; called before the process ends, however it ends."""
+        ...
+
+
+def choose(as_json_lines: bool, out: IO[str] | None = None) -> Display:
+    """The display that suits where the output goes."""
+    out = out or sys.stdout
+    if as_json_lines:
+        return JsonDisplay(out)
+    if out.isatty() and not os.environ.get("CI"):
+        return LiveDisplay(Console(file=out))
+    return PlainDisplay(Console(file=out, width=160, color_system=None, soft_wrap=True))
+
+
+class LiveDisplay:
+    """The table, redrawn in place; above it a spinner with what is starting."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._spinner = Spinner("dots", style="cyan")
+        self._share: float | None = None
+        self._views: Sequence[JobView] = ()
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._draw, transient=True)
+        self._live.start()
+
+    def waiting(self, text: str, share: float | None = None) -> None:
+        self._spinner.update(text=Text(text, style="dim", overflow="fold"))
+        self._share = share
+
+    def jobs(self, views: Sequence[JobView]) -> None:
+        self._views = tuple(views)
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(text))
+
+    def result(self, report: Report) -> None:
+        self.close()
+        self._console.print(report.rich())
+
+    def refused(self, text: str) -> None:
+        self.close()
+        _complain(text)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> RenderableType:
+        parts: list[RenderableType] = [self._spinner]
+        if self._share is not None:
+            parts.append(ProgressBar(total=1.0, completed=self._share, width=40))
+        if self._views:
+            parts.append(table(self._views))
+        return Group(*parts)
+
+
+def table(views: Sequence[JobView]) -> Table:
+    """The jobs as a rich table."""
+    grid = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(COLUMNS):
+        grid.add_column(column, justify="left" if index < 2 else "right", no_wrap=index < 4)
+    for view in views:
+        style = _COLOURS.get(view.progress.phase if view.progress else "", "dim")
+        first, phase, *rest = cells(view)
+        grid.add_row(first, Text(phase, style=style), *rest)
+        if view.progress is not None and view.progress.phase is Phase.FAILED:
+            grid.add_row(Text(f"  {view.progress.reason}: {view.progress.message}", style="red", overflow="fold"))
+    return grid
+
+
+class PlainDisplay:
+    """Lines for logs: what is waited for when it changes, a job when it comes into another phase, and every job once a period."""
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._now = now
+        self._waiting = ""
+        self._phases: dict[str, str] = {}
+        self._told_at = now()
+
+    def waiting(self, text: str, share: float | None = None) -> None:
+        words = _without_seconds(text)
+        if words != self._waiting:
+            self._waiting = words
+            self.note(text)
+
+    def jobs(self, views: Sequence[JobView]) -> None:
+        due = self._now() - self._told_at >= PLAIN_PERIOD_S
+        for view in views:
+            phase = view.progress.phase if view.progress is not None else ""
+            news = phase != self._phases.get(view.name, "")
+            if news or (due and phase and not Phase(phase).final):
+                self._phases[view.name] = phase
+                self.note(plain_line(view))
+        if due:
+            self._told_at = self._now()
+
+    def note(self, text: str) -> None:
+        self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
+
+    def result(self, report: Report) -> None:
+        self._console.print(report.rich())
+
+    def refused(self, text: str) -> None:
+        _complain(text)
+
+    def close(self) -> None:
+        """Nothing is left to tidy."""
+
+
+class JsonDisplay:
+    """One JSON object a line, told apart by `type`: `progress` per change of a job, `status`, `note`, `error`, `summary` at the end."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._waiting = ""
+        self._told: dict[str, object] = {}
+
+    def waiting(self, text: str, share: float | None = None) -> None:
+        words = _without_seconds(text)
+        if words != self._waiting:
+            self._waiting = words
+            self._write({"type": "status", "message": text})
+
+    def jobs(self, views: Sequence[JobView]) -> None:
+        for view in views:
+            if view.name not in self._told or self._told[view.name] != view.progress:
+                self._told[view.name] = view.progress
+                self._write({"type": "progress", **as_json(view)})
+
+    def note(self, text: str) -> None:
+        self._write({"type": "note", "message": text})
+
+    def result(self, report: Report) -> None:
+        self._write({"type": "summary", **report.json()})
+
+    def refused(self, text: str) -> None:
+        self._write({"type": "error", "message": text})
+        _complain(text)
+
+    def close(self) -> None:
+        """Nothing is left to tidy."""
+
+    def _write(self, content: Mapping[str, object]) -> None:
+        print(json.dumps(content, ensure_ascii=False), file=self._out, flush=True)
+
+
+def _without_seconds(text: str) -> str:
+    """What is waited for, without how long already."""
+    return re.sub(r"\d[\d hms]*[hms]\b", "", text)
+
+
+def _complain(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr, flush=True)

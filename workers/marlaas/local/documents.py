@@ -1,0 +1,100 @@
+"""Manifests to the documents that workers are started with, and what of a job may change while it exists. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds import RLJob, Tenant
+from marlaas_api.messages import JobDocument, PoolDocument
+
+CHANGEABLE = frozenset({"training.steps", "priority", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"})
+"""Fields of a job's spec that may differ when it is taken up again; steps may only grow."""
+
+_ADVICE = "give it as it was, or choose another --out for a job of its own"
+
+
+def job_document(job: RLJob, tenants: Sequence[Tenant], uid: str, seed: int | None) -> JobDocument:
+    """What to run, from the manifest's object; `seed` None takes the manifest's own."""
+    tenant, weight = _tenant_of(job.metadata.namespace, tenants)
+    return JobDocument(
+        namespace=job.metadata.namespace,
+        job=job.metadata.name,
+        uid=uid,
+        pool=job.spec.pool_ref.name,
+        tenant=tenant,
+        tenant_weight=weight,
+        seed=job.spec.training.seed if seed is None else seed,
+        spec=job.spec,
+    )
+
+
+def _tenant_of(namespace: str, tenants: Sequence[Tenant]) -> tuple[str, float]:
+    """Name and weight; a namespace without a Tenant is one of weight 1."""
+    for tenant in tenants:
+        if namespace in tenant.spec.namespaces:
+            return tenant.metadata.name, tenant.spec.weight
+    return namespace, 1.0
+
+
+def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple[JobDocument, ...]:
+    """The documents to run: those taken up again keep their uid, and a changed one gets a new generation.
+
+    Raises:
+        InvalidInput: a job is gone from the manifests, or changed where it must not; the text names the field.
+    """
+    before = {document.ref.key: document for document in stored}
+    _refuse_missing(before, {document.ref.key for document in wanted})
+    return tuple(_taken_up(before.get(document.ref.key), document) for document in wanted)
+
+
+def _refuse_missing(before: Mapping[str, JobDocument], names: set[str]) -> None:
+    missing = [str(document.ref) for key, document in before.items() if key not in names]
+    if missing:
+        raise InvalidInput(
+            f"job {missing[0]} began in this output folder and is not in the manifests now: "
+            "give its manifest again, or choose another --out"
+        )
+
+
+def _taken_up(before: JobDocument | None, wanted: JobDocument) -> JobDocument:
+    if before is None:
+        return wanted
+    _refuse_changes(before, wanted)
+    same = wanted.model_copy(update={"uid": before.uid, "generation": before.generation})
+    if same == before:
+        return before
+    return same.model_copy(update={"generation": before.generation + 1})
+
+
+def _refuse_changes(before: JobDocument, wanted: JobDocument) -> None:
+    if before.seed != wanted.seed:
+        raise InvalidInput(f"job {wanted.ref}: the seed was {before.seed} and is now {wanted.seed}: {_ADVICE}")
+    was, now = (document.spec.model_dump(mode="json", by_alias=True) for document in (before, wanted))
+    for path, old, new in differences(was, now):
+        if path not in CHANGEABLE:
+            raise InvalidInput(f"job {wanted.ref}: spec.{path} was {_text(old)} and is now {_text(new)}: {_ADVICE}")
+    if wanted.spec.training.steps < before.spec.training.steps:
+        raise InvalidInput(
+            f"job {wanted.ref}: spec.training.steps was {before.spec.training.steps} and is now "
+            f"{wanted.spec.training.steps}: it may be raised, never lowered"
+        )
+
+
+def refuse_other_models(stored: Iterable[PoolDocument], wanted: Iterable[PoolDocument]) -> None:
+    """Raise InvalidInput if a pool that jobs began on now names another base model."""
+    now = {pool.name: pool for pool in wanted}
+    for pool in stored:
+        if pool.name in now and now[pool.name].spec.model != pool.spec.model:
+            raise InvalidInput(f"ModelPool {pool.name}: spec.model has changed since the jobs began: {_ADVICE}")
+
+
+def differences(before: object, after: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield (dotted path, before, after) for every leaf in which two JSON values differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted({*before, *after}):
+            yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
+    elif before != after:
+        yield path, before, after
+
+
+def _text(value: object) -> str:
+    return "absent" if value is None else str(value)

@@ -1,0 +1,52 @@
+"""Ctrl-C, as two events: the first asks for an orderly end, the second for an end now."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """The person asked to stop."""
+
+
+class Interrupts:
+    """`first` and `second` are set by Ctrl-C, SIGTERM and SIGHUP, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals while the context is open."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._note)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _note(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    async def unless(self, event: asyncio.Event, work: Awaitable[T]) -> T:
+        """Do the work; cancel it and raise Interrupted once the event is set."""
+        task = asyncio.ensure_future(work)
+        signalled = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            signalled.cancel()
+            if not task.done():
+                task.cancel()
+            await asyncio.wait({task})
+        if task.cancelled():
+            raise Interrupted
+        return task.result()

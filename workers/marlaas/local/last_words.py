@@ -1,0 +1,52 @@
+"""Why a role died, in its own words: from the end of its log to one sentence. Pure.
+
+A log holds our own records (`<time> <LEVEL> <name> <logger>: <text>`, a traceback follows indented) and whatever libraries print. An
+engine's own error comes long before the "engine core initialization failed" that the role sees, so the first error that says
+something wins over the last one.
+"""
+
+import re
+
+START_MARK = "=== start"
+"""Begins the line that the runner writes into a log before each start of the role."""
+
+_EXCEPTION = re.compile(
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Refused|Unavailable|Input)): (?P<text>\S.*)$"
+)
+_OUR_CRASH = re.compile(r"^\S+ CRITICAL \S+ \S+: (?P<text>.+)$")
+_WRAPPERS = (
+    "Engine core initialization failed",
+    "EngineCore failed to start",
+    "See root cause above",
+    "WorkerProc failed",
+)
+_PREFIX = re.compile(r"^\s*(?:\|\s*)?(?:\([^)]*pid=\d+\)\s*)?(?:ERROR \S+ \S+ \[[^\]]*\]\s*)?")
+MAX_CHARS = 600
+
+
+def last_words(log: str) -> str:
+    """The error that ended the last process in this log, or its last lines if it left none."""
+    lines = _last_life(log)
+    crash = next((match["text"] for line in reversed(lines) if (match := _OUR_CRASH.match(line))), "")
+    if crash and not _is_wrapper(crash):
+        return crash[:MAX_CHARS]
+    cause = next((text for line in lines if (text := _exception(line)) and not _is_wrapper(text)), "")
+    return (cause or crash or _tail(lines))[:MAX_CHARS]
+
+
+def _last_life(log: str) -> list[str]:
+    _, mark, rest = log.rpartition(START_MARK)
+    return [line for line in rest.splitlines()[1 if mark else 0 :] if line.strip()]
+
+
+def _exception(line: str) -> str:
+    match = _EXCEPTION.match(_PREFIX.sub("", line))
+    return f"{match['type'].rpartition('.')[2]}: {match['text']}" if match else ""
+
+
+def _is_wrapper(text: str) -> bool:
+    return any(wrapper in text for wrapper in _WRAPPERS)
+
+
+def _tail(lines: list[str]) -> str:
+    return " / ".join(_PREFIX.sub("", line).strip() for line in lines[-3:]) or "it left nothing in its log"

@@ -1,0 +1,97 @@
+"""Which processes should run, from what is wanted (documents) and what is so (progress). Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress, ReplicaReport
+
+START_S = 3.0
+"""The orchestrator and sandboxes make no reports of their own; one that lives this long is up."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProcessSpec:
+    """One role process. `name` is what the role calls itself, the same after a restart; `pool` or `job` (its key) says whose it is."""
+
+    role: str
+    name: str
+    pool: str = ""
+    job: str = ""
+
+    @property
+    def key(self) -> str:
+        """Unique among the processes of one runner, and the name of its log."""
+        return ".".join(part for part in (self.name, self.pool or self.job) if part)
+
+    def __str__(self) -> str:
+        owner = self.pool or self.job.replace(".", "/")
+        return f"{self.name} ({owner})" if owner else self.name
+
+
+def settled(document: JobDocument, progress: Progress | None) -> bool:
+    """Nothing more will happen to the job until somebody changes its document."""
+    if progress is None or progress.uid != document.uid:
+        return False
+    if progress.phase.final:
+        return not _goes_on(document, progress)
+    return progress.phase is Phase.SUSPENDED and progress.generation >= document.generation
+
+
+def _goes_on(document: JobDocument, progress: Progress) -> bool:
+    """A succeeded job was given more steps since."""
+    newer = document.generation > progress.generation
+    return newer and progress.phase is Phase.SUCCEEDED and document.spec.training.steps > progress.step
+
+
+def desired(
+    pools: Sequence[PoolDocument], documents: Sequence[JobDocument], progress: Mapping[str, Progress]
+) -> tuple[ProcessSpec, ...]:
+    """The processes that should run now for these jobs; none once every job is settled."""
+    live = [document for document in documents if not settled(document, progress.get(document.ref.key))]
+    if not live:
+        return ()
+    used = [pool for pool in pools if any(pool.name in pool_names(document) for document in live)]
+    sandboxes = [spec for document in live for spec in _sandboxes(document, progress.get(document.ref.key))]
+    return (ProcessSpec("orchestrator", "orchestrator"), *_pool_workers(used), *sandboxes)
+
+
+def pool_names(document: JobDocument) -> set[str]:
+    """Pools that serve the job's agents."""
+    return {agent.pool_ref.name if agent.pool_ref else document.pool for agent in document.spec.agents}
+
+
+def affected(spec: ProcessSpec, documents: Sequence[JobDocument]) -> list[JobDocument]:
+    """The jobs that cannot go on without this process."""
+    return [
+        document
+        for document in documents
+        if (not spec.pool or spec.pool in pool_names(document)) and spec.job in ("", document.ref.key)
+    ]
+
+
+def is_ready(spec: ProcessSpec, started_at: float, reports: Sequence[ReplicaReport], now: float) -> bool:
+    """Whether the process that started then is at work, by its own report. Unix seconds."""
+    if not spec.pool:
+        return now - started_at >= START_S
+    return any(
+        report.role == spec.role
+        and report.replica == spec.name
+        and report.pool == spec.pool
+        and report.ready
+        and report.at >= started_at
+        for report in reports
+    )
+
+
+def _pool_workers(pools: Sequence[PoolDocument]) -> Iterator[ProcessSpec]:
+    for pool in pools:
+        for role, workers in (("rollout", pool.spec.rollout), ("trainer", pool.spec.trainer)):
+            for index in range(workers.replicas):
+                yield ProcessSpec(role, f"{role}-{index}", pool=pool.name)
+
+
+def _sandboxes(document: JobDocument, progress: Progress | None) -> Iterator[ProcessSpec]:
+    if progress is None or progress.uid != document.uid or not progress.admitted or progress.phase.final:
+        return
+    for index in range(document.spec.environment.replicas):
+        yield ProcessSpec("sandbox", f"sandbox-{index}", job=document.ref.key)

@@ -1,0 +1,135 @@
+"""One role as a process: how it is started, ended and swept up after. Decides nothing."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from marlaas_api.messages import JobDocument, PoolDocument
+
+from marlaas.local import sessions
+from marlaas.local.folder import OutFolder, translated, write
+from marlaas.local.last_words import START_MARK
+from marlaas.local.plan import ProcessSpec
+
+ROLE_COMMAND = (sys.executable, "-m", "marlaas_worker")
+TAIL_BYTES = 256 << 10
+
+
+class Warden:
+    """The runner's side of `marlaas.local.warden`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    def add(self, session: int) -> None:
+        """From now on the session ends with the runner."""
+        self._say(f"+{session}\n")
+
+    def remove(self, session: int) -> None:
+        """The session has ended."""
+        self._say(f"-{session}\n")
+
+    def _say(self, line: str) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(ConnectionError):
+                self._process.stdin.write(line.encode())
+
+
+@contextlib.asynccontextmanager
+async def warden() -> AsyncIterator[Warden]:
+    """Start the warden; leaving the context ends it, and what it still guards."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "marlaas.local.warden",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield Warden(process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        await process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What all roles are started with. command: how to run a role, its name comes next. blobs: URL of the blob store."""
+
+    folder: OutFolder
+    nats_url: str
+    blobs_url: str
+    warden: Warden
+    pools: Mapping[str, PoolDocument]
+    jobs: Mapping[str, JobDocument]
+    command: tuple[str, ...] = ROLE_COMMAND
+
+    async def start(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
+        """Start a role in a session of its own, writing to its log. Raises InvalidInput when the folder takes no more."""
+        path = self.log(spec)
+        with translated(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            log = path.open("ab", buffering=0)
+        with log:
+            log.write(f"{START_MARK} {spec} {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n".encode())
+            process = await asyncio.create_subprocess_exec(
+                *self.command,
+                spec.role,
+                *self._arguments(spec),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "MARLAAS_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        self.warden.add(process.pid)
+        return process
+
+    def log(self, spec: ProcessSpec) -> Path:
+        """Where the role writes."""
+        if spec.job:
+            return self.folder.job(self.jobs[spec.job].ref) / "logs" / f"{spec.name}.log"
+        return self.folder.logs / f"{spec.key}.log"
+
+    def log_tail(self, spec: ProcessSpec) -> str:
+        """The end of the log."""
+        with self.log(spec).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+
+    def _arguments(self, spec: ProcessSpec) -> list[str]:
+        scratch = self.folder.scratch / spec.key
+        arguments = ["--nats", self.nats_url, "--blobs", self.blobs_url, "--name", spec.name, "--scratch", str(scratch)]
+        document = self.jobs.get(spec.job) or self.pools.get(spec.pool)
+        if document is None:
+            return arguments
+        flag = "--job-file" if spec.job else "--pool-file"
+        path = self.folder.documents / f"{flag[2:-5]}.{spec.job or spec.pool}.json"
+        write(path, document.model_dump_json(indent=1).encode())
+        return [*arguments, flag, str(path)]
+
+    async def sweep(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for a role's end, end what it left, and return its exit code."""
+        exit_code = await process.wait()
+        await asyncio.to_thread(sessions.kill, process.pid)
+        self.warden.remove(process.pid)
+        return exit_code
+
+
+def ask_to_end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM: the role drains."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """SIGKILL for the role and all it started."""
+    sessions.kill(process.pid)

@@ -1,0 +1,54 @@
+"""Step and evaluation records: from the stream to `steps.jsonl` and `evals.jsonl`.
+
+The stream is the truth and the files are rewritten from it, so a record is in a file exactly once, however often the run was stopped.
+"""
+
+from dataclasses import dataclass, field
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, Stored
+from marlaas_api.messages import EvalRecord, Message, StepRecord
+from marlaas_api.names import JobRef
+from marlaas_api.wire import decode
+
+from marlaas.local.folder import OutFolder, write
+
+
+@dataclass(slots=True)
+class Records:
+    """What is on record of one job; grows by `read`."""
+
+    ref: JobRef
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    evals: dict[int, EvalRecord] = field(default_factory=dict)
+    next_sequence: int = 1
+
+    async def read(self, bus: Bus) -> bool:
+        """Take up what is new in the stream; True if there was anything. Raises as `Bus.replay`."""
+        stored: list[Stored] = []
+        for subject in (subjects.step, subjects.evaluation):
+            name = subject(self.ref.namespace, self.ref.name, "x", 0).rpartition(".")[0] + ".*"
+            stored += await bus.replay(subjects.STEPS, name, self.next_sequence)
+        for item in stored:
+            self.add(decode(item.data))
+            self.next_sequence = max(self.next_sequence, item.sequence + 1)
+        return bool(stored)
+
+    def add(self, message: Message) -> None:
+        """Note one record; those of an earlier job of the same name are not ours."""
+        if isinstance(message, StepRecord) and message.uid == self.ref.uid:
+            self.steps.setdefault(message.step, message)
+        elif isinstance(message, EvalRecord) and message.uid == self.ref.uid:
+            self.evals.setdefault(message.version, message)
+
+    def in_order(self) -> tuple[tuple[StepRecord, ...], tuple[EvalRecord, ...]]:
+        """Steps by number and evaluations by version."""
+        return tuple(self.steps[key] for key in sorted(self.steps)), tuple(
+            self.evals[key] for key in sorted(self.evals)
+        )
+
+    def write(self, folder: OutFolder) -> None:
+        """Rewrite both files. Raises InvalidInput when the folder takes no more."""
+        for name, records in zip(("steps.jsonl", "evals.jsonl"), self.in_order(), strict=True):
+            lines = "".join(f"{record.model_dump_json()}\n" for record in records)
+            write(folder.job(self.ref) / name, lines.encode())

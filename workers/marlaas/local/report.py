@@ -1,0 +1,97 @@
+"""The end of a run as people read it: evaluation before and after, replies before and after, and where everything lies."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from marlaas_api.messages import EvalSample, Phase
+
+from marlaas.local.results import Exchange, JobResult, exchanges, summary
+from marlaas.local.table import faults, number
+
+MAX_TEXT = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Results of all jobs, and the output folder they lie in."""
+
+    results: Sequence[JobResult]
+    folder: Path
+
+    def json(self) -> dict[str, object]:
+        """As in `summary.json`, and where that is."""
+        return {**summary(self.results), "out": str(self.folder)}
+
+    def rich(self) -> RenderableType:
+        """For terminals and plain text alike."""
+        return Group(Text(), _scores(self.results), *(part for one in self.results for part in self._job(one)))
+
+    def _job(self, result: JobResult) -> Iterator[RenderableType]:
+        pairs = exchanges(result)
+        yield Text(f"\n{result.document.ref}", style="bold")
+        if pairs:
+            yield Padding(_replies(pairs), (0, 0, 0, 2))
+        for name, path in self.places(result):
+            yield Text(f"  {name:<8} {path}")
+
+    def places(self, result: JobResult) -> list[tuple[str, Path]]:
+        """What of the job is there to be looked at."""
+        folder = self.folder / result.document.namespace / result.document.job
+        named = [
+            ("adapter", folder / "adapter"),
+            ("curve", folder / "curve.png"),
+            ("record", folder / "steps.jsonl"),
+            ("logs", folder / "logs"),
+        ]
+        return [(name, path) for name, path in named if path.exists()]
+
+
+def _scores(results: Sequence[JobResult]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("JOB", "PHASE", "STEPS", "VERSION", "EVAL BEFORE", "AFTER", "FAULTS"):
+        table.add_column(column, justify="left" if column in ("JOB", "PHASE") else "right")
+    table.add_column("", overflow="fold")
+    for result in results:
+        table.add_row(*_score(result))
+    return table
+
+
+def _score(result: JobResult) -> list[RenderableType]:
+    entry = summary([result])["jobs"]
+    figures = entry[str(result.document.ref)] if isinstance(entry, dict) else {}
+    good = result.phase is Phase.SUCCEEDED
+    why = f"{figures['reason']}: {figures['message']}" if figures.get("message") else figures.get("reason", "")
+    return [
+        str(result.document.ref),
+        Text(result.phase.value, style="green" if good else "red"),
+        f"{figures['steps']}/{result.document.spec.training.steps}",
+        "·" if result.version is None else str(result.version),
+        number(figures["evalBefore"]),
+        Text(number(figures["evalAfter"]), style="bold"),
+        faults(figures["faults"]),
+        Text(why, style="red"),
+    ]
+
+
+def _replies(pairs: Sequence[Exchange]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("HELD-OUT PROMPT", "BEFORE", "AFTER"):
+        table.add_column(column, overflow="fold", ratio=1)
+    for pair in pairs:
+        table.add_row(Text(_short(pair.before.prompt)), _reply(pair.before), _reply(pair.after))
+    return table
+
+
+def _reply(sample: EvalSample) -> Text:
+    return Text(f"{_short(sample.reply) or '(nothing)'} ").append(f"{sample.reward:.2f}", style="dim")
+
+
+def _short(text: str) -> str:
+    one_line = " ".join(text.split())
+    return one_line if len(one_line) <= MAX_TEXT else f"{one_line[: MAX_TEXT - 1]}…"

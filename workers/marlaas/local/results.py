@@ -1,0 +1,112 @@
+"""What became of a job: from its last progress and its records to `summary.json` and the texts people read. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the runner itself gave a job up: CamelCase reason, and a sentence for people."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A job at the end of a run, which need not be its own end. steps and evals are in order."""
+
+    document: JobDocument
+    progress: Progress | None = None
+    steps: tuple[StepRecord, ...] = ()
+    evals: tuple[EvalRecord, ...] = ()
+    failure: Failure | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """The job's own phase, unless the runner gave it up."""
+        if self.failure is not None:
+            return Phase.FAILED
+        return self.progress.phase if self.progress is not None else Phase.QUEUED
+
+    @property
+    def agent(self) -> str:
+        """The agent whose version people ask for."""
+        return self.document.spec.agents[0].name
+
+    @property
+    def version(self) -> int | None:
+        """The published version, or the newest one while nothing is published; None before version 0."""
+        if self.progress is None:
+            return None
+        return self.progress.promoted.get(self.agent, self.progress.versions.get(self.agent))
+
+    @property
+    def first_eval(self) -> EvalRecord | None:
+        """The evaluation before any training."""
+        return self.evals[0] if self.evals and self.evals[0].version == 0 else None
+
+    @property
+    def last_eval(self) -> EvalRecord | None:
+        """The evaluation of the published version, or else the newest one after training began."""
+        later = [record for record in self.evals if record.version > 0]
+        exact = [record for record in later if record.version == self.version]
+        return (exact or later or [None])[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One held-out prompt with the reply before and after, and what each earned."""
+
+    before: EvalSample
+    after: EvalSample
+
+
+def exchanges(result: JobResult, limit: int = 5) -> tuple[Exchange, ...]:
+    """The first held-out tasks that were sampled both before training and at the end."""
+    if result.first_eval is None or result.last_eval is None:
+        return ()
+    later = {sample.index: sample for sample in result.last_eval.samples}
+    pairs = [Exchange(sample, later[sample.index]) for sample in result.first_eval.samples if sample.index in later]
+    return tuple(sorted(pairs, key=lambda pair: pair.before.index)[:limit])
+
+
+def summary(results: Sequence[JobResult]) -> dict[str, object]:
+    """The content of `summary.json`."""
+    return {"jobs": {str(result.document.ref): _job_summary(result) for result in results}}
+
+
+def _job_summary(result: JobResult) -> dict[str, object]:
+    level, before, after = result.progress, result.first_eval, result.last_eval
+    return {
+        "phase": result.phase.value,
+        "evalBefore": before.reward_mean if before else (level.eval_before if level else None),
+        "evalAfter": after.reward_mean if after else (level.eval_last if level else None),
+        "steps": level.step if level else 0,
+        "policyVersion": result.version,
+        "wallSeconds": _wall_s(level),
+        "faults": dict(level.faults) if level else {},
+        **_why(result),
+    }
+
+
+def _wall_s(level: Progress | None) -> float:
+    if level is None or level.started_at is None:
+        return 0.0
+    return round((level.finished_at or level.at or level.started_at) - level.started_at, 3)
+
+
+def _why(result: JobResult) -> Mapping[str, str]:
+    """Reason and message of anything but success."""
+    if result.failure is not None:
+        return {"reason": result.failure.reason, "message": result.failure.message}
+    if result.phase is Phase.SUCCEEDED or result.progress is None:
+        return {}
+    return {"reason": result.progress.reason, "message": result.progress.message}
+
+
+def all_succeeded(results: Sequence[JobResult]) -> bool:
+    """Every job reached its end well."""
+    return all(result.phase is Phase.SUCCEEDED for result in results)

@@ -1,0 +1,115 @@
+"""The rows of the live table, the plain lines and the JSON objects: from progress to text. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from marlaas_api.messages import JobDocument, Progress
+
+COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as it is shown; progress None: the orchestrator has not spoken of it yet."""
+
+    document: JobDocument
+    progress: Progress | None = None
+    eta_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """`<namespace>/<name>`."""
+        return str(self.document.ref)
+
+
+def cells(view: JobView) -> tuple[str, ...]:
+    """One cell per column."""
+    level = view.progress
+    steps = view.document.spec.training.steps
+    if level is None:
+        return (view.name, "Starting", f"0/{steps}", *["·"] * (len(COLUMNS) - 3))
+    return (
+        view.name,
+        level.phase.value,
+        f"{level.step}/{steps}",
+        versions(level.versions),
+        number(level.reward),
+        evaluation(level),
+        f"{level.tokens_per_s:,.0f}",
+        f"{level.staleness:.2f}",
+        faults(level.faults),
+        "·" if level.phase.final else duration(view.eta_s),
+    )
+
+
+def plain_line(view: JobView) -> str:
+    """One line for logs and for terminals that are none."""
+    level = view.progress
+    if level is None:
+        return f"{view.name}: starting"
+    _, phase, step, version, reward, score, speed, staleness, fault, eta = cells(view)
+    figures = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
+    tail = "" if level.phase.final else f", done in {eta}" if view.eta_s is not None else ""
+    why = f" · {level.reason}: {level.message}" if level.phase not in ("Running", "Succeeded") and level.message else ""
+    return f"{view.name}: {phase}, {figures}, faults {fault}{tail}{why}"
+
+
+def as_json(view: JobView) -> dict[str, object]:
+    """The whole level, for machines; keys as in `summary.json`."""
+    level = view.progress
+    if level is None:
+        return {"job": view.name, "phase": "Starting", "steps": view.document.spec.training.steps}
+    return {
+        "job": view.name,
+        "phase": level.phase.value,
+        "reason": level.reason,
+        "message": level.message,
+        "step": level.step,
+        "steps": level.steps,
+        "versions": dict(level.versions),
+        "reward": level.reward,
+        "evalBefore": level.eval_before,
+        "evalLast": level.eval_last,
+        "tokens": level.tokens,
+        "tokensPerSecond": round(level.tokens_per_s, 1),
+        "staleness": level.staleness,
+        "faults": dict(level.faults),
+        "etaSeconds": None if view.eta_s is None else round(view.eta_s),
+        "at": level.at,
+    }
+
+
+def versions(by_agent: Mapping[str, int]) -> str:
+    """`7`, or `solver 7, critic 3` when there are several agents."""
+    if len(by_agent) <= 1:
+        return next((str(version) for version in by_agent.values() if version >= 0), "·")
+    return ", ".join(f"{agent} {version}" for agent, version in sorted(by_agent.items()))
+
+
+def evaluation(level: Progress) -> str:
+    """`0.31 → 0.87`."""
+    if level.eval_last is None or level.eval_last == level.eval_before:
+        return number(level.eval_before)
+    return f"{number(level.eval_before)} → {number(level.eval_last)}"
+
+
+def faults(by_class: Mapping[str, int]) -> str:
+    """`env 3, infra 1`."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(by_class.items()) if count) or "0"
+
+
+def number(value: float | None) -> str:
+    """Two digits, or a dot for nothing yet."""
+    return "·" if value is None else f"{value:.2f}"
+
+
+def duration(seconds: float | None) -> str:
+    """`42 s`, `3 m 20 s`, `1 h 05 m`, or a dot for unknown."""
+    if seconds is None:
+        return "·"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} m"

@@ -1,0 +1,140 @@
+"""`python -m marlaas_worker ROLE …`: one role as a process, from its arguments to its exit code.
+
+Exit codes: 0 drained, 1 crashed (the log ends with the traceback; start it again), 2 only a person can help (`InvalidInput`).
+"""
+
+import argparse
+import asyncio
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+
+from marlaas_api.blobs_store import open_blobs
+from marlaas_api.bus_nats import connect
+from marlaas_api.errors import InvalidInput, MarlaasError
+from marlaas_api.messages import JobDocument, PoolDocument
+
+from marlaas_worker.role import RoleContext, stop_on_signals
+
+_PR_SET_PDEATHSIG = 1
+
+
+class OneRecordFormatter(logging.Formatter):
+    """`<UTC time> <LEVEL> <name> <logger>: <text>`; what does not fit into one line (a traceback) follows indented."""
+
+    converter = time.gmtime
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"%(asctime)s.%(msecs)03dZ %(levelname)s {name} %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", "\n    ")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one role until it is told to stop; return the exit code."""
+    options = _parser().parse_args(arguments)
+    _set_up_logging(options.name)
+    _die_with_parent()
+    log = logging.getLogger("marlaas_worker")
+    try:
+        log.info("%s starts, process %d", options.role, os.getpid())
+        asyncio.run(_serve(options))
+        log.info("%s has drained", options.role)
+        return 0
+    except Exception as error:
+        cause = _first_cause(error)
+        text = str(cause) if isinstance(cause, MarlaasError) else f"{type(cause).__name__}: {cause}"
+        log.critical("%s", text, exc_info=error)
+        return 2 if isinstance(cause, InvalidInput) else 1
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    options.scratch.mkdir(parents=True, exist_ok=True)
+    bus = await connect(options.nats)
+    try:
+        context = RoleContext(options.name, bus, open_blobs(options.blobs), options.scratch)
+        async with stop_on_signals(context.stop):
+            await _role(options, context)
+    finally:
+        await bus.close()
+
+
+def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
+    """Import one role only: a sandbox must not carry torch."""
+    match options.role:
+        case "orchestrator":
+            from marlaas_worker.orchestrator import service as orchestrator
+
+            return orchestrator.serve(context)
+        case "rollout":
+            from marlaas_worker.rollout import service as rollout
+
+            return rollout.serve(context, _pool(options))
+        case "trainer":
+            from marlaas_worker.trainer import service as trainer
+
+            return trainer.serve(context, _pool(options))
+        case _:
+            from marlaas_worker.sandbox import service as sandbox
+
+            return sandbox.serve(context, _job(options))
+
+
+def _pool(options: argparse.Namespace) -> PoolDocument:
+    if options.pool_file is None:
+        raise InvalidInput(f"role {options.role} needs --pool-file")
+    return PoolDocument.model_validate_json(options.pool_file.read_bytes())
+
+
+def _job(options: argparse.Namespace) -> JobDocument:
+    if options.job_file is None:
+        raise InvalidInput(f"role {options.role} needs --job-file")
+    return JobDocument.model_validate_json(options.job_file.read_bytes())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m marlaas_worker", description=__doc__)
+    parser.add_argument("role", choices=("orchestrator", "rollout", "trainer", "sandbox"))
+    parser.add_argument("--nats", required=True, metavar="URL", help="NATS server")
+    parser.add_argument("--blobs", required=True, metavar="URL", help="blob store, for example file:///var/lib/marlaas")
+    parser.add_argument("--name", required=True, help="the replica's name, the same after a restart")
+    parser.add_argument("--scratch", required=True, type=Path, metavar="DIR", help="folder of its own, may be empty")
+    parser.add_argument("--pool-file", type=Path, metavar="FILE", help="PoolDocument as JSON (rollout, trainer)")
+    parser.add_argument("--job-file", type=Path, metavar="FILE", help="JobDocument as JSON (sandbox)")
+    return parser
+
+
+def _set_up_logging(name: str) -> None:
+    faulthandler.enable()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneRecordFormatter(name))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+
+
+def _die_with_parent() -> None:
+    """Under a local runner, be killed when it is; it says who it is in MARLAAS_PARENT_PID."""
+    parent = os.environ.get("MARLAAS_PARENT_PID")
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What a task group's error is about."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
