@@ -1,0 +1,7 @@
+"""Environments that come with MARLaaS, by name, and how any environment is loaded (`loading`) and played (`playing`)."""
+
+BUILTINS = {
+    "calculator": "marlaas.envs.calculator:Calculator",
+    "reasoning-gym": "marlaas.envs.reasoning:ReasoningGym",
+    "reverse": "marlaas.envs.reverse:Reverse",
+}

@@ -1,0 +1,72 @@
+"""Find the answer in a reply: pure functions from text to the answer's text, or None when the reply has none.
+
+Knows no dataset. Wordy but right replies must not lose to their length, so answers are extracted before they are compared.
+"""
+
+import re
+from collections.abc import Callable
+
+from marlaas_api.errors import InvalidInput
+
+Extract = Callable[[str], str | None]
+_NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOXED = "\\boxed{"
+
+
+def extractor(kind: str, pattern: str | None = None) -> Extract:
+    """Return the extraction of this name; `pattern` is for `regex`: its first group, or all of it. Raises InvalidInput."""
+    if kind == "regex":
+        return _regex(pattern)
+    if pattern is not None:
+        raise InvalidInput(f"pattern is for answer: regex, not for answer: {kind}")
+    try:
+        return _EXTRACTORS[kind]
+    except KeyError:
+        raise InvalidInput(f"answer is {kind!r}; expected one of {', '.join(_EXTRACTORS)}, regex") from None
+
+
+def last_number(reply: str) -> str | None:
+    """Return the last number, without thousands separators and a decimal part that is zero."""
+    found = _NUMBER.findall(reply)
+    return re.sub(r"\.0+$", "", found[-1].replace(",", "")) if found else None
+
+
+def boxed(reply: str) -> str | None:
+    r"""Return what the last `\boxed{…}` holds; braces inside must match."""
+    start = reply.rfind(_BOXED)
+    depth = 1
+    for at in range(start + len(_BOXED), len(reply) if start >= 0 else 0):
+        depth += {"{": 1, "}": -1}.get(reply[at], 0)
+        if depth == 0:
+            return reply[start + len(_BOXED) : at].strip()
+    return None
+
+
+def tag(reply: str) -> str | None:
+    """Return what the last `<answer>…</answer>` holds."""
+    found = _TAG.findall(reply)
+    return found[-1].strip() if found else None
+
+
+def whole(reply: str) -> str | None:
+    """Return the reply without the white space around it."""
+    return reply.strip() or None
+
+
+def _regex(pattern: str | None) -> Extract:
+    if pattern is None:
+        raise InvalidInput("answer: regex needs the argument 'pattern'")
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise InvalidInput(f"pattern {pattern!r} is no regular expression: {error}") from error
+
+    def extract(reply: str) -> str | None:
+        found = list(compiled.finditer(reply))
+        return str(found[-1][1 if compiled.groups else 0] or "").strip() or None if found else None
+
+    return extract
+
+
+_EXTRACTORS: dict[str, Extract] = {"last_number": last_number, "boxed": boxed, "tag": tag, "whole": whole}

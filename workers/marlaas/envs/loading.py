@@ -1,0 +1,158 @@
+"""Find an environment by name, check the arguments that a manifest gives it, and make it.
+
+A name is a builtin's or `module:attribute`; the module is found as any other (the manifest's folder and PYTHONPATH).
+Everything wrong is an InvalidInput that says what was expected, so that a manifest can be checked without playing.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from marlaas.environment import Agent, Task
+from marlaas.envs import BUILTINS
+from marlaas_api.errors import InvalidInput
+
+_SCALARS = (bool, int, float, str)
+_NUM_GIVEN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An environment that is ready to play."""
+
+    code: Callable[..., object]
+    takes_all_agents: bool
+
+    def play(self, task: Task, agents: Mapping[str, Agent]) -> object:
+        """Play one episode; return and raise what the environment's own code does."""
+        if self.takes_all_agents:
+            return self.code(task, agents)
+        if len(agents) != 1:
+            raise InvalidInput(
+                f"the environment takes one agent, but the job has {len(agents)} ({', '.join(agents)}): call its second "
+                "parameter `agents` and it is given all of them by name"
+            )
+        return self.code(task, next(iter(agents.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentCode:
+    """An environment that was found and whose arguments fit, but none of whose code was called yet."""
+
+    name: str
+    target: Callable[..., Any]
+    args: Mapping[str, Any]
+
+    def create(self) -> Environment:
+        """Make the environment. Raises whatever its `__init__` raises."""
+        if inspect.isclass(self.target):
+            made: Any = self.target(**self.args)
+            return Environment(made.play, _takes_all(made.play))
+
+        def play_with_args(task: Task, agent: object) -> object:
+            return self.target(task, agent, **self.args)
+
+        return Environment(play_with_args, _takes_all(self.target))
+
+
+def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
+    """Find an environment and check its arguments. Raises InvalidInput."""
+    target = _find(name)
+    what = f"environment {name!r}"
+    if not callable(target):
+        raise InvalidInput(f"{what} is {type(target).__name__}; expected a function or a class")
+    play = getattr(target, "play", None) if inspect.isclass(target) else target
+    if play is None:
+        raise InvalidInput(f"{what} has no method `play(self, task, agent)`")
+    if inspect.iscoroutinefunction(play):
+        raise InvalidInput(
+            f"{what}: `play` is async; an environment has a process of its own and is an ordinary function"
+        )
+    _check_play(what, play, num_bound=1 if inspect.isclass(target) else 0)
+    _check_args(what, target, args)
+    return EnvironmentCode(name, target, dict(args))
+
+
+def _find(name: str) -> object:
+    path = BUILTINS.get(name, name)
+    module_name, colon, attribute = path.partition(":")
+    if not (colon and module_name and attribute):
+        hint = nearest(name, BUILTINS)
+        raise InvalidInput(
+            f"there is no environment {name!r}{hint}; builtins are {', '.join(BUILTINS)}; your own is module:attribute"
+        )
+    module = _import(name, module_name)
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise InvalidInput(f"environment {name!r}: {module_name} has no {part!r}{nearest(part, vars(found))}")
+        found = getattr(found, part)
+    return found
+
+
+def _import(name: str, module_name: str) -> object:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise InvalidInput(
+                f"environment {name!r}: there is no module {error.name!r} beside the manifest or on PYTHONPATH"
+            ) from None
+        raise InvalidInput(
+            f"environment {name!r}: importing {module_name} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_play(what: str, play: Callable[..., Any], num_bound: int) -> None:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = [p for p in inspect.signature(play).parameters.values() if p.kind in kinds][num_bound:]
+    if len(given) < _NUM_GIVEN:
+        raise InvalidInput(f"{what}: `play` takes {len(given)} positional parameters; expected task and agent")
+    if num_bound and any(p.default is inspect.Parameter.empty for p in given[_NUM_GIVEN:]):
+        raise InvalidInput(f"{what}: `play` takes task and agent only; arguments of a class go to `__init__`")
+
+
+def _check_args(what: str, target: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    parameters = list(inspect.signature(target).parameters.values())
+    if not inspect.isclass(target):
+        parameters = parameters[_NUM_GIVEN:]
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for key, value in args.items():
+        if key in named:
+            _check_type(f"{what}: argument {key!r}", value, _hints(target).get(key))
+        elif not takes_any:
+            known = f"it takes {', '.join(named)}" if named else "it takes no arguments"
+            raise InvalidInput(f"{what} has no argument {key!r}{nearest(key, named)}; {known}")
+    missing = [p.name for p in named.values() if p.default is p.empty and p.name not in args]
+    if missing:
+        raise InvalidInput(f"{what} needs the argument {missing[0]!r}")
+
+
+def _check_type(what: str, value: object, expected: object) -> None:
+    """Refuse a plain value of another plain type; other annotations are the environment's own business."""
+    if expected not in _SCALARS or (expected is float and type(value) is int):
+        return
+    if type(value) is not expected:
+        raise InvalidInput(f"{what} is {value!r:.80}; expected {getattr(expected, '__name__', expected)}")
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except Exception:  # annotations are the user's; those that cannot be read are not checked
+        return {}
+
+
+def _takes_all(play: Callable[..., Any]) -> bool:
+    return list(inspect.signature(play).parameters)[1] == "agents"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` with the nearest known word, or nothing."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""

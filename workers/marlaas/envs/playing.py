@@ -1,0 +1,105 @@
+"""Play one episode with an environment, and say what it was worth or what went wrong.
+
+Runs in the sandbox's child process and in `marlaas env play`; knows no bus and no process.
+"""
+
+import math
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from marlaas.environment import EpisodeState, Score, Task, ToolError, TurnLimit
+from marlaas.envs.loading import Environment
+
+MAX_METRICS = 128
+MAX_METRIC_NAME = 64
+_OUR_FILES = ("marlaas/environment.py", "marlaas/envs/playing.py", "marlaas/envs/loading.py")
+
+
+class InvalidScore(Exception):
+    """What `play` returned is no score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A scored episode; `ending` as far as the environment knows it."""
+
+    rewards: dict[str, float]
+    metrics: dict[str, float]
+    ending: Literal["completed", "max_turns", "tool_error"]
+    tool_s: float
+
+
+def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
+    """Play to the end. Raises whatever the environment raises that is not the policy's doing, and InvalidScore."""
+    ending: Literal["completed", "max_turns", "tool_error"] = "completed"
+    returned: object = None
+    try:
+        returned = environment.play(task, state.agents())
+    except TurnLimit:
+        ending = "max_turns"
+    except ToolError:
+        ending = "tool_error"
+    score = _score(returned, state.rewards)
+    return Outcome(_rewards(score, state.rewards), _metrics(score.metrics), ending, state.tool_s)
+
+
+def explain(error: BaseException) -> str:
+    """Return an exception's traceback, beginning at the environment's own code, with a plain first line where one helps."""
+    report = traceback.TracebackException.from_exception(error, limit=-30)
+    frames = list(report.stack)
+    while frames and _is_ours(frames[0].filename):
+        frames.pop(0)
+    report.stack = traceback.StackSummary.from_list(frames)
+    text = "".join(report.format()).rstrip()
+    if isinstance(error, MemoryError):
+        return f"the environment ran out of memory\n{text}"
+    if isinstance(error, SystemExit):
+        return f"the environment called exit({error.code!r})\n{text}"
+    return text
+
+
+def _is_ours(filename: str) -> bool:
+    return Path(filename).as_posix().endswith(_OUR_FILES)
+
+
+def _score(returned: object, earned: Mapping[str, float]) -> Score:
+    if isinstance(returned, Score):
+        return returned
+    if returned is None:
+        return Score(earned)
+    if isinstance(returned, Mapping):
+        return Score(returned)
+    return Score(_number(returned, "the reward"))
+
+
+def _rewards(score: Score, earned: Mapping[str, float]) -> dict[str, float]:
+    """Every agent's reward; one that a mapping leaves out keeps what it has earned."""
+    if not isinstance(score.reward, Mapping):
+        return dict.fromkeys(earned, _number(score.reward, "the reward"))
+    unknown = sorted(set(score.reward) - set(earned))
+    if unknown:
+        raise InvalidScore(f"a reward for {unknown[0]!r}, but the job's agents are {', '.join(earned)}")
+    given = {**earned, **score.reward}
+    return {name: _number(reward, f"the reward of {name!r}") for name, reward in given.items()}
+
+
+def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    if len(metrics) > MAX_METRICS:
+        raise InvalidScore(f"{len(metrics)} metrics; an episode has at most {MAX_METRICS}")
+    for name in metrics:
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_METRIC_NAME:
+            raise InvalidScore(f"a metric's name is a text of 1 to {MAX_METRIC_NAME} characters, not {name!r:.80}")
+    return {name: _number(value, f"metric {name!r}") for name, value in metrics.items()}
+
+
+def _number(value: object, what: str) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]  # numpy's scalars are numbers too
+    except (TypeError, ValueError):
+        raise InvalidScore(f"{what} is {value!r:.80}; expected a number, a Score or None") from None
+    if isinstance(value, str) or not math.isfinite(number):
+        raise InvalidScore(f"{what} is {value!r:.80}; expected a finite number")
+    return number

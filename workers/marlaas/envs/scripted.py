@@ -1,0 +1,49 @@
+"""Replies from a list, to try an environment without a model: in its author's tests, and in `marlaas env play --reply`.
+
+state = EpisodeState(["policy"], ScriptedReplies(["dcba"]))
+play_episode(resolve("reverse", {}).create(), Task(Split.TRAIN, 0, 0), state)
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from marlaas.environment import Reply, StopReason, TurnLimit, TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One turn as it happened."""
+
+    request: TurnRequest
+    reply: Reply
+
+
+class RecordedReplies:
+    """Answers every turn with a function of the request and keeps what happened in `asked`; raises TurnLimit as a sandbox does."""
+
+    def __init__(self, answer: Callable[[TurnRequest], str], max_turns: int = 8) -> None:
+        self.asked: list[Asked] = []
+        self.num_tools = 0
+        self._answer = answer
+        self._max_turns = max_turns
+
+    def turn(self, request: TurnRequest) -> Reply:
+        """Answer."""
+        if sum(asked.request.agent == request.agent for asked in self.asked) >= self._max_turns:
+            raise TurnLimit(f"agent {request.agent!r} has had its {self._max_turns} turns")
+        text = self._answer(request)
+        reply = Reply(text, StopReason.STOP, len(text), len(self.asked))
+        self.asked.append(Asked(request, reply))
+        return reply
+
+    def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
+        """Count tool calls."""
+        self.num_tools += is_open
+
+
+class ScriptedReplies(RecordedReplies):
+    """Answers in order from a list; when it is used up, the agent is out of turns."""
+
+    def __init__(self, replies: Iterable[str], max_turns: int = 8) -> None:
+        texts = list(replies)
+        super().__init__(lambda _: texts[len(self.asked)], min(max_turns, len(texts)))

@@ -1,0 +1,239 @@
+"""One play of one member of a group: a child runs the environment, the supervisor asks for its turns and judges its end.
+
+Time that passes while a turn is generated is nobody's: it counts against `turn_timeout_seconds`, not against the episode.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from marlaas_api import names
+from marlaas_api.messages import Ending, Episode, FaultClass, GenerateRequest, JobDocument, StopReason, Task
+from marlaas_worker.sandbox import frames
+from marlaas_worker.sandbox.children import BrokenEnvironment, Child, Children, Ended, ForkServerLost
+from marlaas_worker.sandbox.ledger import Ledger, judge
+from marlaas_worker.sandbox.said import BadSaying, FaultSaying, Saying, ScoreSaying, ToolSaying, TurnSaying, parse
+from marlaas_worker.sandbox.turns import TurnClient, TurnFailed, TurnTooLong
+
+_LAST_WORDS_S = 0.5
+_MAX_FAULT_TEXT = 10000
+_T = TypeVar("_T")
+
+
+class Fault(Exception):
+    """The episode does not count; unless `by_policy` and a tool call was open: then the policy caused it."""
+
+    def __init__(self, fault: FaultClass, text: str, by_policy: bool = False) -> None:
+        super().__init__(text)
+        self.fault = fault
+        self.by_policy = by_policy
+
+
+class _Gone(Exception):
+    def __init__(self, ended: Ended) -> None:
+        super().__init__()
+        self.ended = ended
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a counting episode was worth."""
+
+    ending: Ending
+    rewards: dict[str, float]
+    metrics: dict[str, float]
+    tool_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all attempts of a job share."""
+
+    document: JobDocument
+    children: Children
+    turns: TurnClient
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the job's agents."""
+        return tuple(agent.name for agent in self.document.spec.agents)
+
+
+class Attempt:
+    """Plays once. `number` counts claims and retries of the member from 1, so an episode id is never used twice."""
+
+    def __init__(self, setting: Setting, task: Task, member: int, number: int) -> None:
+        self._setting = setting
+        self._spec = setting.document.spec
+        self._task = task
+        self._member = member
+        self._episode = names.episode_id(task.group, member, number)
+        self._ledger = Ledger(setting.agents, self._spec.rollout.max_turns)
+        self._left_s = self._spec.environment.episode_timeout_seconds
+        self._tool_s = 0.0
+
+    async def play(self, prior_faults: tuple[FaultClass, ...]) -> Episode:
+        """Play and report; whatever environment code does ends in an Episode."""
+        started = time.monotonic()
+        try:
+            verdict: Verdict | Fault = await self._played()
+        except Fault as fault:
+            verdict = fault
+        ended = {"prior_faults": prior_faults, "duration_s": time.monotonic() - started}
+        blank = unplayed(self._task, self._member, self._episode)
+        if isinstance(verdict, Fault):
+            masked = {"fault": verdict.fault, "fault_text": _bounded(str(verdict)), "num_turns": self._ledger.num_turns}
+            return blank.model_copy(update={**ended, **masked})
+        scored = {
+            "ending": verdict.ending,
+            "rewards": verdict.rewards,
+            "metrics": verdict.metrics,
+            "leaves": self._ledger.leaves(),
+            "num_turns": self._ledger.num_turns,
+            "tool_s": verdict.tool_s,
+        }
+        return blank.model_copy(update={**ended, **scored})
+
+    async def _played(self) -> Verdict:
+        output = None
+        try:
+            async with self._setting.children.child() as child:
+                output = child.output
+                return await self._conversed(child)
+        except Fault as fault:
+            if fault.by_policy and self._ledger.tool_rewards is not None:
+                return Verdict(Ending.TOOL_ERROR, self._ledger.tool_rewards, {}, self._tool_s)
+            printed = output.text() if output is not None else ""
+            raise Fault(fault.fault, f"{fault}\noutput: {printed}" if printed else str(fault)) from fault
+        except BrokenEnvironment as error:
+            raise Fault(FaultClass.ENV, str(error)) from error
+        except ForkServerLost as error:
+            raise Fault(FaultClass.INFRA, str(error)) from error
+
+    async def _conversed(self, child: Child) -> Verdict:
+        task = self._task
+        start = {"split": task.split, "index": task.index, "seed": task.seed, "agents": self._setting.agents}
+        await _tell(child, start)
+        while True:
+            saying = await self._heard(child)
+            match saying:
+                case TurnSaying():
+                    await self._answer(child, saying)
+                case ToolSaying():
+                    self._ledger.tool_rewards = saying.rewards if saying.is_open else None
+                case FaultSaying():
+                    raise Fault(FaultClass.ENV, saying.text)
+                case ScoreSaying():
+                    await asyncio.wait({child.ended}, timeout=_LAST_WORDS_S)
+                    return Verdict(self._ledger.ending(saying), saying.rewards, saying.metrics, saying.tool_s)
+
+    async def _heard(self, child: Child) -> Saying:
+        """Wait for what the child says next, as long as the episode has time; this is time of the environment."""
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, self._left_s)):
+                body = await _unless_gone(child, frames.read(child.reader), _LAST_WORDS_S)
+            return parse(body, self._setting.agents)
+        except TimeoutError:
+            await child.print_stack()
+            limit_s = self._spec.environment.episode_timeout_seconds
+            text = f"it took longer than {limit_s:g} s, without the time for turns (environment.episodeTimeoutSeconds)"
+            raise Fault(FaultClass.ENV, text, by_policy=True) from None
+        except (BadSaying, frames.BadFrame) as error:
+            raise Fault(FaultClass.ENV, f"it wrote to its supervisor what is no message: {error}") from error
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise await self._hung_up(child) from None
+        except _Gone as gone:
+            raise self._died(gone.ended) from None
+        finally:
+            self._spend(time.monotonic() - started)
+
+    def _spend(self, seconds: float) -> None:
+        self._left_s -= seconds
+        if self._ledger.tool_rewards is not None:
+            self._tool_s += seconds
+
+    async def _hung_up(self, child: Child) -> Fault:
+        await asyncio.wait({child.ended}, timeout=_LAST_WORDS_S)
+        if child.ended.done():
+            return self._died(child.ended.result())
+        return Fault(FaultClass.ENV, "it closed its pipe to the supervisor", by_policy=True)
+
+    def _died(self, ended: Ended) -> Fault:
+        death = judge(ended, self._spec.environment.memory)
+        return Fault(death.fault, death.text, death.by_policy)
+
+    async def _answer(self, child: Child, asked: TurnSaying) -> None:
+        try:
+            if not self._ledger.admits(asked):
+                limit = self._spec.rollout.max_turns
+                text = f"agent {asked.agent!r} has had its {limit} turns (rollout.maxTurns)"
+                return await _tell(child, {"kind": "limit", "text": text})
+            reply = await _unless_gone(child, self._setting.turns.generate(self._request(asked)))
+        except (BadSaying, TurnTooLong) as error:
+            raise Fault(FaultClass.ENV, str(error)) from error
+        except TurnFailed as error:
+            raise Fault(FaultClass.INFRA, str(error)) from error
+        except _Gone as gone:
+            raise self._died(gone.ended) from None
+        number, stop = self._ledger.num_turns, reply.stop_reason or StopReason.STOP
+        self._ledger.note(asked, stop)
+        answer = {"text": reply.text, "stop_reason": stop, "num_tokens": reply.num_tokens, "turn": number}
+        return await _tell(child, {"kind": "reply", **answer})
+
+    def _request(self, asked: TurnSaying) -> GenerateRequest:
+        return GenerateRequest(
+            **_job(self._task),
+            agent=asked.agent,
+            group=self._task.group,
+            member=self._member,
+            episode=self._episode,
+            turn=self._ledger.num_turns,
+            parent=asked.parent,
+            append=asked.append if isinstance(asked.append, str) else tuple(asked.append),
+            max_tokens=asked.max_tokens,
+            deadline_s=self._spec.environment.turn_timeout_seconds,
+        )
+
+
+def unplayed(task: Task, member: int, episode: str) -> Episode:
+    """Return what is known of an episode before it is played."""
+    return Episode(**_job(task), group=task.group, split=task.split, index=task.index, member=member, episode=episode)
+
+
+def _bounded(text: str) -> str:
+    """Keep the beginning and, for tracebacks, most of the end."""
+    if len(text) <= _MAX_FAULT_TEXT:
+        return text
+    return f"{text[:1000]}\n[…]\n{text[-(_MAX_FAULT_TEXT - 1000) :]}"
+
+
+def _job(task: Task) -> dict[str, str]:
+    return {"namespace": task.namespace, "job": task.job, "uid": task.uid}
+
+
+async def _tell(child: Child, message: dict[str, Any]) -> None:
+    """Answer the child; if it is gone, the next thing heard of it says so."""
+    with contextlib.suppress(ConnectionError):
+        child.writer.write(frames.encode(message))
+        await child.writer.drain()
+
+
+async def _unless_gone(child: Child, work: Coroutine[Any, Any, _T], grace_s: float = 0.0) -> _T:
+    """Await the work, but at most `grace_s` longer than the child lives. Raises _Gone, and whatever the work raises."""
+    task = asyncio.create_task(work)
+    try:
+        either: set[asyncio.Future[Any]] = {task, child.ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and grace_s:
+            await asyncio.wait({task}, timeout=grace_s)
+        if task.done():
+            return task.result()
+        raise _Gone(child.ended.result())
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})

@@ -1,0 +1,133 @@
+"""One episode in a process of its own, just forked from the fork server; ends by `os._exit`, whatever happens.
+
+Knows a channel to the supervisor and nothing else: no bus, no credential, no other episode.
+"""
+
+import contextlib
+import faulthandler
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from marlaas.environment import EpisodeState, Message, Reply, Split, StopReason, Task, TurnLimit, TurnRequest
+from marlaas.envs.loading import Environment
+from marlaas.envs.playing import explain, play_episode
+from marlaas_api.names import derive_seed
+from marlaas_worker.sandbox import frames, kernel
+
+STACK_SIGNAL = signal.SIGUSR2
+NICENESS = 5
+MAX_FAULT_TEXT = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What one child is held to. tmp: its own folder for temporary files, removed after it."""
+
+    memory_bytes: int
+    tmp: str
+
+
+class PipeChannel:
+    """The agents' channel: every turn is a question to the supervisor."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def turn(self, request: TurnRequest) -> Reply:
+        """Ask the supervisor. Raises TurnLimit."""
+        self._send(
+            kind="turn",
+            agent=request.agent,
+            parent=request.parent,
+            append=request.append if isinstance(request.append, str) else [_plain(m) for m in request.append],
+            max_tokens=request.max_tokens,
+        )
+        answer = frames.receive(self._channel)
+        if answer["kind"] == "limit":
+            raise TurnLimit(answer["text"])
+        return Reply(answer["text"], StopReason(answer["stop_reason"]), answer["num_tokens"], answer["turn"])
+
+    def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
+        """Tell the supervisor, so that a death in a tool call is known for what it is."""
+        self._send(kind="tool", is_open=is_open, rewards=dict(rewards))
+
+    def _send(self, **message: Any) -> None:
+        self._channel.sendall(frames.encode(message))
+
+
+def run(environment: Environment, channel: socket.socket, output: int, confinement: Confinement) -> NoReturn:
+    """Become the episode's process: take the place prepared for it, play, report, end."""
+    status = 1
+    try:
+        _settle(output, confinement)
+        channel.sendall(frames.encode(_played(environment, channel)))
+        status = 0
+    except BaseException as error:  # the process ends here; the supervisor reads this in the output
+        with contextlib.suppress(Exception):
+            sys.stderr.write(explain(error))
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _played(environment: Environment, channel: socket.socket) -> dict[str, Any]:
+    start = frames.receive(channel)
+    task = Task(Split(start["split"]), start["index"], start["seed"])
+    _seed_everything(task)
+    pid = os.getpid()
+    try:
+        outcome = play_episode(environment, task, EpisodeState(start["agents"], PipeChannel(channel)))
+        message = {
+            "kind": "score",
+            "rewards": outcome.rewards,
+            "metrics": outcome.metrics,
+            "ending": outcome.ending,
+            "tool_s": outcome.tool_s,
+        }
+    except BaseException as error:  # also exit() and KeyboardInterrupt: whatever it was, the supervisor hears of it
+        message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:]}
+    if os.getpid() != pid:
+        os._exit(0)  # a fork of the environment's own came out of `play` as well; the first process reports
+    return message
+
+
+def _settle(output: int, confinement: Confinement) -> None:
+    """Own session, nothing to read, output to the supervisor, bounded memory, last in the queue for a core."""
+    os.setsid()
+    kernel.adopt_orphans()
+    kernel.die_with_parent()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    os.close(output)
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    kernel.limit_memory(confinement.memory_bytes)
+    os.environ["TMPDIR"] = tempfile.tempdir = confinement.tmp
+    faulthandler.enable(file=2)
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True, chain=False)
+
+
+def _seed_everything(task: Task) -> None:
+    """Global generators too depend on the task alone, so that all members of a group find the same content."""
+    seed = derive_seed(task.seed, "global", task.split, task.index)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return {"role": message.role, "content": message.content, "name": message.name}

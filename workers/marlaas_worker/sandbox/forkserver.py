@@ -1,0 +1,202 @@
+"""The fork server: imports the environment once, then forks a process per episode, watches and kills.
+
+Started by exec (`python -m marlaas_worker.sandbox.forkserver FD`) with a clean environment and no credential; its configuration
+is JSON on stdin, its orders and reports are packets of JSON on the socket FD. One thread, so that forking is safe. It ends, with
+all its children, when the socket closes.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from marlaas.envs.loading import Environment, resolve
+from marlaas.envs.playing import explain
+from marlaas_api.errors import InvalidInput
+from marlaas_worker.sandbox import child, kernel
+
+LOOK_S = 0.25
+MAX_PROCESSES = 64
+MAX_PACKET_BYTES = 64 << 10
+_MAX_REPORT_TEXT = 8000
+
+
+@dataclass(slots=True)
+class _Playing:
+    number: int
+    pid: int
+    tmp: str
+    cause: str = ""
+
+
+class ForkServer:
+    """Forks on order; reports when a child began and how it ended.
+
+    Invariant: the direct children of this process are the episodes in `_playing`, and strays that an episode left behind
+    (orphans of a living episode stay with it); so every other child is killed.
+    """
+
+    def __init__(self, control: socket.socket, environment: Environment, memory_bytes: int) -> None:
+        self._control = control
+        self._environment = environment
+        self._memory_bytes = memory_bytes
+        self._playing: dict[int, _Playing] = {}
+        self._wake = _wake_on_child()
+        self._looked_at = time.monotonic()
+
+    def serve(self) -> None:
+        """Obey until the supervisor is gone, then leave nothing running."""
+        while self._obeyed():
+            self._reap()
+            self._look()
+        while self._playing:
+            for playing in self._playing.values():
+                kernel.kill_all(playing.pid)
+            select.select([self._wake], [], [], LOOK_S)
+            self._reap()
+
+    def _obeyed(self) -> bool:
+        watched: list[socket.socket | int] = [self._control, self._wake]
+        ready, _, _ = select.select(watched, [], [], LOOK_S if self._playing else None)
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._control not in ready:
+            return True
+        packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 2)
+        if not packet:
+            return False
+        self._obey(json.loads(packet), descriptors)
+        return True
+
+    def _obey(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        if order["order"] == "fork":
+            self._fork(order["number"], descriptors)
+            return
+        playing = next((p for p in self._playing.values() if p.number == order["number"]), None)
+        if playing is None:
+            return
+        if order["order"] == "stack":
+            os.kill(playing.pid, child.STACK_SIGNAL)
+        else:
+            kernel.kill_all(playing.pid)
+
+    def _fork(self, number: int, descriptors: list[int]) -> None:
+        channel, output = descriptors
+        tmp = tempfile.mkdtemp(prefix="episode-")
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._report(report="ended", number=number, status=None, cause=f"cannot fork: {error}")
+            shutil.rmtree(tmp, ignore_errors=True)
+            pid = -1
+        if pid == 0:
+            self._forget_server()
+            confinement = child.Confinement(self._memory_bytes, tmp)
+            child.run(self._environment, socket.socket(fileno=channel), output, confinement)
+        os.close(channel)
+        os.close(output)
+        if pid > 0:
+            self._playing[pid] = _Playing(number, pid, tmp)
+            self._report(report="forked", number=number, pid=pid)
+
+    def _forget_server(self) -> None:
+        """In the child: drop what is the server's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._control.close()
+        os.close(self._wake)
+
+    def _reap(self) -> None:
+        """Bury the dead: first what is left of an episode's group, then itself, then what it had started."""
+        while (pid := _dead_child()) is not None:
+            self._bury(pid)
+        for stray in set(kernel.children(os.getpid())) - set(self._playing):
+            kernel.kill_all(stray)
+
+    def _bury(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        playing = self._playing.pop(pid, None)
+        if playing is not None:
+            shutil.rmtree(playing.tmp, ignore_errors=True)
+            code = os.waitstatus_to_exitcode(status)
+            self._report(report="ended", number=playing.number, status=code, cause=playing.cause)
+
+    def _look(self) -> None:
+        """Kill what holds too much memory, or has started too many processes."""
+        if time.monotonic() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        for playing in self._playing.values():
+            pids = [playing.pid, *kernel.descendants(playing.pid)]
+            if sum(map(kernel.held_bytes, pids)) > self._memory_bytes:
+                playing.cause = "memory"
+            elif len(pids) > MAX_PROCESSES:
+                playing.cause = "processes"
+            if playing.cause:
+                kernel.kill_all(playing.pid)
+
+    def _report(self, **report: Any) -> None:
+        _send(self._control, report)
+
+
+def _dead_child() -> int | None:
+    """Return a child that has ended; it keeps its process id until it is waited for."""
+    with contextlib.suppress(ChildProcessError):
+        dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return dead.si_pid if dead is not None else None
+    return None
+
+
+def _send(control: socket.socket, report: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the supervisor is gone: the next receive says so
+        control.send(json.dumps(report).encode())
+
+
+def _wake_on_child() -> int:
+    """Return a descriptor that becomes readable whenever a child ends."""
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    return readable
+
+
+def _load(config: dict[str, Any]) -> Environment:
+    kernel.limit_memory(config["memory_bytes"])
+    return resolve(config["name"], config["args"]).create()
+
+
+def main() -> None:
+    """Load the environment, say so, serve."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    config = json.load(sys.stdin)
+    kernel.die_with_parent()  # while foreign code is imported nobody listens to the socket
+    os.environ["TMPDIR"] = tempfile.tempdir = config["scratch"]
+    try:
+        environment = _load(config)
+    except BaseException as error:
+        text = str(error) if isinstance(error, InvalidInput) and error.__cause__ is None else explain(error)
+        _send(control, {"report": "broken", "text": text[-_MAX_REPORT_TEXT:]})
+        return
+    kernel.outlive_parent()
+    kernel.adopt_orphans()
+    gc.collect()
+    gc.freeze()  # children write to fewer shared pages
+    _send(control, {"report": "ready"})
+    ForkServer(control, environment, config["memory_bytes"]).serve()
+
+
+if __name__ == "__main__":
+    main()

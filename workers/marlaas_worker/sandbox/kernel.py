@@ -1,0 +1,81 @@
+"""What Linux is asked about processes: who descends from whom, how much memory they hold, and what becomes of them.
+
+Where the kernel lacks a feature (`/proc/*/children`), descendants are not seen and only process groups can be killed.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_RESERVE = 2
+_libc = ctypes.CDLL(None)
+
+
+def adopt_orphans() -> None:
+    """Let every orphaned descendant become this process's child, not init's: so none gets away."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Be killed when the parent ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def hide_from_siblings() -> None:
+    """Keep other processes of this user from reading this one's memory and environment variables (credentials)."""
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Make allocations fail at twice the limit; what is held is watched, what is only reserved has room."""
+    resource.setrlimit(resource.RLIMIT_DATA, (_RESERVE * limit_bytes, _RESERVE * limit_bytes))
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of a process's children; none if it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process ids of all that descend from a process."""
+    found = children(pid)
+    for child in found:
+        found += children(child)
+    return found
+
+
+def held_bytes(pid: int) -> int:
+    """Return the bytes of anonymous and shared memory that a process holds; 0 if it is gone."""
+    held = 0
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                held += int(line.split()[1]) * 1024
+    return held
+
+
+def kill_all(pid: int) -> None:
+    """Kill a process that nobody has reaped yet, its group, and all that descend from it."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGSTOP)
+    for descendant in descendants(pid):
+        with contextlib.suppress(OSError):
+            os.kill(descendant, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(OSError):
+            kill(pid, signal.SIGKILL)

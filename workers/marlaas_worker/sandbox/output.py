@@ -1,0 +1,77 @@
+"""What a child prints: read so that it never blocks, kept so that a fault can be explained, bounded so that it harms nobody."""
+
+import asyncio
+import os
+
+FREE_BYTES = 256 << 10
+KEPT_BYTES = 4000
+_PART_BYTES = 64 << 10
+_PAUSE_S = 0.05
+
+
+class Output:
+    """Reads the read end of a pipe and keeps the tail. Past `FREE_BYTES` it reads slowly: a flood slows down its own writer."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.num_bytes = 0
+        self._descriptor = descriptor
+        self._tail = b""
+        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        os.set_blocking(descriptor, False)
+        self._listen()
+
+    def text(self) -> str:
+        """Return the last of it, with a note when something is cut."""
+        tail = self._tail.decode(errors="replace").strip()
+        cut = self.num_bytes - len(self._tail)
+        return f"[{cut} bytes cut] …{tail}" if cut > 0 else tail
+
+    async def mentions(self, words: bytes, timeout_s: float) -> None:
+        """Wait until the tail has these words, the time is over, or the writer is gone."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while words not in self._tail and self._descriptor >= 0:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        """Take what is there and let go."""
+        if self._descriptor < 0:
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._descriptor)
+        self._take()
+        self._let_go()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._descriptor, self._on_readable)
+
+    def _on_readable(self) -> None:
+        if not self._take():
+            self._loop.remove_reader(self._descriptor)
+            self._let_go()
+        elif self.num_bytes > FREE_BYTES:
+            self._loop.remove_reader(self._descriptor)
+            self._pause = self._loop.call_later(_PAUSE_S, self._listen)
+
+    def _take(self) -> bool:
+        """Read a part; False at the end."""
+        try:
+            part = os.read(self._descriptor, _PART_BYTES)
+        except BlockingIOError:
+            return True
+        self.num_bytes += len(part)
+        self._tail = (self._tail + part)[-KEPT_BYTES:]
+        self._changed.set()
+        return bool(part)
+
+    def _let_go(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._changed.set()

@@ -1,0 +1,225 @@
+"""The supervisor: claims tasks of its job, plays their groups, publishes every member's episode, and then acks.
+
+Invariant: a task is acked only after each of its members has an Episode in the stream. A crash in between repeats the task;
+episodes carry their group and member as message id, and the store takes the first of each, so a repetition adds nothing.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from marlaas_api import names, subjects
+from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
+from marlaas_api.errors import InvalidInput, UnsupportedSchema
+from marlaas_api.kinds.base import quantity
+from marlaas_api.messages import Episode, FaultClass, JobDocument, Task
+from marlaas_api.wire import BadMessage, decode_as, encode
+from marlaas_worker.failpoints import failpoint
+from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.sandbox import kernel
+from marlaas_worker.sandbox.attempt import Attempt, Setting, unplayed
+from marlaas_worker.sandbox.children import Children, ChildrenConfig, clean_variables
+from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
+
+ACK_WAIT_S = 10.0
+BEAT_S = 3.0
+DRAIN_S = 5.0
+MAX_DELIVERIES = 10
+_FETCH_S = 1.0
+_PAUSE_S = 1.0
+
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+
+async def serve(context: RoleContext, document: JobDocument, patience: Patience = PATIENCE) -> None:
+    """Play the job's tasks until told to stop; then finish what ends soon, and give the rest back to other sandboxes.
+
+    Raises InvalidInput when the job's environment is none that a sandbox can load.
+    """
+    kernel.hide_from_siblings()
+    children = Children(_children_config(context, document))
+    try:
+        async with TurnClient(context.bus, patience) as turns:
+            await _Supervisor(context, Setting(document, children, turns)).run()
+    finally:
+        await children.close()
+
+
+def _children_config(context: RoleContext, document: JobDocument) -> ChildrenConfig:
+    environment = document.spec.environment
+    if environment.name is None:
+        raise InvalidInput(
+            "environment.image is played by a sandbox made from that image; this one needs environment.name"
+        )
+    return ChildrenConfig(
+        name=environment.name,
+        args=environment.args,
+        memory_bytes=int(quantity(environment.memory)),
+        load_timeout_s=environment.episode_timeout_seconds,
+        scratch=context.scratch / "episodes",
+        variables=clean_variables(os.environ),
+    )
+
+
+class _Supervisor:
+    def __init__(self, context: RoleContext, setting: Setting) -> None:
+        self._context = context
+        self._bus: Bus = context.bus
+        self._setting = setting
+        self._document = setting.document
+        self._places = asyncio.Semaphore(self._document.spec.environment.concurrency)
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            consumer = await self._patiently(self._consumer)
+            while await self._has_place():
+                await self._claim(consumer, group)
+            await self._drain()
+
+    async def _consumer(self) -> Consumer:
+        namespace, job = self._document.namespace, self._document.job
+        return await self._bus.consumer(
+            subjects.TASKS,
+            subjects.consumer(namespace, job, "sandbox"),
+            subjects.task(namespace, job),
+            ack_wait_s=ACK_WAIT_S,
+        )
+
+    async def _has_place(self) -> bool:
+        """Wait until an episode could begin, so that tasks are left to sandboxes that are free; False when told to stop."""
+        stopping = asyncio.create_task(self._context.stop.wait())
+        acquiring = asyncio.create_task(self._places.acquire())
+        await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
+        if acquiring.done():
+            self._places.release()
+        acquiring.cancel()
+        stopping.cancel()
+        return not self._context.stop.is_set()
+
+    async def _claim(self, consumer: Consumer, group: asyncio.TaskGroup) -> None:
+        """Claim one task, if there is one, and see its members queue for their places."""
+        try:
+            deliveries = await consumer.fetch(1, _FETCH_S)
+        except BusUnavailable as error:
+            log.warning("claiming tasks: %s", error)
+            await wait_for(self._context.stop, _PAUSE_S)
+            return
+        for delivery in deliveries:
+            queued = asyncio.Event()
+            running = group.create_task(self._handle(delivery, queued), name=f"sandbox task {delivery.stored.sequence}")
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+            await queued.wait()
+
+    async def _drain(self) -> None:
+        """Let what runs end within the grace; what does not is cancelled, and given back."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=DRAIN_S)
+            for running in late:
+                running.cancel()
+
+    async def _handle(self, delivery: Delivery, queued: asyncio.Event) -> None:
+        """Play one claimed task and settle it. A BusUnavailable leaves it unsettled: it is delivered again."""
+        beating = asyncio.create_task(_beat(delivery), name="sandbox task beat")
+        try:
+            await self._settle(delivery, queued)
+        except BusUnavailable as error:
+            log.warning("task %d stays unsettled: %s", delivery.stored.sequence, error)
+        except asyncio.CancelledError:
+            with contextlib.suppress(BusUnavailable):
+                await delivery.nak()
+            raise
+        finally:
+            queued.set()
+            beating.cancel()
+
+    async def _settle(self, delivery: Delivery, queued: asyncio.Event) -> None:
+        try:
+            task = decode_as(Task, delivery.stored.data)
+        except UnsupportedSchema as error:
+            log.error("task %d: %s", delivery.stored.sequence, error)
+            await delivery.nak(ACK_WAIT_S)
+            return
+        except BadMessage as error:
+            log.error("task %d is none: %s", delivery.stored.sequence, error)
+            await delivery.term()
+            return
+        if task.uid != self._document.uid:
+            await self._decline(delivery)
+            return
+        await self._play_group(task, delivery.num_delivered, queued)
+        failpoint("sandbox.task.before_ack")
+        await delivery.ack()
+
+    async def _decline(self, delivery: Delivery) -> None:
+        """A task of another job of this name: forget it if that job is past, leave it to its own sandboxes if ours is."""
+        jobs = await self._bus.bucket(subjects.JOBS)
+        entry = await jobs.get(subjects.job_key(self._document.namespace, self._document.job))
+        current = decode_as(JobDocument, entry.data).uid if entry is not None and entry.data is not None else None
+        if current in (None, self._document.uid):
+            await delivery.term()
+        else:
+            await delivery.nak(ACK_WAIT_S)
+
+    async def _play_group(self, task: Task, num_delivered: int, queued: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            for member in range(task.group_size):
+                group.create_task(self._play_member(task, member, num_delivered), name=f"sandbox {task.group}-{member}")
+            queued.set()
+
+    async def _play_member(self, task: Task, member: int, num_delivered: int) -> None:
+        async with self._places:
+            episode = await self._played(task, member, num_delivered)
+        await self._patiently(lambda: self._publish(episode))
+        failpoint("sandbox.episode.after_publish")
+
+    async def _played(self, task: Task, member: int, num_delivered: int) -> Episode:
+        """Play until an attempt counts or `max_attempts` have failed; return the last one."""
+        max_attempts = self._document.spec.environment.max_attempts
+        attempt = (num_delivered - 1) * max_attempts + 1
+        if num_delivered > MAX_DELIVERIES:
+            return _given_up(task, member, attempt)
+        prior: tuple[FaultClass, ...] = ()
+        while True:
+            episode = await Attempt(self._setting, task, member, attempt + len(prior)).play(prior)
+            if episode.fault is None or len(prior) + 1 == max_attempts:
+                return episode
+            log.info("%s: %s fault: %s", episode.episode, episode.fault, episode.fault_text)
+            prior = (*prior, episode.fault)
+
+    async def _publish(self, episode: Episode) -> None:
+        await self._bus.publish(
+            subjects.episode(episode.namespace, episode.job),
+            encode(episode),
+            message_id=f"{episode.group}-{episode.member}",
+        )
+
+    async def _patiently(self, act: Callable[[], Awaitable[_T]]) -> _T:
+        """Do it, again and again while the bus is away; a drain cancels it."""
+        while True:
+            try:
+                return await act()
+            except BusUnavailable as error:
+                log.warning("the bus is away: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+
+
+def _given_up(task: Task, member: int, attempt: int) -> Episode:
+    """A task whose sandbox never lives to see its end would otherwise be repeated for ever."""
+    text = f"its task was claimed {MAX_DELIVERIES} times and never finished: the sandbox dies with it"
+    blank = unplayed(task, member, names.episode_id(task.group, member, attempt))
+    return blank.model_copy(update={"fault": FaultClass.ENV, "fault_text": text})
+
+
+async def _beat(delivery: Delivery) -> None:
+    """Keep a claimed task."""
+    while True:
+        await asyncio.sleep(BEAT_S)
+        with contextlib.suppress(BusUnavailable):
+            await delivery.in_progress()
