@@ -8,7 +8,7 @@ knows neither peft nor vllm, nor any model: a module's name is all it goes by.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -129,8 +129,15 @@ def has_effect(tensors: Tensors) -> bool:
 
 def tensor_digest(tensors: Tensors, scaling: float, dtype: str) -> str:
     """Return the digest of what a slot must hold once these tensors are loaded by an engine that computes in `dtype`."""
-    held = ((*parse_name(name), _as_held(name, tensor, scaling, DTYPES[dtype])) for name, tensor in tensors.items())
-    return slot_digest(held)
+    return slot_digest(as_held(tensors, scaling, dtype))
+
+
+def as_held(tensors: Tensors, scaling: float, dtype: str) -> Iterator[tuple[str, Kind, torch.Tensor]]:
+    """Yield (module, kind, matrix) as an engine that computes in `dtype` holds them: the scaling is in B."""
+    for name, tensor in tensors.items():
+        module, kind = parse_name(name)
+        held = tensor.detach().to(device="cpu", dtype=DTYPES[dtype])
+        yield module, kind, held if kind == "A" or scaling == 1 else held * scaling
 
 
 def tensor_digests(tensors: Tensors, scaling: float) -> dict[str, str]:
@@ -153,11 +160,6 @@ def slot_digest(held: Iterable[tuple[str, Kind, torch.Tensor]]) -> str:
                 digest.update(f"{module}\0{kind}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
                 digest.update(_raw(tensor))
     return digest.hexdigest()
-
-
-def _as_held(name: str, tensor: torch.Tensor, scaling: float, dtype: torch.dtype) -> torch.Tensor:
-    held = tensor.detach().to(device="cpu", dtype=dtype)
-    return held if parse_name(name)[1] == "A" or scaling == 1 else held * scaling
 
 
 def _raw(tensor: torch.Tensor) -> bytes:

@@ -1,0 +1,242 @@
+"""The engine that ships as vLLM's fake: transformers, one sequence at a time on one thread, adapters applied by hand.
+
+A result depends on nothing but its request: not on neighbours, order, slots or restarts. That is what exactness tests need; it is slow. It
+keeps the same limits and fails in the same ways as the real one.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from marlaas_api.errors import Permanent
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import StopReason
+from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, read_adapter, slot_digest
+from marlaas_worker.rollout.engine import (
+    Completion,
+    EngineDown,
+    EngineLimits,
+    LoadedAdapter,
+    LoadFailed,
+    PromptInvalid,
+    Sampling,
+    check_ids,
+    read_base_model,
+    stop_reason,
+    unless_down,
+)
+from marlaas_worker.rollout.slots import Residents
+
+T = TypeVar("T")
+Matrices = dict[str, dict[Kind, torch.Tensor]]
+
+
+class ReferenceEngine:
+    """See `engine.Engine`. `end_ids` end a generation. Raises Permanent if the model's folder holds no model."""
+
+    def __init__(self, model: Path, spec: ModelPoolSpec, end_ids: frozenset[int]) -> None:
+        self._base = read_base_model(model)
+        self._end_ids = end_ids
+        self._limits = EngineLimits(
+            slots=spec.adapter_slots,
+            max_rank=spec.max_rank,
+            max_model_len=min(spec.rollout.max_model_len, self._base.max_positions),
+            max_num_seqs=spec.rollout.max_num_seqs,
+            dtype="float32" if spec.rollout.dtype == "auto" else spec.rollout.dtype,
+        )
+        self._residents = Residents(spec.adapter_slots)
+        self._held: dict[int, Matrices] = {}
+        self._life: _Life | None = None
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    async def start(self) -> None:
+        if self._life is None:
+            thread = ThreadPoolExecutor(1, "reference-engine", partial(torch.set_num_threads, 1))
+            loop = asyncio.get_running_loop()
+            model = await loop.run_in_executor(thread, _load, self._base.folder, self._limits.dtype)
+            self._life = _Life(thread, loop.create_future(), model)
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def stop(self) -> None:
+        self.crash("the engine was stopped")
+        if self._life is not None:
+            self._life.thread.shutdown(wait=False)
+        self._life = None
+        self._residents.clear()
+        self._held.clear()
+
+    def crash(self, reason: str) -> None:
+        """Go down as a killed engine does: everything pending raises EngineDown, and so does every call until `restart`."""
+        if self._life is not None and not self._life.down.done():
+            self._life.down.set_result(reason)
+
+    async def load(self, adapter: LoadedAdapter) -> None:
+        life = self._alive()
+        self._residents.admit(adapter)
+        try:
+            self._held[adapter.slot_id] = await life.work(partial(self._read, life.model, adapter))
+        except (AdapterInvalid, LoadFailed) as error:
+            self._residents.remove(adapter)
+            raise LoadFailed(f"{adapter.name}: {error}") from error
+
+    async def unload(self, adapter: LoadedAdapter) -> None:
+        self._alive()
+        if self._residents.remove(adapter):
+            self._held.pop(adapter.slot_id, None)
+
+    async def digest(self, adapter: LoadedAdapter) -> str:
+        held = self._matrices(adapter)
+        return slot_digest((module, kind, matrix) for module, pair in held.items() for kind, matrix in pair.items())
+
+    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        life, held = self._alive(), self._matrices(adapter)
+        check_ids(ids, self._base.vocab_size)
+        if not 2 <= len(ids) < self._limits.max_model_len:
+            raise PromptInvalid(f"{len(ids)} ids to score; 2 to {self._limits.max_model_len - 1} are possible")
+        with self._residents.using(adapter):
+            return await life.work(partial(life.model.score, held, ids))
+
+    async def generate(
+        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+    ) -> Completion:
+        life, held = self._alive(), self._matrices(adapter)
+        check_ids(prompt_ids, self._base.vocab_size)
+        room = min(sampling.max_tokens, self._limits.max_model_len - len(prompt_ids))
+        if room < 1:
+            return Completion((), (), StopReason.CONTEXT)
+        over = threading.Event()
+        draw = _Draw(prompt_ids, sampling, room, self._end_ids, over)
+        try:
+            with self._residents.using(adapter):
+                return await life.work(partial(life.model.generate, held, draw))
+        finally:
+            over.set()
+
+    async def healthy(self) -> bool:
+        return self._life is not None and not self._life.down.done()
+
+    def _alive(self) -> "_Life":
+        if self._life is None:
+            raise EngineDown("the engine is not running")
+        if self._life.down.done():
+            raise EngineDown(self._life.down.result())
+        return self._life
+
+    def _matrices(self, adapter: LoadedAdapter) -> Matrices:
+        self._alive()
+        self._residents.require(adapter)
+        return self._held[adapter.slot_id]
+
+    def _read(self, model: "_AdaptedModel", adapter: LoadedAdapter) -> Matrices:
+        tensors, config = read_adapter(adapter.folder)
+        if config.rank > self._limits.max_rank:
+            raise LoadFailed(f"rank {config.rank} is above the engine's {self._limits.max_rank}")
+        held: Matrices = {}
+        for module, kind, matrix in as_held(tensors, config.scaling, self._limits.dtype):
+            held.setdefault(module, {})[kind] = matrix
+        model.check(held)
+        return held
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """One run of the engine: its thread, its model, and `down`, set with the reason once it is over."""
+
+    thread: ThreadPoolExecutor
+    down: "asyncio.Future[str]"
+    model: "_AdaptedModel"
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Run on the engine's thread, in the order of calls."""
+        return await unless_down(asyncio.get_running_loop().run_in_executor(self.thread, work), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """One generation; `over` is set once nobody waits for it any more."""
+
+    prompt_ids: npt.NDArray[np.int32]
+    sampling: Sampling
+    room: int
+    end_ids: frozenset[int]
+    over: threading.Event
+
+
+class _AdaptedModel:
+    """A base model whose linear layers add the matrices that are active; used by one thread."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+        self._active: Matrices = {}
+        for name, module in self._linears.items():
+            module.register_forward_hook(partial(self._add, name))
+
+    def check(self, held: Matrices) -> None:
+        """Raise LoadFailed unless every module is a linear layer of this model and the matrices fit it."""
+        for module, pair in held.items():
+            linear = self._linears.get(module)
+            if linear is None:
+                raise LoadFailed(f"the base model has no linear layer {module!r}")
+            if (pair["B"].shape[0], pair["A"].shape[1]) != (linear.out_features, linear.in_features):
+                raise LoadFailed(f"{module!r} is {linear.out_features} by {linear.in_features}, the adapter's is not")
+
+    @torch.inference_mode()
+    def score(self, held: Matrices, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        self._active = held
+        tokens = torch.from_numpy(ids.astype(np.int64))
+        logprobs = torch.log_softmax(self._model(input_ids=tokens[None]).logits[0, :-1].float(), dim=-1)
+        return np.asarray(logprobs.gather(1, tokens[1:, None])[:, 0].numpy(), dtype=np.float32)
+
+    @torch.inference_mode()
+    def generate(self, held: Matrices, draw: _Draw) -> Completion:
+        self._active = held
+        generator = torch.Generator().manual_seed(draw.sampling.seed)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        step, cache = torch.from_numpy(draw.prompt_ids.astype(np.int64))[None], None
+        while len(ids) < draw.room and not draw.over.is_set() and not (ids and ids[-1] in draw.end_ids):
+            output = self._model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = output.past_key_values
+            row = torch.log_softmax(output.logits[0, -1].float() / draw.sampling.temperature, dim=-1)
+            step = torch.multinomial(row.exp(), 1, generator=generator)[None]
+            ids.append(int(step))
+            logprobs.append(float(row[ids[-1]]))
+        return Completion(
+            tuple(ids),
+            tuple(logprobs),
+            stop_reason(ids[-1:] != [] and ids[-1] in draw.end_ids, len(ids), draw.sampling),
+        )
+
+    def _add(
+        self, name: str, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        pair = self._active.get(name)
+        return output if pair is None else output + inputs[0] @ pair["A"].T @ pair["B"].T
+
+
+def _load(folder: Path, dtype: str) -> _AdaptedModel:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise Permanent(f"the base model in {folder} cannot be loaded: {error}") from error
+    return _AdaptedModel(model.eval())

@@ -1,0 +1,217 @@
+"""The real engine: vLLM's `AsyncLLM` embedded, token ids in, token ids and logprobs out.
+
+The gateway to vLLM: with `vllm_extension`, which runs inside vLLM's processes, the only module that imports it, and only once an engine
+starts. vLLM runs as a core process and worker processes below ours; `vllm_life.Life` is one run of them. It knows no tokenizer, job or bus.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import StopReason
+from marlaas_worker.adapters import AdapterInvalid, read_config
+from marlaas_worker.rollout.engine import (
+    Completion,
+    EngineDown,
+    EngineLimits,
+    LoadedAdapter,
+    LoadFailed,
+    PromptInvalid,
+    Sampling,
+    check_ids,
+    read_base_model,
+    stop_reason,
+)
+from marlaas_worker.rollout.slots import Residents
+from marlaas_worker.rollout.vllm_life import Life, begin_life
+from marlaas_worker.rollout.vllm_settings import vllm_settings
+
+ANSWER_BOUND_S = 30.0
+
+
+class VllmEngine:
+    """See `engine.Engine`. `end_ids` end a generation; `answer_bound_s` is how long an engine may be silent before it counts as hung.
+
+    Raises Permanent if the model's folder holds no model.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        spec: ModelPoolSpec,
+        end_ids: frozenset[int],
+        scratch: Path,
+        answer_bound_s: float = ANSWER_BOUND_S,
+    ) -> None:
+        self._settings = vllm_settings(read_base_model(model), spec, scratch)
+        self._end_ids = end_ids
+        self._answer_bound_s = answer_bound_s
+        self._residents = Residents(self.limits.slots)
+        self._life: Life | None = None
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._settings.limits
+
+    @property
+    def processes(self) -> tuple[psutil.Process, ...]:
+        """vLLM's processes below ours, the core first; none while the engine is not running."""
+        return self._life.processes if self._life else ()
+
+    async def start(self) -> None:
+        if self._life is None:
+            self._life = await begin_life(self._settings)
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def stop(self) -> None:
+        life, self._life = self._life, None
+        self._residents.clear()
+        if life is not None:
+            await life.end()
+
+    async def load(self, adapter: LoadedAdapter) -> None:
+        life = self._alive()
+        self._residents.admit(adapter)
+        try:
+            _rank(adapter)
+            await life.call(life.llm.add_lora(_lora_request(adapter)))
+        except asyncio.CancelledError:
+            raise  # the engine may have it or not: the caller unloads
+        except Exception as error:
+            self._residents.remove(adapter)
+            raise _refusal(adapter, error) from error
+
+    async def unload(self, adapter: LoadedAdapter) -> None:
+        life = self._alive()
+        if self._residents.remove(adapter):
+            await life.call(life.llm.remove_lora(adapter.slot_id))
+
+    async def digest(self, adapter: LoadedAdapter) -> str:
+        life = self._alive()
+        self._residents.require(adapter)
+        try:
+            arguments = (adapter.slot_id, _rank(adapter))
+            answers = await life.call(life.llm.collective_rpc("marlaas_slot_digest", args=arguments))
+        except Exception as error:
+            raise _refusal(adapter, error) from error
+        return str(answers[0])
+
+    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        check_ids(ids, self._settings.model.vocab_size)
+        if not 2 <= len(ids) < self.limits.max_model_len:
+            raise PromptInvalid(f"{len(ids)} ids to score; 2 to {self.limits.max_model_len - 1} are possible")
+        with self._residents.using(adapter):
+            output = await self._run(f"score-{adapter.name}", adapter, ids, _scoring())
+        return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)
+
+    async def generate(
+        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+    ) -> Completion:
+        check_ids(prompt_ids, self._settings.model.vocab_size)
+        room = min(sampling.max_tokens, self.limits.max_model_len - len(prompt_ids))
+        with self._residents.using(adapter):
+            if room < 1:
+                return Completion((), (), StopReason.CONTEXT)
+            output = await self._run(request, adapter, prompt_ids, _sampling(sampling, room, self._end_ids))
+        return _completion(output, sampling)
+
+    async def healthy(self) -> bool:
+        life = self._life
+        if life is None or life.down.done():
+            return False
+        try:
+            async with asyncio.timeout(self._answer_bound_s):
+                await life.call(life.llm.list_loras())
+        except TimeoutError:
+            life.declare_down(f"vLLM has not answered for {self._answer_bound_s:g} s")
+        except Exception as error:
+            life.declare_down(f"vLLM answered with an error: {error}")
+        return not life.down.done()
+
+    def _alive(self) -> Life:
+        if self._life is None:
+            raise EngineDown("the engine is not running")
+        if self._life.down.done():
+            raise EngineDown(self._life.down.result())
+        return self._life
+
+    async def _run(self, request: str, adapter: LoadedAdapter, ids: npt.NDArray[np.int32], params: Any) -> Any:
+        life = self._alive()
+        prompt = {"prompt_token_ids": ids.tolist()}
+        outputs = life.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
+        output = await life.call(_last(outputs))
+        reason = output.outputs[0].finish_reason if output is not None else None
+        if reason not in ("stop", "length"):
+            raise EngineDown(f"vLLM ended {request} with {reason!r}")
+        return output
+
+
+async def _last(outputs: Any) -> Any:
+    last = None
+    async for output in outputs:
+        last = output
+    return last
+
+
+def _rank(adapter: LoadedAdapter) -> int:
+    return read_config(adapter.folder).rank
+
+
+def _refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
+    if isinstance(error, EngineDown | LoadFailed):
+        return error
+    words = (
+        str(error)
+        if isinstance(error, AdapterInvalid | PromptInvalid)
+        else str(error).partition("failed: ")[2] or repr(error)
+    )
+    return LoadFailed(f"{adapter.name}: {words}")
+
+
+def _lora_request(adapter: LoadedAdapter) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(lora_name=adapter.name, lora_int_id=adapter.slot_id, lora_path=str(adapter.folder))
+
+
+def _sampling(sampling: Sampling, max_tokens: int, end_ids: frozenset[int]) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+        max_tokens=max_tokens,
+        stop_token_ids=sorted(end_ids),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def _scoring() -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    final = RequestOutputKind.FINAL_ONLY
+    return SamplingParams(max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False, output_kind=final)
+
+
+def _completion(output: Any, sampling: Sampling) -> Completion:
+    drawn = output.outputs[0]
+    ids = tuple(drawn.token_ids)
+    return Completion(
+        output_ids=ids,
+        logprobs=tuple(drawn.logprobs.logprobs),
+        stop_reason=stop_reason(drawn.finish_reason == "stop", len(ids), sampling),
+        cached_tokens=output.num_cached_tokens or 0,
+    )

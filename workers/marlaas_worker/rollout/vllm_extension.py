@@ -1,0 +1,105 @@
+"""What runs inside vLLM's worker processes: reading a slot back, and ending when the process that owns the engine is gone.
+
+vLLM mixes `SlotReader` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`. It reads private
+attributes of vLLM 0.32 (`lora/model_manager.py`); `tests/rollout/test_engine_contract.py` breaks if they move.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marlaas_worker.adapters import Kind, slot_digest
+
+OWNER = "MARLAAS_ENGINE_OWNER"
+
+
+class SlotReader:
+    """Mixed into vLLM's worker; every name must be one that vLLM does not use."""
+
+    model_runner: Any
+
+    def marlaas_slot_digest(self, slot_id: int, rank: int) -> str:
+        """Digest of what an adapter's slot holds. Raises LookupError if it has none, ValueError for tensors beyond its rank."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        if slot_id not in manager.lora_index_to_id:
+            raise LookupError(f"no slot holds adapter {slot_id}")
+        return slot_digest(_held(manager, manager.lora_index_to_id.index(slot_id), rank))
+
+
+def _held(manager: Any, index: int, rank: int) -> Iterator[tuple[str, Kind, torch.Tensor]]:
+    """Return (module, kind, tensor) of one slot, packed layers (q, k, v as qkv_proj) taken apart again."""
+    for name, layer in manager.modules.items():
+        if getattr(layer, "tp_size", 1) != 1:
+            raise ValueError("slots cannot be read back under tensor parallelism")
+        parts = manager.packed_modules.get(name, [name])
+        matrices: tuple[tuple[Kind, Any], ...] = (("A", layer.lora_a_stacked), ("B", layer.lora_b_stacked))
+        for kind, stacked in matrices:
+            slices = [stacked] if isinstance(stacked, torch.Tensor) else stacked
+            for part, tensor in zip(parts, slices, strict=True):
+                yield part, kind, _within_rank(part, kind, tensor[index], rank)
+
+
+def _within_rank(module: str, kind: Kind, held: torch.Tensor, rank: int) -> torch.Tensor:
+    if held.dim() != 3:  # an embedding's table, which no adapter of ours has
+        if bool(held.any()):
+            raise ValueError(f"{module}: an adapted embedding")
+        return held
+    inside, beyond = (held[0, :rank], held[0, rank:]) if kind == "A" else (held[0, :, :rank], held[0, :, rank:])
+    if bool(beyond.any()):
+        raise ValueError(f"{module}: lora_{kind} holds something beyond rank {rank}")
+    return inside
+
+
+def owner_token() -> str:
+    """Identity of this process for `OWNER`: number and start time, since numbers come back."""
+    return f"{os.getpid()} {_started(os.getpid())}"
+
+
+def _started(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _open_owner() -> int:
+    """File descriptor that becomes readable when the owner ends. Raises OSError if it is gone."""
+    pid, started = os.environ[OWNER].split()
+    descriptor = os.pidfd_open(int(pid))
+    if _started(int(pid)) != started:
+        raise ProcessLookupError(f"process {pid} is another one")
+    return descriptor
+
+
+def _die_with_owner(core: int | None) -> None:
+    """Wait for the owner's end, then end vLLM's engine core (which alone would wait for requests for ever) and this process."""
+    with contextlib.suppress(OSError):
+        select.select([_open_owner()], [], [])
+    if core is not None:
+        signal.pidfd_send_signal(core, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _watch_owner() -> None:
+    if os.getpid() == int(os.environ[OWNER].split()[0]):
+        return
+    threading.Thread(target=_die_with_owner, args=(_open_core(),), name="owner-watch", daemon=True).start()
+
+
+def _open_core() -> int | None:
+    """File descriptor of the core process, our parent; None if we are the core ourselves, or it is gone."""
+    with contextlib.suppress(OSError):
+        core = os.pidfd_open(os.getppid())
+        variables = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        if f"{OWNER}={os.environ[OWNER]}".encode() in variables:
+            return core
+    return None
+
+
+# vLLM offers a worker no other moment before it loads the model, and a model may take minutes to load.
+if OWNER in os.environ:
+    _watch_owner()

@@ -1,0 +1,142 @@
+"""What vLLM is started with, and how to read why it did not start. Pure but for the hardware it looks at; imports no vllm.
+
+Every setting here answers a trap of vLLM 0.32 (its V2 runner needs a Triton that CPUs lack; its CPU attention wants blocks of 32; without
+an explicit KV cache size it demands 92 % of memory; a host cache no larger than the slots would evict running adapters).
+"""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marlaas_api.errors import Permanent
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.kinds.base import quantity
+from marlaas_worker.rollout.engine import BaseModel, EngineLimits
+
+BLOCK_TOKENS = 32
+CPU_STEP_TOKENS = 512
+_RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)
+_ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """All that an engine's start depends on; the same again for every restart. `scratch` takes its log."""
+
+    model: BaseModel
+    spec: ModelPoolSpec
+    limits: EngineLimits
+    scratch: Path
+
+    @property
+    def log(self) -> Path:
+        """Where vLLM's processes write."""
+        return self.scratch / "vllm.log"
+
+
+def vllm_settings(model: BaseModel, spec: ModelPoolSpec, scratch: Path) -> VllmSettings:
+    """Choose what the pool leaves open. Raises Permanent for what cannot be had."""
+    if spec.tensor_parallel_size > 1:
+        raise Permanent("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")
+    limits = EngineLimits(
+        slots=spec.adapter_slots,
+        max_rank=spec.max_rank,
+        max_model_len=min(spec.rollout.max_model_len, model.max_positions),
+        max_num_seqs=spec.rollout.max_num_seqs,
+        dtype=choose_dtype(spec.rollout.dtype, torch.cuda.is_available()),
+    )
+    return VllmSettings(model, spec, limits, scratch)
+
+
+def choose_dtype(wanted: str, gpu: bool) -> str:
+    """Resolve `auto`: bfloat16 on a GPU; float32 on a CPU, where it is as fast and agrees with the trainer to 1e-6 (bench/rollout_engine.py)."""
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if gpu else "float32"
+
+
+def choose_threads(wanted: int | None, num_cores: int) -> int:
+    """Compute threads: all cores but one, which the trainer, NATS and the sandboxes share."""
+    return wanted or max(1, num_cores - 1)
+
+
+def environment(settings: VllmSettings) -> dict[str, str]:
+    """Variables that vLLM's processes must find when they start."""
+    threads = choose_threads(settings.spec.rollout.threads, len(os.sched_getaffinity(0)))
+    common = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    if torch.cuda.is_available():
+        return common
+    return {
+        **common,
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]:
+    """Keyword arguments of `AsyncEngineArgs`. One slot more than promised, and the host cache twice the slots: see above."""
+    spec, limits = settings.spec, settings.limits
+    arguments: dict[str, Any] = {
+        "model": str(settings.model.folder),
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "dtype": limits.dtype,
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "block_size": BLOCK_TOKENS,
+        "kv_cache_memory_bytes": int(quantity(spec.rollout.kv_cache_bytes)),
+        "enable_prefix_caching": True,
+        "enable_lora": True,
+        "max_loras": limits.slots + 1,
+        "max_cpu_loras": 2 * (limits.slots + 1),
+        "max_lora_rank": limits.max_rank,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "marlaas_worker.rollout.vllm_extension.SlotReader",
+        "disable_log_stats": True,
+        "log_config_file": str(log_config),
+    }
+    if not torch.cuda.is_available():
+        arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, limits.max_num_seqs)
+    return arguments
+
+
+def write_log_config(settings: VllmSettings) -> Path:
+    """Begin a new log, keep the one before, and return the configuration that sends every vLLM process there."""
+    settings.scratch.mkdir(parents=True, exist_ok=True)
+    if settings.log.exists():
+        settings.log.replace(settings.log.with_suffix(".before.log"))
+    settings.log.touch()
+    handler = {"class": "logging.FileHandler", "filename": str(settings.log), "formatter": "record"}
+    config = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"record": {"format": "@@%(levelname)s %(asctime)s %(process)d %(name)s: %(message)s"}},
+        "handlers": {"file": handler},
+        "loggers": {"vllm": {"handlers": ["file"], "level": "INFO", "propagate": False}},
+    }
+    path = settings.scratch / "vllm-logging.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def last_words(log: Path) -> str:
+    """The error that began it all, in the words of the vLLM process that had it; empty if none wrote any."""
+    try:
+        levels_and_texts = _RECORD.split(log.read_text(errors="replace"))[1:]
+    except OSError:
+        return ""
+    errors = [text for level, text in zip(levels_and_texts[::2], levels_and_texts[1::2], strict=True) if level in _LOUD]
+    for text in errors:
+        lines = _ERROR_LINE.findall(text)
+        if lines:
+            return str(lines[-1]).strip()
+    return errors[0].partition(": ")[2].strip() if errors else ""
+
+
+_LOUD = ("ERROR", "CRITICAL", "FATAL")
