@@ -1,7 +1,7 @@
 """What the kinds share: camelCase on the outside, strictness, the object envelope, and the types of their texts."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.alias_generators import to_camel
@@ -116,6 +116,15 @@ class Spec(BaseModel):
         allow_inf_nan=False,
     )
     refused: ClassVar[Mapping[str, str]] = {}
+
+
+def refuse(schema: JsonDict, model: type[BaseModel]) -> None:
+    """Schema extension that declares a model's refused keys, so that the API server refuses them loudly instead of pruning them."""
+    refused: Mapping[str, str] = getattr(model, "refused", {})
+    properties = cast(JsonDict, schema["properties"])
+    for key, sentence in refused.items():
+        properties[key] = {"type": "number", "description": f"{sentence.capitalize()}."}
+    schema |= rules(*((f"!has(self.{key})", f"{key} is {sentence}") for key, sentence in refused.items()))
 
 
 class ObjectMeta(BaseModel):

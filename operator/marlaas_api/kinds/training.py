@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, PathText, Spec, rules
+from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, PathText, Spec, refuse, rules
 
 _SAMPLING_CONTRACT = (
     "refused: in training only what the trainer can reproduce is allowed, and that is the temperature; {key} makes the engine "
@@ -18,8 +18,6 @@ _NOT_REPRODUCIBLE = (
     "presencePenalty",
     "frequencyPenalty",
     "repetitionPenalty",
-    "logitBias",
-    "badWords",
     "minTokens",
 )
 _PROMOTE_NEEDS_TASKS = "promote: best chooses by evaluation, and tasks is 0: raise tasks, or promote: last"
@@ -29,6 +27,7 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 class RolloutSpec(Spec):
     """Sampling. Only what the trainer can reproduce is allowed: there is a temperature, and no top-p, top-k or penalties."""
 
+    model_config = ConfigDict(json_schema_extra=refuse)
     refused: ClassVar = {key: _SAMPLING_CONTRACT.format(key=key) for key in _NOT_REPRODUCIBLE}
 
     group_size: int = Field(

@@ -1,0 +1,175 @@
+"""CustomResourceDefinitions from the kinds: `python -m marlaas_api.crd [--check] DIRECTORY`.
+
+pydantic's JSON schema becomes a structural schema of `apiextensions.k8s.io/v1`: references are written out, an optional field is one that may be
+absent (no `null`), every nested object has a default so that the API server fills in what the worker would assume. The rules of
+kinds (CEL, list keys, free-form objects) stand beside the fields in `marlaas_api.kinds`.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marlaas_api.kinds import GROUP, KINDS, VERSION, Kind
+from marlaas_api.structural import kind_schema
+
+_HEADER = "# Generated from marlaas_api.kinds by `make crds`; do not edit.\n"
+_MAX_BYTES = 256 * 1024
+"""kubectl apply keeps the whole object in an annotation, and annotations end here."""
+
+_AGE = ("Age", "date", ".metadata.creationTimestamp", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Presentation:
+    """How kubectl shows a kind. columns: (heading, type, JSON path, priority); those above priority 0 come with `-o wide`."""
+
+    plural: str
+    scope: str
+    short_names: tuple[str, ...]
+    columns: tuple[tuple[str, str, str, int], ...] = field(default=())
+
+
+PRESENTATIONS = {
+    "RLJob": Presentation(
+        "rljobs",
+        "Namespaced",
+        ("rlj",),
+        (
+            ("Phase", "string", ".status.phase", 0),
+            ("Step", "string", ".status.progress", 0),
+            ("Version", "integer", ".status.agents[0].policyVersion", 0),
+            ("Reward", "number", ".status.reward", 0),
+            ("Eval", "number", ".status.evalLast", 0),
+            ("Pool", "string", ".spec.poolRef.name", 0),
+            ("Eval-Before", "number", ".status.evalBefore", 1),
+            ("Staleness", "number", ".status.staleness", 1),
+            ("Tokens", "integer", ".status.tokens", 1),
+            ("Environment", "string", ".spec.environment.name", 1),
+            ("Message", "string", ".status.message", 1),
+            _AGE,
+        ),
+    ),
+    "ModelPool": Presentation(
+        "modelpools",
+        "Cluster",
+        ("mp",),
+        (
+            ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
+            ("Engines", "integer", ".status.rollout.ready", 0),
+            ("Trainers", "integer", ".status.trainer.ready", 0),
+            ("Jobs", "integer", ".status.jobs", 0),
+            ("Free-Slots", "integer", ".status.freeSlots", 0),
+            ("Model", "string", ".spec.model.builtin", 1),
+            _AGE,
+        ),
+    ),
+    "Tenant": Presentation(
+        "tenants",
+        "Cluster",
+        ("tnt",),
+        (
+            ("Weight", "number", ".spec.weight", 0),
+            ("Jobs", "integer", ".status.jobs", 0),
+            ("Queued", "integer", ".status.queued", 0),
+            ("Slots", "integer", ".status.adapterSlots", 1),
+            _AGE,
+        ),
+    ),
+}
+
+
+def definition(kind: type[Kind]) -> dict[str, Any]:
+    """The CustomResourceDefinition of a kind."""
+    name, shown = kind.__name__, PRESENTATIONS[kind.__name__]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{shown.plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": name,
+                "listKind": f"{name}List",
+                "plural": shown.plural,
+                "singular": name.lower(),
+                "shortNames": list(shown.short_names),
+                "categories": ["marlaas"],
+            },
+            "scope": shown.scope,
+            "versions": [_version(kind, shown)],
+        },
+    }
+
+
+def _version(kind: type[Kind], shown: Presentation) -> dict[str, Any]:
+    return {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [_column(*column) for column in shown.columns],
+        "schema": {"openAPIV3Schema": kind_schema(kind)},
+    }
+
+
+def _column(heading: str, column_type: str, path: str, priority: int) -> dict[str, Any]:
+    column = {"name": heading, "type": column_type, "jsonPath": path}
+    return {**column, "priority": priority} if priority else column
+
+
+def files() -> dict[str, str]:
+    """File name to content, for every kind; the same kinds give the same bytes."""
+    return {f"{GROUP}_{PRESENTATIONS[kind.__name__].plural}.yaml": _text(definition(kind)) for kind in KINDS}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes equal parts out each time instead of by anchor."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(body: dict[str, Any]) -> str:
+    text = _HEADER + yaml.dump(body, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    if len(text.encode()) >= _MAX_BYTES:
+        raise ValueError(f"{body['metadata']['name']} is larger than {_MAX_BYTES} bytes")
+    return text
+
+
+def stale(directory: Path) -> list[str]:
+    """Names of files in the directory that are missing, differ from what the kinds give, or belong to no kind."""
+    expected = files()
+    there = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.yaml")}
+    return sorted(name for name in expected.keys() | there.keys() if expected.get(name) != there.get(name))
+
+
+def write(directory: Path) -> None:
+    """Make the directory hold what the kinds give and no other YAML file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in stale(directory):
+        (directory / name).unlink(missing_ok=True)
+    for name, text in files().items():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the definitions, or with --check compare them; 0 if all is well, 1 if files are stale."""
+    parser = argparse.ArgumentParser(prog="python -m marlaas_api.crd", description="Generate crds/ from the kinds.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
+    options = parser.parse_args(arguments)
+    if not options.check:
+        write(options.directory)
+        return 0
+    names = stale(options.directory)
+    for name in names:
+        sys.stderr.write(f"{options.directory / name} is not what marlaas_api.kinds gives: run `make crds`\n")
+    return 1 if names else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

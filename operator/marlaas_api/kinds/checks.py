@@ -1,0 +1,162 @@
+"""What one object cannot say of itself: what MARLaaS cannot do yet, and whether a job fits its pool. Pure.
+
+Every check yields problems (refused) or remarks (told, not refused), located in the job unless it says otherwise.
+"""
+
+import math
+from collections.abc import Iterator
+
+from marlaas_api.kinds.modelpool import ModelPool
+from marlaas_api.kinds.nearest import did_you_mean, listed
+from marlaas_api.kinds.problems import Problem
+from marlaas_api.kinds.rljob import RLJob
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linear layers of a Llama-like model, as every builtin model is."""
+
+
+def check_supported(job: RLJob) -> Iterator[Problem]:
+    """What the schema carries and this version of MARLaaS cannot do yet, wherever the job is to run."""
+    if len(job.spec.agents) > 1:
+        yield Problem(
+            ("spec", "agents"),
+            f"this version of MARLaaS trains one agent per job, found {len(job.spec.agents)}; give each agent a job of its own",
+        )
+    for at, agent in enumerate(job.spec.agents):
+        if agent.pool_ref is not None and agent.pool_ref.name != job.spec.pool_ref.name:
+            yield Problem(
+                ("spec", "agents", at, "poolRef", "name"),
+                f"this version of MARLaaS serves all agents of a job from its own pool '{job.spec.pool_ref.name}', found "
+                f"'{agent.pool_ref.name}'; remove it",
+            )
+    if not any(agent.trainable for agent in job.spec.agents):
+        yield Problem(("spec", "agents", 0, "trainable"), "no agent of the job is trainable: there is nothing to train")
+
+
+def check_local(job: RLJob) -> Iterator[Problem]:
+    """What only a cluster can give a job, and `marlaas run` therefore refuses."""
+    environment = ("spec", "environment")
+    if job.spec.environment.image is not None:
+        yield Problem(
+            (*environment, "image"),
+            "container images need a cluster; for `marlaas run`, give the environment as name: a builtin or module:attribute",
+        )
+    if job.spec.environment.secret_refs:
+        yield Problem(
+            (*environment, "secretRefs"),
+            "Secrets need a cluster; for `marlaas run`, remove them and set the variables in your shell",
+        )
+
+
+def check_local_pool(pool: ModelPool) -> Iterator[Problem]:
+    """What only a cluster can give a pool; located in the pool."""
+    if pool.spec.model.pvc is not None:
+        yield Problem(
+            ("spec", "model", "pvc"),
+            "volumes need a cluster; for `marlaas run`, give the model as path, hub or builtin",
+        )
+
+
+def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
+    """What can never fit into the pool, with the numbers of both sides."""
+    yield from _namespace(job, pool)
+    yield from _rank(job, pool)
+    yield from _slots(job, pool)
+    yield from _length(job, pool)
+    yield from _targets(job, pool)
+
+
+def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
+    """What is allowed and yet probably not meant."""
+    spec = job.spec
+    for at, agent in enumerate(spec.agents):
+        scale = agent.adapter.alpha / agent.adapter.rank
+        if not _is_power_of_two(scale):
+            yield Problem(
+                ("spec", "agents", at, "adapter", "alpha"),
+                f"alpha / rank is {scale:g}, which is no power of two: engine and trainer will round the adapter differently",
+            )
+    if spec.environment.turn_timeout_seconds >= spec.environment.episode_timeout_seconds:
+        yield Problem(
+            ("spec", "environment", "turnTimeoutSeconds"),
+            f"turnTimeoutSeconds {spec.environment.turn_timeout_seconds:g} is not below episodeTimeoutSeconds "
+            f"{spec.environment.episode_timeout_seconds:g}: a slow engine will be booked as a fault of the environment",
+        )
+    if spec.environment.egress:
+        yield Problem(
+            ("spec", "environment", "egress"), "a cluster enforces it; `marlaas run` leaves the network as it is"
+        )
+    if pool is not None and spec.rollout.max_turns > 1:
+        yield from _context(job, pool)
+
+
+def _namespace(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
+    allowed = pool.spec.namespaces
+    if allowed and job.metadata.namespace not in allowed:
+        yield Problem(
+            ("metadata", "namespace"),
+            f"namespace '{job.metadata.namespace}' may not use {_named(pool)}, which is for {listed(allowed)}"
+            f"{did_you_mean(job.metadata.namespace, allowed)}",
+        )
+
+
+def _rank(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
+    for at, agent in enumerate(job.spec.agents):
+        if agent.adapter.rank > pool.spec.max_rank:
+            yield Problem(
+                ("spec", "agents", at, "adapter", "rank"),
+                f"rank {agent.adapter.rank} is above maxRank {pool.spec.max_rank} of {_named(pool)}; "
+                "lower the rank or raise the pool's maxRank",
+            )
+
+
+def _slots(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
+    staleness, slots = job.spec.training.max_staleness, pool.spec.adapter_slots
+    if slots < staleness + 2:
+        yield Problem(
+            ("spec", "training", "maxStaleness"),
+            f"maxStaleness {staleness} needs {staleness} + 2 = {staleness + 2} adapter slots, and adapterSlots of "
+            f"{_named(pool)} is {slots}; lower maxStaleness or raise the pool's adapterSlots",
+        )
+
+
+def _length(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
+    tokens, longest = job.spec.rollout.max_tokens, pool.spec.rollout.max_model_len
+    if tokens >= longest:
+        yield Problem(
+            ("spec", "rollout", "maxTokens"),
+            f"maxTokens {tokens} leaves no room for a prompt within maxModelLen {longest} of {_named(pool)}; "
+            "lower maxTokens or raise the pool's maxModelLen",
+        )
+
+
+def _targets(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
+    if pool.spec.model.builtin is None:
+        return
+    for at, agent in enumerate(job.spec.agents):
+        for position, target in enumerate(agent.adapter.targets):
+            if target not in LINEAR_LAYERS:
+                yield Problem(
+                    ("spec", "agents", at, "adapter", "targets", position),
+                    f"the builtin models have {listed(LINEAR_LAYERS)}, found '{target}'"
+                    f"{did_you_mean(target, LINEAR_LAYERS)}",
+                )
+
+
+def _context(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
+    turns, tokens, longest = job.spec.rollout.max_turns, job.spec.rollout.max_tokens, pool.spec.rollout.max_model_len
+    if turns * tokens > longest > tokens:
+        yield Problem(
+            ("spec", "rollout", "maxTurns"),
+            f"maxTurns {turns} x maxTokens {tokens} = {turns * tokens} tokens do not fit into maxModelLen {longest} of "
+            f"{_named(pool)}: episodes that use them all end when the context is full, and are scored",
+        )
+
+
+def _named(pool: ModelPool) -> str:
+    return f"ModelPool '{pool.metadata.name}'"
+
+
+def _is_power_of_two(number: float) -> bool:
+    mantissa, _ = math.frexp(number)
+    return mantissa == 0.5

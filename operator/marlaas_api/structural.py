@@ -1,0 +1,139 @@
+"""pydantic models to structural schemas, the JSON schema dialect of Kubernetes' CustomResourceDefinitions.
+
+What differs from pydantic's: no references, no titles, no null (an optional field is one that may be absent), no tuples, no
+`additionalProperties: false` (unknown fields are pruned, and refused for strict clients), exclusive bounds are booleans, and a nested
+object has a default so that its fields' defaults apply when it is absent.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from marlaas_api.kinds import Kind
+
+Schema = dict[str, Any]
+
+_RULES = "x-kubernetes-validations"
+_KEPT = (
+    "description",
+    "type",
+    "format",
+    "enum",
+    "default",
+    "minimum",
+    "exclusiveMinimum",
+    "maximum",
+    "exclusiveMaximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "anyOf",
+    "items",
+    "additionalProperties",
+    "properties",
+    "required",
+    "x-kubernetes-int-or-string",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+    "x-kubernetes-preserve-unknown-fields",
+    _RULES,
+)
+_ENVELOPE = {
+    "apiVersion": {"description": "Group and version of the kind.", "type": "string"},
+    "kind": {"description": "Name of the kind.", "type": "string"},
+}
+
+
+def kind_schema(kind: type[Kind]) -> Schema:
+    """`openAPIV3Schema` of a kind, `status` included. Of metadata, only the name may be restricted."""
+    whole = kind.model_json_schema(by_alias=True)
+    definitions = whole["$defs"]
+    name = definitions["ObjectMeta"]["properties"]["name"]
+    restricted = {key: name[key] for key in ("type", "maxLength", "pattern")}
+    spec, status = (_structural(whole["properties"][part], definitions) for part in ("spec", "status"))
+    return {
+        "description": whole["description"],
+        "type": "object",
+        "properties": {
+            **_ENVELOPE,
+            "metadata": {"type": "object", "properties": {"name": restricted}},
+            "spec": spec,
+            "status": status,
+        },
+        "required": ["spec"],
+    }
+
+
+def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    schema = _resolved(schema, definitions)
+    if "const" in schema:
+        schema["enum"] = [schema["const"]]
+    if "prefixItems" in schema:
+        schema["items"] = schema["prefixItems"][0]
+    if schema.get("type") == "integer":
+        schema["format"] = "int64"
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if exclusive in schema:
+            schema |= {bound: schema[exclusive], exclusive: True}
+    _convert_children(schema, definitions)
+    return _ordered(schema)
+
+
+def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """The schema with its reference or its only non-null alternative written out; what stands beside them wins."""
+    inner: Schema = {}
+    if "$ref" in schema:
+        inner = definitions[schema["$ref"].rpartition("/")[2]]
+    elif "anyOf" in schema and {"type": "null"} in schema["anyOf"]:
+        (inner,) = (choice for choice in schema["anyOf"] if choice != {"type": "null"})
+    if not inner:
+        return dict(schema)
+    outer = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf")}
+    if outer.get("default", inner) is None:
+        del outer["default"]
+    inner = _resolved(inner, definitions)
+    rules = [*inner.get(_RULES, ()), *outer.get(_RULES, ())]
+    return inner | outer | ({_RULES: rules} if rules else {})
+
+
+def _convert_children(schema: Schema, definitions: Mapping[str, Schema]) -> None:
+    if "items" in schema:
+        schema["items"] = _structural(schema["items"], definitions)
+    additional = schema.pop("additionalProperties", None)
+    if isinstance(additional, dict):
+        schema["additionalProperties"] = _structural(additional, definitions)
+    if "properties" in schema:
+        required = schema.get("required", [])
+        schema["properties"] = {
+            name: _property(part, definitions, name in required) for name, part in schema["properties"].items()
+        }
+    if "default" in schema:
+        schema["default"] = _minimal(schema["default"], schema)
+        if schema["default"] in ([], ""):
+            del schema["default"]
+
+
+def _property(part: Schema, definitions: Mapping[str, Schema], required: bool) -> Schema:
+    converted = _structural(part, definitions)
+    may_be_absent = {"type": "null"} in part.get("anyOf", ())
+    if "properties" in converted and "default" not in converted and not required and not may_be_absent:
+        return _ordered({**converted, "default": {}})
+    return converted
+
+
+def _ordered(schema: Schema) -> Schema:
+    return {key: schema[key] for key in _KEPT if key in schema}
+
+
+def _minimal(value: Any, schema: Schema) -> Any:
+    """A default without what the API server fills in itself: nulls, and the defaults of inner fields."""
+    if isinstance(value, list):
+        return [_minimal(item, schema["items"]) for item in value]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return value
+    inner = schema["properties"]
+    small = {key: _minimal(item, inner[key]) for key, item in value.items() if item is not None}
+    return {key: item for key, item in small.items() if item != inner[key].get("default", [])}
