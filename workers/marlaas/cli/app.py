@@ -1,0 +1,119 @@
+"""The command's tree. Only the command that was asked for is imported, so that help is there at once."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from marlaas.cli.failures import exit_code_of
+
+HELP = """Reinforcement learning of LLMs for many tenants at once.
+
+A **ModelPool** offers a base model, an **RLJob** says what is to be learnt in which environment, a **Tenant** says who may have how much:
+YAML objects, the same for a cluster (`kubectl apply`) and for this machine (`marlaas run`)."""
+
+EPILOG = """To begin:
+
+- `marlaas run examples/quickstart.yaml` trains two jobs on one tiny model, in minutes.
+- `marlaas env play reverse` lets you be the policy; the README shows an environment of your own in ten lines.
+- `marlaas validate FILE` tells what is wrong with a manifest before anything starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One word after `marlaas`. attribute: a function, or a Typer application with commands of its own."""
+
+    summary: str
+    module: str
+    attribute: str
+    example: str
+    is_group: bool = False
+
+
+COMMANDS = {
+    "run": Command(
+        "Train the jobs of manifests on this machine.",
+        "marlaas.cli.run",
+        "run",
+        "marlaas run examples/quickstart.yaml --out runs/first",
+    ),
+    "validate": Command(
+        "Say what is wrong with manifests, by file, line and field.",
+        "marlaas.cli.validate",
+        "validate",
+        "marlaas validate examples/*.yaml",
+    ),
+    "models": Command(
+        "Show and prepare the builtin base models.", "marlaas.cli.models", "app", "marlaas models list", is_group=True
+    ),
+    "env": Command(
+        "Try an environment by hand, without training.",
+        "marlaas.cli.env",
+        "app",
+        "marlaas env play reverse",
+        is_group=True,
+    ),
+}
+
+
+def main() -> None:
+    """Run the command that `sys.argv` says, and exit."""
+    try:
+        build(sys.argv[1:])()
+    except Exception as error:
+        code = exit_code_of(error)
+        if code is None:
+            raise
+        sys.exit(code)
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """The command's tree, as far as these arguments need it: other commands are there by name and summary alone."""
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    app = typer.Typer(
+        help=HELP,
+        epilog=EPILOG,
+        rich_markup_mode="markdown",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, command in COMMANDS.items():
+        _mount(app, name, command, is_asked=name == asked)
+    return app
+
+
+def _mount(app: typer.Typer, name: str, command: Command, is_asked: bool) -> None:
+    epilog = f"Example: `{command.example}`"
+    if not is_asked:
+        app.command(name, help=command.summary, epilog=epilog)(_unasked)
+        return
+    target = getattr(import_module(command.module), command.attribute)
+    if command.is_group:
+        app.add_typer(target, name=name, help=command.summary, epilog=epilog, no_args_is_help=True)
+    else:
+        app.command(name, epilog=epilog, no_args_is_help=True)(target)
+
+
+def _unasked() -> None:
+    """Stand in for a command that was not asked for."""
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"marlaas {version('marlaas')}")
+        raise typer.Exit
+
+
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before the command."""

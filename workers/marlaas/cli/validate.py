@@ -1,0 +1,59 @@
+"""`marlaas validate`: manifests to a verdict."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from marlaas.cli.failures import INVALID, complain
+from marlaas.cli.summaries import summary
+from marlaas.manifest import Finding, InvalidManifest, Manifest, load
+from marlaas_api.kinds import Kind, RLJob
+
+Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Manifests in YAML; - reads standard input.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")]
+
+
+def validate(files: Files, as_json: Json = False) -> None:
+    """Say what is wrong with manifests, by file, line and field.
+
+    Checks everything that needs no cluster and starts nothing: fields, types and bounds, whether jobs fit their pools, whether environments
+    and builtin models exist and take their arguments. A pool that is not in the files is thought to be in the cluster.
+
+    Exit code: 0 all is right, 2 something must be changed.
+    """
+    try:
+        manifest = load(files, runnable=False)
+    except InvalidManifest as error:
+        if not as_json:
+            raise
+        typer.echo(json.dumps({"valid": False, "errors": [_finding(one) for one in error.findings]}, indent=2))
+        raise typer.Exit(INVALID) from error
+    if as_json:
+        typer.echo(json.dumps(_verdict(manifest), indent=2))
+    else:
+        _tell(manifest)
+
+
+def _tell(manifest: Manifest) -> None:
+    for note in manifest.notes:
+        complain(f"note: {note}")
+    for one in _objects(manifest):
+        typer.echo(f"{type(one).__name__} {_name(one)}: {summary(one)}")
+
+
+def _verdict(manifest: Manifest) -> dict[str, Any]:
+    objects = [{"kind": type(one).__name__, "name": _name(one), "summary": summary(one)} for one in _objects(manifest)]
+    return {"valid": True, "objects": objects, "notes": [_finding(note) for note in manifest.notes]}
+
+
+def _objects(manifest: Manifest) -> tuple[Kind, ...]:
+    return (*manifest.pools, *manifest.tenants, *manifest.jobs)
+
+
+def _name(one: Kind) -> str:
+    return f"{one.metadata.namespace}/{one.metadata.name}" if isinstance(one, RLJob) else one.metadata.name
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {"file": finding.file, "line": finding.line, "path": finding.path, "text": finding.text}

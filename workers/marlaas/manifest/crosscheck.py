@@ -1,0 +1,131 @@
+"""What objects say of each other: names that must be there, must be unique, and must fit."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marlaas.manifest.findings import Finding, Placed
+from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
+from marlaas_api.kinds.checks import check_fit, check_local, check_local_pool, check_supported, remarks
+from marlaas_api.kinds.nearest import did_you_mean, nearest
+from marlaas_api.kinds.problems import Problem
+
+_POOL = ("spec", "poolRef", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Objects of one kind each, in the order of the files."""
+
+    pools: tuple[Placed[ModelPool], ...]
+    tenants: tuple[Placed[Tenant], ...]
+    jobs: tuple[Placed[RLJob], ...]
+
+
+def duplicates(placed: Sequence[Placed[Kind]]) -> Iterator[Finding]:
+    """Yield objects that an earlier one has the identity of."""
+    first: dict[tuple[str, str, str], Placed[Kind]] = {}
+    for here in placed:
+        meta, kind = here.object.metadata, type(here.object).__name__
+        namespace = meta.namespace if isinstance(here.object, RLJob) else ""
+        there = first.setdefault((kind, namespace, meta.name), here)
+        if there is not here:
+            name = f"{namespace}/{meta.name}" if namespace else meta.name
+            yield here.source.finding(
+                Problem(("metadata", "name"), f"{kind} '{name}' is already defined at {there.place}")
+            )
+
+
+def claims(tenants: Iterable[Placed[Tenant]]) -> Iterator[Finding]:
+    """Yield namespaces that an earlier Tenant has."""
+    owners: dict[str, Placed[Tenant]] = {}
+    for here in tenants:
+        for at, namespace in enumerate(here.object.spec.namespaces):
+            owner = owners.setdefault(namespace, here)
+            if owner is not here:
+                text = (
+                    f"namespace '{namespace}' already belongs to Tenant '{owner.object.metadata.name}' ({owner.place})"
+                )
+                yield here.source.finding(Problem(("spec", "namespaces", at), text))
+
+
+def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
+    """Yield what no place can run, and what `marlaas run` cannot if the manifest is to be runnable."""
+    for job in contents.jobs:
+        yield from job.source.findings(check_supported(job.object))
+        if runnable:
+            yield from job.source.findings(check_local(job.object))
+            yield from job.source.findings(_missing_adapters(job.object))
+    if runnable:
+        for pool in contents.pools:
+            yield from pool.source.findings(check_local_pool(pool.object))
+            yield from pool.source.findings(_missing_model(pool.object))
+
+
+def misfits(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]:
+    """Yield jobs that do not fit their pool, and jobs of pools that are not there, as far as `unknown` calls that wrong."""
+    pools = by_name(contents.pools)
+    for job in contents.jobs:
+        name = job.object.spec.pool_ref.name
+        if name in pools:
+            yield from job.source.findings(check_fit(job.object, pools[name]))
+        elif unknown.get(name, False):
+            yield job.source.finding(Problem(_POOL, f"no ModelPool '{name}' in these files{did_you_mean(name, pools)}"))
+
+
+def unknown_pools(contents: Contents, broken: set[tuple[str, str]], runnable: bool) -> dict[str, bool]:
+    """Pools that jobs name and the files lack, each with whether that is an error.
+
+    A cluster may have what the files lack; a name that is nearly that of a pool in the files is an error everywhere.
+    """
+    pools = by_name(contents.pools)
+    names = {job.object.spec.pool_ref.name for job in contents.jobs} - set(pools)
+    return {name: runnable or nearest(name, pools) is not None for name in names if ("ModelPool", name) not in broken}
+
+
+def advice(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]:
+    """Yield what is allowed and worth knowing."""
+    pools = by_name(contents.pools)
+    for pool in contents.pools:
+        yield from pool.source.findings(check_local_pool(pool.object))
+    for job in contents.jobs:
+        name = job.object.spec.pool_ref.name
+        yield from job.source.findings(remarks(job.object, pools.get(name)))
+        yield from job.source.findings(check_local(job.object))
+        if unknown.get(name) is False:
+            text = f"ModelPool '{name}' is not in these files; the job is not checked against it"
+            yield job.source.finding(Problem(_POOL, text))
+    used = {job.object.spec.pool_ref.name for job in contents.jobs}
+    for pool in contents.pools:
+        if used and pool.object.metadata.name not in used:
+            text = f"ModelPool '{pool.object.metadata.name}' is used by no job in these files"
+            yield pool.source.finding(Problem(("metadata", "name"), text))
+
+
+def by_name(pools: Iterable[Placed[ModelPool]]) -> dict[str, ModelPool]:
+    """Pools by name."""
+    return {pool.object.metadata.name: pool.object for pool in pools}
+
+
+def _missing_model(pool: ModelPool) -> Iterator[Problem]:
+    if pool.spec.model.path is None:
+        return
+    yield from _missing_files(
+        ("spec", "model", "path"), pool.spec.model.path, "config.json", "a model in Hugging Face format"
+    )
+
+
+def _missing_adapters(job: RLJob) -> Iterator[Problem]:
+    for at, agent in enumerate(job.spec.agents):
+        if agent.init_from is not None:
+            loc = ("spec", "agents", at, "initFrom", "path")
+            yield from _missing_files(loc, agent.init_from.path, "adapter_config.json", "a PEFT adapter")
+
+
+def _missing_files(loc: tuple[str | int, ...], path: str, needed: str, what: str) -> Iterator[Problem]:
+    folder = Path(path)
+    if not folder.is_dir():
+        looked = "" if folder.is_absolute() else f" in {Path.cwd()}"
+        yield Problem(loc, f"there is no folder {path}{looked}")
+    elif not (folder / needed).is_file():
+        yield Problem(loc, f"{path} has no {needed}: it is not {what}")

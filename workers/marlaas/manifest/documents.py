@@ -1,0 +1,202 @@
+"""YAML to plain values with the line of every one of them.
+
+Reads scalars as Kubernetes' own reader does (`3e-4` is a number, `010` is eight, a date is text), so that one manifest means the same here and
+on a cluster. Keys that stand twice, which most readers silently overwrite, are errors.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from marlaas_api.errors import InvalidInput
+
+Loc = tuple[str | int, ...]
+
+_MAX_VALUES = 100_000
+_LARGEST = 2**63
+_NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
+_LIST, _MAPPING = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+_MERGE = "tag:yaml.org,2002:merge"
+_TRUE = frozenset({"y", "yes", "true", "on"})
+_RESOLVERS = (
+    (_BOOL, r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$", "yYnNtTfFoO"),
+    (_INT, r"^[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$", "-+0123456789"),
+    (
+        _FLOAT,
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        "-+0123456789.",
+    ),
+    (_NULL, r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    (_MERGE, r"^<<$", "<"),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes; resolves plain scalars by `_RESOLVERS` alone."""
+
+
+_Loader.yaml_implicit_resolvers = {}  # the base class's read other things than Kubernetes does
+for _tag, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
+
+
+class YamlError(InvalidInput):
+    """The text is no YAML that a manifest may be; `line` counts from 1."""
+
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+@dataclass(slots=True)
+class Document:
+    """One YAML document: plain values, and the line (from 1) at which each of them begins."""
+
+    value: Any
+    lines: dict[Loc, int] = field(default_factory=dict)
+
+    def line(self, loc: Loc) -> int:
+        """Line of a value; of its nearest ancestor, for one that is not written."""
+        while loc not in self.lines and loc:
+            loc = loc[:-1]
+        return self.lines.get(loc, 1)
+
+
+def read_documents(text: str) -> Iterator[Document]:
+    """Yield the documents of a YAML stream, those that hold nothing left out.
+
+    Raises:
+        YamlError: not YAML, a key that stands twice, or values that JSON cannot hold.
+    """
+    try:
+        for node in yaml.compose_all(text, Loader=_Loader):
+            reader = _Reader()
+            value = reader.read(node, ())
+            if value is not None:
+                yield Document(value, reader.lines)
+    except yaml.MarkedYAMLError as error:
+        raise YamlError(_line_of(error), f"not YAML: {_reason(error)}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(line, f"not YAML: the character {chr(error.character)!r} is not allowed") from error
+    except RecursionError as error:
+        raise YamlError(1, "not a manifest: nested too deeply") from error
+
+
+class _Reader:
+    """Nodes of one document to values; remembers lines."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Loc, int] = {}
+        self._open: list[yaml.Node] = []
+        self._num_values = 0
+
+    def read(self, node: yaml.Node, loc: Loc) -> Any:
+        self.lines.setdefault(loc, _line(node))
+        self._num_values += 1
+        if self._num_values > _MAX_VALUES:
+            raise YamlError(_line(node), f"not a manifest: more than {_MAX_VALUES} values")
+        if isinstance(node, yaml.ScalarNode):
+            return _scalar(node)
+        if node.tag not in (_LIST, _MAPPING):
+            raise _strange_tag(node)
+        if any(node is parent for parent in self._open):
+            raise YamlError(_line(node), "an anchor that contains itself")
+        self._open.append(node)
+        try:
+            return self._mapping(node, loc) if isinstance(node, yaml.MappingNode) else self._list(node, loc)
+        finally:
+            self._open.pop()
+
+    def _list(self, node: Any, loc: Loc) -> list[Any]:
+        return [self.read(item, (*loc, at)) for at, item in enumerate(node.value)]
+
+    def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                merged = {**self._merged(value_node, loc), **merged}
+                continue
+            key = _key(key_node)
+            if key in values:
+                first = self.lines[(*loc, key)]
+                raise YamlError(_line(key_node), f"the key '{key}' stands twice, here and on line {first}; remove one")
+            self.lines[(*loc, key)] = _line(key_node)
+            values[key] = self.read(value_node, (*loc, key))
+        return {**merged, **values}
+
+    def _merged(self, node: yaml.Node, loc: Loc) -> dict[str, Any]:
+        """Values of a `<<` key; earlier sources win, as YAML says."""
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        values: dict[str, Any] = {}
+        for source in sources:
+            if not isinstance(source, yaml.MappingNode):
+                raise YamlError(_line(source), "'<<' takes a mapping, or a list of mappings")
+            values = {**self.read(source, loc), **values}
+        return values
+
+
+def _key(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise YamlError(_line(node), "a key is text, not a list or a mapping")
+    return str(node.value)
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    text = str(node.value)
+    match node.tag:
+        case t if t == _STR:
+            return text
+        case t if t == _NULL:
+            return None
+        case t if t == _BOOL:
+            return text.lower() in _TRUE
+        case t if t == _INT:
+            return _integer(node, text)
+        case t if t == _FLOAT:
+            return _float(node, text)
+    raise _strange_tag(node)
+
+
+def _strange_tag(node: yaml.Node) -> YamlError:
+    return YamlError(_line(node), f"the tag {node.tag} has no place in a manifest; remove it")
+
+
+def _integer(node: yaml.Node, text: str) -> int:
+    digits = text.replace("_", "")
+    try:
+        number = int(digits, 8 if re.fullmatch(r"[-+]?0[0-7]+", digits) else 0)
+    except ValueError:
+        raise YamlError(_line(node), f"{text!r} is no whole number") from None
+    if not -_LARGEST <= number < _LARGEST:
+        raise YamlError(_line(node), f"the number {text} does not fit into 64 bits")
+    return number
+
+
+def _float(node: yaml.Node, text: str) -> float:
+    """A whole float becomes an integer, as on its way through Kubernetes, which stores JSON."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise YamlError(_line(node), f"{text!r} is not a finite number") from None
+    if not abs(number) < float("inf"):
+        raise YamlError(_line(node), f"{text!r} is not a finite number")
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _line_of(error: yaml.MarkedYAMLError) -> int:
+    mark = error.problem_mark or error.context_mark
+    return mark.line + 1 if mark is not None else 1
+
+
+def _reason(error: yaml.MarkedYAMLError) -> str:
+    reason = ", ".join(part for part in (error.context, error.problem) if part)
+    return f"{reason}; indent with spaces, not tabs" if r"'\t'" in reason else reason

@@ -1,0 +1,70 @@
+"""What is wrong with a manifest, and where it stands."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from marlaas.manifest.documents import Document
+from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds import Kind
+from marlaas_api.kinds.problems import Loc, Problem
+
+K = TypeVar("K", bound=Kind, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to say of a manifest. line 0: of the whole file; file empty: of all files together."""
+
+    file: str
+    line: int
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return ": ".join(part for part in (place, self.path, self.text) if part)
+
+
+class InvalidManifest(InvalidInput):
+    """Manifests that cannot be taken, with everything that is wrong with them; one line each."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__("\n".join(str(finding) for finding in findings))
+        self.findings = tuple(findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an object stands: its file, the file's folder, its document, and its place therein."""
+
+    file: str
+    folder: Path
+    document: Document
+    prefix: Loc = ()
+
+    def line(self, loc: Loc = ()) -> int:
+        """Line of a field of the object."""
+        return self.document.line((*self.prefix, *loc))
+
+    def finding(self, problem: Problem) -> Finding:
+        """Place a problem."""
+        return Finding(self.file, self.line(problem.loc), problem.path, problem.text)
+
+    def findings(self, problems: Iterable[Problem]) -> tuple[Finding, ...]:
+        """Place problems."""
+        return tuple(self.finding(problem) for problem in problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Generic[K]):
+    """An object and where it stands."""
+
+    object: K
+    source: Source
+
+    @property
+    def place(self) -> str:
+        """File and line, to point at from elsewhere."""
+        return f"{self.source.file}:{self.source.line()}"

@@ -1,0 +1,93 @@
+"""The way from paths to a Manifest; everything that is wrong is told at once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marlaas.manifest.crosscheck import Contents, advice, claims, duplicates, misfits, refusals, unknown_pools
+from marlaas.manifest.environments import check_environments
+from marlaas.manifest.files import File, read_files
+from marlaas.manifest.findings import Finding, InvalidManifest, Placed
+from marlaas.manifest.models import check_models
+from marlaas.manifest.objects import Objects, read_objects
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Objects that are right, each and together, in the order of the files.
+
+    folders: where the jobs' files lie, each once; a job's own environment module is found there. notes: what is right and worth knowing.
+    """
+
+    pools: tuple[ModelPool, ...]
+    tenants: tuple[Tenant, ...]
+    jobs: tuple[RLJob, ...]
+    folders: tuple[Path, ...] = ()
+    notes: tuple[Finding, ...] = ()
+
+
+def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
+    """Read multi-document YAML files (`-`: standard input) and check them.
+
+    runnable: the files must hold all that `marlaas run` needs: a job, each job's pool, and nothing that only a cluster can give.
+    Otherwise a cluster is thought to have what they lack.
+
+    Raises:
+        InvalidManifest: everything that is wrong, in the order of files and lines.
+    """
+    labels, objects = _read([str(path) for path in paths])
+    contents = _sorted_out(objects)
+    unknown = unknown_pools(contents, objects.broken, runnable)
+    errors = [
+        *objects.errors,
+        *duplicates(objects.placed),
+        *claims(contents.tenants),
+        *refusals(contents, runnable),
+        *misfits(contents, unknown),
+        *check_models(contents.pools),
+        *check_environments(contents.jobs),
+    ]
+    if not errors and runnable and not contents.jobs:
+        errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: there is nothing to run"))
+    if errors:
+        raise InvalidManifest(_in_order(errors, labels))
+    return _manifest(contents, _in_order([*objects.notes, *advice(contents, unknown)], labels))
+
+
+def _read(paths: Sequence[str]) -> tuple[list[str], Objects]:
+    objects, labels = Objects(), []
+    for item in read_files(paths):
+        labels.append(item.label if isinstance(item, File) else item.file)
+        if isinstance(item, File):
+            read_objects(item, objects)
+        else:
+            objects.errors.append(item)
+    return labels, objects
+
+
+def _sorted_out(objects: Objects) -> Contents:
+    return Contents(
+        pools=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, ModelPool)),
+        tenants=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, Tenant)),
+        jobs=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, RLJob)),
+    )
+
+
+def _manifest(contents: Contents, notes: Iterable[Finding]) -> Manifest:
+    return Manifest(
+        pools=tuple(pool.object for pool in contents.pools),
+        tenants=tuple(tenant.object for tenant in contents.tenants),
+        jobs=tuple(job.object for job in contents.jobs),
+        folders=tuple(dict.fromkeys(job.source.folder for job in contents.jobs)),
+        notes=tuple(notes),
+    )
+
+
+def _in_order(findings: Iterable[Finding], labels: Sequence[str]) -> list[Finding]:
+    """By file, then line; each once."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: (_rank(finding.file, labels), finding.line))
+
+
+def _rank(file: str, labels: Sequence[str]) -> int:
+    return labels.index(file) if file in labels else len(labels)
