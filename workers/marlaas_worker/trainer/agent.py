@@ -1,0 +1,137 @@
+"""One agent's training while it is bound: restore, replay, accumulate, step, commit, ack.
+
+Whatever ends it, the committed version and the log of groups are all that counts: a later bind goes on from them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from marlaas_api.background import background
+from marlaas_api.blobs import sha256_hex
+from marlaas_api.errors import Retryable
+from marlaas_api.messages import GroupReady, StepClosed
+from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_worker.failpoints import failpoint
+from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.batching import Segment, pack
+from marlaas_worker.trainer.commit import Lease, PolicyKey, StepResult, patiently
+from marlaas_worker.trainer.inbox import StepInbox
+from marlaas_worker.trainer.intake import Intake
+from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.shared import Shared
+from marlaas_worker.trainer.trajectories import Expectation, TrajectoryInvalid, TurnMissing, read_group
+from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, read_version
+
+T = TypeVar("T")
+
+
+class AgentTraining:
+    """A bound agent. `lease` says what is true of it."""
+
+    def __init__(self, shared: Shared, assignment: Assignment, policy: PolicyKey, lease: Lease) -> None:
+        self.lease = lease
+        self._shared, self._assignment, self._policy = shared, assignment, policy
+        self._spec = assignment.document.spec
+        self._adapters: dict[int, str] = {}
+        self._pending: list[Segment] = []
+
+    async def run(self) -> None:
+        """Train until cancelled; a frozen agent is done with version 0.
+
+        Raises:
+            LeaseLost: another trainer has the agent.
+            Permanent: what it has to train on, or to go on from, is broken.
+        """
+        learner = await self._compute(lambda: Learner(self._shared.model, self._assignment))
+        try:
+            await self._restore(learner)
+            if self._assignment.agent.trainable:
+                await self._train(learner)
+        finally:
+            await self._compute(learner.close)
+
+    async def _restore(self, learner: Learner) -> None:
+        """Take up the committed version, or publish version 0."""
+        blobs, ref = self._shared.context.blobs, self.lease.record.manifest
+        if ref is None:
+            await self._compute(learner.begin)
+            await self._publish(learner, StepResult(version=0))
+            return
+        manifest = await self._patiently(lambda: read_manifest(blobs, ref))
+        weights, state = await self._patiently(lambda: read_version(blobs, manifest))
+        await self._compute(lambda: learner.restore(weights, state))
+        staleness = self._spec.training.max_staleness
+        self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
+        await self._forget_state()
+        await self._shared.tell(self._assignment, "AgentBound", f"goes on from version {manifest.version}")
+
+    async def _train(self, learner: Learner) -> None:
+        inbox = StepInbox(self.lease.record.step, self.lease.record.version)
+        intake = Intake(self._shared, self._assignment, inbox)
+        await intake.replay()
+        async with background(intake.follow()):
+            while True:
+                intake.changed.clear()
+                if (group := inbox.next_group()) is not None:
+                    await self._accumulate(learner, group)
+                    inbox.take(group)
+                elif (closed := inbox.due()) is not None:
+                    await self._finish(learner, closed, inbox.consumed())
+                    inbox.commit(closed.step)
+                    await intake.settle()
+                    failpoint("trainer.commit.after_acks")
+                    await self._forget_state()
+                else:
+                    await intake.changed.wait()
+
+    async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
+        """Backward of every micro-batch that the group fills; the rest waits for the next group."""
+        segments = await self._read(group)
+        full, self._pending = pack(self._pending, segments, self._spec.training.microbatch_tokens)
+        for batch in full:
+            await self._compute(partial(learner.accumulate, batch))
+
+    async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
+        """Backward of what is left, the optimizer step, the commit."""
+        if self._pending:
+            await self._compute(partial(learner.accumulate, self._pending))
+            self._pending = []
+        version = self.lease.record.version
+        metrics = await self._compute(partial(learner.step, version))
+        await self._publish(learner, StepResult(version + 1, closed.step, consumed, metrics))
+
+    async def _publish(self, learner: Learner, result: StepResult) -> None:
+        vocab_size = self._shared.model.vocab_size
+        contents = await self._compute(lambda: contents_of(learner, self._assignment, vocab_size, result))
+        self.lease = await self._policy.commit(self.lease, contents)
+        self._adapters[result.version] = sha256_hex(contents.files[TENSORS_FILE])
+        await self._shared.tell(self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}")
+
+    async def _read(self, group: GroupReady) -> Sequence[Segment]:
+        """The group's segments; a turn that stays missing is lost. Raises TrajectoryInvalid."""
+        context = self._shared.context
+        expected = Expectation(
+            self._spec.training.algorithm, self._spec.rollout.temperature, self._shared.model.vocab_size, self._adapters
+        )
+        since = context.now()
+        while True:
+            try:
+                return await read_group(context.bus, context.blobs, group, expected)
+            except Retryable as error:
+                waited = context.now() - since
+                if isinstance(error, TurnMissing) and waited >= self._shared.timing.missing_turn_s:
+                    raise TrajectoryInvalid(f"{error}, {waited:.0f} s after its group was complete") from error
+                await asyncio.sleep(self._shared.timing.retry_s)
+
+    async def _forget_state(self) -> None:
+        """Training states older than what is kept are of no use to anybody."""
+        old = self.lease.record.version - self._spec.checkpoint.keep
+        await self._patiently(lambda: self._policy.forget_state(old))
+
+    async def _compute(self, work: Callable[[], T]) -> T:
+        return await self._shared.compute.run(work, self._assignment.ref.uid)
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await patiently(call, self._assignment.key, self._shared.timing.retry_s)

@@ -1,0 +1,64 @@
+"""Which agents a pool's trainers have to train, as a function of job documents and progress."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from marlaas_api import subjects
+from marlaas_api.kinds import AgentSpec
+from marlaas_api.messages import JobDocument, PolicyRecord, Progress
+from marlaas_api.names import AdapterRef, JobRef
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One agent of one job, and the names of everything of its own."""
+
+    document: JobDocument
+    agent: AgentSpec
+
+    @property
+    def ref(self) -> JobRef:
+        """The job."""
+        return self.document.ref
+
+    @property
+    def key(self) -> str:
+        """Key of its policy record."""
+        return subjects.policy_key(self.ref.namespace, self.ref.name, self.agent.name)
+
+    @property
+    def groups(self) -> str:
+        """Subject of its groups."""
+        return subjects.group(self.ref.namespace, self.ref.name, self.agent.name)
+
+    @property
+    def consumer(self) -> str:
+        """Name of the durable consumer of its groups."""
+        return subjects.consumer(self.ref.namespace, self.ref.name, self.agent.name, "trainer")
+
+    def adapter(self, version: int) -> AdapterRef:
+        """Identity of one of its versions."""
+        return AdapterRef(self.ref.namespace, self.ref.name, self.ref.uid, self.agent.name, version)
+
+    def is_complete(self, record: PolicyRecord | None) -> bool:
+        """A frozen agent needs its version 0 and nothing more."""
+        has_version = record is not None and record.uid == self.ref.uid and record.manifest is not None
+        return has_version and not self.agent.trainable
+
+
+def assignments(documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str) -> dict[str, Assignment]:
+    """Agents of admitted, unfinished jobs on this pool, by policy key. `progress` is by job key."""
+    found = [
+        Assignment(document, agent)
+        for document in documents
+        if _is_admitted(document, progress.get(document.ref.key))
+        for agent in document.spec.agents
+        if (agent.pool_ref.name if agent.pool_ref else document.pool) == pool
+    ]
+    return {assignment.key: assignment for assignment in found}
+
+
+def _is_admitted(document: JobDocument, progress: Progress | None) -> bool:
+    if progress is None or progress.uid != document.uid or document.deleted:
+        return False
+    return progress.admitted and not progress.phase.final

@@ -1,0 +1,91 @@
+"""What has arrived for an agent's steps, purely: each position once, in order, and nothing of a step that is already committed."""
+
+from dataclasses import dataclass, field
+
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import GroupReady, StepClosed
+
+
+class LogInvalid(Permanent):
+    """The GROUPS log contradicts itself or the version that is true."""
+
+
+@dataclass(slots=True)
+class _Step:
+    groups: dict[int, GroupReady] = field(default_factory=dict)
+    closed: StepClosed | None = None
+    num_taken: int = 0
+
+
+class StepInbox:
+    """Messages of the steps after the committed one; every method that takes a message may take it again."""
+
+    def __init__(self, committed_step: int, version: int) -> None:
+        self.committed_step = committed_step
+        self.version = version
+        self._steps: dict[int, _Step] = {}
+
+    def is_committed(self, message: GroupReady | StepClosed) -> bool:
+        """Whether the message's step has long been trained."""
+        return message.step <= self.committed_step
+
+    def add(self, message: GroupReady | StepClosed) -> None:
+        """Take a message in. Raises LogInvalid if it contradicts an earlier one."""
+        if self.is_committed(message):
+            return
+        step = self._steps.setdefault(message.step, _Step())
+        if isinstance(message, StepClosed):
+            known: GroupReady | StepClosed | None = step.closed
+            step.closed = step.closed or message
+        else:
+            known = step.groups.setdefault(message.position, message)
+        if known is not None and known != message:
+            raise LogInvalid(f"step {message.step} of {message.agent} is assigned twice: {known!r} and {message!r}")
+
+    def next_group(self) -> GroupReady | None:
+        """The group at the current step's next position, if it is in. Raises LogInvalid for a wrong version."""
+        step = self._current()
+        group = None if step is None else step.groups.get(step.num_taken)
+        if group is not None:
+            self._check_base(group)
+            if group.staleness < 0:
+                raise LogInvalid(
+                    f"group {group.group} was sampled at version {group.version}, after {group.base_version}"
+                )
+        return group
+
+    def take(self, group: GroupReady) -> None:
+        """The group is being accumulated: go on to the next position."""
+        self._steps[group.step].num_taken = group.position + 1
+
+    def due(self) -> StepClosed | None:
+        """The current step's closing, once every one of its groups is taken."""
+        step = self._current()
+        if step is None or step.closed is None or step.num_taken < step.closed.num_groups:
+            return None
+        self._check_base(step.closed)
+        if len(step.groups) > step.closed.num_groups:
+            raise LogInvalid(
+                f"step {step.closed.step} has {len(step.groups)} groups, closed with {step.closed.num_groups}"
+            )
+        return step.closed
+
+    def commit(self, step: int) -> None:
+        """The step's version is true: forget it."""
+        self.committed_step = step
+        self.version += 1
+        self._steps = {number: value for number, value in self._steps.items() if number > step}
+
+    def consumed(self) -> tuple[str, ...]:
+        """Names of the current step's groups taken so far, by position."""
+        step = self._current()
+        return () if step is None else tuple(step.groups[position].group for position in range(step.num_taken))
+
+    def _current(self) -> _Step | None:
+        return self._steps[min(self._steps)] if self._steps else None
+
+    def _check_base(self, message: GroupReady | StepClosed) -> None:
+        if message.base_version != self.version:
+            raise LogInvalid(
+                f"step {message.step} is to be trained at version {message.base_version}, and {message.agent} is at {self.version}"
+            )

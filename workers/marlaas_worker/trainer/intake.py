@@ -1,0 +1,90 @@
+"""The GROUPS log of one agent, as it comes in: a replay first, then a durable consumer; acks when a step is committed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from marlaas_api import subjects, wire
+from marlaas_api.bus import Consumer, Delivery
+from marlaas_api.messages import GroupReady, StepClosed
+from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.commit import patiently
+from marlaas_worker.trainer.inbox import LogInvalid, StepInbox
+from marlaas_worker.trainer.shared import Shared
+
+T = TypeVar("T")
+
+ACK_WAIT_S = 60.0
+FETCH_S = 5.0
+FETCH_BATCH = 256
+
+
+class Intake:
+    """Fills an inbox. `changed` is set whenever something came.
+
+    The consumer is for what comes from now on; a claim that an earlier trainer left unsettled is not waited for, since the replay has it.
+    """
+
+    def __init__(self, shared: Shared, assignment: Assignment, inbox: StepInbox) -> None:
+        self._shared, self._assignment, self._inbox = shared, assignment, inbox
+        self._unsettled: list[tuple[int, Delivery]] = []
+        self._renewed_at = 0.0
+        self.changed = asyncio.Event()
+
+    async def replay(self) -> None:
+        """Take in the log as it stands. Raises LogInvalid."""
+        bus = self._shared.context.bus
+        stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.groups))
+        for message in stored:
+            await self._take(message.data)
+
+    async def follow(self) -> None:
+        """Take in what comes, for ever. Raises LogInvalid."""
+        consumer = await self._patiently(self._consumer)
+        while True:
+            for delivery in await self._patiently(lambda: consumer.fetch(FETCH_BATCH, FETCH_S)):
+                message = await self._take(delivery.stored.data)
+                if message is None or self._inbox.is_committed(message):
+                    await self._patiently(delivery.ack)
+                else:
+                    self._unsettled.append((message.step, delivery))
+            await self._renew()
+
+    async def settle(self) -> None:
+        """Ack what belongs to committed steps; a message that cannot be acked now comes again and is acked then."""
+        committed = [pair for pair in self._unsettled if pair[0] <= self._inbox.committed_step]
+        self._unsettled = [pair for pair in self._unsettled if pair[0] > self._inbox.committed_step]
+        for _, delivery in committed:
+            await self._patiently(delivery.ack)
+
+    async def _consumer(self) -> Consumer:
+        training = self._assignment.document.spec.training
+        return await self._shared.context.bus.consumer(
+            subjects.GROUPS,
+            self._assignment.consumer,
+            self._assignment.groups,
+            ack_wait_s=ACK_WAIT_S,
+            max_pending=1000 + 4 * (training.max_staleness + 2) * training.groups_per_step,
+        )
+
+    async def _take(self, data: bytes) -> GroupReady | StepClosed | None:
+        """Put a message into the inbox and return it; None for one of another job of the same name."""
+        message = await wire.unpack(data, self._shared.context.blobs)
+        if not isinstance(message, GroupReady | StepClosed):
+            raise LogInvalid(f"{self._assignment.groups} carries a {type(message).__name__}")
+        if message.uid != self._assignment.ref.uid:
+            return None
+        self._inbox.add(message)
+        self.changed.set()
+        return message
+
+    async def _renew(self) -> None:
+        """Keep the claims on what waits for its step."""
+        now = asyncio.get_running_loop().time()
+        if now - self._renewed_at > ACK_WAIT_S / 3:
+            self._renewed_at = now
+            for _, delivery in list(self._unsettled):
+                await self._patiently(delivery.in_progress)
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await patiently(call, self._assignment.groups, self._shared.timing.retry_s)

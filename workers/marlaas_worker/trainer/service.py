@@ -1,0 +1,218 @@
+"""The trainer role: which agents it trains at the moment, its report, and its end.
+
+Watches say when to look, `view.look` says what is there, `_reconcile` decides; each bound agent has a task of its own. What ends in one
+agent's task ends that agent's training and no other's.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
+
+import psutil
+
+from marlaas_api import subjects, wire
+from marlaas_api.bus import BusUnavailable, Entry
+from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
+from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.trainer.agent import AgentTraining
+from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
+from marlaas_worker.trainer.compute import Compute
+from marlaas_worker.trainer.lease import Absences, may_bind
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.shared import Shared, Timing
+from marlaas_worker.trainer.view import View, look, what_decides
+
+log = logging.getLogger(__name__)
+
+
+async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None = None) -> None:
+    """Train the pool's agents until told to stop.
+
+    Raises:
+        ModelUnusable: the pool's base model cannot be loaded.
+    """
+    compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
+    try:
+        model = await compute.run(lambda: BaseModel(pool.model_path))
+        log.info("base model %s is loaded", pool.model_path)
+        await Trainer(Shared(context, model, compute, timing or Timing()), pool.name).run()
+    finally:
+        compute.close()
+
+
+def default_threads(num_cpus: int) -> int:
+    """Half of the machine: where there is no GPU, the engine needs the other half."""
+    return max(1, num_cpus // 2)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    assignment: Assignment
+    task: asyncio.Task[None]
+    training: AgentTraining | None = None
+
+    def lost_to(self, record: PolicyRecord | None) -> bool:
+        """Whether the key says that another bind came after ours."""
+        if self.training is None:
+            return False
+        ours = self.training.lease.record
+        return record is None or record.uid != ours.uid or record.epoch > ours.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    assignment: Assignment
+    until: float
+
+
+class Trainer:
+    """One trainer of a pool."""
+
+    def __init__(self, shared: Shared, pool: str) -> None:
+        self._shared, self._context, self._timing, self._pool = shared, shared.context, shared.timing, pool
+        self._running: dict[str, _Running] = {}
+        self._faults: dict[str, _Fault] = {}
+        self._absences = Absences()
+        self._wake = asyncio.Event()
+        self._started = time.perf_counter()
+
+    async def run(self) -> None:
+        """Reconcile until told to stop; every agent is then left at its last committed version."""
+        await patiently(self._report, "report", self._timing.retry_s)
+        async with asyncio.TaskGroup() as tasks:
+            beside = [
+                tasks.create_task(self._report_for_ever(), name="report"),
+                tasks.create_task(self._watch(subjects.JOBS), name="watch jobs"),
+                tasks.create_task(self._watch(subjects.PROGRESS), name="watch progress"),
+                tasks.create_task(self._wake_to_stop(), name="stop"),
+            ]
+            while not self._context.stop.is_set():
+                self._wake.clear()
+                await self._reconcile(tasks)
+                await wait_for(self._wake, self._timing.reconcile_s)
+            for task in [*beside, *(running.task for running in self._running.values())]:
+                task.cancel()
+        await self._withdraw()
+
+    async def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            view = await look(self._context.bus, self._pool)
+        except BusUnavailable as error:
+            log.warning("cannot look at the jobs: %s", error)
+            self._absences.forget()
+            return
+        self._absences.observe(view.holders, view.live, self._context.now())
+        self._drop(view)
+        for key, assignment in view.wanted.items():
+            known = view.known.get(key)
+            if key not in self._running and self._may_train(assignment, known.record if known else None):
+                task = tasks.create_task(self._train(assignment, known.entry if known else None), name=f"train {key}")
+                task.add_done_callback(partial(self._ended, key))
+                self._running[key] = _Running(assignment, task)
+
+    def _drop(self, view: View) -> None:
+        """End the tasks of agents that are not ours any more, or whose job says something else now."""
+        for key, running in self._running.items():
+            known = view.known.get(key)
+            if view.wanted.get(key) != running.assignment or running.lost_to(known.record if known else None):
+                running.task.cancel()
+
+    def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
+        now = self._context.now()
+        fault = self._faults.get(assignment.key)
+        if assignment.is_complete(record) or (fault and fault.assignment == assignment and now < fault.until):
+            return False
+        gone = record is not None and self._absences.gone(record.holder, now)
+        return may_bind(record, assignment.ref.uid, self._context.name, gone)
+
+    def _ended(self, key: str, _: asyncio.Task[None]) -> None:
+        del self._running[key]
+        self._wake.set()
+
+    async def _train(self, assignment: Assignment, current: Entry | None) -> None:
+        """One agent's task; what it ends with is recorded here, and ends nothing else."""
+        try:
+            await self._bind_and_train(assignment, current)
+        except LeaseLost as error:
+            log.warning("%s", error)
+            await self._shared.tell(assignment, "LeaseLost", str(error))
+        except Retryable as error:
+            log.warning("%s: %s; it is bound anew", assignment.key, error)
+            await asyncio.sleep(self._timing.retry_s)
+        except Exception as error:
+            text = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
+            log.exception("training of %s failed", assignment.key)
+            self._faults[assignment.key] = _Fault(assignment, self._context.now() + self._timing.fault_s)
+            await self._shared.tell(assignment, "TrainingFailed", text)
+
+    async def _bind_and_train(self, assignment: Assignment, current: Entry | None) -> None:
+        bucket = await self._context.bus.bucket(subjects.POLICY)
+        policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
+        training = AgentTraining(self._shared, assignment, policy, await policy.bind(current))
+        self._running[assignment.key].training = training
+        await training.run()
+
+    async def _watch(self, bucket: str) -> None:
+        """Wake up when something that decides has changed."""
+        seen: dict[str, Hashable] = {}
+        while True:
+            try:
+                async with (await self._context.bus.bucket(bucket)).watch() as changes:
+                    async for entry in changes:
+                        if seen.get(entry.key) != (decides := what_decides(entry)):
+                            seen[entry.key] = decides
+                            self._wake.set()
+            except BusUnavailable as error:
+                log.warning("watch of %s: %s", bucket, error)
+            await asyncio.sleep(self._timing.retry_s)
+
+    async def _wake_to_stop(self) -> None:
+        await self._context.stop.wait()
+        self._wake.set()
+
+    async def _report_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.report_s)
+            try:
+                await self._report()
+            except BusUnavailable as error:
+                log.warning("cannot report: %s", error)
+
+    async def _report(self) -> None:
+        bound = [
+            running.assignment.adapter(running.training.lease.record.version).engine_name
+            for running in self._running.values()
+            if running.training is not None
+        ]
+        report = ReplicaReport(
+            role="trainer",
+            pool=self._pool,
+            replica=self._context.name,
+            bound=tuple(sorted(bound)),
+            num_running=len(bound),
+            job_engine_s=self._shared.compute.busy_s_by_account,
+            busy_s=self._shared.compute.busy_s,
+            wall_s=time.perf_counter() - self._started,
+            rss_bytes=psutil.Process().memory_info().rss,
+            at=self._context.now(),
+        )
+        bucket = await self._context.bus.bucket(subjects.REPLICAS)
+        await bucket.put(self._report_key, wire.encode(report))
+
+    async def _withdraw(self) -> None:
+        """Take the report back, so that others need not wait for it to expire."""
+        try:
+            bucket = await self._context.bus.bucket(subjects.REPLICAS)
+            await bucket.delete(self._report_key)
+        except BusUnavailable as error:
+            log.warning("cannot withdraw the report: %s", error)
+
+    @property
+    def _report_key(self) -> str:
+        return subjects.replica_key("trainer", self._pool, self._context.name)

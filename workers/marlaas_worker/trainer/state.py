@@ -1,0 +1,62 @@
+"""What an agent's training goes on from besides its adapter's weights, as one blob.
+
+There is no random state in it: nothing is drawn after version 0's weights, and those come from the job's seed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from marlaas_api.errors import Permanent
+
+FILENAME = "state.safetensors"
+_CURSOR = "cursor"
+
+
+class StateInvalid(Permanent):
+    """A state blob is not one, or belongs to another adapter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingState:
+    """AdamW's moments by parameter name, its step count, and where in the data the version stands.
+
+    step: the step that made the version (-1: version 0). consumed: that step's groups, by position. initial: version 0's weights if it is
+    not the zero adapter, for the KL reference.
+    """
+
+    step: int = -1
+    consumed: tuple[str, ...] = ()
+    num_updates: int = 0
+    first_moments: Mapping[str, Tensor] = field(default_factory=dict)
+    second_moments: Mapping[str, Tensor] = field(default_factory=dict)
+    initial: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def write_state(state: TrainingState) -> bytes:
+    """Serialise; equal states give equal bytes."""
+    cursor = json.dumps({"step": state.step, "consumed": state.consumed, "num_updates": state.num_updates})
+    tensors = {_CURSOR: torch.frombuffer(bytearray(cursor.encode()), dtype=torch.uint8)}
+    for kind in ("first_moments", "second_moments", "initial"):
+        tensors |= {f"{kind}/{name}": value.detach().cpu().contiguous() for name, value in getattr(state, kind).items()}
+    data: bytes = save(tensors)
+    return data
+
+
+def read_state(data: bytes) -> TrainingState:
+    """Parse. Raises StateInvalid."""
+    try:
+        tensors = load(data)
+        cursor = json.loads(bytes(tensors.pop(_CURSOR).tolist()))
+        parts: dict[str, dict[str, Tensor]] = {"first_moments": {}, "second_moments": {}, "initial": {}}
+        for name, value in tensors.items():
+            kind, _, parameter = name.partition("/")
+            parts[kind][parameter] = value
+        return TrainingState(cursor["step"], tuple(cursor["consumed"]), cursor["num_updates"], **parts)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise StateInvalid(f"a training state cannot be read: {error!r}") from error

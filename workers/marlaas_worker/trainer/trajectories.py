@@ -1,0 +1,188 @@
+"""A group's turns, fetched and checked, as segments: what the engine's side recorded and nothing else is trained.
+
+Every generated token is trained exactly once, also where conversations branch. What does not fit together is a broken invariant and
+raises `TrajectoryInvalid`: never is a turn skipped, and never is a token trained that another policy sampled.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from marlaas_api import subjects, wire
+from marlaas_api.arrays import unpack_ids, unpack_logprobs
+from marlaas_api.blobs import Blobs
+from marlaas_api.bus import Bus
+from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.messages import GroupReady, TrajectoryRef, Turn
+from marlaas_worker.rl.advantages import Algorithm, advantages
+from marlaas_worker.trainer.batching import Segment, in_training_order
+
+MAX_CONCURRENT_READS = 32
+ROUNDING = 1e-4
+"""How far above zero rounding may put an engine's logprob."""
+
+Turns = dict[int, Turn]
+T = TypeVar("T")
+
+
+class TrajectoryInvalid(Permanent):
+    """Recorded turns contradict each other, their group or their job."""
+
+
+class TurnMissing(Retryable):
+    """A turn that an episode names is not on the stream (yet)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the job says of every turn. adapters: sha256 of the adapter file by version, as far as the trainer knows it."""
+
+    algorithm: Algorithm
+    temperature: float
+    vocab_size: int
+    adapters: Mapping[int, str]
+
+
+async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Segment]:
+    """Fetch a group's turns and return its segments in training order.
+
+    Raises:
+        TrajectoryInvalid: something recorded is not what it must be.
+        TurnMissing: a turn is not there.
+    """
+    reader = _TurnReader(bus, blobs, group)
+    members = await _all(reader.trajectory(ref) for ref in group.trajectories)
+    values = advantages(expected.algorithm, [ref.reward for ref in group.trajectories])
+    segments: list[Segment] = []
+    for ref, turns, advantage in zip(group.trajectories, members, values, strict=True):
+        for turn in turns.values():
+            check_turn(turn, group, ref, expected)
+        segments += segments_of(turns, ref.leaves, advantage)
+    return in_training_order(segments)
+
+
+def segments_of(turns: Mapping[int, Turn], leaves: Sequence[int], advantage: float) -> list[Segment]:
+    """Cut a trajectory into segments: one per way from a leaf, or from where a segment was left, back to where its segment opens.
+
+    A turn on several ways is trained on the first of them and context on the others.
+    """
+    left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
+    ways = {tip: _way(turns, tip) for tip in sorted({*leaves, *left})}
+    inner = {turn.turn for way in ways.values() for turn in way[:-1]}
+    trained: set[int] = set()
+    segments = []
+    for tip, way in ways.items():
+        if tip not in inner:
+            segments.append(_segment(way, trained, advantage))
+            trained |= {turn.turn for turn in way}
+    return segments
+
+
+def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:
+    """Raise TrajectoryInvalid unless a turn is what its group and its job say, sampled by the policy that the group is pinned to."""
+    wanted: dict[str, object] = {
+        "namespace": group.namespace,
+        "job": group.job,
+        "uid": group.uid,
+        "agent": group.agent,
+        "group": group.group,
+    }
+    wanted |= {
+        "member": ref.member,
+        "episode": ref.episode,
+        "version": group.version,
+        "temperature": expected.temperature,
+    }
+    if group.version in expected.adapters:
+        wanted["adapter_sha256"] = expected.adapters[group.version]
+    for name, value in wanted.items():
+        if getattr(turn, name) != value:
+            raise _invalid(turn, f"{name} is {getattr(turn, name)!r}, and the group says {value!r}")
+    if turn.parent is None and not turn.opens_segment:
+        raise _invalid(turn, "it has no parent and opens no segment")
+    if turn.parent is not None and turn.parent >= turn.turn:
+        raise _invalid(turn, f"its parent {turn.parent} does not come before it")
+    _check_tokens(turn, expected.vocab_size)
+
+
+def _check_tokens(turn: Turn, vocab_size: int) -> None:
+    if any(len(data) % 4 for data in (turn.prompt_ids, turn.output_ids, turn.logprobs)):
+        raise _invalid(turn, "ids and logprobs are not arrays of four-byte values")
+    logprobs = unpack_logprobs(turn.logprobs)
+    prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
+    if len(output) != len(logprobs):
+        raise _invalid(turn, f"{len(output)} generated tokens with {len(logprobs)} logprobs")
+    if turn.opens_segment and not len(prompt):
+        raise _invalid(turn, "it opens a segment without a prompt")
+    if not np.isfinite(logprobs).all() or (logprobs > ROUNDING).any():
+        raise _invalid(turn, "a logprob is above zero or not finite")
+    ids = np.concatenate([prompt, output])
+    if ((ids < 0) | (ids >= vocab_size)).any():
+        raise _invalid(turn, f"a token id is outside the vocabulary of {vocab_size}")
+
+
+def _way(turns: Mapping[int, Turn], tip: int) -> list[Turn]:
+    """The turns of one context, from the one that opens the segment to the tip."""
+    way = [turns[tip]]
+    while not way[-1].opens_segment and way[-1].parent is not None:
+        way.append(turns[way[-1].parent])
+    return way[::-1]
+
+
+def _segment(way: Sequence[Turn], trained: set[int], advantage: float) -> Segment:
+    ids, generated, behaviour = [], [], []
+    for turn in way:
+        prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
+        ids += [prompt, output]
+        generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
+        behaviour += [np.zeros(len(prompt), np.float32), unpack_logprobs(turn.logprobs)]
+    mask = np.concatenate(generated)
+    logprobs = np.where(mask, np.concatenate(behaviour), np.float32(0))
+    return Segment(np.concatenate(ids), mask, logprobs, way[-1].version, advantage)
+
+
+class _TurnReader:
+    """Reads one group's turns, a bounded number at a time."""
+
+    def __init__(self, bus: Bus, blobs: Blobs, group: GroupReady) -> None:
+        self._bus, self._blobs, self._group = bus, blobs, group
+        self._gate = asyncio.Semaphore(MAX_CONCURRENT_READS)
+
+    async def trajectory(self, ref: TrajectoryRef) -> dict[int, Turn]:
+        """All turns on the way from a trajectory's leaves to its beginnings, by number."""
+        turns: dict[int, Turn] = {}
+        wanted = set(ref.leaves)
+        while wanted:
+            found = await _all(self._turn(ref.episode, number) for number in sorted(wanted))
+            turns |= {turn.turn: turn for turn in found}
+            wanted = {turn.parent for turn in found if turn.parent is not None} - turns.keys()
+        return turns
+
+    async def _turn(self, episode: str, number: int) -> Turn:
+        subject = subjects.turn(self._group.namespace, self._group.job, episode, number)
+        async with self._gate:
+            stored = await self._bus.last(subjects.TURNS, subject)
+            if stored is None:
+                raise TurnMissing(f"turn {subject} is not recorded")
+            message = await wire.unpack(stored.data, self._blobs)
+        if not isinstance(message, Turn) or message.turn != number:
+            raise TrajectoryInvalid(f"{subject} holds something other than this turn: {type(message).__name__}")
+        return message
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of all coroutines; the first error itself, not a group of errors."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            started = [tasks.create_task(part) for part in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in started]
+
+
+def _invalid(turn: Turn, text: str) -> TrajectoryInvalid:
+    where = subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn)
+    return TrajectoryInvalid(f"turn {where}, recorded by {turn.replica}: {text}")

@@ -1,0 +1,54 @@
+"""A version out of the blobs and into them: what a learner goes on from, and what it publishes."""
+
+from torch import Tensor
+
+from marlaas_api import wire
+from marlaas_api.blobs import BlobMissing, BlobRef, Blobs
+from marlaas_api.messages import Manifest
+from marlaas_worker.adapters import TENSORS_FILE, read_adapter, tensor_digests, write_adapter
+from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.commit import Contents, StepResult
+from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.probes import probe
+from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
+
+
+async def read_manifest(blobs: Blobs, ref: BlobRef) -> Manifest:
+    """Read what a version is. Raises as `Blobs.get` and `wire.decode_as`."""
+    return wire.decode_as(Manifest, await blobs.get(ref))
+
+
+async def read_version(blobs: Blobs, manifest: Manifest) -> tuple[dict[str, Tensor], TrainingState]:
+    """Read a version's weights and training state. Raises Permanent for what is missing or damaged."""
+    if manifest.state is None:
+        raise StateInvalid(f"{manifest.adapter} has no training state to go on from")
+    tensors, _ = read_adapter({name: await blobs.get(ref) for name, ref in manifest.files.items()})
+    state = read_state(await blobs.get(manifest.state))
+    if state.step != manifest.step or state.consumed != manifest.consumed:
+        raise StateInvalid(f"{manifest.adapter}: its training state belongs to step {state.step}, not {manifest.step}")
+    return tensors, state
+
+
+async def known_adapters(blobs: Blobs, manifest: Manifest, num_before: int) -> dict[int, str]:
+    """sha256 of the adapter file by version: of this one, and of up to `num_before` before it, as far as they are kept."""
+    known = {manifest.version: manifest.files[TENSORS_FILE].sha256}
+    while manifest.parent is not None and len(known) <= num_before:
+        try:
+            manifest = await read_manifest(blobs, manifest.parent)
+        except BlobMissing:
+            break
+        known[manifest.version] = manifest.files[TENSORS_FILE].sha256
+    return known
+
+
+def contents_of(learner: Learner, assignment: Assignment, vocab_size: int, result: StepResult) -> Contents:
+    """The learner's present weights as a version; runs on the compute thread."""
+    weights = learner.weights()
+    return Contents(
+        result=result,
+        rank=learner.config.rank,
+        files=write_adapter(weights, learner.config),
+        state=write_state(learner.state(result.step, result.consumed)),
+        digests=tensor_digests(weights, learner.config.scaling),
+        probes=probe(learner, assignment.document.seed, assignment.agent.name, vocab_size),
+    )

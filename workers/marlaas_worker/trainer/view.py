@@ -1,0 +1,72 @@
+"""One look at everything that decides what a trainer does: jobs, progress, policy keys, and which trainers are alive."""
+
+import logging
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from marlaas_api import subjects, wire
+from marlaas_api.bus import Bus, Entry
+from marlaas_api.errors import UnsupportedSchema
+from marlaas_api.messages import JobDocument, Message, PolicyRecord, Progress
+from marlaas_api.wire import BadMessage
+from marlaas_worker.trainer.assignment import Assignment, assignments
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An agent's policy key: its entry, for a compare-and-set, and what it says."""
+
+    entry: Entry
+    record: PolicyRecord
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """wanted, known: by policy key. live: names of trainers of this pool with a live report."""
+
+    wanted: dict[str, Assignment]
+    known: dict[str, Known]
+    live: frozenset[str]
+
+    @property
+    def holders(self) -> set[str]:
+        """Trainers that hold a lease of a wanted agent."""
+        return {known.record.holder for key, known in self.known.items() if key in self.wanted and known.record.holder}
+
+
+async def look(bus: Bus, pool: str) -> View:
+    """Read all keys. An agent whose keys cannot be read is not wanted, and the log says so. Raises BusUnavailable."""
+    jobs = [_read(entry) for entry in await _entries(bus, subjects.JOBS)]
+    levels = {entry.key: _read(entry) for entry in await _entries(bus, subjects.PROGRESS)}
+    policy = {entry.key: (entry, _read(entry)) for entry in await _entries(bus, subjects.POLICY)}
+    prefix = subjects.replica_key("trainer", pool, "")
+    reports = await _entries(bus, subjects.REPLICAS, prefix)
+    documents = [job for job in jobs if isinstance(job, JobDocument)]
+    progress = {key: level for key, level in levels.items() if isinstance(level, Progress)}
+    known = {key: Known(entry, said) for key, (entry, said) in policy.items() if isinstance(said, PolicyRecord)}
+    wanted = assignments(documents, progress, pool)
+    readable = {key: assignment for key, assignment in wanted.items() if key in known or key not in policy}
+    return View(readable, known, frozenset(entry.key.removeprefix(prefix) for entry in reports))
+
+
+def what_decides(entry: Entry) -> Hashable:
+    """Changes whenever an entry's change may change what a trainer does; progress is written far more often than that."""
+    message = _read(entry)
+    if isinstance(message, Progress):
+        return message.uid, message.admitted, message.phase.final
+    return entry.data
+
+
+async def _entries(bus: Bus, bucket: str, prefix: str = "") -> list[Entry]:
+    entries = await (await bus.bucket(bucket)).entries(prefix)
+    return [entry for entry in entries if entry.data is not None]
+
+
+def _read(entry: Entry) -> Message | None:
+    try:
+        return None if entry.data is None else wire.decode(entry.data)
+    except (BadMessage, UnsupportedSchema) as error:
+        log.error("key %s cannot be read: %s", entry.key, error)
+        return None
