@@ -2,7 +2,7 @@ import pytest
 
 from marlaas.local.documents import differences, job_document, merge, refuse_other_models
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import ModelPoolSpec, RLJob, Tenant
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import PoolDocument
 
 
@@ -32,9 +32,15 @@ def _tenant(name, namespaces, weight):
     )
 
 
-def _pool(builtin="tiny"):
-    spec = ModelPoolSpec.model_validate({"model": {"builtin": builtin}})
-    return PoolDocument(name="tiny", model_path="/models/tiny", spec=spec)
+def _pool(builtin="tiny", **spec):
+    return ModelPool.model_validate(
+        {
+            "apiVersion": "marlaas.dev/v1alpha1",
+            "kind": "ModelPool",
+            "metadata": {"name": "tiny"},
+            "spec": {"model": {"builtin": builtin}, **spec},
+        }
+    )
 
 
 def test_a_document_carries_the_tenant_of_its_namespace_and_the_weight():
@@ -112,10 +118,10 @@ def test_a_new_job_may_join_those_that_began_earlier(document):
 
 
 def test_a_pool_must_keep_its_base_model_and_nothing_else():
-    same = _pool().model_copy(update={"model_path": "/elsewhere"})
-    refuse_other_models([_pool()], [same])
-    with pytest.raises(InvalidInput, match="ModelPool tiny: spec.model has changed"):
-        refuse_other_models([_pool()], [_pool("smollm2-135m-instruct")])
+    stored = PoolDocument(name="tiny", model_path="/models/tiny", spec=_pool().spec)
+    refuse_other_models([stored], [_pool(maxRank=8)])
+    with pytest.raises(InvalidInput, match=r"ModelPool tiny: spec\.model has changed"):
+        refuse_other_models([stored], [_pool("smollm2-135m-instruct")])
 
 
 def test_differences_are_told_leaf_by_leaf():

@@ -19,7 +19,6 @@ from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.messages import JobDocument, PoolDocument
-
 from marlaas_worker.role import RoleContext, stop_on_signals
 
 _PR_SET_PDEATHSIG = 1
@@ -28,10 +27,9 @@ _PR_SET_PDEATHSIG = 1
 class OneRecordFormatter(logging.Formatter):
     """`<UTC time> <LEVEL> <name> <logger>: <text>`; what does not fit into one line (a traceback) follows indented."""
 
-    converter = time.gmtime
-
     def __init__(self, name: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03dZ %(levelname)s {name} %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).replace("\n", "\n    ")
@@ -57,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace) -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
-    bus = await connect(options.nats)
+    bus = await connect(options.nats, name=options.name)
     try:
         context = RoleContext(options.name, bus, open_blobs(options.blobs), options.scratch)
         async with stop_on_signals(context.stop):

@@ -3,13 +3,12 @@
 import shutil
 from pathlib import Path
 
+from marlaas.local.folder import replace_folder, translated
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord
 from marlaas_api.wire import decode_as
-
-from marlaas.local.folder import replace_folder, translated
 
 
 async def find(bus: Bus, blobs: Blobs, document: JobDocument, agent: str, version: int) -> Manifest | None:
@@ -42,8 +41,9 @@ async def fetch(blobs: Blobs, manifest: Manifest, target: Path) -> None:
     replace_folder(partial, target)
 
 
-def export(adapter: Path, target: Path) -> None:
-    """Copy the folder to where the job asked for it, whole or not at all. Raises InvalidInput."""
+def export(adapter: Path, path: str, part: str) -> None:
+    """Copy the folder to where the job asked for it (a part of it, if there are several), whole or not at all. Raises InvalidInput."""
+    target = Path(path).expanduser() / part
     partial = target.with_name(f".{target.name}.partial")
     with translated(target):
         shutil.rmtree(partial, ignore_errors=True)

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marlaas_api.blobs import Blobs
-from marlaas_api.bus import Bus
-from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepRecord
-
 from marlaas.local import adapter, curve
 from marlaas.local.folder import OutFolder, RunRecord, write
 from marlaas.local.record import Records
 from marlaas.local.results import Failure, JobResult, summary
+from marlaas_api.blobs import Blobs
+from marlaas_api.bus import Bus
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ class Collector:
         folder = self.folder.job(document.ref) / "adapter" / part
         await adapter.fetch(self.blobs, manifest, folder)
         if result.phase is Phase.SUCCEEDED and document.spec.export.path is not None:
-            adapter.export(folder, Path(document.spec.export.path).expanduser() / part)
+            adapter.export(folder, document.spec.export.path, part)
         self._published.add(key)
 
 

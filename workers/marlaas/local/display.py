@@ -15,10 +15,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from marlaas_api.messages import Phase
-
 from marlaas.local.report import Report
 from marlaas.local.table import COLUMNS, JobView, as_json, cells, plain_line
+from marlaas_api.messages import Phase
 
 PLAIN_PERIOD_S = 10.0
 _COLOURS: Mapping[str, str] = {
@@ -206,4 +205,4 @@ def _without_seconds(text: str) -> str:
 
 
 def _complain(text: str) -> None:
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"error: {text}\n")

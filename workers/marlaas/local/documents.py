@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import RLJob, Tenant
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import JobDocument, PoolDocument
 
 CHANGEABLE = frozenset({"training.steps", "priority", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"})
@@ -79,11 +79,11 @@ def _refuse_changes(before: JobDocument, wanted: JobDocument) -> None:
         )
 
 
-def refuse_other_models(stored: Iterable[PoolDocument], wanted: Iterable[PoolDocument]) -> None:
+def refuse_other_models(stored: Iterable[PoolDocument], wanted: Iterable[ModelPool]) -> None:
     """Raise InvalidInput if a pool that jobs began on now names another base model."""
-    now = {pool.name: pool for pool in wanted}
+    now = {pool.metadata.name: pool.spec.model for pool in wanted}
     for pool in stored:
-        if pool.name in now and now[pool.name].spec.model != pool.spec.model:
+        if now.get(pool.name, pool.spec.model) != pool.spec.model:
             raise InvalidInput(f"ModelPool {pool.name}: spec.model has changed since the jobs began: {_ADVICE}")
 
 

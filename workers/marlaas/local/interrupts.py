@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
+EXIT_INTERRUPTED = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -15,7 +17,7 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """`first` and `second` are set by Ctrl-C, SIGTERM and SIGHUP, in the order in which they come."""
+    """`first` and `second` are set by Ctrl-C, SIGTERM and SIGHUP, in the order in which they come; a third leaves all else to the warden."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -34,6 +36,8 @@ class Interrupts:
                 loop.remove_signal_handler(number)
 
     def _note(self) -> None:
+        if self.second.is_set():
+            os._exit(EXIT_INTERRUPTED)
         (self.second if self.first.is_set() else self.first).set()
 
     async def unless(self, event: asyncio.Event, work: Awaitable[T]) -> T:

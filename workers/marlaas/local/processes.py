@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas_api.messages import JobDocument, PoolDocument
-
 from marlaas.local import sessions
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.last_words import START_MARK
 from marlaas.local.plan import ProcessSpec
+from marlaas_api.messages import JobDocument, PoolDocument
 
-ROLE_COMMAND = (sys.executable, "-m", "marlaas_worker")
+ROLE_COMMAND = (sys.executable, "-P", "-m", "marlaas_worker")
+"""-P: what lies in the folder where the person happens to be is nothing that a role imports."""
 TAIL_BYTES = 256 << 10
 
 
@@ -62,14 +62,17 @@ async def warden() -> AsyncIterator[Warden]:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What all roles are started with. command: how to run a role, its name comes next. blobs: URL of the blob store."""
+    """What all roles are started with. command: how to run a role, its name comes next. jobs: by key; pools: by name.
+
+    modules: folders in which a sandbox finds the environments that people wrote.
+    """
 
     folder: OutFolder
     nats_url: str
-    blobs_url: str
     warden: Warden
     pools: Mapping[str, PoolDocument]
     jobs: Mapping[str, JobDocument]
+    modules: tuple[Path, ...] = ()
     command: tuple[str, ...] = ROLE_COMMAND
 
     async def start(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
@@ -87,7 +90,7 @@ class Launcher:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MARLAAS_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+                env=self._environment(spec),
                 start_new_session=True,
             )
         self.warden.add(process.pid)
@@ -105,9 +108,25 @@ class Launcher:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode(errors="replace")
 
+    def _environment(self, spec: ProcessSpec) -> dict[str, str]:
+        added = {"MARLAAS_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        if spec.job:
+            places = [*map(str, self.modules), *filter(None, [os.environ.get("PYTHONPATH")])]
+            added["PYTHONPATH"] = os.pathsep.join(places)
+        return {**os.environ, **added}
+
     def _arguments(self, spec: ProcessSpec) -> list[str]:
         scratch = self.folder.scratch / spec.key
-        arguments = ["--nats", self.nats_url, "--blobs", self.blobs_url, "--name", spec.name, "--scratch", str(scratch)]
+        arguments = [
+            "--nats",
+            self.nats_url,
+            "--blobs",
+            str(self.folder.blobs),
+            "--name",
+            spec.name,
+            "--scratch",
+            str(scratch),
+        ]
         document = self.jobs.get(spec.job) or self.pools.get(spec.pool)
         if document is None:
             return arguments

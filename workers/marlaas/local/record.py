@@ -5,13 +5,12 @@ The stream is the truth and the files are rewritten from it, so a record is in a
 
 from dataclasses import dataclass, field
 
+from marlaas.local.folder import OutFolder, write
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Stored
 from marlaas_api.messages import EvalRecord, Message, StepRecord
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode
-
-from marlaas.local.folder import OutFolder, write
 
 
 @dataclass(slots=True)

@@ -9,10 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from marlaas_api.messages import EvalSample, Phase
-
 from marlaas.local.results import Exchange, JobResult, exchanges, summary
 from marlaas.local.table import faults, number
+from marlaas_api.messages import EvalSample, Phase
 
 MAX_TEXT = 160
 

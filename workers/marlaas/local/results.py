@@ -53,7 +53,8 @@ class JobResult:
         """The evaluation of the published version, or else the newest one after training began."""
         later = [record for record in self.evals if record.version > 0]
         exact = [record for record in later if record.version == self.version]
-        return (exact or later or [None])[-1]
+        found = exact or later
+        return found[-1] if found else None
 
 
 @dataclass(frozen=True, slots=True)

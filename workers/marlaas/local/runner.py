@@ -6,36 +6,29 @@ person can get wrong has been looked at.
 
 import asyncio
 import shlex
-import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-
-from marlaas_api.blobs_store import open_blobs
-from marlaas_api.bus import Bus
-from marlaas_api.errors import Retryable
-from marlaas_api.messages import JobDocument, PoolDocument, Progress
 
 from marlaas.local import documents, plan
 from marlaas.local.collection import Collector, read_results, write_summary
 from marlaas.local.display import Display
-from marlaas.local.eta import Mark, advanced, eta_s
 from marlaas.local.folder import OutFolder, RunRecord, hold
-from marlaas.local.interrupts import Interrupted, Interrupts
-from marlaas.local.models import prepare
-from marlaas.local.observation import Observation, announce, observe
-from marlaas.local.processes import ROLE_COMMAND, Launcher, warden
+from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts
+from marlaas.local.observation import announce
+from marlaas.local.preparation import prepare
+from marlaas.local.processes import ROLE_COMMAND, Launcher, Warden, warden
 from marlaas.local.report import Report
-from marlaas.local.results import Failure, JobResult, all_succeeded
+from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import message_server
-from marlaas.local.status import status_line
 from marlaas.local.supervisor import Supervisor
-from marlaas.local.table import JobView
 from marlaas.local.wanted import Wanted, read
+from marlaas.local.watch import Watch
+from marlaas_api.blobs_store import open_blobs
+from marlaas_api.messages import JobDocument, PoolDocument
 
 TICK_S = 0.5
-EXIT_SUCCEEDED, EXIT_FAILED, EXIT_INVALID, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_SUCCEEDED, EXIT_FAILED, EXIT_INVALID = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +38,7 @@ class RunRequest:
     again: the command line that goes on where this one stops; role_command: how a role is run.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[str, ...]
     out: Path
     seed: int | None = None
     nats: str | None = None
@@ -85,6 +78,15 @@ async def _run(request: RunRequest, display: Display) -> int:
             display.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What runs, and where environment modules are looked for."""
+
+    jobs: tuple[JobDocument, ...]
+    pools: tuple[PoolDocument, ...]
+    modules: tuple[Path, ...]
+
+
 class _Run:
     """One run, from the manifests to the exit code."""
 
@@ -95,69 +97,70 @@ class _Run:
 
     async def run(self) -> int:
         wanted = read(self._request.files, self._request.seed)
+        for note in wanted.notes:
+            self._display.note(note)
         with hold(self._request.out) as folder:
             record = folder.read_record()
             jobs = documents.merge(record.jobs, wanted.jobs)
+            documents.refuse_other_models(record.pools, wanted.pools)
             if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
-            pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted))
-            documents.refuse_other_models(record.pools, pools)
-            folder.write_record(RunRecord(jobs=jobs, pools=pools))
-            results = await self._serve(folder, jobs, pools)
+            async with warden() as guard:
+                pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, guard))
+                folder.write_record(RunRecord(jobs=jobs, pools=pools))
+                results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
             return self._end(folder, pools, results)
 
     def _finished_before(self, folder: OutFolder, record: RunRecord) -> int:
         results = read_results(folder, record)
-        self._display.note(f"these jobs have finished in {folder.root}; to run them anew, choose another --out")
+        self._display.note(
+            f"nothing is left to do for these jobs in {folder.root}; to run them anew, choose another --out"
+        )
         self._display.result(Report(results, folder.root))
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 
-    async def _prepare(self, wanted: Wanted) -> tuple[PoolDocument, ...]:
+    async def _prepare(self, wanted: Wanted, guard: Warden) -> tuple[PoolDocument, ...]:
         """Documents of the pools that jobs use, their models prepared."""
         pools = []
         for pool in wanted.pools:
-            path = await prepare(pool.spec.model, self._display.waiting)
+            path = await prepare(pool.spec.model, self._display.waiting, guard)
             pools.append(PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool.spec))
         return tuple(pools)
 
-    async def _serve(
-        self, folder: OutFolder, jobs: Sequence[JobDocument], pools: Sequence[PoolDocument]
-    ) -> list[JobResult]:
+    async def _serve(self, folder: OutFolder, content: "_Content", guard: Warden) -> list[JobResult]:
         """Run the jobs until all are settled or the person asks to stop; return what is known of them then."""
-        async with AsyncExitStack() as stack:
-            self._display.waiting("starting the message server")
-            guard = await stack.enter_async_context(warden())
-            server = await stack.enter_async_context(message_server(folder, self._request.nats, guard))
-            await announce(server.bus, jobs)
+        self._display.waiting("starting the message server")
+        async with message_server(folder, self._request.nats, guard) as server:
+            await announce(server.bus, content.jobs)
             launcher = Launcher(
                 folder,
                 server.url,
-                str(folder.blobs),
                 guard,
-                {pool.name: pool for pool in pools},
-                {job.ref.key: job for job in jobs},
+                {pool.name: pool for pool in content.pools},
+                {job.ref.key: job for job in content.jobs},
+                content.modules,
                 self._request.role_command,
             )
             collector = Collector(folder, server.bus, open_blobs(folder.blobs))
-            watch = _Watch(server.bus, collector, self._display, jobs, pools)
+            watch = Watch(server.bus, collector, self._display, content.jobs, content.pools)
             await self._supervise(watch, launcher)
             return await watch.results()
 
-    async def _supervise(self, watch: "_Watch", launcher: Launcher) -> None:
+    async def _supervise(self, watch: "Watch", launcher: Launcher) -> None:
         async with asyncio.TaskGroup() as tasks:
             supervisor = Supervisor(launcher, tasks)
             try:
                 while not self._interrupts.first.is_set() and await watch.look(supervisor):
                     await _first_of(self._interrupts.first, supervisor.changed, TICK_S)
-                self._say_why(bool(self._interrupts.first.is_set()))
+                self._say_why()
                 await supervisor.drain()
             finally:
                 supervisor.kill()
 
-    def _say_why(self, interrupted: bool) -> None:
-        if interrupted:
+    def _say_why(self) -> None:
+        if self._interrupts.first.is_set():
             self._display.note(f"stopping; run the same command again to go on: {shlex.join(self._request.again)}")
-        self._display.waiting("ending the roles; Ctrl-C again ends them at once" if interrupted else "ending the roles")
+        self._display.waiting("ending the roles; Ctrl-C ends them at once")
 
     def _end(self, folder: OutFolder, pools: tuple[PoolDocument, ...], results: Sequence[JobResult]) -> int:
         """Write what came of it, tell it, and turn it into an exit code."""
@@ -172,74 +175,6 @@ class _Run:
             self._display.note(f"to go on: {shlex.join(self._request.again)}")
             return EXIT_INTERRUPTED
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
-
-
-@dataclass(slots=True)
-class _Watch:
-    """Looks at the bus, decides through `plan`, and shows and writes what it sees."""
-
-    bus: Bus
-    collector: Collector
-    display: Display
-    jobs: Sequence[JobDocument]
-    pools: Sequence[PoolDocument]
-    seen: Observation = field(default_factory=Observation)
-    failures: dict[str, Failure] = field(default_factory=dict)
-    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
-
-    async def look(self, supervisor: Supervisor) -> bool:
-        """One round; False once nothing is left to run. Raises InvalidInput when the output folder takes no more."""
-        answered = await self._observe()
-        self._give_up(supervisor)
-        live = [job for job in self.jobs if job.ref.key not in self.failures]
-        desired = plan.desired(self.pools, live, self.seen.progress)
-        if not desired:
-            return False
-        await supervisor.reconcile(desired, self.seen.reports)
-        for text in supervisor.news():
-            self.display.note(text)
-        self._show(supervisor, answered)
-        return True
-
-    async def results(self) -> list[JobResult]:
-        """Everything that is known of the jobs, files written."""
-        await self._observe()
-        return [await self.collector.result(job, self._level(job), self.failures.get(job.ref.key)) for job in self.jobs]
-
-    async def _observe(self) -> bool:
-        """False when the server does not answer now: it is being restarted, and what was seen last still counts."""
-        try:
-            self.seen = await observe(self.bus)
-            for job in self.jobs:
-                await self.collector.follow(job, self._level(job))
-        except Retryable:
-            return False
-        return True
-
-    def _level(self, job: JobDocument) -> Progress | None:
-        level = self.seen.progress.get(job.ref.key)
-        return level if level is not None and level.uid == job.uid else None
-
-    def _give_up(self, supervisor: Supervisor) -> None:
-        for spec, text in supervisor.given_up():
-            for job in plan.affected(spec, self.jobs):
-                if not plan.settled(job, self._level(job)):
-                    self.failures.setdefault(job.ref.key, Failure("RoleFailed", text))
-
-    def _show(self, supervisor: Supervisor, answered: bool) -> None:
-        now = time.time()
-        views = [self._view(job, now) for job in self.jobs]
-        waiting = status_line(supervisor.states(), views, now) if answered else "the message server does not answer yet"
-        self.display.waiting(waiting)
-        self.display.jobs(views)
-
-    def _view(self, job: JobDocument, now: float) -> JobView:
-        level = self._level(job)
-        if level is None:
-            return JobView(job)
-        if level.phase == "Running":
-            self.marks[job.uid] = advanced(self.marks.get(job.uid, ()), level.step, now)
-        return JobView(job, level, eta_s(self.marks.get(job.uid, ()), level.steps, now))
 
 
 async def _first_of(first: asyncio.Event, second: asyncio.Event, timeout_s: float) -> None:

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from marlaas.local.folder import OutFolder
+from marlaas.local.processes import Warden
+from marlaas_api.background import background
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats, ServerFailed
-
-from marlaas.local.folder import OutFolder
-from marlaas.local.processes import Warden
 
 RETRY_S = 1.0
 MAX_RETRIES = 5
@@ -37,18 +37,13 @@ async def message_server(folder: OutFolder, url: str | None, warden: Warden) -> 
             yield server
         return
     embedded = EmbeddedNats(folder.nats_store, log_path=folder.logs / "nats.log")
-    async with embedded, asyncio.TaskGroup() as tasks:
-        keeper = tasks.create_task(_keep_alive(embedded, warden), name="keep nats-server alive")
-        try:
-            async with _connected(embedded.url) as server:
-                yield server
-        finally:
-            keeper.cancel()
+    async with embedded, background(_keep_alive(embedded, warden)), _connected(embedded.url) as server:
+        yield server
 
 
 @asynccontextmanager
 async def _connected(url: str) -> AsyncIterator[MessageServer]:
-    bus = await connect(url)
+    bus = await connect(url, name="marlaas run")
     try:
         await bus.ensure()
         yield MessageServer(url, bus)
@@ -71,7 +66,9 @@ async def _keep_alive(server: EmbeddedNats, warden: Warden) -> None:
 async def _restart(server: EmbeddedNats) -> None:
     for _ in range(MAX_RETRIES):
         try:
-            return await server.restart()
+            await server.restart()
         except ServerFailed:
             await asyncio.sleep(RETRY_S)
+        else:
+            return
     await server.restart()

@@ -14,11 +14,11 @@ _MAX_ROUNDS, _ROUND_S = 200, 0.01
 
 
 def members(session: int) -> list[int]:
-    """Pids that belong to the session now."""
+    """Pids of the session that live now; one that is dead and not waited for runs no code and cannot be killed again."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(pid) == session:
+            if os.getsid(pid) == session and not _zombie(pid):
                 found.append(pid)
     return found
 
@@ -26,7 +26,7 @@ def members(session: int) -> list[int]:
 def kill(session: int) -> None:
     """Kill every process of the session, also those being forked meanwhile; one that the kernel holds is left to it."""
     for _ in range(_MAX_ROUNDS):
-        alive = [pid for pid in members(session) if not _zombie(pid)]
+        alive = members(session)
         if not alive:
             return
         for pid in alive:
@@ -36,7 +36,6 @@ def kill(session: int) -> None:
 
 
 def _zombie(pid: int) -> bool:
-    """Dead but not waited for: it runs no code and cannot be killed again."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

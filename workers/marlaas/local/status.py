@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marlaas_api.messages import Phase
-
 from marlaas.local.plan import ProcessSpec
 from marlaas.local.table import JobView, duration
+from marlaas_api.messages import Phase
 
 _STARTING = {
     "orchestrator": "starting the orchestrator",

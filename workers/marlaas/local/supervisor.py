@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import ReplicaReport
-
 from marlaas.local.last_words import last_words
 from marlaas.local.plan import ProcessSpec, is_ready
 from marlaas.local.processes import Launcher, ask_to_end, kill
 from marlaas.local.restarts import Deaths, Life, after
 from marlaas.local.status import ProcessState
+from marlaas_api.messages import ReplicaReport
 
 GRACE_S = 20.0
 """How long a role may drain; nothing is lost by killing it then, as nothing is lost by a crash."""
@@ -114,9 +113,9 @@ class Supervisor:
             kill(process)
 
     def _note_ready(self, place: _Place, reports: Sequence[ReplicaReport]) -> None:
-        if place.process is not None and place.ready_at is None:
-            if is_ready(place.spec, place.started_at, reports, self._now()):
-                place.ready_at = self._now()
+        starting = place.process is not None and place.ready_at is None
+        if starting and is_ready(place.spec, place.started_at, reports, self._now()):
+            place.ready_at = self._now()
 
     async def _watch(self, place: _Place, process: asyncio.subprocess.Process) -> None:
         exit_code = await self._launcher.sweep(process)

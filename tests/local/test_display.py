@@ -1,0 +1,106 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from marlaas.local.display import PLAIN_PERIOD_S, JsonDisplay, LiveDisplay, PlainDisplay, choose, table
+from marlaas.local.report import Report
+from marlaas.local.results import JobResult
+from marlaas.local.table import JobView
+from marlaas_api.messages import Phase
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def _text(renderable):
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def _plain(clock=None):
+    out = io.StringIO()
+    return PlainDisplay(Console(file=out, width=200, color_system=None), clock or Clock()), out
+
+
+def test_where_the_output_goes_decides_how_it_looks():
+    assert isinstance(choose(True, io.StringIO()), JsonDisplay)
+    assert isinstance(choose(False, io.StringIO()), PlainDisplay)
+
+
+def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, level):
+    clock = Clock()
+    display, out = _plain(clock)
+    for clock.now, step in ((0.0, 0), (1.0, 1), (2.0, 2), (PLAIN_PERIOD_S + 1, 3), (PLAIN_PERIOD_S + 2, 3)):
+        display.jobs([JobView(document(), level(document(), step=step))])
+    display.jobs([JobView(document(), level(document(), step=3, phase=Phase.SUCCEEDED))])
+    told = [line.partition("step ")[2][:3] for line in out.getvalue().splitlines()]
+    assert told == ["0/3", "3/3", "3/3"]
+
+
+def test_what_is_waited_for_is_told_once_although_its_seconds_run():
+    display, out = _plain()
+    for text in ("starting the engine (2 s)", "starting the engine (1 m 03 s)", "training"):
+        display.waiting(text)
+    assert [line[9:] for line in out.getvalue().splitlines()] == ["starting the engine (2 s)", "training"]
+
+
+def test_json_lines_are_one_object_per_change(document, level):
+    out = io.StringIO()
+    display = JsonDisplay(out)
+    display.waiting("starting")
+    for step in (1, 1, 2):
+        display.jobs([JobView(document(), level(document(), step=step), eta_s=1.0 + step)])
+    display.result(Report([JobResult(document(), level(document(), step=2))], "/out"))
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["type"] for line in lines] == ["status", "progress", "progress", "summary"]
+    assert [line.get("step") for line in lines[1:3]] == [1, 2]
+    assert lines[-1]["jobs"]["team-a/reverse"]["phase"] == "Running"
+
+
+def test_a_refusal_goes_to_stderr_and_in_json_to_the_reader_too(capsys):
+    out = io.StringIO()
+    JsonDisplay(out).refused("pool.yaml:3: no")
+    assert json.loads(out.getvalue()) == {"type": "error", "message": "pool.yaml:3: no"}
+    assert capsys.readouterr().err == "error: pool.yaml:3: no\n"
+
+
+def test_a_failed_job_says_why_below_its_row(document, level):
+    failed = level(document(), phase=Phase.FAILED, reason="TooManyFaults", message="KeyError: 'x'")
+    assert "TooManyFaults: KeyError: 'x'" in _text(table([JobView(document(), failed)]))
+
+
+def test_the_live_table_leaves_the_terminal_as_it_was(document, level):
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    display = LiveDisplay(console)
+    display.waiting("preparing model tiny", 0.4)
+    display.jobs([JobView(document(), level(document()))])
+    display.close()
+    display.close()
+    assert "\x1b[?25h" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["adapter", "curve.png", "steps.jsonl", "logs"])
+def test_the_report_names_what_is_there(tmp_path, document, level, name):
+    path = tmp_path / "team-a" / "reverse" / name
+    path.mkdir(parents=True)
+    report = Report([JobResult(document(), level(document()))], tmp_path)
+    assert [place for _, place in report.places(report.results[0])] == [path]
+    assert str(path) in _text(report.rich())
+
+
+def test_the_report_shows_replies_before_and_after(document, level, evaluation, tmp_path):
+    evals = (evaluation(document(), 0, 0.0, ("olleh", "")), evaluation(document(), 3, 1.0, ("hello", "dlrow\nx")))
+    done = level(document(), phase=Phase.SUCCEEDED, versions={"policy": 3})
+    text = _text(Report([JobResult(document(), done, (), evals)], tmp_path).rich())
+    assert "p0" in text
+    assert "olleh 0.00" in text
+    assert "hello 1.00" in text
+    assert "(nothing) 0.00" in text
+    assert "dlrow x 1.00" in text

@@ -1,0 +1,60 @@
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from marlaas.local import sessions
+from marlaas.local.warden import watch
+
+TREE = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=sys.stdout, process_group=0)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def tree():
+    """A session of two processes; the second has left its parent's process group."""
+    with subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        sessions.kill(process.pid)
+
+
+def test_a_session_ends_with_everything_in_it(tree):
+    inside = [psutil.Process(pid) for pid in sessions.members(tree.pid)]
+    assert len(inside) == 2
+    sessions.kill(tree.pid)
+    tree.wait()
+    psutil.wait_procs(inside, timeout=30)
+    assert sessions.members(tree.pid) == []
+
+
+def test_what_a_killed_leader_leaves_is_still_in_its_session(tree):
+    tree.kill()
+    tree.wait()
+    (left,) = (psutil.Process(pid) for pid in sessions.members(tree.pid))
+    sessions.kill(tree.pid)
+    psutil.wait_procs([left], timeout=30)
+    assert sessions.members(tree.pid) == []
+
+
+def test_our_own_session_is_not_touched(tree):
+    sessions.kill(tree.pid)
+    assert os.getpid() in sessions.members(os.getsid(0))
+
+
+def test_the_warden_kills_only_what_has_not_ended():
+    assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
+
+
+def test_the_warden_ends_what_a_killed_runner_left(tree):
+    with subprocess.Popen([sys.executable, "-m", "marlaas.local.warden"], stdin=subprocess.PIPE) as warden:
+        warden.stdin.write(f"+{tree.pid}\n".encode())
+        warden.stdin.close()
+        assert warden.wait() == 0
+    tree.wait()
+    assert sessions.members(tree.pid) == []

@@ -1,0 +1,55 @@
+"""`marlaas run`: from the command line to a run, and from what came of it to an exit code."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marlaas.local.display import choose
+from marlaas.local.runner import EXIT_INVALID, RunRequest
+from marlaas.local.runner import run as run_jobs
+from marlaas_api.errors import Permanent, Retryable
+
+Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests: ModelPools, Tenants and RLJobs.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Output folder; runs/NAME of the first file when absent. Same folder: goes on."
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, metavar="N", help="Seed instead of the manifests' own.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines, instead of the table.")]
+Nats = Annotated[
+    str | None,
+    typer.Option("--nats", metavar="URL", help="A NATS server that is there already, instead of an own one."),
+]
+
+
+def run(files: Files, out: Out = None, seed: Seed = None, json: Json = False, nats: Nats = None) -> None:
+    """Train the jobs of some manifests on this machine.
+
+    The very manifests that a cluster takes. Starts a message server, engines, trainers and sandboxes as local processes, shows how the
+    jobs stand, and leaves in the output folder summary.json and, for each job, its adapter (a PEFT folder), learning curve, record and logs.
+
+    Ctrl-C drains and the same command goes on later; a second Ctrl-C ends everything at once. A killed run goes on as well.
+
+    Exit code: 0 every job succeeded, 1 one did not, 2 something must be changed first (the sentence says what), 130 stopped by Ctrl-C.
+    """
+    folder = out or Path("runs") / (Path(files[0]).stem.strip("-.") or "stdin")
+    request = RunRequest(tuple(files), folder, seed, nats, again=_again(files, folder, seed, json, nats))
+    display = choose(json)
+    try:
+        code = run_jobs(request, display)
+    except (Permanent, Retryable) as error:
+        display.refused(str(error))
+        code = EXIT_INVALID
+    raise typer.Exit(code)
+
+
+def _again(files: list[str], folder: Path, seed: int | None, json: bool, nats: str | None) -> tuple[str, ...]:
+    """The command that goes on where this one stops."""
+    options = ["--out", str(folder)]
+    options += ["--seed", str(seed)] if seed is not None else []
+    options += ["--json"] if json else []
+    options += ["--nats", nats] if nats is not None else []
+    return ("marlaas", "run", *files, *options)

@@ -1,0 +1,94 @@
+"""The base model on this machine's disk before anything is started, made or unpacked in a process of its own.
+
+Making a model needs torch, which the runner should neither carry nor wait for: the process can be ended at any moment, and what it had
+half done is not in the cache. It tells its progress on stdout, one JSON object a line.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from marlaas.local import sessions
+from marlaas.local.last_words import last_words
+from marlaas.local.processes import Warden
+from marlaas_api.errors import InvalidInput, MarlaasError
+from marlaas_api.kinds import ModelSpec
+
+Waiting = Callable[[str, float | None], None]
+"""Called with what is being done and the share of it that is done, 0 to 1."""
+
+
+async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
+    """Return the folder of a base model, once it is there.
+
+    Raises:
+        InvalidInput: it cannot be prepared; the text says why and what to do.
+    """
+    name = describe(model)
+    waiting(f"looking for model {name}", None)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "marlaas.local.preparation", model.model_dump_json(by_alias=True)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    warden.add(process.pid)
+    words = asyncio.ensure_future(process.stderr.read())
+    try:
+        async for line in process.stdout:
+            told = _told(line)
+            if "path" in told:
+                return Path(str(told["path"]))
+            if "error" in told:
+                raise InvalidInput(f"model {name}: {told['error']}")
+            if "share" in told:
+                waiting(f"preparing model {name}", float(str(told["share"])))
+        raise InvalidInput(f"model {name} could not be prepared: {last_words((await words).decode(errors='replace'))}")
+    finally:
+        sessions.kill(process.pid)
+        await asyncio.gather(process.wait(), words)
+        warden.remove(process.pid)
+
+
+def describe(model: ModelSpec) -> str:
+    """A base model by the name that people know it by."""
+    if model.hub is not None:
+        return f"{model.hub.id}@{model.hub.revision}"
+    return model.builtin or model.path or "of a PersistentVolumeClaim"
+
+
+def _told(line: bytes) -> dict[str, object]:
+    """What the process says; libraries may print as well."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def main(model: str) -> None:
+    """Prepare in this process, and tell of it on stdout."""
+    from marlaas.models import resolve
+
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(**told: object) -> None:
+        print(json.dumps(told), file=out)
+
+    try:
+        path = resolve(ModelSpec.model_validate_json(model), lambda share: say(share=share))
+    except MarlaasError as error:
+        say(error=str(error))
+    else:
+        say(path=str(path))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,35 @@
+"""From manifests to what a run is to do; the last word on what a person wrote."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marlaas.local.documents import job_document
+from marlaas.local.plan import pool_names
+from marlaas.manifest import load
+from marlaas_api.kinds import ModelPool
+from marlaas_api.messages import JobDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """jobs have fresh uids, which count for new jobs only. pools: those that jobs use. folders: where environment modules may lie."""
+
+    jobs: tuple[JobDocument, ...]
+    pools: tuple[ModelPool, ...]
+    folders: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read(files: Sequence[str], seed: int | None) -> Wanted:
+    """Read the manifests. Raises InvalidManifest with everything that is wrong with them."""
+    manifest = load(files)
+    jobs = tuple(job_document(job, manifest.tenants, str(uuid.uuid4()), seed) for job in manifest.jobs)
+    used = {name for job in jobs for name in pool_names(job)}
+    return Wanted(
+        jobs,
+        tuple(pool for pool in manifest.pools if pool.metadata.name in used),
+        manifest.folders,
+        tuple(str(note) for note in manifest.notes),
+    )

@@ -1,0 +1,91 @@
+"""The runner's eyes: reads the bus, lets `plan` decide what should run, and shows and writes what it sees."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from marlaas.local import plan
+from marlaas.local.collection import Collector
+from marlaas.local.display import Display
+from marlaas.local.eta import Mark, advanced, eta_s
+from marlaas.local.observation import Observation, observe
+from marlaas.local.results import Failure, JobResult
+from marlaas.local.status import status_line
+from marlaas.local.supervisor import Supervisor
+from marlaas.local.table import JobView
+from marlaas_api.bus import Bus
+from marlaas_api.errors import Retryable
+from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress
+
+ANSWER_S = 2.0
+"""How long a look at the bus may take; a server that is being restarted must not keep Ctrl-C waiting."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """All jobs of a run. seen: what the bus said last; failures: by job key, jobs that the runner gave up; marks: by uid."""
+
+    bus: Bus
+    collector: Collector
+    display: Display
+    jobs: Sequence[JobDocument]
+    pools: Sequence[PoolDocument]
+    seen: Observation = field(default_factory=Observation)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
+
+    async def look(self, supervisor: Supervisor) -> bool:
+        """One round; False once nothing is left to run. Raises InvalidInput when the output folder takes no more."""
+        answered = await self._observe()
+        self._give_up(supervisor)
+        live = [job for job in self.jobs if job.ref.key not in self.failures]
+        desired = plan.desired(self.pools, live, self.seen.progress)
+        if not desired:
+            return False
+        await supervisor.reconcile(desired, self.seen.reports)
+        for text in supervisor.news():
+            self.display.note(text)
+        self._show(supervisor, answered)
+        return True
+
+    async def results(self) -> list[JobResult]:
+        """Everything that is known of the jobs, files written."""
+        await self._observe()
+        return [await self.collector.result(job, self._level(job), self.failures.get(job.ref.key)) for job in self.jobs]
+
+    async def _observe(self) -> bool:
+        """False when the server does not answer now: it is being restarted, and what was seen last still counts."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                self.seen = await observe(self.bus)
+            for job in self.jobs:
+                await self.collector.follow(job, self._level(job))
+        except (Retryable, TimeoutError):
+            return False
+        return True
+
+    def _level(self, job: JobDocument) -> Progress | None:
+        level = self.seen.progress.get(job.ref.key)
+        return level if level is not None and level.uid == job.uid else None
+
+    def _give_up(self, supervisor: Supervisor) -> None:
+        for spec, text in supervisor.given_up():
+            for job in plan.affected(spec, self.jobs):
+                if not plan.settled(job, self._level(job)):
+                    self.failures.setdefault(job.ref.key, Failure("RoleFailed", text))
+
+    def _show(self, supervisor: Supervisor, answered: bool) -> None:
+        now = time.time()
+        views = [self._view(job, now) for job in self.jobs]
+        waiting = status_line(supervisor.states(), views, now) if answered else "the message server does not answer yet"
+        self.display.waiting(waiting)
+        self.display.jobs(views)
+
+    def _view(self, job: JobDocument, now: float) -> JobView:
+        level = self._level(job)
+        if level is None:
+            return JobView(job)
+        if level.phase is Phase.RUNNING:
+            self.marks[job.uid] = advanced(self.marks.get(job.uid, ()), level.step, now)
+        return JobView(job, level, eta_s(self.marks.get(job.uid, ()), level.steps, now))
