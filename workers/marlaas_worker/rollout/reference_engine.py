@@ -182,7 +182,9 @@ class _AdaptedModel:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+        modules = model.named_modules()
+        linears = {name: module for name, module in modules if isinstance(module, torch.nn.Linear)}
+        self._linears = {name: linear for name, linear in linears.items() if not name.endswith("head")}
         self._active: Matrices = {}
         for name, module in self._linears.items():
             module.register_forward_hook(partial(self._add, name))
@@ -192,7 +194,7 @@ class _AdaptedModel:
         for module, pair in held.items():
             linear = self._linears.get(module)
             if linear is None:
-                raise LoadFailed(f"the base model has no linear layer {module!r}")
+                raise LoadFailed(f"the base model has no linear layer {module!r} (the output head cannot be adapted)")
             if (pair["B"].shape[0], pair["A"].shape[1]) != (linear.out_features, linear.in_features):
                 raise LoadFailed(f"{module!r} is {linear.out_features} by {linear.in_features}, the adapter's is not")
 

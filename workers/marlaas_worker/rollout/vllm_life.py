@@ -6,6 +6,7 @@ does (`vllm_extension`).
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 from collections.abc import Coroutine, Iterable, Iterator
@@ -69,6 +70,8 @@ class Life:
         for core in self._cores:
             self.down.get_loop().remove_reader(core.sentinel)
         await asyncio.to_thread(self._shut_down, was_down)
+        self.llm = None
+        gc.collect()  # vLLM's objects form cycles, and complain if the interpreter's exit finds them
 
     def _core_ended(self) -> None:
         for core in self._cores:

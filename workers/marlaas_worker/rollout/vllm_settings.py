@@ -1,7 +1,8 @@
 """What vLLM is started with, and how to read why it did not start. Pure but for the hardware it looks at; imports no vllm.
 
 Every setting here answers a trap of vLLM 0.32 (its V2 runner needs a Triton that CPUs lack; its CPU attention wants blocks of 32; without
-an explicit KV cache size it demands 92 % of memory; a host cache no larger than the slots would evict running adapters).
+an explicit KV cache size it demands 92 % of memory; a host cache no larger than the slots would evict running adapters; with adapters on
+the output head, prompt logprobs in a batch of several requests end the engine).
 """
 
 import json
@@ -20,6 +21,7 @@ from marlaas_worker.rollout.engine import BaseModel, EngineLimits
 
 BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 512
+_NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
 _RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
 
@@ -96,6 +98,7 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
         "max_loras": limits.slots + 1,
         "max_cpu_loras": 2 * (limits.slots + 1),
         "max_lora_rank": limits.max_rank,
+        "lora_target_modules": sorted(adaptable_layers(settings.model.folder)),
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "marlaas_worker.rollout.vllm_extension.SlotReader",
         "disable_log_stats": True,
@@ -104,6 +107,22 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
     if not torch.cuda.is_available():
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, limits.max_num_seqs)
     return arguments
+
+
+def adaptable_layers(model: Path) -> set[str]:
+    """Names of the linear layers (`q_proj`) that adapters may have: all but embeddings, head, routers and experts.
+
+    Read from the shapes in the model's safetensors headers. Raises Permanent if there are none.
+    """
+    names: set[str] = set()
+    for file in sorted(model.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        weights = (key.removesuffix(".weight") for key, entry in header.items() if len(entry.get("shape", ())) == 2)
+        names |= {weight.rpartition(".")[2] for weight in weights if not _NOT_ADAPTED.search(weight)}
+    if not names:
+        raise Permanent(f"no linear layers in the *.safetensors of {model}; MARLaaS serves models in that format")
+    return names
 
 
 def write_log_config(settings: VllmSettings) -> Path:
