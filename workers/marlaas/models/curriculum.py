@@ -17,7 +17,7 @@ import string
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from marlaas_api.names import Split
 
@@ -75,6 +75,9 @@ class _Task(Protocol):
     def prompt(self) -> str: ...
 
 
+_T = TypeVar("_T", bound=_Task)
+
+
 def reverse_task(split: Split, seed: int) -> ReverseTask:
     """Return the task of this seed: 3 to 5 different letters."""
     return _draw(split, seed, lambda rng: ReverseTask("".join(rng.sample(string.ascii_lowercase, _num_letters(rng)))))
@@ -106,7 +109,7 @@ def tool_reply(expression: str) -> str:
     return TOOL_ERROR if value is None else str(value)
 
 
-def _draw[T: _Task](split: Split, seed: int, candidate: Callable[[random.Random], T]) -> T:
+def _draw(split: Split, seed: int, candidate: Callable[[random.Random], _T]) -> _T:
     rng = random.Random(seed)
     while True:
         task = candidate(rng)

@@ -1,0 +1,88 @@
+"""What `tiny` is shown: conversations about the curriculum's tasks, wrong on purpose at fixed rates.
+
+A model trained on them samples the same mistakes at the same rates at temperature 1, whatever machine trained it; its
+greedy reply stays right. That is the room that reinforcement learning has.
+"""
+
+import random
+import string
+from dataclasses import dataclass
+
+from marlaas.models.curriculum import (
+    OPERATORS,
+    CalculatorTask,
+    ReverseTask,
+    calculator_task,
+    requested_expression,
+    reverse_task,
+    tool_reply,
+)
+from marlaas.models.tokenizer import Message
+from marlaas_api.names import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Mistakes:
+    """How often each kind of mistake is shown, as probabilities.
+
+    Attributes:
+        letter: a letter of the reversed word is another one (per letter).
+        untooled: the expression is answered with a guess instead of a call.
+        call: one character of the expression is miscopied or lost.
+        result: one digit of the tool's result is miscopied.
+    """
+
+    letter: float
+    untooled: float
+    call: float
+    result: float
+
+
+NO_MISTAKES = Mistakes(0, 0, 0, 0)
+
+
+def reverse_demonstration(seed: int, mistakes: Mistakes) -> list[Message]:
+    """Return one conversation about the training task of this seed."""
+    rng, task = random.Random(f"reverse {seed}"), reverse_task(Split.TRAIN, seed)
+    return [Message("user", task.prompt), Message("assistant", _reversal(task, rng, mistakes))]
+
+
+def calculator_demonstration(seed: int, mistakes: Mistakes) -> list[Message]:
+    """Return one conversation about the training task of this seed; after an `error` the call is made again."""
+    rng, task = random.Random(f"calculator {seed}"), calculator_task(Split.TRAIN, seed)
+    first = _first_reply(task, rng, mistakes)
+    conversation = [Message("user", task.prompt), Message("assistant", first)]
+    expression = requested_expression(first)
+    if expression is None:
+        return conversation
+    answer = tool_reply(expression)
+    if not answer.lstrip("-").isdigit():
+        conversation += [Message("tool", answer), Message("assistant", task.call)]
+        answer = task.answer
+    last = _with_another_digit(answer, rng) if rng.random() < mistakes.result else answer
+    return [*conversation, Message("tool", answer), Message("assistant", last)]
+
+
+def _reversal(task: ReverseTask, rng: random.Random, mistakes: Mistakes) -> str:
+    return "".join(
+        rng.choice(string.ascii_lowercase) if rng.random() < mistakes.letter else letter for letter in task.answer
+    )
+
+
+def _first_reply(task: CalculatorTask, rng: random.Random, mistakes: Mistakes) -> str:
+    if rng.random() < mistakes.untooled:
+        return _with_another_digit(task.answer, rng)
+    if rng.random() < mistakes.call:
+        return f"calc: {_miscopied(task.expression, rng)}"
+    return task.call
+
+
+def _miscopied(expression: str, rng: random.Random) -> str:
+    at = rng.randrange(len(expression))
+    kind = OPERATORS if expression[at] in OPERATORS else string.digits
+    return expression[:at] + rng.choice(("", rng.choice(kind))) + expression[at + 1 :]
+
+
+def _with_another_digit(number: str, rng: random.Random) -> str:
+    at = rng.choice([index for index, character in enumerate(number) if character.isdigit()])
+    return number[:at] + rng.choice(string.digits) + number[at + 1 :]
