@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import Episode, FaultClass, JobDocument
 from marlaas_api.names import Split, episode_id, train_group
@@ -10,7 +11,9 @@ from marlaas_api.names import Split, episode_id, train_group
 
 @pytest.fixture
 def document() -> Callable[..., JobDocument]:
-    def make(name: str = "sums", *, rank: int = 8, suspend: bool = False, priority: int = 0, **training: object) -> JobDocument:
+    def make(
+        name: str = "sums", *, rank: int = 8, suspend: bool = False, priority: int = 0, **training: object
+    ) -> JobDocument:
         settings = {"steps": 3, "groupsPerStep": 2, "maxStaleness": 0, "maxRefill": 1} | training
         spec = RLJobSpec.model_validate(
             {

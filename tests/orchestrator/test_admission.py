@@ -1,4 +1,5 @@
 import pytest
+
 from marlaas_api.messages import ReplicaReport
 from marlaas_worker.orchestrator.admission import PoolCapacity, capacities, decide, in_order
 

@@ -1,4 +1,5 @@
 import pytest
+
 from marlaas_api.kinds import EvaluationSpec
 from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import FaultWatch

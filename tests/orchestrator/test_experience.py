@@ -1,4 +1,5 @@
 import pytest
+
 from marlaas_worker.orchestrator.experience import Experience, Verdict
 
 

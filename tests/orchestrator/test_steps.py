@@ -136,4 +136,6 @@ def test_restored_from_its_log_an_assembly_decides_as_if_it_had_never_stopped():
         assert [(m.step, m.position, m.group) for m in readies] == [
             (m.step, m.position, m.group) for m in log if isinstance(m, GroupReady)
         ], f"cut after {cut}"
-        assert [m.step for m in again if isinstance(m, StepClosed)] == [m.step for m in log if isinstance(m, StepClosed)]
+        assert [m.step for m in again if isinstance(m, StepClosed)] == [
+            m.step for m in log if isinstance(m, StepClosed)
+        ]

@@ -25,6 +25,7 @@ from marlaas_worker.role import RoleContext
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 0.3
 TICK_S = 1.0
 NUM_SAMPLES = 5
 Reports = Callable[[], Sequence[ReplicaReport]]
@@ -55,7 +56,7 @@ class OwnedJob:
                 await self._life()
             except Retryable as error:
                 log.warning("%s: %s; taking it up anew", self.document.ref, error)
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(RETRY_S)
 
     async def _life(self) -> None:
         ref = self.document.ref

@@ -1,0 +1,25 @@
+"""Does a real LLM learn? `examples/arithmetic.yaml`: SmolLM2-135M-Instruct on reasoning-gym sums."""
+
+from bench.runs import EXAMPLES, run, table
+
+
+def main() -> None:
+    result = run(EXAMPLES / "arithmetic.yaml")
+    rows = [
+        [name, job["phase"], job["evalBefore"], job["evalAfter"], job["steps"], f"{result.wall_s:.0f}"]
+        for name, job in result.jobs().items()
+    ]
+    print(table(["job", "phase", "eval before", "eval after", "steps", "wall s (whole run)"], rows))
+    for name, records in result.records.items():
+        print(f"\n{name}")
+        keys = ["step", "version", "reward_mean", "staleness_mean", "wall_s"]
+        lines = [
+            [f"{record[key]:.3g}" for key in keys] + [f"{record['metrics'].get('logprob_gap', float('nan')):.2g}"]
+            for record in records
+        ]
+        print(table([*keys, "logprob gap"], lines))
+    print(table(["role", "peak resident MiB"], [[role, size >> 20] for role, size in sorted(result.rss_bytes.items())]))
+
+
+if __name__ == "__main__":
+    main()

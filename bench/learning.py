@@ -1,0 +1,29 @@
+"""Do the tiny model's two jobs learn? `examples/quickstart.yaml` with three seeds; also what each role holds in memory."""
+
+from bench.runs import EXAMPLES, run, table
+
+
+def main() -> None:
+    rows, memory = [], {}
+    for seed in (0, 1, 2):
+        result = run(EXAMPLES / "quickstart.yaml", seed=seed)
+        memory = result.rss_bytes
+        for name, job in result.jobs().items():
+            rows.append(
+                [
+                    seed,
+                    name,
+                    job["phase"],
+                    job["evalBefore"],
+                    job["evalAfter"],
+                    job["policyVersion"],
+                    f"{result.wall_s:.0f}",
+                ]
+            )
+    print(table(["seed", "job", "phase", "eval before", "eval after", "version", "wall s (whole run)"], rows))
+    print()
+    print(table(["role", "peak resident MiB"], [[role, size >> 20] for role, size in sorted(memory.items())]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Run `marlaas run` as a user would, and watch it from outside: wall time, summary, peak memory of each role, engine busy share."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run left behind. rss_bytes: peak per role, children included; busy: share of the time since the first task that the engine had a batch."""
+
+    wall_s: float
+    summary: dict[str, Any]
+    rss_bytes: dict[str, int]
+    records: dict[str, list[dict[str, Any]]]
+    replicas: list[dict[str, Any]]
+
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        return dict(self.summary["jobs"])
+
+
+def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, out: Path | None = None) -> Run:
+    """Run manifests to their end. Raises RuntimeError with the run's last words if no summary came of it."""
+    folder = out or Path(tempfile.mkdtemp(prefix="marlaas-bench-"))
+    if isinstance(manifest, list):
+        path = folder.with_suffix(".yaml")
+        path.write_text(yaml.safe_dump_all(manifest, sort_keys=False))
+        manifest = path
+    command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(folder), "--seed", str(seed)]
+    begun = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    rss = _watch(process)
+    words = process.stdout.read() if process.stdout else ""
+    if not (folder / "summary.json").exists():
+        raise RuntimeError(words[-2000:])
+    records = {
+        f"{path.parent.parent.name}/{path.parent.name}": [json.loads(line) for line in path.read_text().splitlines()]
+        for path in folder.glob("*/*/steps.jsonl")
+    }
+    replicas = folder / "replicas.json"
+    return Run(
+        time.monotonic() - begun,
+        json.loads((folder / "summary.json").read_text()),
+        rss,
+        records,
+        json.loads(replicas.read_text()) if replicas.exists() else [],
+    )
+
+
+def _watch(process: "subprocess.Popen[str]") -> dict[str, int]:
+    peak: dict[str, int] = defaultdict(int)
+    while process.poll() is None:
+        now: dict[str, int] = defaultdict(int)
+        for child in _children(process.pid):
+            now[child[0]] += child[1]
+        for role, size in now.items():
+            peak[role] = max(peak[role], size)
+        time.sleep(0.5)
+    return dict(peak)
+
+
+def _children(pid: int) -> list[tuple[str, int]]:
+    found = []
+    try:
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+    for process in tree:
+        try:
+            found.append((_role(process), process.memory_info().rss))
+        except psutil.Error:
+            continue
+    return found
+
+
+def _role(process: psutil.Process) -> str:
+    """The role that a process belongs to, by its own or its nearest ancestor's command line."""
+    for one in [process, *process.parents()]:
+        line = one.cmdline()
+        if "marlaas_worker" in line:
+            return line[line.index("marlaas_worker") + 1]
+        if line and "nats-server" in line[0]:
+            return "nats-server"
+        if "marlaas" in line:
+            return "runner"
+    return "other"
+
+
+def documents(example: str) -> list[dict[str, Any]]:
+    """The objects of an example manifest."""
+    return [dict(one) for one in yaml.safe_load_all((EXAMPLES / example).read_text()) if one]
+
+
+def table(headers: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
