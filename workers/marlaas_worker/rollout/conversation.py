@@ -115,7 +115,7 @@ def read_reply(tokenizer: Tokenizer, output_ids: Sequence[int], stop_reason: Sto
 def conclude(prompt: Prompt, text: str, output_ids: Sequence[int], stop_reason: StopReason) -> Conversation:
     """The conversation after a reply. Nothing generated at the end of the context closes it for good."""
     full = stop_reason is StopReason.CONTEXT and not len(output_ids)
-    ids = np.concatenate((prompt.past, prompt.appended, _ids(output_ids)))
+    ids = prompt.past if full else np.concatenate((prompt.past, prompt.appended, _ids(output_ids)))
     return _concluded(prompt.draft, ids, text, int(ids[-1]) if stop_reason is StopReason.STOP else None, full)
 
 

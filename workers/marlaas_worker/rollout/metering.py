@@ -17,7 +17,7 @@ class EngineMeter:
     job_tokens: Counter[str] = field(default_factory=Counter)
     job_engine_s: dict[str, float] = field(default_factory=dict)
     _share_s: float = 0.0
-    _at: float = 0.0
+    _at: float = 0.0  # matters only while something runs, and is set by whatever enters first
 
     def enter(self, now: float) -> float:
         """A request enters the engine. Return the mark that `leave` wants back."""

@@ -1,6 +1,8 @@
 """Gateway to transformers' tokenizers: a pool's own tokenizer and chat template, read once."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -16,16 +18,18 @@ class TokenizerUnreadable(Permanent):
 
 
 class PretrainedTokenizer:
-    """`conversation.Tokenizer` over a Hugging Face folder."""
+    """`conversation.Tokenizer` over a Hugging Face folder. `end_ids` end a reply."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
+        own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+        self.end_ids = frozenset((*own, *end_ids))
 
     @classmethod
     def load(cls, model_path: str) -> "PretrainedTokenizer":
         """Read a model folder's tokenizer; takes a while. Raises TokenizerUnreadable."""
         try:
-            return cls(AutoTokenizer.from_pretrained(model_path))
+            return cls(AutoTokenizer.from_pretrained(model_path), _end_ids(Path(model_path)))
         except (OSError, ValueError) as error:
             raise TokenizerUnreadable(f"no tokenizer in {model_path}: {error}") from error
 
@@ -50,6 +54,13 @@ class PretrainedTokenizer:
 
     def token_text(self, token: int) -> str:
         return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _end_ids(folder: Path) -> list[int]:
+    """What the model itself says that it ends with, besides its tokenizer's end token."""
+    config = folder / "generation_config.json"
+    ends = json.loads(config.read_bytes()).get("eos_token_id") if config.exists() else None
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:

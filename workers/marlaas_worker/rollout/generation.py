@@ -1,0 +1,225 @@
+"""One turn, from the request to its record: who asks, what is appended, which version answers, what is written down.
+
+Whatever decides about a token, a gradient or a bill comes from the job's document, the pin and the turns stream, never from the request.
+Knows nothing of replies, duplicates and deadlines (`requests`).
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.messages import GenerateRequest, Meter, StopReason, Turn
+from marlaas_api.names import AdapterRef, derive_seed, group_token, request_id
+from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.conversation import Prompt, Tokenizer, conclude, extend, read_reply
+from marlaas_worker.rollout.dispatch import Door
+from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
+from marlaas_worker.rollout.histories import Histories, key_of
+from marlaas_worker.rollout.metering import EngineMeter
+from marlaas_worker.rollout.pins import Pins
+from marlaas_worker.rollout.policies import Policies, RequestRefused, Served
+from marlaas_worker.rollout.record import TurnLog
+from marlaas_worker.rollout.supervision import SupervisedEngine
+from marlaas_worker.rollout.versions import Held, Versions
+
+MAX_ENGINE_DEATHS = 3
+_COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
+_EPISODE = re.compile(r"[A-Za-z0-9_-]+")
+_OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
+
+
+@dataclass(slots=True)
+class Stage:
+    """What a request is doing, in words that finish "its time was over while …"; `why` may know more."""
+
+    doing: str = ""
+    why: Callable[[], str] | None = None
+
+    def enter(self, doing: str, why: Callable[[], str] | None = None) -> None:
+        """Go on to the next stage."""
+        self.doing, self.why = doing, why
+
+    def __str__(self) -> str:
+        return self.doing if self.why is None else f"{self.doing} ({self.why()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a generation reads and writes."""
+
+    context: RoleContext
+    tokenizer: Tokenizer
+    engine: SupervisedEngine
+    policies: Policies
+    versions: Versions
+    pins: Pins
+    log: TurnLog
+    histories: Histories
+    door: Door
+    meter: EngineMeter
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A completion, by whom, and how long it waited and ran, in seconds."""
+
+    completion: Completion
+    version: int
+    sha256: str
+    queue_s: float = 0.0
+    engine_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Generation:
+    """Plays turns; any number at once."""
+
+    desk: Desk
+    _calls: "count[int]" = field(default_factory=count)
+
+    async def play(self, request: GenerateRequest, stage: Stage) -> Turn:
+        """Return the turn's record, made now or earlier.
+
+        Raises RequestRefused, VersionRefused and other Permanent errors (asking again is no use), NotAdmitted, PinMissing,
+        EngineDown and other Retryable ones. Waits for versions and for a bus that is away, until cancelled.
+        """
+        desk, began = self.desk, _clock()
+        served = await desk.policies.find(request.ref, request.agent)
+        check(request, served)
+        recorded = await desk.log.find(request.namespace, request.job, request.episode, request.turn)
+        if recorded is not None:
+            return _of_agent(recorded, request)
+        version = await self._pinned(request, served, stage)
+        prompt = extend(desk.tokenizer, await desk.histories.parent(request), request.append)
+        drawn = await self._draw(_Order(request, served, served.adapter(version), prompt, began), stage)
+        stage.enter("it was being recorded")
+        return await self._record(request, served, prompt, drawn)
+
+    async def _pinned(self, request: GenerateRequest, served: Served, stage: Stage) -> int:
+        async def newest() -> int:
+            return await self.desk.versions.newest_verified(served.adapter(0))
+
+        stage.enter(f"no version of agent {request.agent} was verified yet")
+        return await self.desk.pins.version(request, served.document, newest)
+
+    async def _draw(self, order: "_Order", stage: Stage) -> _Drawn:
+        """Generate, again if the engine dies; a request under which it dies every time is not tried for ever."""
+        versions, adapter = self.desk.versions, order.adapter
+        for death in count(1):
+            stage.enter(f"version {adapter.version} was not served", lambda: versions.explain(adapter))
+            try:
+                async with versions.hold(adapter) as held:
+                    return await self._run(order, held, stage)
+            except EngineDown:
+                if death == MAX_ENGINE_DEATHS:
+                    raise
+        raise AssertionError
+
+    async def _run(self, order: "_Order", held: Held, stage: Stage) -> _Drawn:
+        desk, uid = self.desk, order.request.uid
+        sha256 = held.manifest.files[TENSORS_FILE].sha256
+        if order.prompt.room(desk.engine.limits.max_model_len) < 1:
+            return _Drawn(_OUT_OF_CONTEXT, order.adapter.version, sha256)
+        stage.enter("it waited for a place in the engine")
+        async with desk.door.place(uid):
+            if held.life != desk.engine.life:
+                raise EngineDown("the engine died while this request waited for a place")
+            stage.enter("it was being generated")
+            entered = _clock()
+            mark = desk.meter.enter(entered)
+            try:
+                completion = await self._generate(order, held)
+            finally:
+                desk.meter.leave(mark, uid, _clock())
+        desk.meter.job_tokens[uid] += len(completion.output_ids)
+        return _Drawn(completion, order.adapter.version, sha256, entered - order.began, _clock() - entered)
+
+    async def _generate(self, order: "_Order", held: Held) -> Completion:
+        request, document = order.request, order.served.document
+        rollout = document.spec.rollout
+        sampling = Sampling(
+            temperature=rollout.temperature,
+            max_tokens=min(request.max_tokens or rollout.max_tokens, rollout.max_tokens),
+            seed=derive_seed(document.seed, group_token(request.group), request.member, request.turn),
+        )
+        call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
+        return await self.desk.engine.generate(call, held.loaded, order.prompt.ids, sampling)
+
+    async def _record(self, request: GenerateRequest, served: Served, prompt: Prompt, drawn: _Drawn) -> Turn:
+        """Write the turn down. Nothing is fed to the engine beyond the context window, so nothing of it is recorded either."""
+        desk, completion = self.desk, drawn.completion
+        fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
+        text = read_reply(desk.tokenizer, completion.output_ids, completion.stop_reason)
+        turn = Turn(
+            **request.model_dump(include=_COPIED),
+            append=request.append,
+            version=drawn.version,
+            adapter_sha256=drawn.sha256,
+            opens_segment=prompt.draft.opens_segment if fed else request.parent is None,
+            prompt_ids=pack_ids(prompt.appended) if fed else b"",
+            output_ids=pack_ids(completion.output_ids),
+            logprobs=pack_logprobs(completion.logprobs),
+            text=text,
+            stop_reason=completion.stop_reason,
+            temperature=served.document.spec.rollout.temperature,
+            meter=_meter(prompt, drawn, fed),
+            replica=desk.context.name,
+            at=desk.context.now(),
+        )
+        stored = await desk.log.record(turn)
+        if stored is turn:
+            conversation = conclude(prompt, text, completion.output_ids, completion.stop_reason)
+            desk.histories.keep(key_of(turn, turn.turn), conversation)
+        return _of_agent(stored, request)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is to be generated. began: when the request came, on the loop's clock."""
+
+    request: GenerateRequest
+    served: Served
+    adapter: AdapterRef
+    prompt: Prompt
+    began: float
+
+
+def check(request: GenerateRequest, served: Served) -> None:
+    """Refuse names that do not belong together: they decide about pins, seeds and records. Raises RequestRefused."""
+    uid, group = served.document.uid, request.group
+    try:
+        group_token(group)
+    except ValueError as error:
+        raise RequestRefused(str(error)) from error
+    if not group.startswith(f"{uid}-"):
+        raise RequestRefused(f"group {group!r} is not of job uid {uid}")
+    if not request.episode.startswith(f"{group}-{request.member}-") or not _EPISODE.fullmatch(request.episode):
+        raise RequestRefused(f"episode {request.episode!r} is not of member {request.member} of group {group!r}")
+    if request.turn < 0 or (request.parent is not None and not 0 <= request.parent < request.turn):
+        raise RequestRefused(f"turn {request.turn} cannot follow turn {request.parent}")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise RequestRefused(f"maxTokens is {request.max_tokens}; at least 1 is needed")
+
+
+def _of_agent(turn: Turn, request: GenerateRequest) -> Turn:
+    if turn.agent != request.agent:
+        raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")
+    return turn
+
+
+def _meter(prompt: Prompt, drawn: _Drawn, fed: bool) -> Meter:
+    return Meter(
+        prompt_tokens=len(prompt.past) + len(prompt.appended) if fed else 0,
+        cached_tokens=drawn.completion.cached_tokens,
+        output_tokens=len(drawn.completion.output_ids),
+        queue_s=drawn.queue_s,
+        engine_s=drawn.engine_s,
+    )
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

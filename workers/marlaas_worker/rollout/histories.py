@@ -1,0 +1,75 @@
+"""Conversations that go on: those of late in memory, all others restored from the turns stream by walking their parents."""
+
+from collections import OrderedDict
+
+from marlaas_api.messages import GenerateRequest, Turn
+from marlaas_worker.rollout.conversation import Conversation, Tokenizer, restore
+from marlaas_worker.rollout.policies import RequestRefused
+from marlaas_worker.rollout.record import TurnLog
+
+TOKENS_KEPT = 1 << 22
+
+Key = tuple[str, str, str, str, int]
+
+
+def key_of(message: GenerateRequest | Turn, turn: int) -> Key:
+    """Identity of a turn's conversation. The agent is part of it: nobody goes on with another policy's conversation."""
+    return (message.namespace, message.job, message.agent, message.episode, turn)
+
+
+class Histories:
+    """Conversations by their last turn; the least recently used are forgotten beyond `tokens_kept` ids."""
+
+    def __init__(self, tokenizer: Tokenizer, log: TurnLog, tokens_kept: int = TOKENS_KEPT) -> None:
+        self._tokenizer = tokenizer
+        self._log = log
+        self._room = tokens_kept
+        self._kept: OrderedDict[Key, Conversation] = OrderedDict()
+
+    async def parent(self, request: GenerateRequest) -> Conversation | None:
+        """The conversation that a request goes on with; None if it begins one.
+
+        Raises RequestRefused (no such turn, or another agent's), and as `TurnLog.find`.
+        """
+        if request.parent is None:
+            return None
+        key = key_of(request, request.parent)
+        conversation = self._kept.get(key)
+        if conversation is not None:
+            self._kept.move_to_end(key)
+            return conversation
+        return await self._restored(request, request.parent)
+
+    def keep(self, key: Key, conversation: Conversation) -> None:
+        """Remember the conversation after a turn."""
+        if key in self._kept:
+            return
+        self._kept[key] = conversation
+        self._room -= len(conversation.ids)
+        while self._room < 0 and len(self._kept) > 1:
+            _, forgotten = self._kept.popitem(last=False)
+            self._room += len(forgotten.ids)
+
+    async def _restored(self, request: GenerateRequest, number: int) -> Conversation:
+        turns = await self._log.episode(request.namespace, request.job, request.episode)
+        conversation: Conversation | None = None
+        for turn in reversed(_lineage(turns, number, request)):
+            conversation = restore(self._tokenizer, conversation, turn)
+            self.keep(key_of(turn, turn.turn), conversation)
+        assert conversation is not None
+        return conversation
+
+
+def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> list[Turn]:
+    """The turn and its ancestors, newest first."""
+    lineage: list[Turn] = []
+    following: int | None = number
+    while following is not None:
+        turn = turns.get(following)
+        if turn is None or (lineage and turn.turn >= lineage[-1].turn and turn in lineage):
+            raise RequestRefused(f"turn {following} of episode {request.episode} is not recorded")
+        if turn.agent != request.agent:
+            raise RequestRefused(f"turn {following} of episode {request.episode} is agent {turn.agent}'s")
+        lineage.append(turn)
+        following = turn.parent
+    return lineage

@@ -1,0 +1,78 @@
+"""Which version a group is sampled from: pinned once, by whoever is first, and never changed (KV `pins`).
+
+The orchestrator pins evaluation groups and, in strict mode, all groups, before it hands out their tasks; this role never makes such a
+pin, so a missing one is an error and not another version.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
+
+from marlaas_api import subjects, wire
+from marlaas_api.bus import Bucket, Bus, Conflict
+from marlaas_api.errors import Retryable
+from marlaas_api.messages import GenerateRequest, JobDocument, Pin
+from marlaas_api.names import group_token
+
+_PINS_KEPT = 65_536
+
+
+class PinMissing(Retryable):
+    """The orchestrator has not pinned this group, and nobody else may."""
+
+
+def pinned_by_orchestrator(document: JobDocument, group: str) -> bool:
+    """Strict training groups and evaluation groups; the group's name must be one (`names.group_token`)."""
+    return document.spec.training.max_staleness == 0 or group_token(group).startswith("e")
+
+
+class Pins:
+    """Pins that were seen, and the making of those that were not. Of many who ask for one pin, one asks the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._known: OrderedDict[str, int] = OrderedDict()
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def version(
+        self, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
+    ) -> int:
+        """The group's version; if nobody has pinned it, `newest()`. Raises PinMissing, BusUnavailable, and as `newest`."""
+        key = subjects.pin_key(request.namespace, request.job, request.agent, request.group)
+        if (known := self._known.get(key)) is not None:
+            return known
+        lock = self._asking.setdefault(key, asyncio.Lock())
+        async with lock:
+            if key not in self._known:
+                self._remember(key, await self._ask(key, request, document, newest))
+            return self._known[key]
+
+    async def _ask(
+        self, key: str, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
+    ) -> int:
+        bucket = await self._bus.bucket(subjects.PINS)
+        if (pin := await _read(bucket, key)) is not None:
+            return pin.version
+        if pinned_by_orchestrator(document, request.group):
+            raise PinMissing(
+                f"group {request.group} of agent {request.agent} has no pin yet; the orchestrator makes it"
+            )
+        wanted = Pin(version=await newest())
+        try:
+            await bucket.create(key, wire.encode(wanted))
+        except Conflict:
+            if (pin := await _read(bucket, key)) is not None:
+                return pin.version
+            raise PinMissing(f"the pin of group {request.group} vanished") from None
+        return wanted.version
+
+    def _remember(self, key: str, version: int) -> None:
+        self._known[key] = version
+        if len(self._known) > _PINS_KEPT:
+            self._known.popitem(last=False)
+
+
+async def _read(bucket: Bucket, key: str) -> Pin | None:
+    entry = await bucket.get(key)
+    return None if entry is None or entry.data is None else wire.decode_as(Pin, entry.data)

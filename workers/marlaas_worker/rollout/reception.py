@@ -1,0 +1,109 @@
+"""Where requests come in: a share of the pool's, passed on to the episode's owner, and what others pass on to this replica.
+
+What a sandbox writes into a request counts only if the subject says the same: the subject is what its permissions are about.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from marlaas_api import subjects, wire
+from marlaas_api.bus import Request
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import CancelRequest, GenerateRequest, ReplicaReport
+from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.mirror import Mirror
+from marlaas_worker.rollout.requests import Requests
+from marlaas_worker.rollout.routing import owner
+
+QUEUE = "rollout"
+Handler = Callable[[Request], Awaitable[None]]
+_log = logging.getLogger(__name__)
+
+
+class Reception:
+    """Listens for the jobs that it is told to. `ready` says whether this replica can serve."""
+
+    def __init__(self, context: RoleContext, pool: str, requests: Requests, ready: Callable[[], bool]) -> None:
+        self._bus = context.bus
+        self._me = context.name
+        self._pool = pool
+        self._requests = requests
+        self._ready = ready
+        self._replicas = Mirror(self._bus, subjects.REPLICAS, ReplicaReport, lambda: None, f"rollout.{pool}.")
+        self._listening: dict[str, AsyncExitStack] = {}
+
+    async def follow(self) -> None:
+        """Keep up with which replicas live, until cancelled."""
+        await self._replicas.follow()
+
+    async def listen_to(self, wanted: set[str]) -> None:
+        """Listen to these generation subjects, to what other replicas pass on, and to nothing else.
+
+        Always called by the same task. Raises BusUnavailable; what is open by then stays open.
+        """
+        own = subjects.engine(self._pool, self._me)
+        for subject in self._listening.keys() - wanted - {own}:
+            await self._listening.pop(subject).aclose()
+        if own not in self._listening:
+            await self._open(own, self._on_passed_on, "")
+        for subject in wanted - self._listening.keys():
+            await self._open(subject, self._on_request, QUEUE)
+
+    async def close(self) -> None:
+        """Listen to nothing any more; called by the task that listened."""
+        while self._listening:
+            _, stack = self._listening.popitem()
+            await stack.aclose()
+
+    def live(self) -> set[str]:
+        """Names of the replicas that can serve, as far as this one knows; itself if there is no other."""
+        now = asyncio.get_running_loop().time()
+        reports = ((report, now - at) for _, report, at in self._replicas.items())
+        names = {report.replica for report, age_s in reports if report.ready and age_s < subjects.REPLICA_TTL_S}
+        names.discard(self._me)
+        return names | {self._me} if self._ready() or not names else names
+
+    async def _open(self, subject: str, handler: Handler, queue: str) -> None:
+        stack = AsyncExitStack()
+        await stack.enter_async_context(self._bus.listen(subject, handler, queue))
+        self._listening[subject] = stack
+
+    async def _on_request(self, request: Request) -> None:
+        message = _parse(request)
+        if message is None:
+            return
+        if request.subject != subjects.generation(message.namespace, message.job, message.agent):
+            _log.error(
+                "a request on %s claims to be of %s, agent %s: ignored", request.subject, message.ref, message.agent
+            )
+        elif isinstance(message, CancelRequest):
+            await self._cancel_everywhere(message)
+        elif (name := owner(message.episode, self.live())) == self._me:
+            await self._requests.accept(message, request.reply)
+        else:
+            passed_on = message.model_copy(update={"reply_to": request.reply})
+            await self._bus.send(subjects.engine(self._pool, name), wire.encode(passed_on))
+
+    async def _cancel_everywhere(self, cancel: CancelRequest) -> None:
+        """Also where an earlier owner may still be at it."""
+        self._requests.cancel(cancel)
+        for name in self.live() - {self._me}:
+            await self._bus.send(subjects.engine(self._pool, name), wire.encode(cancel))
+
+    async def _on_passed_on(self, request: Request) -> None:
+        message = _parse(request)
+        if isinstance(message, CancelRequest):
+            self._requests.cancel(message)
+        elif isinstance(message, GenerateRequest):
+            await self._requests.accept(message, message.reply_to or request.reply)
+
+
+def _parse(request: Request) -> GenerateRequest | CancelRequest | None:
+    try:
+        message = wire.decode(request.data)
+    except Permanent as error:
+        _log.error("unreadable request on %s: %s", request.subject, error)
+        return None
+    return message if isinstance(message, GenerateRequest | CancelRequest) else None

@@ -1,0 +1,77 @@
+"""The turns stream, as this role uses it: the first record of a turn is the turn, whoever wrote it."""
+
+import asyncio
+import logging
+
+from marlaas_api import subjects, wire
+from marlaas_api.blobs import Blobs, BlobUnavailable
+from marlaas_api.bus import Bus, BusUnavailable, Conflict
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import Turn
+from marlaas_worker.failpoints import failpoint
+
+_HEADROOM_BYTES = 4096
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 1.0
+_log = logging.getLogger(__name__)
+
+
+class TurnLost(Permanent):
+    """The stream says that a turn is recorded, but does not have it."""
+
+
+class TurnLog:
+    """Writes and reads turns; those above the bus's payload limit go through the blob store."""
+
+    def __init__(self, bus: Bus, blobs: Blobs) -> None:
+        self._bus = bus
+        self._blobs = blobs
+
+    async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:
+        """One turn, if it is recorded. Raises BusUnavailable, and as `wire.unpack`."""
+        stored = await self._bus.last(subjects.TURNS, subjects.turn(namespace, job, episode, number))
+        return None if stored is None else await self._read(stored.data)
+
+    async def episode(self, namespace: str, job: str, episode: str) -> dict[int, Turn]:
+        """All recorded turns of an episode by number. Raises as `find`."""
+        stored = await self._bus.replay(subjects.TURNS, subjects.turn(namespace, job, episode, "*"))
+        turns = [await self._read(one.data) for one in stored]
+        return {turn.turn: turn for turn in turns}
+
+    async def record(self, turn: Turn) -> Turn:
+        """Store a turn unless it is stored already; return the one that counts. Tries until cancelled while the bus or the store is away.
+
+        There is no message id: with one, the server would answer a second writer as if its turn were the stored one.
+        """
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return await self._record(turn)
+            except (BusUnavailable, BlobUnavailable) as error:
+                _log.warning("turn %s of %s is not recorded yet: %s", turn.turn, turn.episode, error)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def _record(self, turn: Turn) -> Turn:
+        limit = self._bus.max_payload_bytes - _HEADROOM_BYTES
+        data = await wire.pack(turn, self._blobs, turn.namespace, limit)
+        failpoint("rollout.record.before_publish")
+        try:
+            await self._bus.publish(
+                subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn), data, expect_last=0
+            )
+        except Conflict:
+            return await self._first(turn)
+        failpoint("rollout.record.after_publish")
+        return turn
+
+    async def _first(self, turn: Turn) -> Turn:
+        stored = await self.find(turn.namespace, turn.job, turn.episode, turn.turn)
+        if stored is None:
+            raise TurnLost(f"turn {turn.turn} of {turn.episode} is recorded, but cannot be read")
+        return stored
+
+    async def _read(self, data: bytes) -> Turn:
+        message = await wire.unpack(data, self._blobs)
+        if not isinstance(message, Turn):
+            raise wire.BadMessage(f"expected Turn, found {type(message).__name__}")
+        return message

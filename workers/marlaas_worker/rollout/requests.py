@@ -1,0 +1,206 @@
+"""The life of a request: accepted at once, heard of every second, answered or failed by its deadline; asked twice, played once.
+
+A turn's name (job, agent, episode, number) is the request's. While it is under way, who asks again joins; for some minutes after, the
+same answer is given; later, the turns stream knows (`generation`).
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from marlaas_api import wire
+from marlaas_api.arrays import unpack_ids
+from marlaas_api.bus import Bus
+from marlaas_api.errors import MarlaasError, Permanent
+from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, ReplyPhase, Turn
+from marlaas_api.names import request_id
+from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.generation import Stage
+from marlaas_worker.rollout.histories import Key, key_of
+
+HEARTBEAT_S = 1.0
+LONGEST_DEADLINE_S = 3600.0
+REMEMBERED_S = 300.0
+REMEMBERED_MOST = 100_000
+_log = logging.getLogger(__name__)
+
+Play = Callable[[GenerateRequest, Stage], Awaitable[Turn]]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request under way, and who waits for it. `until`: the latest deadline of all who asked, on the loop's clock."""
+
+    request: GenerateRequest
+    until: float
+    inboxes: set[str]
+    stage: Stage = field(default_factory=Stage)
+    task: asyncio.Task[None] | None = None
+    timeout: asyncio.Timeout | None = None
+
+
+class Requests:
+    """All requests of this replica. `tasks` owns what is under way."""
+
+    def __init__(self, context: RoleContext, play: Play, tasks: asyncio.TaskGroup) -> None:
+        self._bus: Bus = context.bus
+        self._replica = context.name
+        self._play = play
+        self._tasks = tasks
+        self._flights: dict[Key, _Flight] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._answered: OrderedDict[Key, tuple[float, bytes]] = OrderedDict()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    @property
+    def num_flights(self) -> int:
+        """Requests under way."""
+        return len(self._flights)
+
+    async def accept(self, request: GenerateRequest, inbox: str) -> None:
+        """Take a request, or say again what is known of it; returns once the asker has been told."""
+        key, now = key_of(request, request.turn), _clock()
+        if (answer := self._known_answer(key, now)) is not None:
+            await self._send(inbox, answer)
+            return
+        if self._closed:
+            await self._send(inbox, self._failure(request, f"replica {self._replica} is stopping", retryable=True))
+            return
+        flight, until = self._flights.get(key), now + min(request.deadline_s, LONGEST_DEADLINE_S)
+        if flight is None:
+            self._depart(key, _Flight(request, until, {inbox}))
+        else:
+            self._join(flight, inbox, until)
+        await self._send(inbox, self._reply(request, ReplyPhase.ACCEPTED))
+
+    def cancel(self, cancel: CancelRequest) -> None:
+        """End an episode's requests; what the engine has begun is aborted."""
+        for key, flight in list(self._flights.items()):
+            if key[:4] == (cancel.namespace, cancel.job, cancel.agent, cancel.episode) and flight.task is not None:
+                flight.task.cancel()
+
+    async def beat(self) -> None:
+        """Let everybody who waits hear every second, until cancelled."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            for flight in list(self._flights.values()):
+                await self._tell(flight, self._reply(flight.request, ReplyPhase.HEARTBEAT))
+
+    async def drain(self, bound_s: float) -> None:
+        """Take nothing new, let what is under way end; after `bound_s` end it, and ask its askers to ask elsewhere."""
+        self._closed = True
+        try:
+            async with asyncio.timeout(bound_s):
+                await self._idle.wait()
+        except TimeoutError:
+            await self._end_all()
+
+    def _known_answer(self, key: Key, now: float) -> bytes | None:
+        at, answer = self._answered.get(key, (0.0, None))
+        return answer if answer is not None and now - at < REMEMBERED_S else None
+
+    def _depart(self, key: Key, flight: _Flight) -> None:
+        self._flights[key] = flight
+        self._idle.clear()
+        task = self._tasks.create_task(self._fly(key, flight), name=f"turn {request_id(key[3], key[4])}")
+        flight.task = task
+        self._under_way.add(task)
+        task.add_done_callback(lambda _: self._over(key, flight, task))
+
+    def _join(self, flight: _Flight, inbox: str, until: float) -> None:
+        flight.inboxes.add(inbox)
+        if until > flight.until:
+            flight.until = until
+            if flight.timeout is not None:
+                flight.timeout.reschedule(until)
+
+    async def _fly(self, key: Key, flight: _Flight) -> None:
+        answer = await self._answer(flight)
+        del self._flights[key]  # from here on nobody joins, so nobody is left without the answer
+        encoded = wire.encode(answer)
+        if answer.phase is ReplyPhase.RESULT:
+            self._remember(key, encoded)
+        await self._tell(flight, encoded)
+
+    def _over(self, key: Key, flight: _Flight, task: asyncio.Task[None]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        self._under_way.discard(task)
+        if not self._under_way:
+            self._idle.set()
+
+    async def _answer(self, flight: _Flight) -> GenerateReply:
+        """Play the turn; every way in which that can end is an answer, but for being cancelled."""
+        request = flight.request
+        try:
+            async with asyncio.timeout_at(flight.until) as flight.timeout:
+                return self._result(request, await self._play(request, flight.stage))
+        except TimeoutError:
+            text = f"the time for turn {request_id(request.episode, request.turn)} was over while {flight.stage}"
+            return self._failed(request, text, retryable=True)
+        except MarlaasError as error:
+            return self._failed(request, str(error), retryable=not isinstance(error, Permanent))
+        except Exception as error:
+            _log.exception("turn %s of %s", request.turn, request.episode)
+            return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)
+
+    def _remember(self, key: Key, answer: bytes) -> None:
+        now = _clock()
+        self._answered[key] = (now, answer)
+        while self._answered:
+            oldest, (at, _) = next(iter(self._answered.items()))
+            if now - at < REMEMBERED_S and len(self._answered) <= REMEMBERED_MOST:
+                return
+            del self._answered[oldest]
+
+    async def _end_all(self) -> None:
+        flights = list(self._flights.values())
+        _log.warning("%d requests did not end in time; they are asked for elsewhere", len(flights))
+        for flight in flights:
+            text = f"replica {self._replica} is stopping while {flight.stage}"
+            await self._tell(flight, self._failure(flight.request, text, retryable=True))
+            if flight.task is not None:
+                flight.task.cancel()
+        await self._idle.wait()
+
+    def _result(self, request: GenerateRequest, turn: Turn) -> GenerateReply:
+        return GenerateReply(
+            request=request_id(request.episode, request.turn),
+            phase=ReplyPhase.RESULT,
+            replica=self._replica,
+            text=turn.text,
+            stop_reason=turn.stop_reason,
+            num_tokens=len(unpack_ids(turn.output_ids)),
+        )
+
+    def _failed(self, request: GenerateRequest, error: str, retryable: bool) -> GenerateReply:
+        name = request_id(request.episode, request.turn)
+        return GenerateReply(
+            request=name, phase=ReplyPhase.FAILED, replica=self._replica, error=error, retryable=retryable
+        )
+
+    def _failure(self, request: GenerateRequest, error: str, retryable: bool) -> bytes:
+        return wire.encode(self._failed(request, error, retryable))
+
+    def _reply(self, request: GenerateRequest, phase: ReplyPhase) -> bytes:
+        name = request_id(request.episode, request.turn)
+        return wire.encode(GenerateReply(request=name, phase=phase, replica=self._replica))
+
+    async def _tell(self, flight: _Flight, reply: bytes) -> None:
+        for inbox in list(flight.inboxes):
+            await self._send(inbox, reply)
+
+    async def _send(self, inbox: str, reply: bytes) -> None:
+        """Who does not hear an answer asks again."""
+        try:
+            await self._bus.send(inbox, reply)
+        except MarlaasError as error:
+            _log.warning("could not answer on %s: %s", inbox, error)
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

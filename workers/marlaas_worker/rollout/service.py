@@ -1,0 +1,190 @@
+"""The rollout role: one engine's tenants, versions and requests, put together and taken apart in order."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.messages import PoolDocument, ReplicaReport
+from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.rollout.conversation import Tokenizer
+from marlaas_worker.rollout.dispatch import Door
+from marlaas_worker.rollout.engine import Engine
+from marlaas_worker.rollout.generation import Desk, Generation
+from marlaas_worker.rollout.histories import Histories
+from marlaas_worker.rollout.library import Library
+from marlaas_worker.rollout.metering import EngineMeter
+from marlaas_worker.rollout.mirror import REREAD_S
+from marlaas_worker.rollout.pins import Pins
+from marlaas_worker.rollout.policies import Policies
+from marlaas_worker.rollout.proof import load_proven
+from marlaas_worker.rollout.reception import Reception
+from marlaas_worker.rollout.record import TurnLog
+from marlaas_worker.rollout.report import Reporter
+from marlaas_worker.rollout.requests import Requests
+from marlaas_worker.rollout.story import Story
+from marlaas_worker.rollout.supervision import SupervisedEngine
+from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
+from marlaas_worker.rollout.versions import Versions
+
+DRAIN_S = 20.0
+_log = logging.getLogger(__name__)
+
+
+async def serve(context: RoleContext, pool: PoolDocument) -> None:
+    """Serve a pool until told to stop. Raises Permanent if its model or engine cannot be had."""
+    tokenizer = await asyncio.to_thread(PretrainedTokenizer.load, pool.model_path)
+    engine = await asyncio.to_thread(open_engine, context, pool, tokenizer.end_ids)
+    await serve_engine(context, pool.name, tokenizer, engine)
+
+
+def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int]) -> Engine:
+    """The engine that the pool asks for, not yet started; the other one's libraries stay unread."""
+    model = Path(pool.model_path)
+    if pool.spec.rollout.engine == "reference":
+        from marlaas_worker.rollout.reference_engine import ReferenceEngine
+
+        return ReferenceEngine(model, pool.spec, end_ids)
+    from marlaas_worker.rollout.vllm_engine import VllmEngine
+
+    return VllmEngine(model, pool.spec, end_ids, context.scratch)
+
+
+async def serve_engine(context: RoleContext, pool: str, tokenizer: Tokenizer, engine: Engine) -> None:
+    """Serve a pool with a given engine, started and stopped here, until told to stop."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            await _Rollout(context, pool, tokenizer, engine, tasks).live()
+    finally:
+        await engine.stop()
+
+
+class _Rollout:
+    """The parts and how they call each other."""
+
+    def __init__(
+        self, context: RoleContext, pool: str, tokenizer: Tokenizer, engine: Engine, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._context = context
+        self._pool = pool
+        self._tasks = tasks
+        self._background: list[asyncio.Task[None]] = []
+        self._began = asyncio.get_running_loop().time()
+        self._changed = asyncio.Event()
+        self._draining = False
+        self._death = ""
+        self._engine = SupervisedEngine(engine, self._engine_died, self._engine_revived)
+        self._meter = EngineMeter()
+        self._policies = Policies(context.bus, pool, self._changed.set)
+        self._story = Story(context, tasks)
+        self._reporter = Reporter(context, pool, self._report)
+        self._library = Library(self._policies, context.blobs, context.scratch / "adapters")
+        self._versions = Versions(self._engine, self._library, load_proven, self._story, self._reporter.changed)
+        self._requests = Requests(context, Generation(self._desk(tokenizer)).play, tasks)
+        self._reception = Reception(context, pool, self._requests, self._ready)
+
+    def _desk(self, tokenizer: Tokenizer) -> Desk:
+        log = TurnLog(self._context.bus, self._context.blobs)
+        return Desk(
+            context=self._context,
+            tokenizer=tokenizer,
+            engine=self._engine,
+            policies=self._policies,
+            versions=self._versions,
+            pins=Pins(self._context.bus),
+            log=log,
+            histories=Histories(tokenizer, log),
+            door=Door(self._engine.limits.max_num_seqs),
+            meter=self._meter,
+        )
+
+    async def live(self) -> None:
+        """From the engine's start to its drain."""
+        self._background = [self._tasks.create_task(self._reporter.run(), name="report")]
+        await self._library.empty()
+        if await self._start_unless_stopped():
+            self._begin()
+            await self._context.stop.wait()
+            await self._drain()
+        for task in self._background:
+            task.cancel()
+        await self._reporter.withdraw()
+
+    async def _start_unless_stopped(self) -> bool:
+        starting = self._tasks.create_task(self._engine.start(), name="engine start")
+        stopped = self._tasks.create_task(self._context.stop.wait(), name="stop")
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        starting.cancel()
+        return self._engine.up
+
+    def _begin(self) -> None:
+        self._reporter.changed()
+        for name, work in (
+            ("policies", self._policies.follow()),
+            ("replicas", self._reception.follow()),
+            ("versions", self._versions.reconcile()),
+            ("engine", self._engine.supervise()),
+            ("heartbeats", self._requests.beat()),
+            ("subscriptions", self._steer()),
+        ):
+            self._background.append(self._tasks.create_task(work, name=name))
+
+    async def _steer(self) -> None:
+        """Follow the jobs: their newest versions, and their requests."""
+        try:
+            while True:
+                self._changed.clear()
+                self._versions.prefer(self._policies.newest())
+                await self._listen()
+                await wait_for(self._changed, REREAD_S)
+        finally:
+            await self._reception.close()
+
+    async def _listen(self) -> None:
+        served = [] if self._draining else self._policies.served()
+        try:
+            await self._reception.listen_to({one.subject for one in served})
+        except BusUnavailable as error:
+            _log.warning("cannot listen to all jobs: %s", error)
+
+    async def _drain(self) -> None:
+        self._draining = True
+        self._changed.set()
+        self._reporter.changed()
+        await self._requests.drain(DRAIN_S)
+
+    def _ready(self) -> bool:
+        return self._engine.up and not self._draining
+
+    def _engine_died(self, reason: str) -> None:
+        self._death = reason
+        self._versions.died()
+
+    def _engine_revived(self) -> None:
+        self._versions.revived()
+        self._reporter.changed()
+        said = f"the engine of {self._context.name} was restarted ({self._death}); its requests are tried again"
+        for job in {served.document.ref for served in self._policies.served()}:
+            self._story.tell(job, "EngineRestarted", said)
+
+    def _report(self, rss_bytes: int) -> ReplicaReport:
+        now, limits = asyncio.get_running_loop().time(), self._engine.limits
+        self._meter.advance(now)
+        return ReplicaReport(
+            role="rollout",
+            pool=self._pool,
+            replica=self._context.name,
+            slots=limits.slots,
+            max_rank=limits.max_rank,
+            ready=self._ready(),
+            verified=self._versions.verified,
+            num_running=self._meter.num_running,
+            job_tokens=dict(self._meter.job_tokens),
+            job_engine_s=dict(self._meter.job_engine_s),
+            busy_s=self._meter.busy_s,
+            wall_s=now - self._began,
+            restarts=self._engine.restarts,
+            rss_bytes=rss_bytes,
+            at=self._context.now(),
+        )

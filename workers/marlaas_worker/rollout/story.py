@@ -1,0 +1,43 @@
+"""What this replica has to tell of a job, for people. Nothing depends on it: what cannot be told is logged."""
+
+import asyncio
+import logging
+
+from marlaas_api import subjects, wire
+from marlaas_api.bus import Bus
+from marlaas_api.errors import MarlaasError
+from marlaas_api.messages import StoryEvent
+from marlaas_api.names import JobRef
+from marlaas_worker.role import RoleContext
+
+_ROLE = "rollout"
+_log = logging.getLogger(__name__)
+
+
+class Story:
+    """Tells without keeping anybody waiting. `tasks` owns what is under way."""
+
+    def __init__(self, context: RoleContext, tasks: asyncio.TaskGroup) -> None:
+        self._bus: Bus = context.bus
+        self._now = context.now
+        self._tasks = tasks
+
+    def tell(self, job: JobRef, reason: str, message: str, once: str | None = None) -> None:
+        """Say a sentence of a job; with `once`, all replicas together say it once (within two minutes)."""
+        event = StoryEvent(
+            namespace=job.namespace,
+            job=job.name,
+            uid=job.uid,
+            role=_ROLE,
+            at=self._now(),
+            reason=reason,
+            message=message,
+        )
+        self._tasks.create_task(self._publish(event, once), name=f"story {reason}")
+
+    async def _publish(self, event: StoryEvent, once: str | None) -> None:
+        subject = subjects.event(event.namespace, event.job, _ROLE)
+        try:
+            await self._bus.publish(subject, wire.encode(event), message_id=once)
+        except MarlaasError:
+            _log.exception("could not tell of %s: %s", event.ref, event.message)

@@ -1,0 +1,125 @@
+"""The engine's lives: whoever finds it dead or hanging says so, and exactly one restart follows, however many say it.
+
+A supervised engine is an engine. Its calls fail with EngineDown from the moment of death until the next life has begun; what
+an earlier life held (adapters, slots) is void, which callers tell by `life`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from marlaas_api.errors import MarlaasError
+from marlaas_worker.rollout.engine import Completion, Engine, EngineDown, EngineLimits, LoadedAdapter, Sampling
+
+HEALTH_CHECK_S = 5.0
+RESTART_WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class SupervisedEngine:
+    """See `engine.Engine`. `died` is called with the reason at each death, `revived` when the next life has begun.
+
+    life: counted from 0; restarts: lives begun after a death.
+    """
+
+    def __init__(self, engine: Engine, died: Callable[[str], None], revived: Callable[[], None]) -> None:
+        self._engine = engine
+        self._died = died
+        self._revived = revived
+        self._down = asyncio.Event()
+        self.up = False
+        self.life = 0
+        self.restarts = 0
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._engine.limits
+
+    async def start(self) -> None:
+        await self._engine.start()
+        self.up = True
+
+    async def restart(self) -> None:
+        await self._engine.restart()
+        self.up = True
+
+    async def stop(self) -> None:
+        self.up = False
+        await self._engine.stop()
+
+    async def load(self, adapter: LoadedAdapter) -> None:
+        await self._call(self._engine.load(adapter))
+
+    async def unload(self, adapter: LoadedAdapter) -> None:
+        await self._call(self._engine.unload(adapter))
+
+    async def digest(self, adapter: LoadedAdapter) -> str:
+        return await self._call(self._engine.digest(adapter))
+
+    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        return await self._call(self._engine.score(adapter, ids))
+
+    async def generate(
+        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+    ) -> Completion:
+        return await self._call(self._engine.generate(request, adapter, prompt_ids, sampling))
+
+    async def healthy(self) -> bool:
+        return self.up and await self._engine.healthy()
+
+    def report(self, life: int, reason: str) -> None:
+        """Say that a life is over; said of an earlier life it means nothing."""
+        if life != self.life or not self.up:
+            return
+        _log.error("the engine is gone: %s", reason)
+        self.up = False
+        self.life += 1
+        self._died(reason)
+        self._down.set()
+
+    async def supervise(self) -> None:
+        """Check and revive, until cancelled. Raises the engine's own error when it does not come back."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._check(), name="engine health")
+            group.create_task(self._revive(), name="engine restart")
+
+    async def _call(self, work: Awaitable[T]) -> T:
+        life = self.life
+        try:
+            return await work
+        except EngineDown as error:
+            self.report(life, str(error))
+            raise
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_CHECK_S)
+            life = self.life
+            if self.up and not await self._engine.healthy():
+                self.report(life, "it does not answer")
+
+    async def _revive(self) -> None:
+        while True:
+            await self._down.wait()
+            self._down.clear()
+            await self._restart_with_patience()
+            self.restarts += 1
+            self._revived()
+
+    async def _restart_with_patience(self) -> None:
+        for attempt, wait_s in enumerate(RESTART_WAITS_S, start=1):
+            await asyncio.sleep(wait_s)
+            try:
+                await self.restart()
+            except MarlaasError:
+                _log.exception("engine restart %d of %d failed", attempt, len(RESTART_WAITS_S))
+                if attempt == len(RESTART_WAITS_S):
+                    raise
+            else:
+                return

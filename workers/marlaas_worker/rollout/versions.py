@@ -1,0 +1,309 @@
+"""Adapter versions inside the engine: which to bring in, and the one gate through which a request gets one.
+
+Invariant: a version is given out only between its proof and its unloading, within one life of the engine. The newest version of every
+served agent is brought in ahead of any request for it; others come when they are asked for, and what nobody asks for goes when its slot
+is needed. One slot is kept free if it can be, so that a commit need not wait for an unload.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import Manifest
+from marlaas_api.names import AdapterRef, JobRef
+from marlaas_worker.role import wait_for
+from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
+from marlaas_worker.rollout.library import Library
+from marlaas_worker.rollout.retries import Retries
+from marlaas_worker.rollout.slots import SlotTable
+from marlaas_worker.rollout.story import Story
+from marlaas_worker.rollout.supervision import SupervisedEngine
+
+_SPARE = ""
+_REVIEW_S = 60.0
+_log = logging.getLogger(__name__)
+
+LoadProven = Callable[[Engine, Manifest, LoadedAdapter], Awaitable[object]]
+
+
+class VersionRefused(Permanent):
+    """A version that is not what it claims to be, or that the engine will not have; it is never served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A proven version while a request runs on it. `life` is the engine's in which it was proven."""
+
+    loaded: LoadedAdapter
+    manifest: Manifest
+    life: int
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Requests that wait for a version."""
+
+    adapter: AdapterRef
+    num: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def to_yield(running: Iterable[str], resident: Iterable[str], waiting: Iterable[str]) -> frozenset[str]:
+    """Running versions that take no new requests for now, the longest served first: one for each waiting version without a slot.
+
+    Without it, a version that always runs something would never give its slot to another.
+    """
+    have = set(resident)
+    homeless = sum(name not in have for name in waiting)
+    return frozenset(list(running)[:homeless])
+
+
+class Versions:
+    """Reconciles the engine's slots towards what is newest and what is asked for. `changed` is called when the proven set changes."""
+
+    def __init__(
+        self,
+        engine: SupervisedEngine,
+        library: Library,
+        load_proven: LoadProven,
+        story: Story,
+        changed: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._library = library
+        self._load_proven = load_proven
+        self._story = story
+        self._changed = changed
+        self._table = SlotTable(engine.limits.slots)
+        self._retries = Retries()
+        self._newest: dict[AdapterRef, AdapterRef] = {}
+        self._waits: dict[str, _Wait] = {}
+        self._resident: dict[str, AdapterRef] = {}
+        self._ready: dict[str, Manifest] = {}
+        self._yielding: frozenset[str] = frozenset()
+        self._leftover: list[AdapterRef] = []
+        self._loading: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._news = asyncio.Event()
+
+    @property
+    def verified(self) -> tuple[str, ...]:
+        """Engine names of the versions that may be served now."""
+        return tuple(self._ready)
+
+    def prefer(self, newest: Iterable[AdapterRef]) -> None:
+        """Say what the newest version of every served agent is."""
+        self._newest = {adapter.at(0): adapter for adapter in newest}
+        self._wake.set()
+        self._tell_news()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, adapter: AdapterRef) -> AsyncIterator[Held]:
+        """Keep a proven version from being unloaded while the context is open; waits for it. Raises VersionRefused."""
+        held = await self._acquire(adapter)
+        try:
+            yield held
+        finally:
+            self._table.release(held.loaded)
+            if self._waits:
+                self._wake.set()
+
+    async def newest_verified(self, agent: AdapterRef) -> int:
+        """Newest proven version of an agent (named by any version); waits for the first. Raises VersionRefused."""
+        while True:
+            proven = [ref.version for name, ref in self._resident.items() if name in self._ready and _same(ref, agent)]
+            if proven:
+                return max(proven)
+            newest = self._newest.get(agent.at(0))
+            if newest is None:
+                await self._news.wait()
+            else:
+                self._raise_refusal(newest.engine_name)
+                await self._wait(newest)
+
+    def explain(self, adapter: AdapterRef) -> str:
+        """Why a version is not served yet, for people."""
+        name = adapter.engine_name
+        if (trouble := self._retries.trouble(name)) is not None:
+            return f"the last attempt failed: {trouble.error}"
+        if not self._engine.up:
+            return "the engine is restarting"
+        if name in self._resident:
+            return "it is being loaded and proven"
+        return f"no free slot: all {self._table.num_slots} hold versions in use"
+
+    def died(self) -> None:
+        """The engine is gone: nothing is loaded, nothing is proven."""
+        for load in self._loading:
+            load.cancel()
+        self._leftover += self._resident.values()
+        self._table.clear()
+        self._retries.clear()
+        self._resident.clear()
+        self._ready.clear()
+        self._yielding = frozenset()
+        self._changed()
+
+    def revived(self) -> None:
+        """The engine is back, and empty."""
+        self._wake.set()
+
+    async def reconcile(self) -> None:
+        """Bring in and give up versions, until cancelled."""
+        async with asyncio.TaskGroup() as loads:
+            while True:
+                self._wake.clear()
+                if self._engine.up:
+                    await self._step(loads)
+                await wait_for(self._wake, self._until_retry())
+
+    async def _acquire(self, adapter: AdapterRef) -> Held:
+        name = adapter.engine_name
+        while True:
+            self._raise_refusal(name)
+            loaded = None if name in self._yielding else self._table.acquire(name)
+            if loaded is not None:
+                return Held(loaded, self._ready[name], self._engine.life)
+            await self._wait(adapter)
+
+    async def _wait(self, adapter: AdapterRef) -> None:
+        name = adapter.engine_name
+        wait = self._waits.setdefault(name, _Wait(adapter))
+        wait.num += 1
+        self._wake.set()
+        try:
+            await wait.settled.wait()
+        finally:
+            wait.num -= 1
+            if not wait.num and self._waits.get(name) is wait:
+                del self._waits[name]
+
+    def _raise_refusal(self, name: str) -> None:
+        if (refusal := self._retries.refusal(name)) is not None:
+            raise VersionRefused(f"{name} is refused: {refusal}") from refusal
+
+    async def _step(self, loads: asyncio.TaskGroup) -> None:
+        """One round: give up, bring in, and let those go on whose version is there. Ends early if the engine dies meanwhile."""
+        life = self._engine.life
+        while self._leftover:
+            await self._library.discard(self._leftover.pop())
+        wanted = self._wanted()
+        plan = self._table.plan([*wanted, _SPARE])
+        for adapter in plan.unload:
+            if life == self._engine.life:
+                await self._give_up(adapter)
+        if life != self._engine.life:
+            return
+        for name in plan.load:
+            if name != _SPARE:
+                self._begin(loads, wanted[name])
+        running = [name for name in self._ready if self._table.running(name)]
+        self._yielding = to_yield(running, self._resident, self._waits)
+        for name in [name for name in self._waits if name in self._ready and name not in self._yielding]:
+            self._settle(name)
+
+    def _wanted(self) -> dict[str, AdapterRef]:
+        """By urgency: asked for, first come; then newest, resident ones first so that they are not given up for each other."""
+        now = _clock()
+        newest = sorted(self._newest.values(), key=lambda ref: ref.engine_name not in self._resident)
+        refs = [*(wait.adapter for wait in self._waits.values()), *newest]
+        return {ref.engine_name: ref for ref in refs if self._retries.may_try(ref.engine_name, now)}
+
+    def _until_retry(self) -> float:
+        wanted = {*self._waits, *(ref.engine_name for ref in self._newest.values())}
+        due_s = self._retries.next_in_s(wanted, _clock())
+        return _REVIEW_S if due_s is None or not self._engine.up else due_s
+
+    def _begin(self, loads: asyncio.TaskGroup, adapter: AdapterRef) -> None:
+        name = adapter.engine_name
+        loaded = self._table.begin(name, self._library.place(adapter))
+        self._resident[name] = adapter
+        load = loads.create_task(self._bring_in(adapter, loaded), name=f"load {name}")
+        self._loading.add(load)
+        load.add_done_callback(self._loading.discard)
+
+    async def _give_up(self, loaded: LoadedAdapter) -> None:
+        adapter = self._resident.pop(loaded.name)
+        self._table.drop(loaded)
+        self._ready.pop(loaded.name, None)
+        self._changed()
+        await self._unload(loaded)
+        await self._library.discard(adapter)
+
+    async def _unload(self, loaded: LoadedAdapter) -> None:
+        life = self._engine.life
+        try:
+            await self._engine.unload(loaded)
+        except EngineDown:
+            return
+        except LoadFailed as error:
+            self._engine.report(life, f"its slots are not what they should be: {error}")
+
+    async def _bring_in(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
+        """Load and prove; whatever goes wrong, the version is not served and the role lives on."""
+        life = self._engine.life
+        try:
+            manifest = await self._library.manifest(adapter)
+            await self._library.fetch(manifest)
+            await self._load_proven(self._engine, manifest, loaded)
+        except Exception as error:
+            if life == self._engine.life:
+                await self._failed(adapter, loaded, error)
+        else:
+            if life == self._engine.life:
+                self._serve(adapter, loaded, manifest)
+
+    def _serve(self, adapter: AdapterRef, loaded: LoadedAdapter, manifest: Manifest) -> None:
+        name = adapter.engine_name
+        self._table.ready(loaded)
+        self._ready[name] = manifest
+        self._retries.succeeded(name)
+        self._settle(name)
+        self._changed()
+        self._wake.set()
+        said = f"version {adapter.version} of agent {adapter.agent} is verified and served"
+        self._story.tell(_job(adapter), "VersionVerified", said, once=f"verified/{name}")
+
+    async def _failed(self, adapter: AdapterRef, loaded: LoadedAdapter, error: Exception) -> None:
+        life = self._engine.life
+        await self._unload(loaded)
+        await self._library.discard(adapter)
+        if life != self._engine.life:
+            return
+        name = adapter.engine_name
+        self._table.drop(loaded)
+        del self._resident[name]
+        trouble = self._retries.failed(name, error, _clock())
+        self._wake.set()
+        if trouble.retry_at is not None:
+            _log.warning("%s is not served yet, attempt %d: %s", name, trouble.attempts, error)
+            return
+        _log.error("%s is refused and never served", name, exc_info=error)
+        self._settle(name)
+        said = f"version {adapter.version} of agent {adapter.agent} is refused and never served: {error}"
+        self._story.tell(_job(adapter), "VersionRefused", said)
+
+    def _settle(self, name: str) -> None:
+        wait = self._waits.pop(name, None)
+        if wait is not None:
+            wait.settled.set()
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _same(one: AdapterRef, other: AdapterRef) -> bool:
+    return one.at(0) == other.at(0)
+
+
+def _job(adapter: AdapterRef) -> JobRef:
+    return JobRef(adapter.namespace, adapter.job, adapter.uid)
