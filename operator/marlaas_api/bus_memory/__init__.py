@@ -1,0 +1,140 @@
+"""The bus seam's fake: JetStream's semantics in one process. It ships with the product; tests of every role run on it.
+
+`MemoryServer().connect(name)` is a client; several share one server. Redelivery, deduplication and expiry follow the
+server's clock, which a test may own: after moving it, call `MemoryServer.wake`. Fetch timeouts are real time.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from marlaas_api.background import background
+from marlaas_api.bus import Bucket, BusRefused, BusUnavailable, Consumer, Request, Stored
+from marlaas_api.bus_memory.buckets import MemoryBucket
+from marlaas_api.bus_memory.consumers import MemoryConsumer
+from marlaas_api.bus_memory.server import Listener, SharedServer
+from marlaas_api.bus_memory.stream import ConsumerState, MemoryStream
+from marlaas_api.bus_names import checked_subject
+from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
+
+MAX_PAYLOAD_BYTES = (8 << 20) - 4096
+
+
+class MemoryServer(SharedServer):
+    """What the clients share; `clock` counts seconds."""
+
+    def connect(self, name: str) -> "MemoryBus":
+        """A new client."""
+        return MemoryBus(self, name)
+
+
+class MemoryBus:
+    """A client of a MemoryServer."""
+
+    def __init__(self, server: SharedServer, name: str) -> None:
+        self._server = server
+        self._name = name
+        self._closed = False
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return MAX_PAYLOAD_BYTES
+
+    async def publish(
+        self, subject: str, data: bytes, *, message_id: str | None = None, expect_last: int | None = None
+    ) -> int:
+        await self.check(subject, data)
+        stream = self._server.stream_of(subject)
+        if stream is None:
+            raise BusRefused(f'no stream stores "{subject}"; were the streams created by `ensure`?')
+        stored = Stored(subject, 0, bytes(data))
+        sequence = stream.publish(stored, self._server.clock(), message_id=message_id, expect_last=expect_last)
+        self._server.broadcast(Request(subject, "", stored.data))
+        self._server.wake()
+        return sequence
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        await self.check()
+        kept = self._server.stream(stream).last(subject)
+        return None if kept is None else kept.stored
+
+    async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
+        await self.check()
+        return [kept.stored for kept in self._server.stream(stream).select(subject, start)]
+
+    async def purge(self, stream: str, subject: str, up_to: int | None = None) -> None:
+        await self.check()
+        target = self._server.stream(stream)
+        for kept in target.select(subject):
+            if up_to is None or kept.stored.sequence < up_to:
+                target.remove(kept.stored.sequence)
+
+    async def consumer(
+        self, stream: str, name: str, subject: str, *, ack_wait_s: float = 30.0, max_pending: int = 1000
+    ) -> Consumer:
+        await self.check()
+        self._server.stream(stream).consume(name, ConsumerState(subject, ack_wait_s, max_pending))
+        return MemoryConsumer(self.check, self._server, stream, name)
+
+    async def delete_consumer(self, stream: str, name: str) -> None:
+        await self.check()
+        self._server.stream(stream).consumers.pop(name, None)
+        self._server.wake()
+
+    async def bucket(self, name: str) -> Bucket:
+        await self.check()
+        self._server.stream(f"KV_{name}")
+        return MemoryBucket(self.check, self._server, name)
+
+    async def send(self, subject: str, data: bytes, reply: str = "") -> None:
+        await self.check(subject, data)
+        stream = self._server.stream_of(subject)
+        if stream is not None:
+            stream.publish(Stored(subject, 0, bytes(data)), self._server.clock())
+            self._server.wake()
+        self._server.broadcast(Request(subject, reply, bytes(data)))
+
+    @asynccontextmanager
+    async def listen(
+        self, subject: str, handler: Callable[[Request], Awaitable[None]], queue: str = ""
+    ) -> AsyncIterator[None]:
+        await self.check()
+        listener = Listener(subject, queue)
+
+        async def hand_over() -> None:
+            while True:
+                await handler(await listener.arrivals.get())
+
+        self._server.listeners.append(listener)
+        try:
+            async with background(hand_over()):
+                yield
+        finally:
+            self._server.listeners.remove(listener)
+
+    def new_inbox(self) -> str:
+        return self._server.inbox()
+
+    async def ensure(
+        self, streams: tuple[StreamSpec, ...] = STREAMS, buckets: tuple[BucketSpec, ...] = BUCKETS
+    ) -> None:
+        await self.check()
+        for fresh in [*map(MemoryStream, streams), *map(MemoryStream.of_bucket, buckets)]:
+            stream = self._server.streams.setdefault(fresh.spec.name, fresh)
+            if stream.spec.work_queue != fresh.spec.work_queue:
+                raise BusRefused(f"cannot update the stream {fresh.spec.name}: its retention cannot be changed")
+            stream.spec, stream.history, stream.markers = fresh.spec, fresh.history, fresh.markers
+
+    async def close(self) -> None:
+        self._closed = True
+
+    async def check(self, subject: str = "x", data: bytes = b"") -> None:
+        """What every call begins with: let others run, then see whether it may go on."""
+        await asyncio.sleep(0)
+        if self._closed:
+            raise BusRefused(f"the connection of {self._name} is closed")
+        if not self._server.available:
+            raise BusUnavailable("the bus cannot be reached")
+        checked_subject(subject)
+        if len(data) > MAX_PAYLOAD_BYTES:
+            raise BusRefused(f'{len(data)} bytes for "{subject}" exceed the {MAX_PAYLOAD_BYTES} that fit')

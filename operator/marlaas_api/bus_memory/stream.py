@@ -1,0 +1,219 @@
+"""A JetStream stream and its consumers as plain data: the half of the bus fake that knows no asyncio and no clock.
+
+Times are seconds of whatever clock the caller has.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, Stored
+from marlaas_api.subjects import BucketSpec, StreamSpec
+
+DUPLICATE_WINDOW_S = 120.0
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """NATS subject matching: `*` is one token, a final `>` is one or more."""
+    wanted, found = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(found) <= len(wanted):
+            return False
+        found = found[: len(wanted)]
+    return len(wanted) == len(found) and all(want in ("*", have) for want, have in zip(wanted, found, strict=True))
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Some subject matches both patterns."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A stored message. `removal`: it says that a bucket's key is gone."""
+
+    stored: Stored
+    at: float
+    message_id: str | None = None
+    removal: bool = False
+
+
+@dataclass(slots=True)
+class ConsumerState:
+    """Where a durable consumer is: `pending` maps claimed sequences to when they are delivered again."""
+
+    subject: str
+    ack_wait_s: float
+    max_pending: int
+    next_sequence: int = 1
+    pending: dict[int, float] = field(default_factory=dict)
+    num_delivered: dict[int, int] = field(default_factory=dict)
+
+    def settle(self, sequence: int) -> None:
+        """Never deliver again."""
+        self.pending.pop(sequence, None)
+        self.num_delivered.pop(sequence, None)
+
+
+@dataclass(slots=True)
+class MemoryStream:
+    """One stream. `history` bounds the messages per subject (buckets); `markers` makes expiry leave a removal."""
+
+    spec: StreamSpec
+    history: int | None = None
+    markers: bool = False
+    last_sequence: int = 0
+    kept: dict[int, Kept] = field(default_factory=dict)
+    by_subject: dict[str, list[int]] = field(default_factory=dict)
+    ids: dict[str, tuple[int, float]] = field(default_factory=dict)
+    consumers: dict[str, ConsumerState] = field(default_factory=dict)
+
+    @classmethod
+    def of_bucket(cls, spec: BucketSpec) -> "MemoryStream":
+        """The stream behind a bucket."""
+        stream = StreamSpec(f"KV_{spec.name}", (f"$KV.{spec.name}.>",), max_age_s=spec.ttl_s)
+        return cls(stream, history=spec.history, markers=spec.ttl_s is not None)
+
+    def publish(
+        self, stored: Stored, now: float, *, message_id: str | None = None, expect_last: int | None = None
+    ) -> int:
+        """Store (`stored.sequence` is ignored) and return the sequence. Raises Conflict, BusUnavailable when full."""
+        last = self.last(stored.subject)
+        if expect_last is not None and expect_last != (last.stored.sequence if last else 0):
+            if last is not None and message_id is not None and last.message_id == message_id:
+                return last.stored.sequence
+            raise Conflict(
+                f'cannot publish to "{stored.subject}": wrong last sequence: {last and last.stored.sequence}'
+            )
+        if message_id in self.ids and now - self.ids[message_id][1] < DUPLICATE_WINDOW_S:
+            return self.ids[message_id][0]
+        self._make_room(stored)
+        sequence = self.append(Kept(stored, now, message_id))
+        if message_id is not None:
+            self.ids.pop(message_id, None)
+            self.ids[message_id] = (sequence, now)
+        while self.ids and now - next(iter(self.ids.values()))[1] >= DUPLICATE_WINDOW_S:
+            del self.ids[next(iter(self.ids))]
+        return sequence
+
+    def append(self, kept: Kept) -> int:
+        """Give the message the next sequence."""
+        self.last_sequence += 1
+        subject = kept.stored.subject
+        self.kept[self.last_sequence] = replace(kept, stored=replace(kept.stored, sequence=self.last_sequence))
+        self.by_subject.setdefault(subject, []).append(self.last_sequence)
+        while self.history is not None and len(self.by_subject[subject]) > self.history:
+            self.remove(self.by_subject[subject][0])
+        return self.last_sequence
+
+    def remove(self, sequence: int) -> None:
+        """Forget one message."""
+        gone = self.kept.pop(sequence, None)
+        if gone is not None:
+            sequences = self.by_subject[gone.stored.subject]
+            sequences.remove(sequence)
+            if not sequences:
+                del self.by_subject[gone.stored.subject]
+        for consumer in self.consumers.values():
+            consumer.settle(sequence)
+
+    def last(self, subject: str) -> Kept | None:
+        """The newest message of exactly this subject."""
+        sequences = self.by_subject.get(subject)
+        return self.kept[sequences[-1]] if sequences else None
+
+    def select(self, pattern: str, start: int = 1) -> list[Kept]:
+        """All messages of a subject (wildcards allowed) from a sequence on, oldest first."""
+        wanted = (sequences for subject, sequences in self.by_subject.items() if matches(pattern, subject))
+        return [self.kept[sequence] for sequence in sorted(s for group in wanted for s in group if s >= start)]
+
+    def expire(self, now: float) -> None:
+        """Forget what is older than `max_age_s`."""
+        if self.spec.max_age_s is None:
+            return
+        for sequence, kept in list(self.kept.items()):
+            if now - kept.at < self.spec.max_age_s:
+                break
+            self.remove(sequence)
+            if self.markers and not kept.removal and kept.stored.subject not in self.by_subject:
+                self.append(Kept(Stored(kept.stored.subject, 0, b""), now, removal=True))
+
+    def next_expiry(self) -> float | None:
+        """When `expire` will next have something to do."""
+        first = next(iter(self.kept.values()), None)
+        return None if first is None or self.spec.max_age_s is None else first.at + self.spec.max_age_s
+
+    def consume(self, name: str, wanted: ConsumerState) -> None:
+        """Create or update a durable consumer; where it is stays. Raises BusRefused."""
+        others = [state.subject for other, state in self.consumers.items() if other != name]
+        if self.spec.work_queue and any(overlaps(wanted.subject, subject) for subject in others):
+            raise BusRefused(
+                f'cannot create the consumer {name}: another one of the work queue covers "{wanted.subject}"'
+            )
+        state = self.consumers.setdefault(name, wanted)
+        state.subject, state.ack_wait_s, state.max_pending = wanted.subject, wanted.ack_wait_s, wanted.max_pending
+
+    def claim(self, name: str, batch: int, now: float) -> list[tuple[Kept, int]]:
+        """Up to `batch` messages with the number of their delivery: overdue ones first. Raises BusRefused."""
+        state = self.consumers.get(name)
+        if state is None:
+            raise BusRefused(f"cannot fetch from the consumer {name} of {self.spec.name}: consumer not found")
+        overdue = sorted(sequence for sequence, due in state.pending.items() if due <= now)
+        claimed = overdue[:batch]
+        while len(claimed) < batch and len(state.pending) < state.max_pending:
+            sequence = self._next(state)
+            if sequence is None:
+                break
+            state.pending[sequence] = now
+            claimed.append(sequence)
+        for sequence in claimed:
+            state.pending[sequence] = now + state.ack_wait_s
+            state.num_delivered[sequence] = state.num_delivered.get(sequence, 0) + 1
+        return [(self.kept[sequence], state.num_delivered[sequence]) for sequence in claimed]
+
+    def settle(self, name: str, sequence: int) -> None:
+        """An ack (or term): of a work queue the message is gone."""
+        state = self.consumers.get(name)
+        if state is None:
+            raise BusRefused(f"cannot settle a message of {name}: consumer not found")
+        state.settle(sequence)
+        if self.spec.work_queue:
+            self.remove(sequence)
+
+    def postpone(self, name: str, sequence: int, now: float, delay_s: float | None) -> None:
+        """Deliver a claimed message again after `delay_s` (None: the ack wait); no effect once settled."""
+        state = self.consumers.get(name)
+        if state is not None and sequence in state.pending:
+            state.pending[sequence] = now + (state.ack_wait_s if delay_s is None else delay_s)
+
+    def next_due(self, name: str) -> float | None:
+        """When a claimed message of the consumer will be delivered again."""
+        state = self.consumers.get(name)
+        return min(state.pending.values(), default=None) if state is not None else None
+
+    def _next(self, state: ConsumerState) -> int | None:
+        for sequence in range(state.next_sequence, self.last_sequence + 1):
+            kept = self.kept.get(sequence)
+            if kept is not None and matches(state.subject, kept.stored.subject):
+                state.next_sequence = sequence + 1
+                return sequence
+        state.next_sequence = self.last_sequence + 1
+        return None
+
+    def _make_room(self, stored: Stored) -> None:
+        limit = self.spec.max_bytes
+        if limit < 0:
+            return
+        size = sum(len(kept.stored.data) for kept in self.kept.values()) + len(stored.data)
+        if size > limit and self.spec.work_queue:
+            raise BusUnavailable(f'cannot publish to "{stored.subject}": maximum bytes exceeded')
+        for sequence, kept in list(self.kept.items()):
+            if size <= limit:
+                return
+            size -= len(kept.stored.data)
+            self.remove(sequence)

@@ -1,0 +1,147 @@
+"""The bus gateway: the `Bus` seam over nats-py and JetStream's own API (nats-server 2.11 or newer; tried with 2.15).
+
+`link` alone imports nats-py; everything above it speaks JetStream's documented subjects and JSON.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from marlaas_api.background import background
+from marlaas_api.bus import Bucket, BusRefused, Consumer, Request, Stored
+from marlaas_api.bus_names import checked_subject
+from marlaas_api.bus_nats.buckets import NatsBucket
+from marlaas_api.bus_nats.consumers import NatsConsumer
+from marlaas_api.bus_nats.jetstream import JetStream, stored
+from marlaas_api.bus_nats.layout import Config, bucket_config, bucket_stream, merged, nanoseconds, stream_config
+from marlaas_api.bus_nats.link import Dial, Link
+from marlaas_api.bus_nats.verdicts import Missing
+from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
+
+
+async def connect(
+    url: str, *, name: str, creds: Path | None = None, connect_timeout_s: float = 10.0, inbox_prefix: str = "_INBOX"
+) -> "NatsBus":
+    """Connect, waiting up to `connect_timeout_s` for a server that is not there yet.
+
+    Args:
+        url: `nats://host:port` or `tls://host:port`.
+        name: shown by the server's monitoring and named in refusals.
+        creds: a NATS credentials file (needs the package `nkeys`); read again at every reconnect.
+        inbox_prefix: where answers come back; a user whose permissions fence its inboxes has a prefix of its own.
+
+    Raises:
+        BusUnavailable: no server within the time.
+        BusRefused: the server rejects the credentials, or does not let this user listen to its own inboxes.
+    """
+    link = Link(Dial(url, name, creds, inbox_prefix))
+    await link.open(connect_timeout_s)
+    return NatsBus(link)
+
+
+class NatsBus:
+    """A connection; see the seam. Calls during an outage wait for the server, at most five seconds."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._jetstream = JetStream(link)
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self._link.max_payload_bytes
+
+    async def publish(
+        self, subject: str, data: bytes, *, message_id: str | None = None, expect_last: int | None = None
+    ) -> int:
+        headers: dict[str, str] = {}
+        if message_id is not None:
+            headers["Nats-Msg-Id"] = message_id
+        if expect_last is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
+        return await self._jetstream.publish(checked_subject(subject), data, headers)
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        message = await self._jetstream.last(stream, subject)
+        return None if message is None else stored(message)
+
+    async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
+        return [stored(message) for message in await self._jetstream.read(stream, subject, start)]
+
+    async def purge(self, stream: str, subject: str, up_to: int | None = None) -> None:
+        if up_to is not None and up_to <= 1:
+            return
+        request: dict[str, object] = {"filter": subject}
+        if up_to is not None:
+            request["seq"] = up_to
+        await self._jetstream.api(f"STREAM.PURGE.{stream}", f'purge "{subject}" from {stream}', request)
+
+    async def consumer(
+        self, stream: str, name: str, subject: str, *, ack_wait_s: float = 30.0, max_pending: int = 1000
+    ) -> Consumer:
+        config = {
+            "name": name,
+            "durable_name": name,
+            "filter_subject": subject,
+            "ack_policy": "explicit",
+            "ack_wait": nanoseconds(ack_wait_s),
+            "max_ack_pending": max_pending,
+        }
+        call = f"CONSUMER.CREATE.{stream}.{name}.{subject}"
+        action = f'create the consumer {name} of {stream} for "{subject}"'
+        info = await self._jetstream.api(call, action, {"stream_name": stream, "config": config})
+        granted = info["config"].get("max_ack_pending")
+        if granted != max_pending:
+            # A trainer that waits for more groups than it may hold would wait for ever.
+            raise BusRefused(f"NATS: cannot {action}: the server allows {granted} unacked messages, not {max_pending}")
+        return NatsConsumer(self._jetstream, self._link, stream, name, ack_wait_s)
+
+    async def delete_consumer(self, stream: str, name: str) -> None:
+        try:
+            await self._jetstream.api(f"CONSUMER.DELETE.{stream}.{name}", f"delete the consumer {name} of {stream}")
+        except Missing:
+            return
+
+    async def bucket(self, name: str) -> Bucket:
+        await self._jetstream.info(bucket_stream(name))
+        return NatsBucket(self._jetstream, self._link, name)
+
+    async def send(self, subject: str, data: bytes, reply: str = "") -> None:
+        await self._link.send(checked_subject(subject), data, reply)
+
+    @asynccontextmanager
+    async def listen(
+        self, subject: str, handler: Callable[[Request], Awaitable[None]], queue: str = ""
+    ) -> AsyncIterator[None]:
+        async with self._link.subscribed(subject, queue) as arrivals:
+
+            async def hand_over() -> None:
+                while True:
+                    message = await arrivals.get()
+                    if isinstance(message, Exception):
+                        raise message
+                    await handler(Request(message.subject, message.reply, message.data))
+
+            async with background(hand_over()):
+                yield
+
+    def new_inbox(self) -> str:
+        return self._link.new_inbox()
+
+    async def ensure(
+        self, streams: tuple[StreamSpec, ...] = STREAMS, buckets: tuple[BucketSpec, ...] = BUCKETS
+    ) -> None:
+        for config in [*map(stream_config, streams), *map(bucket_config, buckets)]:
+            await self._ensure(str(config["name"]), config)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _ensure(self, stream: str, config: Config) -> None:
+        try:
+            existing = (await self._jetstream.info(stream))["config"]
+        except Missing:
+            await self._jetstream.api(f"STREAM.CREATE.{stream}", f"create the stream {stream}", config)
+            return
+        update = merged(existing, config)
+        if update is not None:
+            await self._jetstream.api(f"STREAM.UPDATE.{stream}", f"update the stream {stream}", update)

@@ -1,0 +1,90 @@
+"""Key-value buckets over JetStream, laid out as every NATS client does it (ADR-8), and their watches.
+
+Every write carries an id of its own, so that it survives a broken connection without happening twice.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from marlaas_api.bus import Conflict, Entry
+from marlaas_api.bus_names import checked_key, checked_prefix
+from marlaas_api.bus_nats.jetstream import JetStream, sequence
+from marlaas_api.bus_nats.layout import bucket_stream, bucket_subject
+from marlaas_api.bus_nats.link import Link
+from marlaas_api.bus_nats.routes import Incoming
+from marlaas_api.bus_nats.watches import Tail, Watch
+
+_REMOVALS = ("DEL", "PURGE")
+
+
+class NatsBucket:
+    """One bucket."""
+
+    def __init__(self, jetstream: JetStream, link: Link, name: str) -> None:
+        self._jetstream = jetstream
+        self._link = link
+        self._name = name
+
+    async def get(self, key: str) -> Entry | None:
+        entry = await self._read(key)
+        return entry if entry is not None and entry.data is not None else None
+
+    async def put(self, key: str, data: bytes) -> int:
+        return await self._write(key, data, {})
+
+    async def create(self, key: str, data: bytes) -> int:
+        try:
+            return await self.update(key, data, 0)
+        except Conflict:
+            entry = await self._read(key)
+            if entry is None or entry.data is not None:
+                raise
+            return await self.update(key, data, entry.revision)
+
+    async def update(self, key: str, data: bytes, revision: int) -> int:
+        return await self._write(key, data, {"Nats-Expected-Last-Subject-Sequence": str(revision)})
+
+    async def delete(self, key: str) -> None:
+        await self._write(key, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub"})
+
+    async def entries(self, prefix: str = "") -> list[Entry]:
+        return [entry for entry in await self._snapshot(prefix) if entry.data is not None]
+
+    @asynccontextmanager
+    async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry]]:
+        tail = Tail(self._jetstream, self._link, bucket_stream(self._name), self._filter(prefix))
+        watch = Watch(tail, lambda: self._snapshot(prefix), self._entry)
+        try:
+            yield watch
+        finally:
+            await watch.stop()
+
+    async def _read(self, key: str) -> Entry | None:
+        message = await self._jetstream.last(bucket_stream(self._name), self._subject(key))
+        return None if message is None else self._entry(self._subject(key), sequence(message), message)
+
+    async def _write(self, key: str, data: bytes, headers: dict[str, str]) -> int:
+        return await self._jetstream.publish(self._subject(key), data, {"Nats-Msg-Id": os.urandom(12).hex(), **headers})
+
+    async def _snapshot(self, prefix: str) -> list[Entry]:
+        """The newest entry of every key, deletions included, oldest change first."""
+        messages = await self._jetstream.read(bucket_stream(self._name), self._filter(prefix))
+        newest: dict[str, Entry] = {}
+        for message in messages:
+            entry = self._entry((message.headers or {})["Nats-Subject"], sequence(message), message)
+            newest.pop(entry.key, None)
+            newest[entry.key] = entry
+        return list(newest.values())
+
+    def _entry(self, subject: str, revision: int, message: Incoming) -> Entry:
+        headers = message.headers or {}
+        removed = headers.get("KV-Operation") in _REMOVALS or "Nats-Marker-Reason" in headers
+        key = subject.removeprefix(bucket_subject(self._name, ""))
+        return Entry(key, None if removed else message.data, revision)
+
+    def _subject(self, key: str) -> str:
+        return bucket_subject(self._name, checked_key(key))
+
+    def _filter(self, prefix: str) -> str:
+        return bucket_subject(self._name, f"{checked_prefix(prefix)}>")

@@ -1,0 +1,226 @@
+"""Durable pull consumers over a `Link`.
+
+A request with `no_wait` and `expires`: the server waits for a first message, sends what there is, and says that this was
+all. Messages come under their own subjects, so a request needs an inbox to itself; inboxes are used again.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from marlaas_api.bus import BusRefused, BusUnavailable, Delivery, Stored
+from marlaas_api.bus_nats.jetstream import API, JetStream
+from marlaas_api.bus_nats.layout import nanoseconds
+from marlaas_api.bus_nats.link import Inbox, Link
+from marlaas_api.bus_nats.routes import Incoming, Route, status
+
+# How long a request is given beyond its own end, and how long messages in hand wait for more of the same request: the end mark
+# follows at once, unless the consumer's `max_pending` holds the rest back.
+_GRACE_S = 1.0
+_LINGER_S = 0.05
+_BACKOFF_S = 0.1
+_PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What the reply subject of a claimed message says of it."""
+
+    stream: str
+    consumer: str
+    num_delivered: int
+    sequence: int
+
+    @classmethod
+    def of(cls, message: Incoming) -> Self:
+        """Read `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>...`; newer servers put domain and account before the stream."""
+        tokens = message.reply.split(".")
+        first = 2 if len(tokens) == 9 else 4
+        return cls(tokens[first], tokens[first + 1], int(tokens[first + 2]), int(tokens[first + 3]))
+
+
+class Pull:
+    """An inbox for one request at a time. What arrives goes to `sink`, also after the caller has stopped waiting."""
+
+    def __init__(self, link: Link, call: str, sink: Callable[[Incoming], None]) -> None:
+        self.sink = sink
+        self.ended: str | None = None
+        self.failure: Exception | None = None
+        self._link = link
+        self._call = call
+        self._left = 0
+        self._inbox: Inbox | None = None
+        self._news = asyncio.Event()
+
+    async def ask(self, batch: int, expires_s: float, *, no_wait: bool) -> None:
+        """Ask for up to `batch` messages. Raises BusUnavailable, BusRefused."""
+        if self._inbox is None:
+            self._inbox = await self._link.inbox(self._receive)
+        self.ended, self.failure, self._left = None, None, batch
+        self._news.clear()
+        request: dict[str, object] = {"batch": batch, "no_wait": no_wait}
+        if expires_s > 0:
+            request["expires"] = nanoseconds(expires_s)
+        self._link.open_route(Route(self._call, self._receive, self._fail), self._inbox.subject)
+        await self._link.send(self._call, json.dumps(request).encode(), self._inbox.subject)
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will come of this request."""
+        return self.ended is not None or self.failure is not None or self._left <= 0
+
+    async def news(self, until: float) -> bool:
+        """Wait for a message or the end; False when there was none until then (a time of the loop)."""
+        try:
+            async with asyncio.timeout_at(until):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        self._news.clear()
+        return True
+
+    async def close(self) -> None:
+        """Give up; the server drops a request that nobody listens to."""
+        if self._inbox is not None:
+            self._link.close_route(self._inbox.subject)
+            await self._inbox.close()
+
+    def _receive(self, message: Incoming) -> None:
+        code = status(message)
+        if code:
+            self.ended = f"{code} {(message.headers or {}).get('Description', '').strip()}"
+        else:
+            self._left -= 1
+            self.sink(message)
+        self._news.set()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self._news.set()
+
+
+class NatsConsumer:
+    """A durable consumer of one stream."""
+
+    def __init__(self, jetstream: JetStream, link: Link, stream: str, name: str, ack_wait_s: float) -> None:
+        self._jetstream = jetstream
+        self._link = link
+        self._stream = stream
+        self._name = name
+        self._ack_wait_s = ack_wait_s
+        self._pulls: list[Pull] = []
+        self._late: deque[tuple[float, Incoming]] = deque()
+
+    async def fetch(self, batch: int, timeout_s: float) -> list[Delivery]:
+        deadline = _now() + timeout_s
+        found = self._take_late(batch)
+        while not found:
+            try:
+                found = await self._fetch(batch, max(deadline - _now(), 0.0))
+            except BusUnavailable:
+                await asyncio.sleep(min(_BACKOFF_S, max(deadline - _now(), 0.0)))
+            if _now() >= deadline:
+                break
+        return [NatsDelivery(self._link, self._jetstream, message) for message in found]
+
+    async def _fetch(self, batch: int, expires_s: float) -> list[Incoming]:
+        await self._link.ready(_now() + expires_s)
+        found: list[Incoming] = []
+        pull = self._idle_pull()
+        pull.sink = found.append
+        try:
+            await pull.ask(batch, expires_s, no_wait=True)
+            until = _now() + expires_s + _GRACE_S
+            while not pull.over and await pull.news(min(until, _now() + _LINGER_S) if found else until):
+                pass
+        except BaseException:
+            await pull.close()
+            for message in found:
+                await self._link.hand_back(message)
+            raise
+        pull.sink = self._keep
+        if pull.over or found:
+            self._pulls.append(pull)
+        else:
+            await pull.close()
+        if not found:
+            await self._explain(pull)
+        return found
+
+    def _idle_pull(self) -> Pull:
+        idle = next((pull for pull in self._pulls if pull.over), None)
+        if idle is None:
+            return Pull(self._link, f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", self._keep)
+        self._pulls.remove(idle)
+        return idle
+
+    def _keep(self, message: Incoming) -> None:
+        self._late.append((_now(), message))
+
+    def _take_late(self, batch: int) -> list[Incoming]:
+        """Messages that came after their fetch had returned, unless the server has given them to somebody else by now."""
+        found: list[Incoming] = []
+        while self._late and len(found) < batch:
+            arrived, message = self._late.popleft()
+            if _now() - arrived < self._ack_wait_s:
+                found.append(message)
+        return found
+
+    async def _explain(self, pull: Pull) -> None:
+        """Raise why a request ended, unless there simply was nothing."""
+        if pull.failure is not None:
+            raise pull.failure
+        code, _, why = (pull.ended or "").partition(" ")
+        if code == "503":
+            await self._jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._name}", f"fetch from {self._name}")
+        if code == "503" or (code == "409" and any(why.startswith(passing) for passing in _PASSING)):
+            raise BusUnavailable(f"NATS: the consumer {self._name} of {self._stream} is not ready: {why}")
+        if code == "409":
+            raise BusRefused(f"NATS: cannot fetch from the consumer {self._name} of {self._stream}: {why}")
+
+
+class NatsDelivery:
+    """One claimed message. All verbs wait for the server's word; they may reach it twice."""
+
+    def __init__(self, link: Link, jetstream: JetStream, message: Incoming) -> None:
+        self._link = link
+        self._jetstream = jetstream
+        self._reply = message.reply
+        self._position = Position.of(message)
+        self._stored = Stored(message.subject, self._position.sequence, message.data)
+
+    @property
+    def stored(self) -> Stored:
+        return self._stored
+
+    @property
+    def num_delivered(self) -> int:
+        return self._position.num_delivered
+
+    async def ack(self) -> None:
+        await self._settle(b"+ACK")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        await self._settle(
+            b"-NAK %s" % json.dumps({"delay": nanoseconds(delay_s)}).encode() if delay_s > 0 else b"-NAK"
+        )
+
+    async def term(self) -> None:
+        await self._settle(b"+TERM")
+
+    async def in_progress(self) -> None:
+        await self._settle(b"+WPI")
+
+    async def _settle(self, verb: bytes) -> None:
+        answer = await self._link.ask(self._reply, verb)
+        if status(answer):
+            stream, name = self._position.stream, self._position.consumer
+            await self._jetstream.api(f"CONSUMER.INFO.{stream}.{name}", f"settle a message of {name}")
+            raise BusUnavailable(f"NATS: the consumer {name} of {stream} does not answer")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,328 @@
+"""A connection to NATS that outlives its server, and the only module that imports `nats`.
+
+It knows requests, answers and subscriptions, nothing of JetStream. nats-py 2.16 reconnects and resubscribes; what is ours:
+a request fails the moment the connection breaks (rather than at its deadline), nothing is buffered while there is none (a
+write that was given up must not happen minutes later), and a refused subject fails the caller who used it (nats-py only tells
+a callback, and the call times out).
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from marlaas_api.bus import BusRefused, BusUnavailable
+from marlaas_api.bus_nats.routes import Incoming, Route, Routes, one_answer
+
+ANSWER_S = 5.0
+HEADER_ROOM_BYTES = 4096
+_RECONNECT_S = 0.25
+_PING_S = 10.0
+_REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]+)"')
+_REJECTED = ("authorization", "authentication")
+
+logger = logging.getLogger("marlaas.bus")
+
+
+class Lost(BusUnavailable):
+    """The connection broke before the answer came; whether the server acted on the request is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """How to connect. `creds` is a NATS credentials file, read again at every reconnect."""
+
+    url: str
+    name: str
+    creds: Path | None = None
+    inbox_prefix: str = "_INBOX"
+
+
+class Inbox:
+    """A subscription."""
+
+    def __init__(self, subject: str, subscription: Any) -> None:
+        self.subject = subject
+        self._subscription = subscription
+
+    async def close(self) -> None:
+        """Unsubscribe; never waits, and an outage does the same."""
+        with suppress(nats.errors.Error, OSError):
+            await self._subscription.unsubscribe()
+
+
+class Link:
+    """One connection. Deadlines are in the running loop's time."""
+
+    def __init__(self, dial: Dial) -> None:
+        self._dial = dial
+        self._loop = asyncio.get_running_loop()
+        self._client = Client()
+        self._up = asyncio.Event()
+        self._rejected: asyncio.Future[BusRefused] = self._loop.create_future()
+        self._routes = Routes()
+        self._tokens = count()
+        self._subscriptions: set[Route] = set()
+        self._refused: dict[str, BusRefused] = {}
+        self._inbox = ""
+        self._end: BusRefused | None = None
+        self._last_error: Exception | None = None
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect; a server that is not there yet is waited for. Raises BusUnavailable, BusRefused."""
+        try:
+            await self._connect(timeout_s)
+            self._inbox = self._client.new_inbox()
+            self._up.set()
+            await self._subscribe(Route(f"{self._inbox}.*", _ignore, self._reject), "", self._answer)
+            if self._rejected.done():
+                raise self._rejected.result()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Send what is left, then disconnect; idempotent. Every later call raises BusRefused."""
+        if self._end is not None and self._client.is_closed:
+            return
+        self._finish(BusRefused(f"this connection to {self._dial.url} is closed"))
+        with suppress(nats.errors.Error, OSError, TimeoutError):
+            if self._client.is_connected:
+                await self._client.flush(1)
+        with suppress(nats.errors.Error, OSError):
+            await self._client.close()
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The server's limit less room for headers, which count as payload: beyond it the server hangs up for good."""
+        return int(self._client.max_payload) - HEADER_ROOM_BYTES
+
+    def new_inbox(self) -> str:
+        """A subject of our own."""
+        return str(self._client.new_inbox())
+
+    async def ready(self, deadline: float) -> None:
+        """Wait until connected. Raises BusUnavailable at the deadline, BusRefused if it never will be."""
+        while not self.connected:
+            if self._end is not None:
+                raise self._end
+            self._up.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._up.wait()
+            except TimeoutError:
+                raise BusUnavailable(self._unreachable()) from None
+
+    async def request(
+        self, subject: str, data: bytes, deadline: float, headers: Mapping[str, str] | None = None
+    ) -> Incoming:
+        """Ask and wait for one answer. Raises Lost, BusUnavailable, BusRefused."""
+        await self.ready(deadline)
+        answer, route = one_answer(subject)
+        timer = self._loop.call_at(deadline, route.fail, BusUnavailable(f'NATS: no answer on "{subject}" in time'))
+        reply = self.open_route(route)
+        try:
+            await self._emit(subject, data, reply, headers)
+            return await answer
+        finally:
+            timer.cancel()
+            self.close_route(reply)
+
+    async def ask(self, subject: str, data: bytes = b"") -> Incoming:
+        """A request that may be repeated: one that was lost is sent again, until the usual deadline."""
+        deadline = self._loop.time() + ANSWER_S
+        while True:
+            with suppress(Lost):
+                return await self.request(subject, data, deadline)
+
+    async def send(self, subject: str, data: bytes, reply: str = "") -> None:
+        """Publish without an answer. A subject that was refused before is refused here."""
+        await self.ready(self._loop.time() + ANSWER_S)
+        if subject.lower() in self._refused:
+            raise self._refused[subject.lower()]
+        await self._emit(subject, data, reply, None)
+
+    def open_route(self, route: Route, reply: str | None = None) -> str:
+        """Return the reply subject for a request; its route is told of refusals and of the end of the connection.
+
+        Answers that carry another subject (deliveries of a consumer) need an `inbox`, whose subject is the `reply`.
+        """
+        reply = reply or f"{self._inbox}.{next(self._tokens):x}"
+        self._routes.open(reply, route)
+        return reply
+
+    def close_route(self, reply: str) -> None:
+        """Expect no more answers; no error when it has ended."""
+        self._routes.close(reply)
+
+    async def inbox(self, receive: Callable[[Incoming], None]) -> "Inbox":
+        """Another subject of our own, with a subscription of its own."""
+
+        async def arrive(message: Incoming) -> None:
+            receive(message)
+
+        subject = self.new_inbox()
+        try:
+            return Inbox(subject, await self._client.subscribe(subject, cb=arrive, pending_bytes_limit=0))
+        except (nats.errors.Error, OSError) as error:
+            raise Lost(f"NATS at {self._dial.url}: {error}") from error
+
+    async def hand_back(self, message: Incoming) -> None:
+        """Let the server deliver a claimed message to somebody else now; never waits, and an outage does the same."""
+        with suppress(nats.errors.Error, OSError):
+            await self._client.publish(message.reply, b"-NAK")
+
+    @property
+    def connected(self) -> bool:
+        """There is a connection right now."""
+        return self._end is None and self._up.is_set() and bool(self._client.is_connected)
+
+    @asynccontextmanager
+    async def subscribed(self, subject: str, queue: str) -> AsyncIterator[asyncio.Queue[Incoming | Exception]]:
+        """Everything on a subject, from the moment the block is entered, as a queue; an exception in it is the end."""
+        arrivals: asyncio.Queue[Incoming | Exception] = asyncio.Queue()
+
+        async def arrive(message: Incoming) -> None:
+            arrivals.put_nowait(message)
+
+        route = Route(subject, _ignore, arrivals.put_nowait)
+        subscription = await self._subscribe(route, queue, arrive)
+        try:
+            yield arrivals
+        finally:
+            self._subscriptions.discard(route)
+            await Inbox(subject, subscription).close()
+
+    async def _connect(self, timeout_s: float) -> None:
+        if self._dial.creds is not None and not self._dial.creds.exists():
+            raise BusRefused(f"there is no NATS credentials file {self._dial.creds}")
+        attempt = asyncio.ensure_future(self._client.connect(**self._options()))
+        try:
+            await asyncio.wait({attempt, self._rejected}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._rejected.done():
+                raise self._rejected.result()
+            if not attempt.done():
+                raise BusUnavailable(self._unreachable())
+            attempt.result()
+        except (nats.errors.Error, ValueError, ImportError) as error:
+            raise BusRefused(f"cannot connect to NATS at {self._dial.url}: {error}") from error
+        finally:
+            attempt.cancel()
+            await asyncio.wait({attempt})
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "servers": self._dial.url,
+            "name": self._dial.name,
+            "user_credentials": str(self._dial.creds) if self._dial.creds else None,
+            "inbox_prefix": self._dial.inbox_prefix,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": _RECONNECT_S,
+            "connect_timeout": 2,
+            "ping_interval": _PING_S,
+            "pending_size": 0,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+        }
+
+    async def _emit(self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
+        if len(data) > self.max_payload_bytes:
+            raise BusRefused(f'NATS: {len(data)} bytes for "{subject}" exceed the {self.max_payload_bytes} that fit')
+        try:
+            await self._client.publish(subject, data, reply, headers)
+        except (nats.errors.BadSubjectError, nats.errors.BadHeaderError, ValueError) as error:
+            raise BusRefused(f'NATS: cannot publish to "{subject}": {error}') from error
+        except (nats.errors.Error, OSError) as error:
+            raise Lost(f"NATS at {self._dial.url}: {error}") from error
+
+    async def _subscribe(
+        self, route: Route, queue: str, receive: Callable[[Incoming], Coroutine[Any, Any, None]]
+    ) -> Any:
+        await self.ready(self._loop.time() + ANSWER_S)
+        self._subscriptions.add(route)
+        try:
+            # No bound on bytes: what is asked for is bounded by who asks, and a dropped answer would be a hole.
+            subscription = await self._client.subscribe(route.subject, queue=queue, cb=receive, pending_bytes_limit=0)
+            await self._client.flush(int(ANSWER_S))
+        except nats.errors.BadSubjectError as error:
+            raise BusRefused(f'NATS: cannot listen to "{route.subject}": {error}') from error
+        except (nats.errors.Error, OSError) as error:
+            raise Lost(f"NATS at {self._dial.url}: {error}") from error
+        return subscription
+
+    async def _answer(self, message: Incoming) -> None:
+        route = self._routes.find(message.subject)
+        if route is not None:
+            route.receive(message)
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = error
+        text = str(error).lower()
+        refused = _REFUSED.search(text)
+        if refused is not None:
+            self._refuse(*refused.groups())
+        elif not self._up.is_set() and any(word in text for word in _REJECTED):
+            self._reject(
+                BusRefused(f"NATS at {self._dial.url} rejects {self._dial.name}: {error}; check its credentials")
+            )
+        elif self._up.is_set() and not isinstance(error, nats.errors.StaleConnectionError | OSError):
+            logger.error("%s: %s", self._dial.name, error)
+
+    def _refuse(self, act: str, subject: str) -> None:
+        """Tell whoever used the subject (the server quotes it; nats-py turns it to lower case)."""
+        users = self._subscriptions if act == "subscription" else self._routes.all()
+        hit = [route for route in users if route.subject.lower() == subject]
+        name = hit[0].subject if hit else subject
+        verb = "listen" if act == "subscription" else "publish"
+        error = BusRefused(f'NATS does not let {self._dial.name} {verb} to "{name}": grant that permission to its user')
+        logger.error("%s", error)
+        for route in hit:
+            route.fail(error)
+        if act == "publish" and len(self._refused) < 1000:
+            self._refused[subject] = error
+
+    def _reject(self, error: Exception) -> None:
+        if not self._rejected.done() and isinstance(error, BusRefused):
+            self._rejected.set_result(error)
+
+    async def _on_disconnected(self) -> None:
+        if self._end is None:
+            logger.warning("%s: lost the connection to NATS at %s", self._dial.name, self._dial.url)
+        self._up.clear()
+        self._routes.fail(Lost(f"the connection to NATS at {self._dial.url} broke"))
+
+    async def _on_reconnected(self) -> None:
+        logger.warning("%s: connected to NATS at %s again", self._dial.name, self._dial.url)
+        self._refused.clear()
+        self._up.set()
+
+    async def _on_closed(self) -> None:
+        why = self._client.last_error or self._last_error
+        self._finish(BusRefused(f"NATS at {self._dial.url} closed this connection for good: {why}"))
+
+    def _finish(self, end: BusRefused) -> None:
+        if self._end is not None:
+            return
+        self._end = end
+        self._up.set()
+        self._routes.fail(end)
+        for route in list(self._subscriptions):
+            route.fail(end)
+
+    def _unreachable(self) -> str:
+        why = f" ({self._last_error})" if self._last_error is not None else ""
+        return f"NATS at {self._dial.url} cannot be reached{why}: is it running?"
+
+
+def _ignore(_: Incoming) -> None:
+    return

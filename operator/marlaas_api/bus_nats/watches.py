@@ -1,0 +1,147 @@
+"""Watching a bucket: what is there, then what changes, over any number of outages.
+
+An ephemeral consumer follows the bucket's stream. Whenever it may have been lost (the connection broke, the server forgot
+it) the bucket is read again, so that a watcher hears of everything that is there now and of everything that went meanwhile.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from marlaas_api.bus import BusRefused, BusUnavailable, Entry
+from marlaas_api.bus_nats.consumers import Position, Pull
+from marlaas_api.bus_nats.jetstream import API, JetStream
+from marlaas_api.bus_nats.layout import nanoseconds
+from marlaas_api.bus_nats.link import Link
+from marlaas_api.bus_nats.routes import Incoming
+
+_BATCH = 256
+# A request for changes is renewed this often; a consumer that vanished without a word is noticed by then.
+_RENEW_S = 15.0
+_GRACE_S = 1.0
+_FORGET_S = 60.0
+_BACKOFF_S = 0.25
+
+
+class Tail:
+    """A stream's messages on a subject from a sequence on, for one reader, remembered nowhere. Any failure ends it."""
+
+    def __init__(self, jetstream: JetStream, link: Link, stream: str, subject: str) -> None:
+        self._jetstream = jetstream
+        self._link = link
+        self._stream = stream
+        self._subject = subject
+        self._name = ""
+        self._pull: Pull | None = None
+        self._renew_at = 0.0
+        self.arrived: deque[Incoming] = deque()
+
+    async def start(self, sequence: int) -> None:
+        """Begin (again) at a sequence. Raises BusUnavailable, BusRefused."""
+        await self.end()
+        name = f"watch{os.urandom(8).hex()}"
+        config = {
+            "name": name,
+            "filter_subject": self._subject,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": sequence,
+            "ack_policy": "none",
+            "inactive_threshold": nanoseconds(_FORGET_S),
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        call = f"CONSUMER.CREATE.{self._stream}.{name}.{self._subject}"
+        await self._jetstream.api(call, f"watch {self._stream}", {"stream_name": self._stream, "config": config})
+        self._name = name
+        self.arrived = deque()
+        call = f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+        self._pull = Pull(self._link, call, self.arrived.append)
+        await self._ask(self._pull)
+
+    async def more(self) -> None:
+        """Wait until something may have arrived. Raises BusUnavailable: begin again; BusRefused."""
+        if self._pull is None:
+            raise BusUnavailable("the watch has not begun")
+        if not self._pull.over:
+            if not await self._pull.news(self._renew_at):
+                raise BusUnavailable(f"NATS: the watch of {self._stream} fell silent")
+        elif self._pull.failure is not None:
+            raise self._pull.failure
+        elif self._pull.ended is None or self._pull.ended.startswith(("404", "408")):
+            await self._ask(self._pull)
+        else:
+            raise BusUnavailable(f"NATS: the watch of {self._stream} ended: {self._pull.ended}")
+
+    async def end(self) -> None:
+        """Stop listening; the server forgets an abandoned consumer by itself."""
+        pull, self._pull = self._pull, None
+        if pull is not None:
+            await pull.close()
+
+    async def remove(self) -> None:
+        """Stop, and tell the server, without waiting for it."""
+        await self.end()
+        if self._name and self._link.connected:
+            await self._link.send(f"{API}.CONSUMER.DELETE.{self._stream}.{self._name}", b"")
+
+    async def _ask(self, pull: Pull) -> None:
+        await pull.ask(_BATCH, _RENEW_S, no_wait=False)
+        self._renew_at = asyncio.get_running_loop().time() + _RENEW_S + _GRACE_S
+
+
+class Watch:
+    """The iterator of `Bucket.watch`. A cancelled `anext` loses nothing."""
+
+    def __init__(
+        self,
+        tail: Tail,
+        snapshot: Callable[[], Awaitable[list[Entry]]],
+        entry: Callable[[str, int, Incoming], Entry],
+    ) -> None:
+        self._tail = tail
+        self._snapshot = snapshot
+        self._entry = entry
+        self._ready: deque[Entry] = deque()
+        self._known: dict[str, int] = {}
+        self._synced = False
+
+    def __aiter__(self) -> "Watch":
+        return self
+
+    async def __anext__(self) -> Entry:
+        while True:
+            if self._ready:
+                return self._ready.popleft()
+            if self._synced and self._tail.arrived:
+                return self._noted(self._tail.arrived.popleft())
+            try:
+                await (self._tail.more() if self._synced else self._sync())
+            except BusRefused:
+                raise
+            except BusUnavailable:
+                self._synced = False
+                await asyncio.sleep(_BACKOFF_S)
+
+    async def stop(self) -> None:
+        """End the watch."""
+        await self._tail.remove()
+
+    async def _sync(self) -> None:
+        entries = await self._snapshot()
+        await self._tail.start(max((entry.revision for entry in entries), default=0) + 1)
+        present = {entry.key: entry.revision for entry in entries if entry.data is not None}
+        removals = {entry.key: entry.revision for entry in entries if entry.data is None}
+        gone = self._known.keys() - present.keys()
+        self._ready.extend(Entry(key, None, removals.get(key, self._known[key])) for key in sorted(gone))
+        self._ready.extend(entry for entry in entries if entry.data is not None)
+        self._known = present
+        self._synced = True
+
+    def _noted(self, message: Incoming) -> Entry:
+        entry = self._entry(message.subject, Position.of(message).sequence, message)
+        if entry.data is None:
+            self._known.pop(entry.key, None)
+        else:
+            self._known[entry.key] = entry.revision
+        return entry
