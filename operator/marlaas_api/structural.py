@@ -73,6 +73,8 @@ def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
         schema["enum"] = [schema["const"]]
     if "prefixItems" in schema:
         schema["items"] = schema["prefixItems"][0]
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        del schema["type"]  # with a type, CEL's equality (immutability) overlooks a renamed key
     if schema.get("type") == "integer":
         schema["format"] = "int64"
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):

@@ -95,8 +95,7 @@ def _namespace(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     if allowed and job.metadata.namespace not in allowed:
         yield Problem(
             ("metadata", "namespace"),
-            f"namespace '{job.metadata.namespace}' may not use {_named(pool)}, which is for {listed(allowed)}"
-            f"{did_you_mean(job.metadata.namespace, allowed)}",
+            f"namespace '{job.metadata.namespace}' may not use {_named(pool)}, which is for {listed(allowed)}",
         )
 
 

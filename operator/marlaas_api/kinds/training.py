@@ -166,7 +166,10 @@ class EvaluationSpec(Spec):
     """Held-out tasks, played with the training temperature."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(("self.promote != 'best' || self.tasks > 0", _PROMOTE_NEEDS_TASKS))
+        # has(): the API server tries the rule on the default `{}` before it fills in what is inside
+        json_schema_extra=rules(
+            ("!has(self.promote) || self.promote != 'best' || !has(self.tasks) || self.tasks > 0", _PROMOTE_NEEDS_TASKS)
+        )
     )
     every: int = Field(
         10,

@@ -149,7 +149,7 @@ def _key(node: yaml.Node) -> str:
 def _scalar(node: yaml.ScalarNode) -> Any:
     text = str(node.value)
     match node.tag:
-        case t if t == _STR:
+        case t if t in (_STR, _MERGE):
             return text
         case t if t == _NULL:
             return None

@@ -10,10 +10,16 @@ from marlaas_api.kinds.problems import Problem
 BUILTIN_MODELS = ("tiny", "smollm2-135m-instruct")
 
 
+def builtin_models() -> tuple[str, ...]:
+    """Names of the builtin models."""
+    return BUILTIN_MODELS
+
+
 def check_models(pools: Iterable[Placed[ModelPool]]) -> Iterator[Finding]:
     """Yield pools of builtin models that there are not."""
+    known = builtin_models()
     for pool in pools:
         name = pool.object.spec.model.builtin
-        if name is not None and name not in BUILTIN_MODELS:
-            text = f"there is no builtin model '{name}'; there are {listed(BUILTIN_MODELS)}{did_you_mean(name, BUILTIN_MODELS)}"
+        if name is not None and name not in known:
+            text = f"there is no builtin model '{name}'; there are {listed(known)}{did_you_mean(name, known)}"
             yield pool.source.finding(Problem(("spec", "model", "builtin"), text))

@@ -1,0 +1,96 @@
+import pytest
+
+from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant, quantity
+from marlaas_api.kinds.nearest import did_you_mean, listed, nearest
+from marlaas_api.kinds.problems import InvalidObject, parse
+from marlaas_api.messages import JobDocument
+from marlaas_api.wire import decode, encode
+
+BODY = {
+    "apiVersion": "marlaas.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "sums", "namespace": "team-a"},
+    "spec": {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}},
+}
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("2", 2), ("500m", 0.5), ("0.5", 0.5), ("1k", 1e3), ("512Mi", 512 * 2**20), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)],
+)
+def test_a_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
+    assert quantity(text) == pytest.approx(value)
+
+
+def test_a_whole_number_is_a_quantity_too() -> None:
+    pool = {**BODY, "kind": "ModelPool", "spec": {"model": {"builtin": "tiny"}, "trainer": {"cpu": 2}}}
+    assert parse(ModelPool, pool).spec.trainer.cpu == "2"
+
+
+def test_a_job_survives_the_wire() -> None:
+    spec = RLJobSpec.model_validate({**BODY["spec"], "agents": [{"name": "a", "adapter": {"targets": ["q_proj"]}}]})
+    document = JobDocument(namespace="team-a", job="sums", uid="u", pool="tiny", tenant="team-a", spec=spec)
+    assert decode(encode(document)) == document
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    spec = parse(RLJob, BODY).spec
+    assert [agent.name for agent in spec.agents] == ["policy"]
+    assert (spec.training.algorithm, spec.training.max_staleness, spec.rollout.group_size) == ("grpo", 1, 8)
+    assert (spec.evaluation.promote, spec.adapter_retention, spec.suspend) == ("last", "keep", False)
+
+
+def test_a_namespace_that_is_not_given_is_default() -> None:
+    assert parse(RLJob, {**BODY, "metadata": {"name": "sums"}}).metadata.namespace == "default"
+
+
+def test_what_the_api_server_adds_to_an_object_is_no_error() -> None:
+    metadata = {
+        "name": "sums",
+        "uid": "u-1",
+        "generation": 3,
+        "resourceVersion": "7",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "managedFields": [],
+        "finalizers": ["marlaas.dev/cleanup"],
+    }
+    status = {"phase": "Running", "step": 2, "agents": [{"name": "policy", "policyVersion": 2}], "newerField": 1}
+    job = parse(RLJob, {**BODY, "metadata": metadata, "status": status})
+    assert (job.metadata.uid, job.metadata.generation) == ("u-1", 3)
+    assert job.status is not None
+    assert job.status.agents[0].policy_version == 2
+
+
+def test_nulls_in_the_arguments_of_an_environment_are_kept() -> None:
+    environment = {"name": "reverse", "args": {"seed": None, "list": [None]}}
+    job = parse(RLJob, {**BODY, "spec": {**BODY["spec"], "environment": environment}})
+    assert job.spec.environment.args == {"seed": None, "list": [None]}
+
+
+def test_an_invalid_object_says_everything_at_once() -> None:
+    body = {**BODY, "kind": "Tenant", "spec": {"namespaces": [], "weight": 0, "wieght": 1}}
+    with pytest.raises(InvalidObject) as caught:
+        parse(Tenant, body)
+    assert str(caught.value).splitlines() == [
+        "spec.namespaces: must have at least 1 entry, found 0",
+        "spec.weight: must be more than 0, found 0",
+        "spec.wieght: unknown field; did you mean 'weight'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, right",
+    [("max_tokens", "maxTokens"), ("MAXTOKENS", "maxTokens"), ("maxToken", "maxTokens"), ("topk", None), ("", None)],
+)
+def test_the_nearest_name_is_the_one_that_was_probably_meant(name: str, right: str | None) -> None:
+    assert nearest(name, ["maxTokens", "maxTurns", "groupSize"]) == right
+
+
+def test_no_near_name_gives_no_hint() -> None:
+    assert did_you_mean("xyz", ["steps"]) == ""
+    assert did_you_mean("step", ["steps"]) == "; did you mean 'steps'?"
+
+
+def test_names_are_listed_as_people_list_them() -> None:
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c"]) == "a, b and c"

@@ -1,0 +1,157 @@
+"""Whether a job fits its pool, and whether this version can run it at all."""
+
+from typing import Any
+
+import pytest
+
+from marlaas_api.kinds import ModelPool, RLJob
+from marlaas_api.kinds.checks import check_fit, check_local, check_local_pool, check_supported, remarks
+
+
+def _job(**spec: Any) -> RLJob:
+    body = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}} | spec
+    return RLJob.model_validate(
+        {
+            "apiVersion": "marlaas.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "sums", "namespace": "team-a"},
+            "spec": body,
+        }
+    )
+
+
+def _pool(**spec: Any) -> ModelPool:
+    return ModelPool.model_validate(
+        {
+            "apiVersion": "marlaas.dev/v1alpha1",
+            "kind": "ModelPool",
+            "metadata": {"name": "tiny"},
+            "spec": {"model": {"builtin": "tiny"}} | spec,
+        }
+    )
+
+
+def _agent(**adapter: Any) -> list[dict[str, Any]]:
+    return [{"name": "policy", "adapter": adapter}]
+
+
+LAYERS = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj"
+MISFITS = {
+    "rank": (
+        _job(agents=_agent(rank=32)),
+        _pool(maxRank=16),
+        "spec.agents[0].adapter.rank: rank 32 is above maxRank 16 of ModelPool 'tiny'; lower the rank or raise the pool's maxRank",
+    ),
+    "slots": (
+        _job(training={"steps": 3, "maxStaleness": 2}),
+        _pool(adapterSlots=3),
+        "spec.training.maxStaleness: maxStaleness 2 needs 2 + 2 = 4 adapter slots, and adapterSlots of ModelPool 'tiny' is 3; "
+        "lower maxStaleness or raise the pool's adapterSlots",
+    ),
+    "namespace": (
+        _job(),
+        _pool(namespaces=["team-b", "team-c"]),
+        "metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which is for team-b and team-c",
+    ),
+    "length": (
+        _job(rollout={"maxTokens": 512}),
+        _pool(rollout={"maxModelLen": 512}),
+        "spec.rollout.maxTokens: maxTokens 512 leaves no room for a prompt within maxModelLen 512 of ModelPool 'tiny'; "
+        "lower maxTokens or raise the pool's maxModelLen",
+    ),
+    "targets": (
+        _job(agents=_agent(targets=["q_proj", "k_porj"])),
+        _pool(),
+        f"spec.agents[0].adapter.targets[1]: the builtin models have {LAYERS}, found 'k_porj'; did you mean 'k_proj'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("job, pool, line", MISFITS.values(), ids=MISFITS)
+def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(job: RLJob, pool: ModelPool, line: str) -> None:
+    assert [str(problem) for problem in check_fit(job, pool)] == [line]
+
+
+def test_what_fits_exactly_is_taken() -> None:
+    job = _job(
+        agents=_agent(rank=16), training={"steps": 3, "maxStaleness": 1}, rollout={"maxTokens": 511, "maxTurns": 1}
+    )
+    pool = _pool(adapterSlots=3, maxRank=16, namespaces=["team-a"], rollout={"maxModelLen": 512})
+    assert list(check_fit(job, pool)) == []
+    assert list(remarks(job, pool)) == []
+
+
+def test_layers_of_a_model_that_is_not_builtin_are_its_own_business() -> None:
+    job = _job(agents=_agent(targets=["qkv"]))
+    assert list(check_fit(job, _pool(model={"path": "/models/x"}))) == []
+
+
+UNSUPPORTED = {
+    "several agents": (
+        _job(agents=[{"name": "a"}, {"name": "b"}]),
+        "spec.agents: this version of MARLaaS trains one agent per job, found 2; give each agent a job of its own",
+    ),
+    "an agent elsewhere": (
+        _job(agents=[{"name": "a", "poolRef": {"name": "big"}}]),
+        "spec.agents[0].poolRef.name: this version of MARLaaS serves all agents of a job from its own pool 'tiny', found 'big'; remove it",
+    ),
+    "nothing to train": (
+        _job(agents=[{"name": "a", "trainable": False}]),
+        "spec.agents[0].trainable: no agent of the job is trainable: there is nothing to train",
+    ),
+}
+
+
+@pytest.mark.parametrize("job, line", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(job: RLJob, line: str) -> None:
+    assert [str(problem) for problem in check_supported(job)] == [line]
+
+
+def test_an_agent_may_name_the_jobs_own_pool() -> None:
+    assert list(check_supported(_job(agents=[{"name": "a", "poolRef": {"name": "tiny"}}]))) == []
+
+
+def test_images_secrets_and_volumes_need_a_cluster() -> None:
+    image = _job(environment={"image": "games:1", "entrypoint": ["play"]})
+    secret = _job(environment={"name": "reverse", "secretRefs": [{"name": "key"}]})
+    assert [str(problem) for problem in (*check_local(image), *check_local(secret))] == [
+        "spec.environment.image: container images need a cluster; for `marlaas run`, give the environment as name: a builtin or "
+        "module:attribute",
+        "spec.environment.secretRefs: Secrets need a cluster; for `marlaas run`, remove them and set the variables in your shell",
+    ]
+    volume = _pool(model={"pvc": {"claimName": "models"}})
+    assert [str(problem) for problem in check_local_pool(volume)] == [
+        "spec.model.pvc: volumes need a cluster; for `marlaas run`, give the model as path, hub or builtin"
+    ]
+
+
+REMARKS = {
+    "scale": (
+        _job(agents=_agent(rank=8, alpha=12)),
+        "spec.agents[0].adapter.alpha: alpha / rank is 1.5, which is no power of two: engine and trainer will round the adapter "
+        "differently",
+    ),
+    "timeouts": (
+        _job(environment={"name": "reverse", "episodeTimeoutSeconds": 60}),
+        "spec.environment.turnTimeoutSeconds: turnTimeoutSeconds 120 is not below episodeTimeoutSeconds 60: a slow engine will be "
+        "booked as a fault of the environment",
+    ),
+    "egress": (
+        _job(environment={"name": "reverse", "egress": [{"cidr": "10.0.0.0/8"}]}),
+        "spec.environment.egress: a cluster enforces it; `marlaas run` leaves the network as it is",
+    ),
+    "context": (
+        _job(rollout={"maxTurns": 9, "maxTokens": 256}),
+        "spec.rollout.maxTurns: maxTurns 9 x maxTokens 256 = 2304 tokens do not fit into maxModelLen 2048 of ModelPool 'tiny': "
+        "episodes that use them all end when the context is full, and are scored",
+    ),
+}
+
+
+@pytest.mark.parametrize("job, line", REMARKS.values(), ids=REMARKS)
+def test_what_is_probably_not_meant_is_remarked(job: RLJob, line: str) -> None:
+    assert [str(problem) for problem in remarks(job, _pool())] == [line]
+
+
+def test_defaults_need_no_remark() -> None:
+    assert list(remarks(_job(), _pool())) == []

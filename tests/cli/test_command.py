@@ -1,0 +1,160 @@
+"""The command as people meet it: help, verdicts, exit codes, no tracebacks."""
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from marlaas.cli import main
+from marlaas.cli.app import COMMANDS, build
+from marlaas.cli.failures import exit_code_of
+from marlaas_api.errors import InvalidInput, Permanent, Retryable
+
+Write = Callable[..., Path]
+
+
+def _invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(build(arguments), list(arguments))
+
+
+def _command(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the command as a shell does; the exit code."""
+    monkeypatch.setattr(sys, "argv", ["marlaas", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    code = caught.value.code
+    return code if isinstance(code, int) else 0
+
+
+def test_help_names_every_command_and_how_to_begin() -> None:
+    result = _invoke("--help")
+    assert result.exit_code == 0
+    assert all(name in result.output and command.summary in result.output for name, command in COMMANDS.items())
+    assert "marlaas run examples/quickstart.yaml" in result.output
+
+
+def test_help_imports_nothing_that_takes_time() -> None:
+    code = (
+        "import sys; sys.argv = ['marlaas', '--help']\nfrom marlaas.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'pydantic', 'yaml', 'nats', 'torch', 'transformers', 'matplotlib', 'numpy', 'reasoning_gym'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_commands_help_has_an_example(name: str) -> None:
+    result = _invoke(name, "--help")
+    assert result.exit_code == 0, result.output
+    assert f"Example: {COMMANDS[name].example}" in " ".join(result.output.split())
+
+
+def test_the_version_is_shown() -> None:
+    result = _invoke("--version")
+    assert (result.exit_code, result.output.split()[0]) == (0, "marlaas")
+
+
+def test_an_unknown_command_gets_the_nearest_name() -> None:
+    result = _invoke("validat")
+    assert result.exit_code == 2
+    assert "validate" in result.output
+
+
+def test_a_right_manifest_is_one_line_per_object(manifest: Write) -> None:
+    result = _invoke("validate", str(manifest()))
+    assert (result.exit_code, result.output.splitlines()) == (
+        0,
+        [
+            "ModelPool tiny: tiny; 1 engine, 1 trainer; 8 adapter slots of rank up to 16",
+            "Tenant red: weight 1 for 1 namespace",
+            "RLJob team-a/sums: grpo, 3 steps of 8 x 4 episodes of reverse on pool tiny",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "model, text",
+    [
+        ("{hub: {id: Qwen/Qwen3-0.6B, revision: abc}}", "Qwen/Qwen3-0.6B at abc"),
+        ("{pvc: {claimName: models, path: /qwen}}", "/qwen on volume models"),
+        ("{path: /models/qwen}", "/models/qwen"),
+    ],
+)
+def test_a_pools_line_says_where_its_model_is(manifest: Write, model: str, text: str) -> None:
+    result = _invoke("validate", str(manifest(("{builtin: tiny}", model))))
+    assert f"ModelPool tiny: {text}; 1 engine" in result.output
+
+
+def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(
+    manifest: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = manifest(("{steps: 3}", "{stepz: 3}"))
+    assert _command("validate", str(path), monkeypatch=monkeypatch) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "job.yaml:21: spec.training.steps: required, but missing (Steps to train; may be raised later)",
+        "job.yaml:21: spec.training.stepz: unknown field; did you mean 'steps'?",
+    ]
+
+
+def test_machines_get_the_errors_as_json(manifest: Write) -> None:
+    result = _invoke("validate", "--json", str(manifest(("{steps: 3}", "{steps: 0}"))))
+    assert result.exit_code == 2
+    assert json.loads(result.stdout) == {
+        "valid": False,
+        "errors": [
+            {"file": "job.yaml", "line": 21, "path": "spec.training.steps", "text": "must be at least 1, found 0"}
+        ],
+    }
+
+
+def test_machines_get_the_objects_and_notes_as_json(manifest: Write) -> None:
+    result = _invoke("validate", "--json", str(manifest(("kind: Tenant", "kind: Tenant\nmetdata: 1"))))
+    assert result.exit_code == 2
+    path = manifest(("apiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "apiVersion: v1\nkind: Namespace"))
+    result = _invoke("validate", "--json", str(path))
+    verdict = json.loads(result.stdout)
+    assert (result.exit_code, verdict["valid"]) == (0, True)
+    assert [one["name"] for one in verdict["objects"]] == ["tiny", "team-a/sums"]
+    assert [note["line"] for note in verdict["notes"]] == [9]
+
+
+def test_no_file_at_all_is_help(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _command("validate", monkeypatch=monkeypatch) == 2
+    assert "marlaas validate examples/*.yaml" in capfd.readouterr().out
+
+
+FAILURES = [
+    (InvalidInput("the seed is negative"), 2, "the seed is negative"),
+    (Permanent("it cannot be"), 1, "it cannot be"),
+    (Retryable("later perhaps"), 1, "later perhaps"),
+    (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 1, "/x/y: No space left on device"),
+]
+
+
+@pytest.mark.parametrize("error, code, text", FAILURES)
+def test_a_foreseen_failure_is_one_sentence(
+    error: Exception, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(error) == code
+    assert capsys.readouterr().err == f"{text}\n"
+
+
+def test_an_unforeseen_failure_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(ZeroDivisionError("x")) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_goes_away_is_no_traceback(manifest: Write) -> None:
+    reader = "import sys; sys.stdin.close()"
+    command = f"{sys.executable} -m marlaas validate {manifest()} | {sys.executable} -c '{reader}'"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""

@@ -1,0 +1,258 @@
+"""Files, objects, and what objects say of each other."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from marlaas.manifest import InvalidManifest, load
+
+Write = Callable[..., Path]
+Complaints = Callable[..., list[str]]
+
+POOL_NAME = "metadata: {name: tiny}"
+TENANT = "spec: {namespaces: [team-a]}"
+JOB_NAME = "metadata: {name: sums, namespace: team-a}"
+POOL_REF = "poolRef: {name: tiny}"
+ENVIRONMENT = "environment: {name: reverse}"
+TRAINING = "training: {steps: 3}"
+
+
+def _second_job(name: str) -> tuple[str, str]:
+    job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\n"
+    return (TRAINING, f"{TRAINING}\n---\n{job}spec:\n  {POOL_REF}\n  {ENVIRONMENT}\n  training: {{steps: 4}}")
+
+
+CROSS = {
+    "an unknown pool near a known one": (
+        (POOL_REF, "poolRef: {name: tny}"),
+        "18: spec.poolRef.name: no ModelPool 'tny' in these files; did you mean 'tiny'?",
+    ),
+    "a pool that is not for the namespace": (
+        ("  maxRank: 16", "  maxRank: 16\n  namespaces: [team-b]"),
+        "17: metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which is for team-b",
+    ),
+    "a rank above the pool's": (
+        (TRAINING, f"{TRAINING}\n  agents: [{{name: policy, adapter: {{rank: 32}}}}]"),
+        "22: spec.agents[0].adapter.rank: rank 32 is above maxRank 16 of ModelPool 'tiny'; lower the rank or raise the pool's maxRank",
+    ),
+    "a pool with too few slots": (
+        ("adapterSlots: 8", "adapterSlots: 2"),
+        "21: spec.training.maxStaleness: maxStaleness 1 needs 1 + 2 = 3 adapter slots, and adapterSlots of ModelPool 'tiny' is 2; "
+        "lower maxStaleness or raise the pool's adapterSlots",
+    ),
+    "several agents": (
+        (TRAINING, f"{TRAINING}\n  agents: [{{name: a}}, {{name: b}}]"),
+        "22: spec.agents: this version of MARLaaS trains one agent per job, found 2; give each agent a job of its own",
+    ),
+    "an image": (
+        (ENVIRONMENT, "environment: {image: games, entrypoint: [play]}"),
+        "19: spec.environment.image: container images need a cluster; for `marlaas run`, give the environment as name: a builtin or "
+        "module:attribute",
+    ),
+    "a volume": (
+        ("model: {builtin: tiny}", "model: {pvc: {claimName: models}}"),
+        "5: spec.model.pvc: volumes need a cluster; for `marlaas run`, give the model as path, hub or builtin",
+    ),
+    "the same job twice": (
+        _second_job("sums"),
+        "25: metadata.name: RLJob 'team-a/sums' is already defined at job.yaml:14",
+    ),
+    "a namespace of two Tenants": (
+        (TENANT, f"{TENANT}\n---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant\nmetadata: {{name: blue}}\n{TENANT}"),
+        "17: spec.namespaces[0]: namespace 'team-a' already belongs to Tenant 'red' (job.yaml:9)",
+    ),
+    "an unknown builtin model": (
+        ("model: {builtin: tiny}", "model: {builtin: tny}"),
+        "5: spec.model.builtin: there is no builtin model 'tny'; there are {models}; did you mean 'tiny'?",
+    ),
+    "a model folder that is not there": (
+        ("model: {builtin: tiny}", "model: {path: /nowhere/model}"),
+        "5: spec.model.path: there is no folder /nowhere/model",
+    ),
+    "a model folder that holds none": (
+        ("model: {builtin: tiny}", "model: {path: .}"),
+        "5: spec.model.path: . has no config.json: it is not a model in Hugging Face format",
+    ),
+    "an adapter to begin from that is not there": (
+        (TRAINING, f"{TRAINING}\n  agents: [{{name: a, initFrom: {{path: /nowhere/adapter}}}}]"),
+        "22: spec.agents[0].initFrom.path: there is no folder /nowhere/adapter",
+    ),
+    "an unknown environment": (
+        (ENVIRONMENT, "environment: {name: revrse}"),
+        "19: spec.environment.name: there is no environment 'revrse'; did you mean 'reverse'?; builtins are calculator, "
+        "reasoning-gym, reverse; your own is module:attribute",
+    ),
+    "an unknown argument of an environment": (
+        (ENVIRONMENT, "environment: {name: reverse, args: {min_lenght: 3}}"),
+        "19: spec.environment.args: environment 'reverse' has no argument 'min_lenght'; did you mean 'min_length'?; it takes "
+        "min_length, max_length, partial",
+    ),
+    "an argument of a wrong type": (
+        (ENVIRONMENT, "environment: {name: reverse, args: {min_length: three}}"),
+        "19: spec.environment.args: environment 'reverse': argument 'min_length' is 'three'; expected int",
+    ),
+    "an argument of a wrong value": (
+        (ENVIRONMENT, "environment: {name: reverse, args: {max_length: 9}}"),
+        "19: spec.environment.args: reverse: 3 to 9 letters; words have 3 to 5 letters",
+    ),
+    "an environment of a module that is not there": (
+        (ENVIRONMENT, "environment: {name: 'games:guess'}"),
+        "19: spec.environment: environment 'games:guess': there is no module 'games' beside the manifest or on PYTHONPATH",
+    ),
+    "an unknown kind of ours": (
+        ("kind: Tenant", "kind: Tennant"),
+        "10: kind: unknown kind 'Tennant'; MARLaaS knows RLJob, ModelPool and Tenant; did you mean 'Tenant'?",
+    ),
+    "another version of ours": (
+        ("apiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "apiVersion: marlaas.dev/v1\nkind: Tenant"),
+        "9: apiVersion: must be marlaas.dev/v1alpha1, found 'marlaas.dev/v1'",
+    ),
+    "our kind of another group": (
+        ("apiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "apiVersion: marlas.dev/v1alpha1\nkind: Tenant"),
+        "9: apiVersion: must be marlaas.dev/v1alpha1, found 'marlas.dev/v1alpha1'",
+    ),
+    "no kind": (("kind: Tenant\n", ""), "9: kind: required, but missing"),
+    "no object": (
+        (
+            "---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant",
+            "---\n- 1\n---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant",
+        ),
+        "9: expected an object with apiVersion, kind, metadata and spec, found a list",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit, line", CROSS.values(), ids=CROSS)
+def test_what_does_not_go_together_is_told_with_line_and_numbers(
+    complaints: Complaints, edit: tuple[str, str], line: str
+) -> None:
+    from marlaas.manifest.models import builtin_models
+    from marlaas_api.kinds.nearest import listed
+
+    assert complaints(edit) == [f"job.yaml:{line.replace('{models}', listed(builtin_models()))}"]
+
+
+def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest: Write) -> None:
+    loaded = load([manifest(_second_job("products"))])
+    assert [pool.metadata.name for pool in loaded.pools] == ["tiny"]
+    assert [tenant.metadata.name for tenant in loaded.tenants] == ["red"]
+    assert [job.metadata.name for job in loaded.jobs] == ["sums", "products"]
+    assert loaded.folders == (Path.cwd().resolve(),)
+    assert loaded.notes == ()
+
+
+def test_objects_of_several_files_belong_together(manifest: Write, tmp_path: Path) -> None:
+    pool, _, job = manifest().read_text(encoding="utf-8").split("---\n")
+    (tmp_path / "pool.yaml").write_text(pool, encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    assert len(load(["pool.yaml", "job.yaml"]).jobs) == 1
+    with pytest.raises(InvalidManifest, match=r"^job.yaml:5: spec.poolRef.name: no ModelPool 'tiny' in these files$"):
+        load(["job.yaml"])
+
+
+def test_a_cluster_may_have_the_pool_that_the_files_lack(manifest: Write, tmp_path: Path) -> None:
+    job = manifest().read_text(encoding="utf-8").split("---\n")[2]
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    loaded = load(["job.yaml"], runnable=False)
+    assert [str(note) for note in loaded.notes] == [
+        "job.yaml:5: spec.poolRef.name: ModelPool 'tiny' is not in these files; the job is not checked against it"
+    ]
+
+
+def test_a_pool_that_has_errors_is_not_also_missing(complaints: Complaints) -> None:
+    assert complaints(("maxRank: 16", "maxRank: 16\n  adapterSlot: 3")) == [
+        "job.yaml:7: spec.adapterSlot: unknown field; did you mean 'adapterSlots'?"
+    ]
+
+
+def test_what_only_a_cluster_can_give_is_a_note_where_a_cluster_may_run_it(manifest: Write) -> None:
+    path = manifest((ENVIRONMENT, "environment: {image: games, entrypoint: [play]}"))
+    (note,) = load([path], runnable=False).notes
+    assert str(note).startswith("job.yaml:19: spec.environment.image: container images need a cluster")
+
+
+def test_objects_of_others_are_skipped_with_a_note(manifest: Write) -> None:
+    path = manifest(("---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "---\napiVersion: v1\nkind: Namespace"))
+    loaded = load([path])
+    assert loaded.tenants == ()
+    assert [str(note) for note in loaded.notes] == ["job.yaml:9: skipped Namespace 'red': no kind of MARLaaS"]
+
+
+def test_a_pool_that_no_job_uses_is_noted(manifest: Write) -> None:
+    more = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}}"
+    loaded = load([manifest((TENANT, f"{TENANT}\n---\n{more}"))])
+    assert [str(note) for note in loaded.notes] == [
+        "job.yaml:16: metadata.name: ModelPool 'big' is used by no job in these files"
+    ]
+
+
+def test_lists_as_kubectl_prints_them_are_taken_apart_with_their_lines(manifest: Write) -> None:
+    import yaml
+
+    items = list(yaml.safe_load_all(manifest().read_text(encoding="utf-8")))
+    items[2]["spec"]["training"]["stepz"] = 4
+    items[0]["status"] = {"anything": True}
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}, sort_keys=False)
+    Path("list.yaml").write_text(text, encoding="utf-8")
+    line = text.splitlines().index("      stepz: 4") + 1
+    with pytest.raises(InvalidManifest) as caught:
+        load(["list.yaml"])
+    assert str(caught.value) == f"list.yaml:{line}: spec.training.stepz: unknown field; did you mean 'steps'?"
+
+
+def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
+    path = manifest()
+    path.write_text(path.read_text(encoding="utf-8").split("---\n")[0], encoding="utf-8")
+    with pytest.raises(InvalidManifest, match=r"^no RLJob in job.yaml: there is nothing to run$"):
+        load([path])
+    assert len(load([path], runnable=False).pools) == 1
+
+
+def test_standard_input_is_a_file_too(manifest: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = manifest((TRAINING, "training: {stepz: 3}")).read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    with pytest.raises(InvalidManifest) as caught:
+        load(["-"])
+    assert str(caught.value).splitlines()[1] == "<stdin>:21: spec.training.stepz: unknown field; did you mean 'steps'?"
+
+
+FILES = {
+    "empty": (b"", "bad.yaml: holds no objects"),
+    "comments alone": (b"# nothing\n---\n", "bad.yaml: holds no objects"),
+    "not UTF-8": (b"a: 1\nb: \xff\n", "bad.yaml:2: not UTF-8 text: byte 0xff"),
+    "not YAML": (b"a: 1\n b: 2\n", "bad.yaml:2: not YAML: mapping values are not allowed here"),
+    "a key twice": (b"a: 1\na: 2\n", "bad.yaml:2: the key 'a' stands twice, here and on line 1; remove one"),
+    "huge": (b"#" * (10 * 2**20 + 1), "bad.yaml: not a manifest: larger than 10 MiB"),
+}
+
+
+@pytest.mark.parametrize("data, line", FILES.values(), ids=FILES)
+def test_a_file_that_is_no_manifest_is_told_from_the_others(
+    manifest: Write, tmp_path: Path, data: bytes, line: str
+) -> None:
+    (tmp_path / "bad.yaml").write_bytes(data)
+    with pytest.raises(InvalidManifest) as caught:
+        load([manifest(), "bad.yaml"])
+    assert str(caught.value) == line
+
+
+def test_files_that_cannot_be_read_are_all_told(manifest: Write, tmp_path: Path) -> None:
+    manifest()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InvalidManifest) as caught:
+        load(["jobs.yaml", "folder", "nowhere/x.yaml", "job.yaml/x"])
+    assert str(caught.value).splitlines() == [
+        "jobs.yaml: no such file; did you mean job.yaml?",
+        "folder: a folder; name its files, for example folder/*.yaml",
+        "nowhere/x.yaml: no such file",
+        "job.yaml/x: cannot be read: Not a directory",
+    ]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(manifest: Write) -> None:
+    path = manifest()
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(load([path]).jobs) == 1
