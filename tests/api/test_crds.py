@@ -176,7 +176,7 @@ def test_refused_sampling_is_refused_loudly_by_the_api_server_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, spec",
+    ("kind", "spec"),
     [
         (RLJob, {"poolRef": {"name": "p"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}),
         (

@@ -15,7 +15,7 @@ BODY = {
 
 
 @pytest.mark.parametrize(
-    "text, value",
+    ("text", "value"),
     [("2", 2), ("500m", 0.5), ("0.5", 0.5), ("1k", 1e3), ("512Mi", 512 * 2**20), ("1.5Gi", 1.5 * 2**30), ("3T", 3e12)],
 )
 def test_a_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
@@ -79,7 +79,7 @@ def test_an_invalid_object_says_everything_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, right",
+    ("name", "right"),
     [("max_tokens", "maxTokens"), ("MAXTOKENS", "maxTokens"), ("maxToken", "maxTokens"), ("topk", None), ("", None)],
 )
 def test_the_nearest_name_is_the_one_that_was_probably_meant(name: str, right: str | None) -> None:

@@ -67,7 +67,7 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("job, pool, line", MISFITS.values(), ids=MISFITS)
+@pytest.mark.parametrize(("job", "pool", "line"), MISFITS.values(), ids=MISFITS)
 def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(job: RLJob, pool: ModelPool, line: str) -> None:
     assert [str(problem) for problem in check_fit(job, pool)] == [line]
 
@@ -102,7 +102,7 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize("job, line", UNSUPPORTED.values(), ids=UNSUPPORTED)
+@pytest.mark.parametrize(("job", "line"), UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(job: RLJob, line: str) -> None:
     assert [str(problem) for problem in check_supported(job)] == [line]
 
@@ -148,7 +148,7 @@ REMARKS = {
 }
 
 
-@pytest.mark.parametrize("job, line", REMARKS.values(), ids=REMARKS)
+@pytest.mark.parametrize(("job", "line"), REMARKS.values(), ids=REMARKS)
 def test_what_is_probably_not_meant_is_remarked(job: RLJob, line: str) -> None:
     assert [str(problem) for problem in remarks(job, _pool())] == [line]
 

@@ -80,7 +80,7 @@ def test_a_right_manifest_is_one_line_per_object(manifest: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    "model, text",
+    ("model", "text"),
     [
         ("{hub: {id: Qwen/Qwen3-0.6B, revision: abc}}", "Qwen/Qwen3-0.6B at abc"),
         ("{pvc: {claimName: models, path: /qwen}}", "/qwen on volume models"),
@@ -140,7 +140,7 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("error, code, text", FAILURES)
+@pytest.mark.parametrize(("error", "code", "text"), FAILURES)
 def test_a_foreseen_failure_is_one_sentence(
     error: Exception, code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

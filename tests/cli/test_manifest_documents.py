@@ -31,7 +31,7 @@ SCALARS = {
 }
 
 
-@pytest.mark.parametrize("text, value", SCALARS.items())
+@pytest.mark.parametrize(("text", "value"), SCALARS.items())
 def test_a_scalar_is_read_as_kubernetes_reads_it(text: str, value: Any) -> None:
     (document,) = read_documents(f"- {text}\n")
     assert document.value == [value]

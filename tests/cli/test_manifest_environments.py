@@ -37,7 +37,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("source, text", MODULES.values(), ids=MODULES)
+@pytest.mark.parametrize(("source", "text"), MODULES.values(), ids=MODULES)
 def test_a_users_module_is_found_beside_the_manifest_and_cannot_hurt_the_command(
     complaints: Callable[..., list[str]], tmp_path: Path, source: str, text: str | None
 ) -> None:

@@ -194,7 +194,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("edit, line", TABLE.values(), ids=TABLE)
+@pytest.mark.parametrize(("edit", "line"), TABLE.values(), ids=TABLE)
 def test_a_bad_field_is_named_with_its_line_and_what_was_expected(
     complaints: Callable[..., list[str]], edit: tuple[str, str], line: str
 ) -> None:

@@ -125,7 +125,7 @@ CROSS = {
 }
 
 
-@pytest.mark.parametrize("edit, line", CROSS.values(), ids=CROSS)
+@pytest.mark.parametrize(("edit", "line"), CROSS.values(), ids=CROSS)
 def test_what_does_not_go_together_is_told_with_line_and_numbers(
     complaints: Complaints, edit: tuple[str, str], line: str
 ) -> None:
@@ -229,7 +229,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("data, line", FILES.values(), ids=FILES)
+@pytest.mark.parametrize(("data", "line"), FILES.values(), ids=FILES)
 def test_a_file_that_is_no_manifest_is_told_from_the_others(
     manifest: Write, tmp_path: Path, data: bytes, line: str
 ) -> None:
