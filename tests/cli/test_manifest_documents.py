@@ -80,11 +80,13 @@ ERRORS = {
     "a: 1\n? [b]\n: 2\n": (2, "a key is text, not a list or a mapping"),
     "a: 1\nb: \x01\n": (2, "not YAML: the character '\\x01' is not allowed"),
     "a: {<<: 5}\n": (1, "'<<' takes a mapping, or a list of mappings"),
+    "a: " + "[" * 100 + "]" * 100: (1, "not a manifest: nested more than 100 deep"),
+    'a: "\\ud800"\n': (1, "'\\ud800' has half a character"),
     "[" * 5000: (1, "not a manifest: nested too deeply"),
 }
 
 
-@pytest.mark.parametrize("text", ERRORS, ids=[text[:12] for text in ERRORS])
+@pytest.mark.parametrize("text", ERRORS, ids=[ascii(text[:12]) for text in ERRORS])
 def test_what_is_no_yaml_is_told_with_its_line(text: str) -> None:
     with pytest.raises(YamlError) as caught:
         list(read_documents(text))

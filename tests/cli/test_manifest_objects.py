@@ -189,6 +189,13 @@ def test_a_pool_that_no_job_uses_is_noted(manifest: Write) -> None:
     ]
 
 
+def test_jobs_that_will_have_to_wait_for_each_other_are_noted(manifest: Write) -> None:
+    loaded = load([manifest(_second_job("products"), ("adapterSlots: 8", "adapterSlots: 5"))])
+    assert [str(note) for note in loaded.notes] == [
+        "job.yaml:7: spec.adapterSlots: 2 jobs of ModelPool 'tiny' need 6 adapter slots and it has 5: some will be queued"
+    ]
+
+
 def test_lists_as_kubectl_prints_them_are_taken_apart_with_their_lines(manifest: Write) -> None:
     import yaml
 

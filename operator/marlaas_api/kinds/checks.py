@@ -90,6 +90,11 @@ def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
         yield from _context(job, pool)
 
 
+def slots_needed(job: RLJob) -> int:
+    """Adapter versions in use at once: per agent the newest, up to maxStaleness older ones, and one under evaluation."""
+    return len(job.spec.agents) * (job.spec.training.max_staleness + 2)
+
+
 def _namespace(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     allowed = pool.spec.namespaces
     if allowed and job.metadata.namespace not in allowed:

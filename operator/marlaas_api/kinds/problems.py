@@ -5,6 +5,7 @@ Stricter than the models themselves, which also read the bus: text is no number 
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from marlaas_api.kinds.nearest import did_you_mean, listed
 Loc = tuple[str | int, ...]
 K = TypeVar("K", bound=Kind)
 
+_NAME = re.compile(r"[A-Za-z0-9_.-]+(\[\])?")
 _FREE_FORM: Loc = ("spec", "environment", "args")
 _METADATA = frozenset(
     {
@@ -88,8 +90,12 @@ def parse(kind: type[K], body: Mapping[str, Any]) -> K:
 
 def dotted(loc: Loc) -> str:
     """`("spec", "agents", 1)` as `spec.agents[1]`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return text.removeprefix(".")
+    return "".join(_step(part) for part in loc).removeprefix(".")
+
+
+def _step(part: str | int) -> str:
+    """One step of a path; what is no name is quoted, so that a path stays on one line."""
+    return f".{part}" if isinstance(part, str) and _NAME.fullmatch(part) else f"[{part!r}]"
 
 
 def found(value: object) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
-from marlaas_api.kinds.checks import check_fit, check_local, check_local_pool, check_supported, remarks
+from marlaas_api.kinds.checks import check_fit, check_local, check_local_pool, check_supported, remarks, slots_needed
 from marlaas_api.kinds.nearest import did_you_mean, nearest
 from marlaas_api.kinds.problems import Problem
 
@@ -95,11 +95,20 @@ def advice(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]
         if unknown.get(name) is False:
             text = f"ModelPool '{name}' is not in these files; the job is not checked against it"
             yield job.source.finding(Problem(_POOL, text))
-    used = {job.object.spec.pool_ref.name for job in contents.jobs}
     for pool in contents.pools:
-        if used and pool.object.metadata.name not in used:
-            text = f"ModelPool '{pool.object.metadata.name}' is used by no job in these files"
-            yield pool.source.finding(Problem(("metadata", "name"), text))
+        yield from pool.source.findings(_demand(pool.object, [job.object for job in contents.jobs]))
+
+
+def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
+    """What the jobs together make of a pool."""
+    name, slots = pool.metadata.name, pool.spec.adapter_slots
+    users = [job for job in jobs if job.spec.pool_ref.name == name]
+    if jobs and not users:
+        yield Problem(("metadata", "name"), f"ModelPool '{name}' is used by no job in these files")
+    needed = sum(slots_needed(job) for job in users)
+    if needed > slots:
+        text = f"{len(users)} jobs of ModelPool '{name}' need {needed} adapter slots and it has {slots}: some will be queued"
+        yield Problem(("spec", "adapterSlots"), text)
 
 
 def by_name(pools: Iterable[Placed[ModelPool]]) -> dict[str, ModelPool]:
@@ -123,7 +132,7 @@ def _missing_adapters(job: RLJob) -> Iterator[Problem]:
 
 
 def _missing_files(loc: tuple[str | int, ...], path: str, needed: str, what: str) -> Iterator[Problem]:
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if not folder.is_dir():
         looked = "" if folder.is_absolute() else f" in {Path.cwd()}"
         yield Problem(loc, f"there is no folder {path}{looked}")

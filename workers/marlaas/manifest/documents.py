@@ -16,6 +16,7 @@ from marlaas_api.errors import InvalidInput
 Loc = tuple[str | int, ...]
 
 _MAX_VALUES = 100_000
+_MAX_DEPTH = 100
 _LARGEST = 2**63
 _NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
 _LIST, _MAPPING = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
@@ -103,6 +104,8 @@ class _Reader:
             return _scalar(node)
         if node.tag not in (_LIST, _MAPPING):
             raise _strange_tag(node)
+        if len(self._open) >= _MAX_DEPTH:
+            raise YamlError(_line(node), f"not a manifest: nested more than {_MAX_DEPTH} deep")
         if any(node is parent for parent in self._open):
             raise YamlError(_line(node), "an anchor that contains itself")
         self._open.append(node)
@@ -143,14 +146,14 @@ class _Reader:
 def _key(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
         raise YamlError(_line(node), "a key is text, not a list or a mapping")
-    return str(node.value)
+    return _text(node, str(node.value))
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
     text = str(node.value)
     match node.tag:
         case t if t in (_STR, _MERGE):
-            return text
+            return _text(node, text)
         case t if t == _NULL:
             return None
         case t if t == _BOOL:
@@ -164,6 +167,12 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 def _strange_tag(node: yaml.Node) -> YamlError:
     return YamlError(_line(node), f"the tag {node.tag} has no place in a manifest; remove it")
+
+
+def _text(node: yaml.Node, text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise YamlError(_line(node), f"{text!r} has half a character")
+    return text
 
 
 def _integer(node: yaml.Node, text: str) -> int:

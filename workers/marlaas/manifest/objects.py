@@ -55,7 +55,7 @@ def _read_one(source: Source, body: Any, objects: Objects) -> None:
     if isinstance(kind, Problem):
         objects.errors.append(source.finding(kind))
     elif kind is None:
-        text = f"skipped {body['kind']} '{_name(body)}': no kind of MARLaaS"
+        text = f"skipped {body['kind']} {_name(body)!r}: no kind of MARLaaS"
         objects.notes.append(Finding(source.file, source.line(), "", text))
     else:
         _parse(source, kind, body, objects)
@@ -71,9 +71,9 @@ def _kind_of(body: Any) -> type[Kind] | Problem | None:
             return Problem((key,), "required, but missing" if value is None else f"expected text, found {found(value)}")
     kind = _BY_NAME.get(str(name))
     if version == API_VERSION:
-        return kind or Problem(("kind",), f"unknown kind '{name}'; {_OURS}{did_you_mean(str(name), _BY_NAME)}")
+        return kind or Problem(("kind",), f"unknown kind {name!r}; {_OURS}{did_you_mean(str(name), _BY_NAME)}")
     if kind is not None or str(version).partition("/")[0] == GROUP:
-        return Problem(("apiVersion",), f"must be {API_VERSION}, found '{version}'")
+        return Problem(("apiVersion",), f"must be {API_VERSION}, found {version!r}")
     return None
 
 
