@@ -57,6 +57,11 @@ class _Running:
     task: asyncio.Task[None]
     training: AgentTraining | None = None
 
+    @property
+    def version(self) -> int:
+        """The committed version, -1 before the first."""
+        return -1 if self.training is None else self.training.lease.record.version
+
     def lost_to(self, record: PolicyRecord | None) -> bool:
         """Whether the key says that another bind came after ours."""
         if self.training is None:
@@ -185,11 +190,8 @@ class Trainer:
                 log.warning("cannot report: %s", error)
 
     async def _report(self) -> None:
-        bound = [
-            running.assignment.adapter(running.training.lease.record.version).engine_name
-            for running in self._running.values()
-            if running.training is not None
-        ]
+        versions = [(running, running.version) for running in self._running.values()]
+        bound = [running.assignment.adapter(version).engine_name for running, version in versions if version >= 0]
         report = ReplicaReport(
             role="trainer",
             pool=self._pool,

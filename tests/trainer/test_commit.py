@@ -1,0 +1,251 @@
+"""The bind and the commit, cut short between any two effects, and fenced by the lease."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import Killed, Sampler, World, assignment_of, job
+
+from marlaas_api import subjects, wire
+from marlaas_api.blobs import BlobRef, BlobUnavailable
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus import Bucket, BusUnavailable, Entry
+from marlaas_api.messages import PolicyRecord, ReplicaReport
+from marlaas_worker import failpoints
+from marlaas_worker.role import RoleContext
+from marlaas_worker.trainer.commit import Contents, Lease, LeaseLost, PolicyKey, StepResult
+from marlaas_worker.trainer.lease import GRACE_S
+
+WITHIN_S = 60.0
+STEPS = 3
+EFFECTS = ["before_blobs", "after_blobs", "after_manifest", "after_set"]
+PLACES = [
+    ("trainer.bind.after_set", 1),
+    *((f"trainer.commit.{effect}", passes) for effect in EFFECTS for passes in (1, 2, 3)),
+    ("trainer.commit.after_acks", 1),
+    ("trainer.commit.after_acks", 2),
+]
+
+
+def kill_at(place: str, passes: int) -> list[str]:
+    """Let a trainer die the given time that it passes a place; returns what was passed, as it happens."""
+    passed: list[str] = []
+
+    def hook(name: str) -> None:
+        passed.append(name)
+        if name == place and passed.count(place) == passes:
+            raise Killed
+
+    failpoints.hook = hook
+    return passed
+
+
+async def play(world: World) -> list[tuple[int, int, tuple[str, ...], str]]:
+    """Train a job; what each version is, the oldest first."""
+    document = job()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, STEPS)
+    return [
+        (made.version, made.step, made.consumed, made.files["adapter_model.safetensors"].sha256)
+        for made in reversed(await world.history(document))
+    ]
+
+
+@pytest.fixture(scope="module")
+async def undisturbed(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, sampler: Sampler
+) -> list[tuple[int, int, tuple[str, ...], str]]:
+    world = World(tiny_model, tmp_path_factory.mktemp("undisturbed"), sampler)
+    await world.bus.ensure()
+    return await play(world)
+
+
+@pytest.mark.parametrize(("place", "passes"), PLACES)
+async def test_killed_between_any_two_effects_a_trainer_resumes_to_the_same_versions(
+    world: World, undisturbed: list[tuple[int, int, tuple[str, ...], str]], place: str, passes: int
+) -> None:
+    passed = kill_at(place, passes)
+    assert await play(world) == undisturbed
+    assert passed.count(place) >= passes
+
+
+async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(
+    world: World, undisturbed: list[tuple[int, int, tuple[str, ...], str]]
+) -> None:
+    seen: set[tuple[str, int]] = set()
+
+    def hook(name: str) -> None:
+        versions = sum(kept.endswith("-manifest") for kept in world.blobs.contents)
+        if (name, versions) not in seen:
+            seen.add((name, versions))
+            raise Killed
+
+    failpoints.hook = hook
+    assert await play(world) == undisturbed
+    assert {name for name, _ in seen} == {name for name, _ in PLACES} - {"trainer.commit.after_acks"}  # died before
+
+
+# leases -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_enough(
+    world: World, undisturbed: list[tuple[int, int, tuple[str, ...], str]]
+) -> None:
+    document = job()
+    await world.admit(document)
+    async with asyncio.timeout(WITHIN_S):
+        first = asyncio.create_task(world.serve("trainer-0", asyncio.Event()))
+        await world.play(document, 1)
+        failpoints.hook = lambda name: (_ for _ in ()).throw(Killed)
+        await world.assign(document, 1, [0, 1])
+        await world.close(document, 1, 2)
+        await asyncio.wait([first])
+        assert isinstance(first.exception(), BaseExceptionGroup)
+        failpoints.hook = None
+        async with world.trainer("trainer-1"):
+            await looked(world)
+            assert (await world.record(document)).holder == "trainer-0"  # its report has not expired yet
+            pass_time(world, subjects.REPLICA_TTL_S + 1)
+            await looked(world)
+            assert (await world.record(document)).holder == "trainer-0"  # an outage would look the same
+            pass_time(world, GRACE_S)
+            taken = await world.until(document, lambda record: record.holder == "trainer-1")
+            await world.version(document, 2)
+            await world.play(document, 1, first=2)
+    assert taken.epoch == 1
+    assert [made.version for made in await world.history(document)] == [3, 2, 1, 0]
+    assert (await world.history(document))[0].files["adapter_model.safetensors"].sha256 == undisturbed[-1][3]
+
+
+def pass_time(world: World, seconds: float) -> None:
+    world.clock.at += seconds
+    world.server.wake()
+
+
+async def looked(world: World) -> None:
+    """Wait until trainer-1 has reported, and so looked around, a few times since the clock was moved."""
+    key, reports = subjects.replica_key("trainer", "tiny", "trainer-1"), 0
+    async with (await world.bus.bucket(subjects.REPLICAS)).watch() as changes:
+        async for entry in changes:
+            if entry.key == key and entry.data is not None:
+                reports += wire.decode_as(ReplicaReport, entry.data).at == world.clock.at
+            if reports == 5:
+                return
+
+
+def policy_key(world: World, name: str, bucket: Bucket, blobs: MemoryBlobs | None = None) -> PolicyKey:
+    context = RoleContext(name, world.bus, blobs or world.blobs, world.scratch, asyncio.Event(), world.clock)
+    return PolicyKey(context, bucket, assignment_of(job()), 0.001)
+
+
+def version(number: int) -> Contents:
+    result = StepResult(number, number - 1, (f"uid-sums-t{number}",), {"loss": 0.5})
+    return Contents(result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, ())
+
+
+async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(world: World) -> None:
+    bucket = await world.bus.bucket(subjects.POLICY)
+    first, second = policy_key(world, "trainer-0", bucket), policy_key(world, "trainer-1", bucket)
+    lease = await first.commit(await first.bind(None), version(0))
+    newer = await second.bind(await bucket.get(assignment_of(job()).key))
+    with pytest.raises(LeaseLost, match="another trainer has taken the lease"):
+        await first.commit(lease, version(1))
+    assert await world.record(job()) == newer.record
+    assert (newer.record.epoch, newer.record.version, newer.record.holder) == (1, 0, "trainer-1")
+    committed = await second.commit(newer, version(1))
+    assert await world.record(job()) == committed.record
+
+
+async def test_of_two_trainers_that_bind_at_once_one_gets_the_agent(world: World) -> None:
+    bucket = await world.bus.bucket(subjects.POLICY)
+    binds = [policy_key(world, name, bucket).bind(None) for name in ("trainer-0", "trainer-1")]
+    outcomes = await asyncio.gather(*binds, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {Lease, LeaseLost}
+    assert (await world.record(job())).holder == ("trainer-0" if isinstance(outcomes[0], Lease) else "trainer-1")
+
+
+class FaultyBucket:
+    """A bucket whose next writes are lost on the way there, or whose answers are lost on the way back."""
+
+    def __init__(self, bucket: Bucket, lost: str, times: int) -> None:
+        self._bucket, self._lost, self.left = bucket, lost, times
+
+    async def update(self, key: str, data: bytes, revision: int) -> int:
+        if self.left and self._lost == "request":
+            self.left -= 1
+            raise BusUnavailable("the request was lost")
+        written = await self._bucket.update(key, data, revision)
+        if self.left:
+            self.left -= 1
+            raise BusUnavailable("the answer was lost")
+        return written
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._bucket.get(key)
+
+    async def put(self, key: str, data: bytes) -> int:
+        return await self._bucket.put(key, data)
+
+    async def create(self, key: str, data: bytes) -> int:
+        return await self._bucket.create(key, data)
+
+    async def delete(self, key: str) -> None:
+        await self._bucket.delete(key)
+
+    async def entries(self, prefix: str = "") -> list[Entry]:
+        return await self._bucket.entries(prefix)
+
+    def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+        return self._bucket.watch(prefix)
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(world: World, lost: str) -> None:
+    plain = await world.bus.bucket(subjects.POLICY)
+    faulty = FaultyBucket(plain, lost, times=2 if lost == "request" else 1)
+    policy = policy_key(world, "trainer-0", faulty)
+    lease = await policy.commit(await policy.bind(None), version(0))
+    entry = await plain.get(assignment_of(job()).key)
+    assert entry is not None
+    assert (lease.revision, faulty.left) == (entry.revision, 0)
+    assert wire.decode_as(PolicyRecord, entry.data or b"") == lease.record
+    assert (await policy.commit(lease, version(1))).record.version == 1
+
+
+class FillingBlobs(MemoryBlobs):
+    """A store that is full for the first few writes."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+    async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
+        if self.refusals:
+            self.refusals -= 1
+            raise BlobUnavailable("no space left on device")
+        return await super().put(folder, filename, data)
+
+
+async def test_a_full_disk_is_waited_for_and_the_version_is_whole(world: World) -> None:
+    blobs = FillingBlobs(refusals=5)
+    policy = policy_key(world, "trainer-0", await world.bus.bucket(subjects.POLICY), blobs)
+    lease = await policy.commit(await policy.bind(None), version(0))
+    assert blobs.refusals == 0
+    assert lease.record.manifest is not None
+    assert await blobs.get(lease.record.manifest)
+
+
+async def test_only_the_kept_versions_keep_their_training_state(world: World) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, STEPS)
+        newest, *older = await world.history(document)
+        while any(made.state and made.state.name in world.blobs.contents for made in older):
+            await world.server.change(None, None)
+    assert newest.state is not None
+    assert newest.state.name in world.blobs.contents
+    assert all(ref.name in world.blobs.contents for made in older for ref in made.files.values())
