@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from marlaas.cli.failures import INVALID, complain
 from marlaas.local.display import choose
-from marlaas.local.runner import EXIT_INVALID, RunRequest
+from marlaas.local.runner import RunRequest
 from marlaas.local.runner import run as run_jobs
-from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.errors import MarlaasError
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests: ModelPools, Tenants and RLJobs.")]
 Out = Annotated[
@@ -40,9 +41,10 @@ def run(files: Files, out: Out = None, seed: Seed = None, json: Json = False, na
     display = choose(json)
     try:
         code = run_jobs(request, display)
-    except (Permanent, Retryable) as error:
+    except MarlaasError as error:
         display.refused(str(error))
-        code = EXIT_INVALID
+        complain(str(error))
+        code = INVALID
     raise typer.Exit(code)
 
 

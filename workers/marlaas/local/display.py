@@ -49,7 +49,7 @@ class Display(Protocol):
         ...
 
     def refused(self, text: str) -> None:
-        """Why nothing was done, or could be done any longer; for stderr."""
+        """Why nothing was done, or could be done any longer; people hear it on stderr, from whoever called."""
         ...
 
     def close(self) -> None:
@@ -94,7 +94,6 @@ class LiveDisplay:
 
     def refused(self, text: str) -> None:
         self.close()
-        _complain(text)
 
     def close(self) -> None:
         self._live.stop()
@@ -156,7 +155,7 @@ class PlainDisplay:
         self._console.print(report.rich())
 
     def refused(self, text: str) -> None:
-        _complain(text)
+        """Stderr is where plain text is read."""
 
     def close(self) -> None:
         """Nothing is left to tidy."""
@@ -190,7 +189,6 @@ class JsonDisplay:
 
     def refused(self, text: str) -> None:
         self._write({"type": "error", "message": text})
-        _complain(text)
 
     def close(self) -> None:
         """Nothing is left to tidy."""
@@ -202,7 +200,3 @@ class JsonDisplay:
 def _without_seconds(text: str) -> str:
     """What is waited for, without how long already."""
     return re.sub(r"\d[\d hms]*[hms]\b", "", text)
-
-
-def _complain(text: str) -> None:
-    sys.stderr.write(f"error: {text}\n")

@@ -27,6 +27,8 @@ async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
     Raises:
         InvalidInput: it cannot be prepared; the text says why and what to do.
     """
+    if model.path is not None:
+        return _present(Path(model.path).expanduser().absolute())
     name = describe(model)
     waiting(f"looking for model {name}", None)
     process = await asyncio.create_subprocess_exec(
@@ -54,6 +56,13 @@ async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
         sessions.kill(process.pid)
         await asyncio.gather(process.wait(), words)
         warden.remove(process.pid)
+
+
+def _present(folder: Path) -> Path:
+    """A folder that somebody else filled."""
+    if not (folder / "config.json").is_file():
+        raise InvalidInput(f"{folder} is no model: it has no config.json; give a folder in Hugging Face format")
+    return folder
 
 
 def describe(model: ModelSpec) -> str:

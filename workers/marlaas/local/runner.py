@@ -28,7 +28,7 @@ from marlaas_api.blobs_store import open_blobs
 from marlaas_api.messages import JobDocument, PoolDocument
 
 TICK_S = 0.5
-EXIT_SUCCEEDED, EXIT_FAILED, EXIT_INVALID = 0, 1, 2
+EXIT_SUCCEEDED, EXIT_FAILED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)

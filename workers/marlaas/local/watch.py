@@ -41,13 +41,12 @@ class Watch:
         self._give_up(supervisor)
         live = [job for job in self.jobs if job.ref.key not in self.failures]
         desired = plan.desired(self.pools, live, self.seen.progress)
-        if not desired:
-            return False
-        await supervisor.reconcile(desired, self.seen.reports)
+        if desired:
+            await supervisor.reconcile(desired, self.seen.reports)
         for text in supervisor.news():
             self.display.note(text)
         self._show(supervisor, answered)
-        return True
+        return bool(desired)
 
     async def results(self) -> list[JobResult]:
         """Everything that is known of the jobs, files written."""

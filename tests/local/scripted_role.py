@@ -1,0 +1,183 @@
+"""Roles that follow a script instead of training: the real process entry, bus, blobs and signals; no model.
+
+Called as `scripted_role.py SCRIPT ROLE …`; SCRIPT is a JSON file: per role what goes wrong, and `pause_at`, the step at which the
+orchestrator waits until the file `go` lies beside the script.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+from marlaas_api import subjects
+from marlaas_api.bus import Conflict
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import (
+    EvalRecord,
+    EvalSample,
+    JobDocument,
+    Manifest,
+    Phase,
+    PolicyRecord,
+    Progress,
+    ReplicaReport,
+    StepOutcome,
+    StepRecord,
+)
+from marlaas_api.wire import decode_as, encode
+from marlaas_worker.__main__ import main
+from marlaas_worker.role import RoleContext, wait_for
+
+PACE_S = 0.05
+SCRIPT = Path(sys.argv[1])
+SETTINGS = json.loads(SCRIPT.read_text())
+
+
+def misbehave(role: str) -> None:
+    """Die as the script says: `invalid`, `raise` or `kill`, as often as `times` says."""
+    settings = SETTINGS.get(role, {})
+    marker = SCRIPT.with_name(f"{role}.deaths")
+    deaths = int(marker.read_text()) if marker.exists() else 0
+    if deaths >= settings.get("times", 0):
+        return
+    marker.write_text(str(deaths + 1))
+    if settings["how"] == "invalid":
+        raise InvalidInput(settings["text"])
+    if settings["how"] == "kill":
+        os.kill(os.getpid(), 9)
+    raise ValueError(settings["text"])
+
+
+async def report(context: RoleContext, role: str, pool: str) -> None:
+    """Be a pool worker that is ready; a child of its own stands for an engine's worker."""
+    misbehave(role)
+    bucket = await context.bus.bucket(subjects.REPLICAS)
+    key = subjects.replica_key(role, pool, context.name)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as engine:
+        while not context.stop.is_set():
+            message = ReplicaReport.model_validate({"role": role, "pool": pool, "replica": context.name, "at": context.now()})
+            await bucket.put(key, encode(message))
+            await wait_for(context.stop, 0.2)
+        if SETTINGS.get("stubborn"):
+            await wait_for(type(context.stop)(), 3600)
+        engine.kill()
+
+
+async def sandbox(context: RoleContext, document: JobDocument) -> None:
+    misbehave("sandbox")
+    print(f"playing {document.ref}", flush=True)
+    SCRIPT.with_name(f"{document.job}.played").touch()
+    await context.stop.wait()
+
+
+async def orchestrate(context: RoleContext) -> None:
+    await context.bus.ensure()
+    misbehave("orchestrator")
+    while not context.stop.is_set():
+        jobs = await (await context.bus.bucket(subjects.JOBS)).entries()
+        for entry in jobs:
+            await Job(context, decode_as(JobDocument, entry.data)).advance()
+        await wait_for(context.stop, PACE_S)
+
+
+class Job:
+    """One step further at each call; what is done is what the stream says."""
+
+    def __init__(self, context: RoleContext, document: JobDocument) -> None:
+        self.context, self.document, self.ref = context, document, document.ref
+        self.base = {"namespace": self.ref.namespace, "job": self.ref.name, "uid": self.ref.uid}
+
+    async def advance(self) -> None:
+        subject = subjects.step(self.ref.namespace, self.ref.name, self.ref.uid, 0).rpartition(".")[0] + ".*"
+        done = len(await self.context.bus.replay(subjects.STEPS, subject))
+        steps = self.document.spec.training.steps
+        if done == 0:
+            await self.evaluate(0, 0.25)
+        if done < steps and not self.paused(done):
+            await self.step(done)
+            done += 1
+        if done >= steps:
+            await self.commit(done)
+            await self.evaluate(done, 0.75)
+        await self.tell(done, steps)
+
+    def paused(self, done: int) -> bool:
+        if not SCRIPT.with_name(f"{self.document.job}.played").exists():
+            return True
+        return done == SETTINGS.get("pause_at") and not SCRIPT.with_name("go").exists()
+
+    async def step(self, number: int) -> None:
+        figures = {"at": self.context.now(), "wall_s": PACE_S, "reward_mean": 0.1 * number, "reward_std": 0.1}
+        counts = {"indices": (number,), "num_groups": 1, "num_episodes": 8, "version": number + 1}
+        record = StepRecord(**self.base, step=number, outcome=StepOutcome.COMMITTED, **figures, **counts)
+        await self.once(subjects.step(self.ref.namespace, self.ref.name, self.ref.uid, number), encode(record))
+
+    async def evaluate(self, version: int, mean: float) -> None:
+        sample = EvalSample(index=0, prompt="spell hello backwards", reply=f"reply {version}", reward=mean)
+        record = EvalRecord(
+            **self.base, step=version, version=version, at=1.0, reward_mean=mean, num_episodes=1, samples=(sample,)
+        )
+        await self.once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, version), encode(record))
+
+    async def commit(self, version: int) -> None:
+        blobs, folder = self.context.blobs, f"{self.ref.namespace}/{self.ref.name}"
+        files = {"adapter_config.json": await blobs.put(folder, "adapter_config.json", b'{"r": 8}')}
+        manifest = Manifest(
+            **self.base,
+            agent="policy",
+            version=version,
+            step=version - 1,
+            parent=None,
+            rank=8,
+            files=files,
+            state=None,
+            tensor_digests={},
+            probes=(),
+        )
+        ref = await blobs.put(folder, "manifest", encode(manifest))
+        bucket = await self.context.bus.bucket(subjects.POLICY)
+        record = PolicyRecord(uid=self.ref.uid, version=version, manifest=ref)
+        await bucket.put(subjects.policy_key(self.ref.namespace, self.ref.name, "policy"), encode(record))
+
+    async def tell(self, done: int, steps: int) -> None:
+        over = done >= steps
+        level = Progress(
+            **self.base,
+            generation=self.document.generation,
+            phase=Phase.SUCCEEDED if over else Phase.RUNNING,
+            admitted=not over,
+            reason="Finished" if over else "Admitted",
+            step=done,
+            steps=steps,
+            versions={"policy": done},
+            eval_before=0.25,
+            eval_last=0.75 if over else 0.25,
+            faults={"env": 1},
+            started_at=100.0,
+            finished_at=160.0 if over else None,
+        )
+        bucket = await self.context.bus.bucket(subjects.PROGRESS)
+        await bucket.put(subjects.job_key(self.ref.namespace, self.ref.name), encode(level))
+
+    async def once(self, subject: str, data: bytes) -> None:
+        try:
+            await self.context.bus.publish(subject, data, expect_last=0)
+        except Conflict:
+            return
+
+
+def module(name: str, serve: object) -> None:
+    """Put a scripted role in the place of the real one."""
+    fake = types.ModuleType(f"marlaas_worker.{name}.service")
+    fake.serve = serve
+    sys.modules[fake.__name__] = fake
+
+
+if __name__ == "__main__":
+    module("orchestrator", orchestrate)
+    module("rollout", lambda context, pool: report(context, "rollout", pool.name))
+    module("trainer", lambda context, pool: report(context, "trainer", pool.name))
+    module("sandbox", sandbox)
+    sys.exit(main(sys.argv[2:]))
