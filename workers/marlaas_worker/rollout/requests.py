@@ -90,9 +90,13 @@ class Requests:
             for flight in list(self._flights.values()):
                 await self._tell(flight, self._reply(flight.request, ReplyPhase.HEARTBEAT))
 
+    def close(self) -> None:
+        """Take nothing new."""
+        self._closed = True
+
     async def drain(self, bound_s: float) -> None:
         """Take nothing new, let what is under way end; after `bound_s` end it, and ask its askers to ask elsewhere."""
-        self._closed = True
+        self.close()
         try:
             async with asyncio.timeout(bound_s):
                 await self._idle.wait()

@@ -76,7 +76,7 @@ class _Rollout:
         self._engine = SupervisedEngine(engine, self._engine_died, self._engine_revived)
         self._meter = EngineMeter()
         self._policies = Policies(context.bus, pool, self._changed.set)
-        self._story = Story(context, tasks)
+        self._story = Story(context)
         self._reporter = Reporter(context, pool, self._report)
         self._library = Library(self._policies, context.blobs, context.scratch / "adapters")
         self._versions = Versions(self._engine, self._library, load_proven, self._story, self._reporter.changed)
@@ -102,10 +102,13 @@ class _Rollout:
         """From the engine's start to its drain."""
         self._background = [self._tasks.create_task(self._reporter.run(), name="report")]
         await self._library.empty()
-        if await self._start_unless_stopped():
-            self._begin()
-            await self._context.stop.wait()
-            await self._drain()
+        try:
+            if await self._start_unless_stopped():
+                self._begin()
+                await self._context.stop.wait()
+                await self._drain()
+        finally:
+            self._requests.close()
         for task in self._background:
             task.cancel()
         await self._reporter.withdraw()
@@ -126,6 +129,7 @@ class _Rollout:
             ("versions", self._versions.reconcile()),
             ("engine", self._engine.supervise()),
             ("heartbeats", self._requests.beat()),
+            ("story", self._story.run()),
             ("subscriptions", self._steer()),
         ):
             self._background.append(self._tasks.create_task(work, name=name))

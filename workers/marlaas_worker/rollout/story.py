@@ -4,7 +4,6 @@ import asyncio
 import logging
 
 from marlaas_api import subjects, wire
-from marlaas_api.bus import Bus
 from marlaas_api.errors import MarlaasError
 from marlaas_api.messages import StoryEvent
 from marlaas_api.names import JobRef
@@ -15,12 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 class Story:
-    """Tells without keeping anybody waiting. `tasks` owns what is under way."""
+    """Tells in the background, without keeping anybody waiting."""
 
-    def __init__(self, context: RoleContext, tasks: asyncio.TaskGroup) -> None:
-        self._bus: Bus = context.bus
+    def __init__(self, context: RoleContext) -> None:
+        self._bus = context.bus
         self._now = context.now
-        self._tasks = tasks
+        self._untold: asyncio.Queue[tuple[StoryEvent, str | None]] = asyncio.Queue()
 
     def tell(self, job: JobRef, reason: str, message: str, once: str | None = None) -> None:
         """Say a sentence of a job; with `once`, all replicas together say it once (within two minutes)."""
@@ -33,11 +32,14 @@ class Story:
             reason=reason,
             message=message,
         )
-        self._tasks.create_task(self._publish(event, once), name=f"story {reason}")
+        self._untold.put_nowait((event, once))
 
-    async def _publish(self, event: StoryEvent, once: str | None) -> None:
-        subject = subjects.event(event.namespace, event.job, _ROLE)
-        try:
-            await self._bus.publish(subject, wire.encode(event), message_id=once)
-        except MarlaasError:
-            _log.exception("could not tell of %s: %s", event.ref, event.message)
+    async def run(self) -> None:
+        """Tell what there is to tell, until cancelled."""
+        while True:
+            event, once = await self._untold.get()
+            subject = subjects.event(event.namespace, event.job, _ROLE)
+            try:
+                await self._bus.publish(subject, wire.encode(event), message_id=once)
+            except MarlaasError:
+                _log.exception("could not tell of %s: %s", event.ref, event.message)

@@ -1,0 +1,108 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import ReplyPhase
+from marlaas_worker.rollout import supervision
+
+
+async def test_requests_outlive_the_engine(town: Any, make_engine: Callable[..., Any]) -> None:
+    engine = make_engine(deaths=1)
+    await town.replica(engine=engine)
+    job = await town.job()
+    reply = await town.ask(job.request())
+    assert (reply.phase, reply.text) == (ReplyPhase.RESULT, "yes")
+    assert engine.starts == 2
+    assert engine.loads == [job.adapter(0).engine_name] * 2
+    report = await town.report("rollout-0", lambda report: report.restarts == 1 and report.ready)
+    assert report.verified == (job.adapter(0).engine_name,)
+    event = await town.story("EngineRestarted")
+    assert "this request killed it" in event.message
+
+
+async def test_many_requests_that_see_one_death_cause_one_restart(town: Any, shut_engine: Any) -> None:
+    await town.replica(engine=shut_engine)
+    job = await town.job()
+    asked = [asyncio.ensure_future(town.ask(job.request(index=index))) for index in range(8)]
+    while len(shut_engine.calls) < 8:
+        shut_engine.called.clear()
+        await shut_engine.called.wait()
+    shut_engine.open.set()
+    shut_engine.die()
+    assert all(reply.phase is ReplyPhase.RESULT for reply in await asyncio.gather(*asked))
+    assert shut_engine.starts == 2
+
+
+async def test_a_request_under_which_the_engine_always_dies_is_given_back(
+    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "RESTART_WAITS_S", (0.0,))
+    engine = make_engine(deaths=3)
+    await town.replica(engine=engine)
+    job = await town.job()
+    reply = await town.ask(job.request())
+    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, True)
+    assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+
+
+async def test_an_idle_engine_that_hangs_is_noticed(
+    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "HEALTH_CHECK_S", 0.01)
+    engine = make_engine()
+    await town.replica(engine=engine)
+    job = await town.job()
+    await town.verified("rollout-0", job.adapter(0))
+    engine.die("hangs")
+    await town.report(
+        "rollout-0", lambda report: report.restarts == 1 and job.adapter(0).engine_name in report.verified
+    )
+    assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+
+
+async def test_while_its_engine_is_down_a_replica_leaves_episodes_to_others(
+    town: Any, make_engine: Callable[..., Any]
+) -> None:
+    engine = make_engine()
+    replica = await town.replica("rollout-0", engine)
+    await town.replica("rollout-1")
+    job = await town.job()
+    engine.restart = asyncio.Event().wait
+    engine.die()
+    await town.ask(job.request(index=50, deadline_s=0.05), of="rollout-0")
+    await town.report("rollout-0", lambda report: not report.ready)
+    for index in range(6):
+        assert (await town.ask(job.request(index=index))).replica == "rollout-1"
+    assert replica.engine.calls == []
+
+
+async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
+    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "RESTART_WAITS_S", (0.0, 0.0))
+
+    async def refuses() -> None:
+        raise Permanent("no memory")
+
+    engine = make_engine(deaths=1)
+    replica = await town.replica(engine=engine)
+    job = await town.job()
+    engine.restart = refuses
+    async with town.asking(job.request()):
+        with pytest.raises(BaseExceptionGroup) as ended:
+            await replica.task
+    assert ended.group_contains(Permanent, match="no memory", depth=None)
+
+
+async def test_a_role_told_to_stop_while_its_engine_starts_stops(town: Any, make_engine: Callable[..., Any]) -> None:
+    from marlaas_worker.role import RoleContext
+    from marlaas_worker.rollout.service import serve_engine
+
+    engine = make_engine()
+    engine.start = asyncio.Event().wait
+    context = RoleContext("rollout-0", town.server.connect("rollout-0"), town.blobs, town.scratch)
+    context.stop.set()
+    await serve_engine(context, "pool", None, engine)  # type: ignore[arg-type]

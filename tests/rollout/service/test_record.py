@@ -1,0 +1,86 @@
+import pytest
+
+from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.blobs import BlobRef, BlobUnavailable
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus_memory import MemoryBus, MemoryServer
+from marlaas_api.messages import Meter, StopReason, Turn
+from marlaas_worker.rollout import record
+from marlaas_worker.rollout.record import TurnLog
+
+
+def turn(number: int, text: str = "yes", append: str = "text") -> Turn:
+    return Turn(
+        namespace="team",
+        job="job",
+        uid="u",
+        agent="policy",
+        group="u-t0",
+        member=0,
+        episode="u-t0-0-1",
+        turn=number,
+        parent=number - 1 if number else None,
+        version=0,
+        adapter_sha256="",
+        opens_segment=not number,
+        append=append,
+        prompt_ids=pack_ids([1, 2]),
+        output_ids=pack_ids([3]),
+        logprobs=pack_logprobs([-1.0]),
+        text=text,
+        stop_reason=StopReason.LENGTH,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=2, output_tokens=1),
+        replica="r",
+        at=0.0,
+    )
+
+
+async def ready_bus() -> MemoryBus:
+    bus = MemoryServer().connect("test")
+    await bus.ensure()
+    return bus
+
+
+async def test_the_first_record_of_a_turn_is_the_turn() -> None:
+    log = TurnLog(await ready_bus(), MemoryBlobs())
+    assert await log.record(turn(0, "first")) == turn(0, "first")
+    assert await log.record(turn(0, "second")) == turn(0, "first")
+    assert await log.find("team", "job", "u-t0-0-1", 0) == turn(0, "first")
+    assert await log.find("team", "job", "u-t0-0-1", 1) is None
+
+
+async def test_an_episode_is_read_at_once() -> None:
+    log = TurnLog(await ready_bus(), MemoryBlobs())
+    for number in range(3):
+        await log.record(turn(number))
+    assert await log.episode("team", "job", "u-t0-0-1") == {number: turn(number) for number in range(3)}
+
+
+async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store() -> None:
+    bus, blobs = await ready_bus(), MemoryBlobs()
+    log = TurnLog(bus, blobs)
+    large = turn(0, append="x" * bus.max_payload_bytes)
+    await log.record(large)
+    assert [name.split("/")[:2] for name in blobs.contents] == [["team", "claims"]]
+    assert await log.find("team", "job", "u-t0-0-1", 0) == large
+
+
+class AwayTwice(MemoryBlobs):
+    """A store that comes back at the third attempt."""
+
+    attempts = 0
+
+    async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
+        self.attempts += 1
+        if self.attempts < 3:
+            raise BlobUnavailable("away")
+        return await super().put(folder, filename, data)
+
+
+async def test_recording_waits_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_FIRST_WAIT_S", 0.001)
+    bus, blobs = await ready_bus(), AwayTwice()
+    large = turn(0, append="x" * bus.max_payload_bytes)
+    assert await TurnLog(bus, blobs).record(large) == large
+    assert blobs.attempts == 3

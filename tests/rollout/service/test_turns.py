@@ -1,0 +1,150 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marlaas_api.arrays import unpack_ids, unpack_logprobs
+from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
+from marlaas_api.names import derive_seed
+from marlaas_worker.adapters import TENSORS_FILE
+
+
+async def test_a_turn_is_recorded_and_then_answered(town: Any) -> None:
+    replica, job = await town.replica(), await town.job()
+    request = job.request(index=3, member=2)
+    async with town.asking(request) as asked:
+        reply = await asked.end()
+    assert [heard.phase for heard in asked.heard] == [ReplyPhase.ACCEPTED, ReplyPhase.RESULT]
+    assert (reply.text, reply.stop_reason, reply.num_tokens) == ("yes", StopReason.STOP, 4)
+    turn = await town.turn(request)
+    assert unpack_ids(turn.prompt_ids).tolist() == replica.engine.calls[0].prompt_ids
+    assert unpack_ids(turn.output_ids).tolist() == [*map(ord, "yes"), 1]
+    assert unpack_logprobs(turn.logprobs).tolist() == [-0.5] * 4
+    assert (turn.version, turn.opens_segment, turn.text, turn.replica) == (0, True, "yes", "rollout-0")
+    assert turn.meter.prompt_tokens == len(replica.engine.calls[0].prompt_ids)
+
+
+async def test_the_record_names_the_bytes_of_the_version_that_answered(town: Any) -> None:
+    await town.replica()
+    job = await town.job()
+    request = job.request()
+    await town.ask(request)
+    turn = await town.turn(request)
+    files = [name for name in town.blobs.contents if name.endswith(TENSORS_FILE)]
+    assert turn.adapter_sha256[:16] == files[0].rsplit("/", 1)[1][:16]
+
+
+async def test_sampling_follows_from_the_job_and_never_from_the_request(town: Any) -> None:
+    replica = await town.replica()
+    job = await town.job(rollout={"temperature": 0.7, "maxTokens": 9})
+    await town.ask(job.request(index=3, member=2, max_tokens=1000))
+    await town.ask(job.request(index=3, member=1, max_tokens=2))
+    first, second = (call.sampling for call in replica.engine.calls)
+    assert (first.temperature, first.max_tokens, second.max_tokens) == (0.7, 9, 2)
+    assert first.seed == derive_seed(7, "t3", 2, 0) != second.seed
+
+
+async def test_a_conversation_goes_on_with_its_own_ids(town: Any) -> None:
+    replica, job = await town.replica(), await town.job()
+    for number in range(3):
+        await town.ask(job.request(turn=number))
+    turns = [await town.turn(job.request(turn=number)) for number in range(3)]
+    assert [turn.opens_segment for turn in turns] == [True, False, False]
+    fed: list[int] = []
+    for turn, call in zip(turns, replica.engine.calls, strict=True):
+        fed += unpack_ids(turn.prompt_ids).tolist()
+        assert call.prompt_ids == fed
+        fed += unpack_ids(turn.output_ids).tolist()
+
+
+async def test_conversations_branch(town: Any) -> None:
+    replica, job = await town.replica(), await town.job()
+    await town.ask(job.request(turn=0))
+    await town.ask(job.request(turn=1))
+    await town.ask(job.request(turn=2, parent=0, append="left~"))
+    root, _, branch = replica.engine.calls
+    assert branch.prompt_ids == [*root.prompt_ids, *map(ord, "yes"), 1, *map(ord, "left"), 1]
+
+
+async def test_a_template_that_rewrites_its_past_opens_a_segment(town: Any, make_engine: Callable[..., Any]) -> None:
+    engine = make_engine(reply=" padded~")
+    await town.replica(engine=engine, trims=True)
+    job = await town.job()
+    await town.ask(job.request(turn=0))
+    await town.ask(job.request(turn=1))
+    turn = await town.turn(job.request(turn=1))
+    assert turn.opens_segment
+    assert unpack_ids(turn.prompt_ids).tolist() == engine.calls[1].prompt_ids
+    assert "<assistant>padded~" in "".join(map(chr, engine.calls[1].prompt_ids)).replace("\x01", "~")
+
+
+async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode(town: Any) -> None:
+    replica, job = await town.replica(), await town.job()
+    long = job.request(append=(ChatMessage(role="user", content="x" * 2000),))
+    reply = await town.ask(long)
+    assert (reply.phase, reply.stop_reason, reply.num_tokens) == (ReplyPhase.RESULT, StopReason.CONTEXT, 0)
+    turn = await town.turn(long)
+    assert (turn.prompt_ids, turn.output_ids, turn.opens_segment) == (b"", b"", True)
+    after = await town.ask(job.request(turn=1))
+    assert after.stop_reason is StopReason.CONTEXT
+    assert replica.engine.calls == []
+
+
+async def test_a_failed_over_conversation_is_restored_from_its_records(town: Any) -> None:
+    first = await town.replica("rollout-0")
+    job = await town.job()
+    await town.ask(job.request(turn=0))
+    await town.ask(job.request(turn=1))
+    await first.kill()
+    second = await town.replica("rollout-1")
+    reply = await town.ask(job.request(turn=2), of="rollout-1")
+    assert reply.phase is ReplyPhase.RESULT
+    before = [*first.engine.calls[1].prompt_ids, *map(ord, "yes"), 1]
+    fed = second.engine.calls[0].prompt_ids
+    appended = unpack_ids((await town.turn(job.request(turn=2))).prompt_ids).tolist()
+    assert fed == before + appended
+
+
+async def test_a_full_context_stays_full_after_a_failover(town: Any) -> None:
+    first = await town.replica("rollout-0")
+    job = await town.job()
+    await town.ask(job.request(append=(ChatMessage(role="user", content="x" * 2000),)))
+    await first.kill()
+    await town.replica("rollout-1")
+    reply = await town.ask(job.request(turn=1), of="rollout-1")
+    assert reply.stop_reason is StopReason.CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"uid": "old"}, "has uid uid1"),
+        ({"job": "nobody"}, "there is no job"),
+        ({"agent": "critic"}, "has no agent 'critic'"),
+        ({"group": "uid1-x"}, "not a group name"),
+        ({"group": "other-t0", "episode": "other-t0-0-1"}, "not of job uid"),
+        ({"episode": "uid1-t1-0-1"}, "is not of member 0"),
+        ({"episode": "uid1-t0-0-1.*"}, "is not of member 0"),
+        ({"member": 1, "episode": "uid1-t0-0-1"}, "is not of member 1"),
+        ({"turn": 2, "parent": 2}, "cannot follow"),
+        ({"turn": 2, "parent": 1}, "turn 1 of episode uid1-t0-0-1 is not recorded"),
+        ({"max_tokens": 0}, "at least 1"),
+        ({"append": ""}, "nothing to generate from"),
+        ({"append": ()}, "no messages"),
+    ],
+)
+async def test_what_can_never_be_served_is_refused_for_good(town: Any, changes: dict[str, Any], words: str) -> None:
+    replica, job = await town.replica(), await town.job()
+    reply = await town.ask(job.request(**changes), of="rollout-0")
+    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
+    assert words in reply.error
+    assert replica.engine.calls == []
+
+
+async def test_a_job_that_is_not_admitted_may_ask_again(town: Any) -> None:
+    await town.replica()
+    job = await town.job(admitted=False)
+    refused = await town.ask(job.request(), of="rollout-0")
+    assert (refused.phase, refused.retryable) == (ReplyPhase.FAILED, True)
+    await town.admit(job)
+    assert (await town.ask(job.request(), of="rollout-0")).phase is ReplyPhase.RESULT
