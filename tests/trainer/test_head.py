@@ -1,0 +1,50 @@
+"""The output head against plain autograd."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from marlaas_worker.trainer import head
+from marlaas_worker.trainer.head import token_logprobs
+
+
+def plain(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    return (hidden @ weight.T / temperature).log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("chunk_logits", [7, 40, 1 << 20], ids=["row by row", "three rows", "at once"])
+def test_logprobs_and_gradient_are_those_of_autograd(
+    monkeypatch: pytest.MonkeyPatch, temperature: float, chunk_logits: int
+) -> None:
+    monkeypatch.setattr(head, "CHUNK_LOGITS", chunk_logits)
+    draw = torch.Generator().manual_seed(1)
+    hidden = torch.randn(11, 5, generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(13, 5, generator=draw, dtype=torch.float64)
+    tokens = torch.randint(13, (11,), generator=draw)
+    upstream = torch.randn(11, generator=draw, dtype=torch.float64)
+    ours, expected = token_logprobs(hidden, weight, tokens, temperature), plain(hidden, weight, tokens, temperature)
+    assert torch.allclose(ours, expected, rtol=1e-12)
+    (slope,) = torch.autograd.grad(ours, hidden, upstream)
+    (expected_slope,) = torch.autograd.grad(expected, hidden, upstream)
+    assert torch.allclose(slope, expected_slope, rtol=1e-12)
+
+
+def test_logprobs_of_a_half_precision_model_are_normalised_in_single_precision() -> None:
+    draw = torch.Generator().manual_seed(2)
+    hidden = torch.randn(4, 8, generator=draw).bfloat16().requires_grad_()
+    weight = torch.randn(32, 8, generator=draw).bfloat16()
+    tokens = torch.tensor([3, 1, 4, 1])
+    logprobs = token_logprobs(hidden, weight, tokens, 1.0)
+    assert logprobs.dtype == torch.float32
+    assert torch.allclose(logprobs, plain((hidden @ weight.T).float(), torch.eye(32), tokens, 1.0))
+    (slope,) = torch.autograd.grad(logprobs.sum(), hidden)
+    assert slope.dtype == torch.bfloat16
+
+
+def test_no_tokens_have_no_logprobs() -> None:
+    hidden = torch.zeros(0, 5, requires_grad=True)
+    logprobs = token_logprobs(hidden, torch.zeros(7, 5), torch.zeros(0, dtype=torch.long), 1.0)
+    assert logprobs.shape == (0,)
+    (slope,) = torch.autograd.grad(logprobs.sum(), hidden)
+    assert slope.shape == (0, 5)

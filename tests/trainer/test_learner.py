@@ -1,0 +1,195 @@
+"""One step against a slow loop over plain transformers and peft, and a learner's state out and in."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.conftest import VOCABULARY, assignment_of, job
+from torch import Tensor
+
+from marlaas_api.kinds import OptimizerSpec
+from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
+from marlaas_worker.trainer.batching import Segment, pack
+from marlaas_worker.trainer.learner import GradientInvalid, Learner, learning_rate
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
+
+TEMPERATURE = 0.8
+
+
+def segments(seed: int, count: int = 6) -> list[Segment]:
+    """Segments whose behaviour policy is some way off the model's."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        length = int(draw.integers(4, 20))
+        generated = np.arange(length) >= draw.integers(1, length - 1)
+        behaviour = np.where(generated, -4.0 * draw.random(length) - 1.0, 0.0).astype(np.float32)
+        ids = draw.integers(0, VOCABULARY, length).astype(np.int32)
+        made.append(Segment(ids, generated, behaviour, 0, float(draw.normal())))
+    return made
+
+
+def learner_of(base: BaseModel, **training: Any) -> Learner:
+    return Learner(base, assignment_of(job(**training)))
+
+
+def step(learner: Learner, parts: list[Segment], version: int = 0, budget: int = 64) -> dict[str, float]:
+    full, rest = pack([], parts, budget)
+    for batch in [*full, rest]:
+        learner.accumulate(batch)
+    return learner.step(version)
+
+
+def slow_step(
+    folder: Path, weights: dict[str, Tensor], parts: list[Segment], settings: dict[str, float]
+) -> dict[str, Tensor]:
+    """Token by token, segment by segment, without padding; the loss as its formula is written."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    layers = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=layers, lora_dropout=0.0)
+    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config).eval()
+    named = {name.replace(".default", ""): value for name, value in model.named_parameters() if "lora_" in name}
+    with torch.no_grad():
+        for name, value in named.items():
+            value.copy_(weights[name])
+    count, total = sum(int(part.generated.sum()) for part in parts), torch.zeros(())
+    for part in parts:
+        logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE
+        with torch.no_grad(), model.disable_adapter():
+            reference = (model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE).log_softmax(-1)
+        for place in np.flatnonzero(part.generated).tolist():
+            token = int(part.ids[place])
+            logprob = logits[place - 1].log_softmax(-1)[token]
+            weight = (logprob.detach() - float(part.behaviour[place])).exp().clamp(max=2.0)
+            gap = logprob.detach() - reference[place - 1, token]
+            total = total - weight * (part.advantage - settings["kl"] * gap) * logprob
+    (total / count).backward()
+    torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"])
+    torch.optim.AdamW(named.values(), lr=settings["rate"], weight_decay=0.0).step()
+    return {name: value.detach().clone() for name, value in named.items()}
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.2])
+def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base: BaseModel, tiny_model: Path, kl: float) -> None:
+    learner = learner_of(base, kl={"coefficient": kl}, optimizer={"learningRate": 1e-2, "maxGradNorm": 0.5})
+    learner.begin()
+    step(learner, segments(0))  # away from the zero adapter, where half of the gradient vanishes
+    before = learner.weights()
+    fresh = learner_of(base, kl={"coefficient": kl}, optimizer={"learningRate": 1e-3, "maxGradNorm": 0.5})
+    fresh.restore(before, TrainingState())
+    metrics = step(fresh, segments(1))
+    expected = slow_step(tiny_model, before, segments(1), {"kl": kl, "rate": 1e-3, "max_norm": 0.5})
+    assert (metrics["kl"] > 0) == (kl > 0)
+    for name, value in fresh.weights().items():
+        moved = (value - before[name]).abs().max()
+        assert moved > 1e-4
+        assert torch.allclose(value, expected[name], atol=2e-5), name
+
+
+def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base: BaseModel) -> None:
+    results = []
+    for budget in (1 << 20, 64, 20):
+        learner = learner_of(base, optimizer={"learningRate": 1e-2})
+        learner.begin()
+        step(learner, segments(0), 0, budget)
+        metrics = step(learner, segments(1), 1, budget)
+        results.append((learner.weights(), metrics))
+    (whole, expected), *parts = results
+    for found, metrics in parts:
+        for name in ("grad_norm", "loss"):
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-4)
+        assert metrics["microbatches"] > expected["microbatches"] == 1
+        assert all(torch.allclose(found[name], value, atol=2e-4) for name, value in whole.items())
+
+
+def test_only_generated_tokens_count_whatever_else_is_said_of_the_others(base: BaseModel) -> None:
+    results = []
+    for noise in (0.0, 7.0):
+        parts = segments(3)
+        for part in parts:
+            part.behaviour[~part.generated] = -noise
+        learner = learner_of(base)
+        learner.begin()
+        metrics = step(learner, parts)
+        results.append((learner.weights(), metrics))
+    assert results[0][1] == results[1][1]
+    assert all(torch.equal(value, results[1][0][name]) for name, value in results[0][0].items())
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(
+    base: BaseModel, tiny_model: Path, kl: float
+) -> None:
+    settings: dict[str, Any] = {"kl": {"coefficient": kl}, "optimizer": {"learningRate": 3e-3, "warmupSteps": 3}}
+    straight = learner_of(base, **settings)
+    straight.begin()
+    for version in range(4):
+        step(straight, segments(version), version)
+    parked = learner_of(base, **settings)
+    parked.begin()
+    for version in range(2):
+        step(parked, segments(version), version)
+    weights, state = parked.weights(), write_state(parked.state(1, ("g2", "g3")))
+    parked.close()
+    taken_up = learner_of(BaseModel(str(tiny_model)), **settings)
+    taken_up.restore(weights, read_state(state))
+    for version in range(2, 4):
+        step(taken_up, segments(version), version)
+    assert write_state(taken_up.state(3, ())) == write_state(straight.state(3, ()))
+    assert all(torch.equal(value, taken_up.weights()[name]) for name, value in straight.weights().items())
+
+
+def test_the_kl_reference_is_version_zero_also_when_that_is_no_zero_adapter(base: BaseModel, tmp_path: Path) -> None:
+    attached = base.attach(8, 16, ())
+    draw = torch.Generator().manual_seed(4)
+    start = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in attached.parameters.items()}
+    for name, data in write_adapter(start, AdapterConfig(8, 16)).items():
+        (tmp_path / name).write_bytes(data)
+    document = job(agent={"initFrom": {"path": str(tmp_path)}}, kl={"coefficient": 0.1})
+    learner = Learner(base, assignment_of(document))
+    learner.begin()
+    assert step(learner, segments(0))["kl"] == pytest.approx(0.0, abs=1e-8)
+    again = Learner(base, assignment_of(document))
+    again.restore(learner.weights(), read_state(write_state(learner.state(0, ()))))
+    kls = [step(each, segments(1), 1)["kl"] for each in (learner, again)]
+    assert kls[0] == kls[1] > 1e-6
+
+
+def test_a_step_without_generated_tokens_moves_nothing(base: BaseModel) -> None:
+    learner = learner_of(base)
+    learner.begin()
+    before = learner.weights()
+    silent = [Segment(part.ids, np.zeros_like(part.generated), part.behaviour, 0, 1.0) for part in segments(0)]
+    metrics = step(learner, silent)
+    assert (metrics["tokens"], metrics["grad_norm"]) == (0.0, 0.0)
+    assert all(torch.equal(value, before[name]) for name, value in learner.weights().items())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_step(base: BaseModel) -> None:
+    learner = learner_of(base)
+    learner.begin()
+    broken = [Segment(part.ids, part.generated, part.behaviour, 0, float("nan")) for part in segments(0)]
+    with pytest.raises(GradientInvalid, match=r"team-a\.sums\.policy has norm nan"):
+        step(learner, broken)
+
+
+def test_the_learning_rate_warms_up_linearly_and_then_stays() -> None:
+    spec = OptimizerSpec(learning_rate=1.0, warmup_steps=4)
+    assert [learning_rate(spec, version) for version in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert learning_rate(OptimizerSpec(learning_rate=1.0), 0) == 1.0
+
+
+def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base: BaseModel) -> None:
+    with pytest.raises(StateInvalid, match="cannot be read"):
+        read_state(b"nonsense")
+    with pytest.raises(StateInvalid, match="cannot be read"):
+        read_state(write_state(TrainingState())[:-3])
+    learner = learner_of(base)
+    name = tensor_name("model.layers.0.self_attn.q_proj", "A")
+    with pytest.raises(StateInvalid, match="lacks the moments of"):
+        learner.restore({}, TrainingState(num_updates=1, first_moments={name: torch.zeros(8, 64)}))

@@ -1,0 +1,222 @@
+"""The gateway against plain transformers and peft: what a forward pass computes, and that adapters share nothing but the base."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.conftest import VOCABULARY, Sampler
+from torch import Tensor
+
+from marlaas_worker.adapters import write_adapter
+from marlaas_worker.trainer.batching import MicroBatch, Segment, collate
+from marlaas_worker.trainer.model import (
+    AttachedAdapter,
+    BaseModel,
+    ModelUnusable,
+    TargetUnknown,
+    WeightsMismatch,
+    initial_weights,
+)
+
+
+def segment(seed: int, prompt: int, generated: int) -> Segment:
+    draw = np.random.default_rng(seed)
+    ids = draw.integers(0, VOCABULARY, prompt + generated).astype(np.int32)
+    mask = np.arange(len(ids)) >= prompt
+    return Segment(ids, mask, np.zeros(len(ids), np.float32), 0, 1.0)
+
+
+def random_weights(adapter: AttachedAdapter, seed: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {name: 0.2 * torch.randn(value.shape, generator=draw) for name, value in adapter.parameters.items()}
+
+
+def attach(base: BaseModel, seed: int, rank: int = 4, alpha: int = 8, targets: tuple[str, ...] = ()) -> AttachedAdapter:
+    adapter = base.attach(rank, alpha, targets)
+    adapter.load(random_weights(adapter, seed))
+    return adapter
+
+
+def gradients(base: BaseModel, adapter: AttachedAdapter, *batches: MicroBatch) -> dict[str, Tensor]:
+    for parameter in adapter.parameters.values():
+        parameter.grad = None
+    for batch in batches:
+        base.backward(base.logprobs(adapter, batch, 1.0).sum(), batch)
+    return {
+        name: parameter.grad.clone() for name, parameter in adapter.parameters.items() if parameter.grad is not None
+    }
+
+
+# what is computed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_merged_model(base: BaseModel, sampler: Sampler, temperature: float) -> None:
+    adapter = attach(base, 1)
+    segments = [segment(1, 3, 5), segment(2, 6, 1), segment(3, 1, 9)]
+    found = base.logprobs(adapter, collate(segments), temperature)
+    sampler.merge(adapter.tensors(), adapter.config.scaling)
+    expected = [
+        sampler.logprobs(part.ids.tolist(), temperature)[place - 1, part.ids[place]]
+        for part in segments
+        for place in np.flatnonzero(part.generated)
+    ]
+    assert torch.allclose(found, torch.stack(expected), atol=2e-5)
+
+
+def test_a_zero_adapter_changes_no_bit_of_the_base_model(base: BaseModel) -> None:
+    batch = collate([segment(1, 3, 5), segment(2, 4, 7)])
+    bare = base.logprobs(None, batch, 1.0)
+    zero = base.attach(8, 16, ())
+    zero.load(initial_weights(zero.parameters, 3, "policy"))
+    assert torch.equal(base.logprobs(zero, batch, 1.0), bare)
+    assert torch.equal(base.logprobs(None, batch, 1.0), bare)
+
+
+def test_peft_loads_what_is_written_and_computes_the_same(base: BaseModel, tiny_model: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    adapter = attach(base, 5, targets=("q_proj", "down_proj"))
+    for name, data in write_adapter(adapter.tensors(), adapter.config).items():
+        (tmp_path / name).write_bytes(data)
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path).eval()
+    part = segment(1, 1, 9)
+    with torch.no_grad():
+        logits = loaded(input_ids=torch.tensor([part.ids.tolist()])).logits[0]
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(part.ids[1:, None].tolist())).squeeze(1)
+    assert torch.allclose(base.logprobs(adapter, collate([part]), 1.0), expected, atol=2e-5)
+
+
+def test_padding_changes_logprobs_and_gradients_by_no_more_than_rounding(base: BaseModel) -> None:
+    adapter = attach(base, 1)
+    segments = [segment(1, 3, 4), segment(2, 20, 9), segment(3, 2, 2)]
+    together, alone = collate(segments), [collate([part]) for part in segments]
+    padded = base.logprobs(adapter, together, 1.0)
+    assert torch.allclose(padded, torch.cat([base.logprobs(adapter, one, 1.0) for one in alone]), atol=1e-5)
+    whole, parts = gradients(base, adapter, together), gradients(base, adapter, *alone)
+    for name, value in whole.items():
+        assert torch.allclose(value, parts[name], atol=1e-5 * float(value.abs().max()) + 1e-7)
+
+
+def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient(base: BaseModel) -> None:
+    adapter = attach(base, 1)
+    part = segment(1, 4, 6)
+    masked = Segment(part.ids, np.arange(10) == 5, part.behaviour, 0, 1.0)
+    seen: list[Tensor] = []
+
+    def watch(_: Any, __: Any, output: Any) -> None:
+        output.last_hidden_state.register_hook(seen.append)
+
+    hook = base._decoder.register_forward_hook(watch)
+    batch = collate([masked, segment(2, 8, 12)])
+    base.backward(base.logprobs(adapter, batch, 1.0)[:1].sum(), batch)
+    hook.remove()
+    rows = [tuple(place) for place in seen[0].abs().sum(-1).nonzero().tolist()]
+    assert rows == [(0, 4)]  # the hidden state before the one generated token, and no other
+
+
+def test_the_base_model_is_frozen(base: BaseModel) -> None:
+    adapter = attach(base, 1)
+    gradients(base, adapter, collate([segment(1, 3, 5)]))
+    trained = {id(parameter) for parameter in adapter.parameters.values()}
+    for name, parameter in base._model.named_parameters():
+        assert parameter.requires_grad == (id(parameter) in trained), name
+        assert (parameter.grad is not None) == (id(parameter) in trained), name
+
+
+# adapters beside each other -----------------------------------------------------------------------------------------
+
+
+def test_an_adapter_computes_the_same_bits_alone_and_among_others(base: BaseModel, tiny_model: Path) -> None:
+    batch, weights = collate([segment(1, 3, 5), segment(2, 4, 7)]), {}
+    alone = attach(base, 1)
+    weights = gradients(base, alone, batch)
+    crowded = BaseModel(str(tiny_model))
+    others = [attach(crowded, 7, rank=16, targets=("q_proj",)), attach(crowded, 8, targets=("up_proj", "v_proj"))]
+    adapter = attach(crowded, 1)
+    for other in others:
+        gradients(crowded, other, batch)
+    before = [value.grad.clone() for value in others[0].parameters.values() if value.grad is not None]
+    assert torch.equal(crowded.logprobs(adapter, batch, 1.0), base.logprobs(alone, batch, 1.0))
+    found = gradients(crowded, adapter, batch)
+    crowded.detach(others[1])
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+    after = [value.grad for value in others[0].parameters.values() if value.grad is not None]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_initial_weights_depend_on_seed_agent_and_name_alone(base: BaseModel) -> None:
+    first = base.attach(4, 8, ())
+    torch.rand(7)
+    second = base.attach(4, 8, ("q_proj", "o_proj"))
+    weights, fewer = initial_weights(first.parameters, 3, "policy"), initial_weights(second.parameters, 3, "policy")
+    assert all(torch.equal(weights[name], value) for name, value in fewer.items())
+    assert not torch.equal(*(initial_weights(first.parameters, 3, agent)[next(iter(weights))] for agent in ("a", "b")))
+    assert all(bool(value.any()) == (".lora_A." in name) for name, value in weights.items())
+    name = "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"
+    assert 0.9 / 96**0.5 < float(weights[name].abs().max()) <= 1 / 96**0.5
+
+
+def test_a_detached_adapter_leaves_the_base_model_as_it_was(base: BaseModel) -> None:
+    batch = collate([segment(1, 3, 5)])
+    bare = base.logprobs(None, batch, 1.0)
+    adapter = attach(base, 1)
+    assert not torch.equal(base.logprobs(adapter, batch, 1.0), bare)
+    base.detach(adapter)
+    base.detach(adapter)
+    assert torch.equal(base.logprobs(None, batch, 1.0), bare)
+    assert not [name for name, _ in base._model.named_parameters() if "lora" in name]
+    assert attach(base, 1).parameters.keys() == adapter.parameters.keys()
+
+
+def test_no_targets_are_all_linear_layers_of_the_decoder_and_not_the_head(base: BaseModel) -> None:
+    adapter = base.attach(4, 8, ())
+    layers = {name.split(".")[-3] for name in adapter.parameters}
+    assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert len(adapter.parameters) == 2 * 7 * 2
+
+
+# refusals -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_target_is_refused_with_the_nearest_names(base: BaseModel) -> None:
+    with pytest.raises(TargetUnknown, match=r"'qproj' is no linear layer .* did you mean q_proj"):
+        base.attach(4, 8, ("qproj",))
+    with pytest.raises(TargetUnknown, match="'lm_head' is no linear layer"):
+        base.attach(4, 8, ("lm_head",))
+
+
+def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(base: BaseModel) -> None:
+    adapter, wide = attach(base, 1), attach(base, 2, rank=8)
+    before = adapter.tensors()
+    with pytest.raises(WeightsMismatch, match="does not fit this adapter"):
+        adapter.load(wide.tensors())
+    assert all(torch.equal(before[name], value) for name, value in adapter.tensors().items())
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnusable, match="there is no base model at"):
+        BaseModel(str(tmp_path / "nothing"))
+    with pytest.raises(ModelUnusable, match="cannot be loaded"):
+        BaseModel(str(tmp_path))
+
+
+def test_an_architecture_that_scales_its_logits_behind_the_head_is_refused(tmp_path: Path) -> None:
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    config = GraniteConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        logits_scaling=8.0,
+        initializer_range=0.5,
+    )
+    GraniteForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelUnusable, match="GraniteForCausalLM changes its logits after the output head"):
+        BaseModel(str(tmp_path))

@@ -1,0 +1,211 @@
+"""Turns to segments: every generated token once, in its context, and nothing that contradicts itself."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.trainer.conftest import World
+
+from marlaas_api import wire
+from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.messages import GroupReady, Meter, StopReason, TrajectoryRef, Turn
+from marlaas_worker.trainer.batching import Segment
+from marlaas_worker.trainer.trajectories import (
+    Expectation,
+    TrajectoryInvalid,
+    TurnMissing,
+    check_turn,
+    read_group,
+    segments_of,
+)
+
+EXPECTED = Expectation("grpo", 1.0, 1000, {4: "a" * 64})
+
+
+def turn(number: int, parent: int | None = None, *, opens: bool | None = None, **changes: Any) -> Turn:
+    """Turn n appends ids 10n, 10n + 1 and generates 10n + 5, 10n + 6 with logprobs -n - .5, -n - .6."""
+    made = Turn(
+        namespace="team-a",
+        job="sums",
+        uid="uid",
+        agent="policy",
+        group="uid-t0",
+        member=0,
+        episode="uid-t0-0-1",
+        turn=number,
+        parent=parent,
+        version=4,
+        adapter_sha256="a" * 64,
+        opens_segment=parent is None if opens is None else opens,
+        append="",
+        prompt_ids=pack_ids([10 * number, 10 * number + 1]),
+        output_ids=pack_ids([10 * number + 5, 10 * number + 6]),
+        logprobs=pack_logprobs([-number - 0.5, -number - 0.6]),
+        text="",
+        stop_reason=StopReason.STOP,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=2, output_tokens=2),
+        replica="rollout-0",
+        at=0.0,
+    )
+    return made.model_copy(update=changes)
+
+
+def group(*leaves: tuple[int, ...]) -> GroupReady:
+    refs = tuple(
+        TrajectoryRef(member=member, episode=f"uid-t0-{member}-1", leaves=leaf, reward=float(member))
+        for member, leaf in enumerate(leaves)
+    )
+    return GroupReady(
+        namespace="team-a",
+        job="sums",
+        uid="uid",
+        agent="policy",
+        step=0,
+        base_version=4,
+        position=0,
+        group="uid-t0",
+        index=0,
+        version=4,
+        trajectories=refs,
+    )
+
+
+def cut(*turns: Turn, leaves: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Per segment: its ids, and those of them that are trained."""
+    segments = segments_of({made.turn: made for made in turns}, leaves, 1.0)
+    return [(part.ids.tolist(), part.ids[part.generated].tolist()) for part in segments]
+
+
+# segments -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_one_segment_with_all_its_turns_trained() -> None:
+    assert cut(turn(0), turn(1, 0), leaves=(1,)) == [([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16])]
+
+
+def test_behaviour_logprobs_stand_at_the_tokens_they_belong_to() -> None:
+    (part,) = segments_of({0: turn(0), 1: turn(1, 0)}, (1,), 2.5)
+    assert np.allclose(part.behaviour, [0, 0, -0.5, -0.6, 0, 0, -1.5, -1.6])
+    assert (part.advantage, part.version) == (2.5, 4)
+
+
+def test_a_shared_beginning_is_trained_once_and_context_afterwards() -> None:
+    shared = turn(0), turn(1, 0), turn(2, 0)
+    assert cut(*shared, leaves=(1, 2)) == [
+        ([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16]),
+        ([0, 1, 5, 6, 20, 21, 25, 26], [25, 26]),
+    ]
+
+
+def test_a_template_that_rewrote_its_past_ends_a_segment_and_opens_another() -> None:
+    turns = turn(0), turn(1, 0), turn(2, 1, opens=True), turn(3, 2)
+    assert cut(*turns, leaves=(3,)) == [
+        ([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16]),
+        ([20, 21, 25, 26, 30, 31, 35, 36], [25, 26, 35, 36]),
+    ]
+
+
+def test_a_leaf_within_another_leafs_conversation_adds_nothing() -> None:
+    assert cut(turn(0), turn(1, 0), leaves=(0, 1)) == cut(turn(0), turn(1, 0), leaves=(1,))
+
+
+def test_a_member_in_which_the_agent_never_spoke_has_no_segments() -> None:
+    assert cut(leaves=()) == []
+
+
+@given(data=st.data())
+def test_in_any_tree_of_turns_every_generated_token_is_trained_exactly_once(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 9))
+    turns = {}
+    for number in range(size):
+        parent = data.draw(st.none() | st.integers(0, number - 1)) if number else None
+        turns[number] = turn(number, parent, opens=parent is None or data.draw(st.booleans()))
+    inner = {made.parent for made in turns.values()}
+    leaves = tuple(data.draw(st.permutations([number for number in turns if number not in inner])))
+    segments = segments_of(turns, leaves, 1.0)
+    trained = sorted(token for part in segments for token in part.ids[part.generated].tolist())
+    assert trained == sorted(10 * number + end for number in turns for end in (5, 6))
+    for part in segments:
+        assert not part.generated[0]
+        check_contexts(part, turns)
+
+
+def check_contexts(part: Segment, turns: dict[int, Turn]) -> None:
+    """What stands before a turn in a segment is its parent's conversation."""
+    numbers = [int(token) // 10 for token in part.ids[::4]]
+    assert turns[numbers[0]].opens_segment
+    for before, number in itertools.pairwise(numbers):
+        assert turns[number].parent == before
+        assert not turns[number].opens_segment
+
+
+# checks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"namespace": "team-b"}, "namespace is 'team-b', and the group says 'team-a'"),
+        ({"uid": "other"}, "uid is 'other'"),
+        ({"agent": "critic"}, "agent is 'critic'"),
+        ({"group": "uid-t1"}, "group is 'uid-t1'"),
+        ({"member": 1}, "member is 1"),
+        ({"version": 3}, "version is 3, and the group says 4"),
+        ({"temperature": 0.7}, "temperature is 0.7, and the group says 1.0"),
+        ({"adapter_sha256": "b" * 64}, "adapter_sha256 is 'bbb"),
+        ({"opens_segment": False}, "no parent and opens no segment"),
+        ({"parent": 2}, "its parent 2 does not come before it"),
+        ({"output_ids": pack_ids([5])}, "1 generated tokens with 2 logprobs"),
+        ({"prompt_ids": b""}, "opens a segment without a prompt"),
+        ({"prompt_ids": b"\0\0\0"}, "not arrays of four-byte values"),
+        ({"logprobs": pack_logprobs([-1.0, 0.5])}, "above zero or not finite"),
+        ({"logprobs": pack_logprobs([-1.0, float("nan")])}, "above zero or not finite"),
+        ({"output_ids": pack_ids([5, 1000])}, "outside the vocabulary of 1000"),
+        ({"output_ids": pack_ids([5, -1])}, "outside the vocabulary of 1000"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contradiction(
+    changes: dict[str, Any], text: str
+) -> None:
+    whole = group((0,))
+    check_turn(turn(0), whole, whole.trajectories[0], EXPECTED)
+    with pytest.raises(TrajectoryInvalid, match="recorded by rollout-0") as caught:
+        check_turn(turn(0, **changes), whole, whole.trajectories[0], EXPECTED)
+    assert text in str(caught.value)
+
+
+# reading ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewards(world: World) -> None:
+    for member in (0, 1):
+        ids: dict[str, Any] = {"member": member, "episode": f"uid-t0-{member}-1"}
+        for made in (turn(0, **ids), turn(1, 0, **ids), turn(2, 1, **ids), turn(3, 0, **ids)):
+            await world.publish_turn(made)
+    segments = await read_group(world.bus, world.blobs, group((2,), (2, 3)), EXPECTED)
+    assert [len(part) for part in segments] == [8, 12, 12]
+    assert np.allclose([part.advantage for part in segments], [1.0, -1.0, 1.0], atol=1e-4)
+
+
+async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(world: World) -> None:
+    large = turn(0, member=0, text="x" * 1000)
+    await world.bus.publish(
+        "turn.team-a.sums.uid-t0-0-1.0", await wire.pack(large, world.blobs, "team-a", limit_bytes=500)
+    )
+    await world.publish_turn(turn(0, member=1, episode="uid-t0-1-1"))
+    assert world.blobs.contents
+    assert len(await read_group(world.bus, world.blobs, group((0,), (0,)), EXPECTED)) == 2
+
+
+async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(world: World) -> None:
+    await world.publish_turn(turn(0))
+    with pytest.raises(TurnMissing, match=r"turn\.team-a\.sums\.uid-t0-1-1\.0 is not recorded"):
+        await read_group(world.bus, world.blobs, group((0,), (0,)), EXPECTED)
+    await world.bus.publish("turn.team-a.sums.uid-t0-1-1.0", wire.encode(turn(7, 3)))
+    with pytest.raises(TrajectoryInvalid, match="holds something other than this turn"):
+        await read_group(world.bus, world.blobs, group((0,), (0,)), EXPECTED)

@@ -1,0 +1,81 @@
+"""What is there, and which of it a pool's trainers have to train."""
+
+from typing import Any
+
+import pytest
+from tests.trainer.conftest import World, assignment_of, job
+
+from marlaas_api import subjects, wire
+from marlaas_api.bus import Entry
+from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress
+from marlaas_worker.trainer.assignment import assignments
+from marlaas_worker.trainer.view import look, what_decides
+
+
+def level(document: JobDocument, **changes: Any) -> Progress:
+    made = Progress(
+        namespace=document.namespace,
+        job=document.job,
+        uid=document.uid,
+        phase=Phase.RUNNING,
+        admitted=True,
+        reason="Admitted",
+        steps=4,
+    )
+    return made.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("job_changes", "level_changes", "wanted"),
+    [
+        ({}, {}, True),
+        ({"deleted": True}, {}, False),
+        ({"pool": "large"}, {}, False),
+        ({}, {"admitted": False}, False),
+        ({}, {"uid": "uid-earlier"}, False),
+        ({}, {"phase": Phase.SUCCEEDED}, False),
+        ({}, {"phase": Phase.FAILED}, False),
+    ],
+)
+def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(
+    job_changes: dict[str, Any], level_changes: dict[str, Any], wanted: bool
+) -> None:
+    document = job().model_copy(update=job_changes)
+    found = assignments([document], {document.ref.key: level(document, **level_changes)}, "tiny")
+    assert list(found) == (["team-a.sums.policy"] if wanted else [])
+    assert assignments([document], {}, "tiny") == {}
+
+
+def test_an_agent_with_a_pool_of_its_own_belongs_to_that_pool() -> None:
+    document = job(agent={"poolRef": {"name": "large"}})
+    progress = {document.ref.key: level(document)}
+    assert assignments([document], progress, "tiny") == {}
+    assert list(assignments([document], progress, "large")) == ["team-a.sums.policy"]
+
+
+def test_a_new_figure_decides_nothing_and_an_admission_does() -> None:
+    def entry(**changes: Any) -> Entry:
+        return Entry("team-a.sums", wire.encode(level(job(), **changes)), 1)
+
+    assert what_decides(entry(step=3, tokens=500)) == what_decides(entry())
+    for changes in ({"admitted": False}, {"uid": "other"}, {"phase": Phase.FAILED}):
+        assert what_decides(entry(**changes)) != what_decides(entry())
+
+
+async def test_a_look_finds_jobs_records_and_living_trainers_and_passes_over_what_it_cannot_read(world: World) -> None:
+    good, bad = job("good"), job("bad")
+    for document in (good, bad):
+        await world.admit(document)
+    policy = await world.bus.bucket(subjects.POLICY)
+    record = PolicyRecord(uid=good.uid, epoch=2, holder="trainer-7")
+    await policy.put(assignment_of(good).key, wire.encode(record))
+    await policy.put(assignment_of(bad).key, b"nonsense")
+    await (await world.bus.bucket(subjects.JOBS)).put("team-a.worse", b"nonsense")
+    replicas = await world.bus.bucket(subjects.REPLICAS)
+    for key in (("trainer", "tiny", "trainer-7"), ("trainer", "large", "trainer-8"), ("rollout", "tiny", "rollout-0")):
+        await replicas.put(subjects.replica_key(*key), b"a report")
+    view = await look(world.bus, "tiny")
+    assert list(view.wanted) == ["team-a.good.policy"]
+    assert view.known["team-a.good.policy"].record == record
+    assert view.live == {"trainer-7"}
+    assert view.holders == {"trainer-7"}
