@@ -61,6 +61,7 @@ class EmbeddedNats:
         self._sync_interval = sync_interval
         self._extra_config = extra_config
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     @property
     def url(self) -> str:
@@ -80,9 +81,9 @@ class EmbeddedNats:
         """
         if self.pid is not None:
             raise ServerFailed(f"nats-server is already running (pid {self.pid})")
-        log_start = self._spawn(find_binary())
+        self._spawn(find_binary())
         try:
-            await self._ready(log_start)
+            await self._ready()
         except BaseException:
             await self.kill()
             raise
@@ -108,6 +109,10 @@ class EmbeddedNats:
             await asyncio.sleep(_POLL_S)
         return self._process.returncode
 
+    def errors(self) -> list[str]:
+        """What the server has logged as an error since it was last started: a full disk shows nowhere else."""
+        return [line for line in self._log() if "[ERR]" in line or "[FTL]" in line]
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -115,8 +120,7 @@ class EmbeddedNats:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    def _spawn(self, binary: Path) -> int:
-        """Start the process; return where its part of the log begins."""
+    def _spawn(self, binary: Path) -> None:
         try:
             self._store.mkdir(parents=True, exist_ok=True)
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +130,7 @@ class EmbeddedNats:
             config.write_text(self._config())
             with (self._store / "lock").open("w") as lock, self.log_path.open("ab") as log:
                 self._lock(lock.fileno())
+                self._log_start = log.tell()
                 self._process = subprocess.Popen(
                     [binary, "-c", config, "--ports_file_dir", self._store],
                     stdin=subprocess.DEVNULL,
@@ -135,7 +140,6 @@ class EmbeddedNats:
                     start_new_session=True,
                     preexec_fn=_dies_with(os.getpid()),
                 )
-                return log.tell()
         except OSError as error:
             raise ServerFailed(f"cannot start nats-server with its store in {self._store}: {error}") from error
 
@@ -159,23 +163,26 @@ class EmbeddedNats:
         lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
         return "\n".join([*lines, self._extra_config, ""])
 
-    async def _ready(self, log_start: int) -> None:
+    async def _ready(self) -> None:
         """Wait for the ports file, which the server writes once it listens."""
         assert self._process is not None
         ports = self._store / f"nats-server_{self._process.pid}.ports"
         deadline = asyncio.get_running_loop().time() + _READY_S
         while not (ports.exists() and ports.read_text().endswith("}")):
             if self._process.poll() is not None:
-                raise ServerFailed(self._post_mortem(log_start))
+                raise ServerFailed(self._post_mortem())
             if asyncio.get_running_loop().time() > deadline:
                 raise ServerFailed(f"nats-server was not ready within {_READY_S:.0f} s; see {self.log_path}")
             await asyncio.sleep(_POLL_S)
         self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
 
-    def _post_mortem(self, log_start: int) -> str:
+    def _log(self) -> list[str]:
         with self.log_path.open("rb") as log:
-            log.seek(log_start)
-            lines = log.read().decode(errors="replace").splitlines()
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace").splitlines()
+
+    def _post_mortem(self) -> str:
+        lines = self._log()
         if any("address already in use" in line for line in lines):
             return f"port {self.port} of 127.0.0.1 is taken by another process: stop it, or choose another port"
         fatal = [line for line in lines if "[FTL]" in line or "nats-server:" in line] or lines[-3:]

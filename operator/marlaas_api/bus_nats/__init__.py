@@ -3,18 +3,21 @@
 `link` alone imports nats-py; everything above it speaks JetStream's documented subjects and JSON.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from marlaas_api.background import background
-from marlaas_api.bus import Bucket, BusRefused, Consumer, Request, Stored
+from marlaas_api.bus import Bucket, Consumer, Request, Stored
 from marlaas_api.bus_names import checked_subject
 from marlaas_api.bus_nats.buckets import NatsBucket
 from marlaas_api.bus_nats.consumers import NatsConsumer
+from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.jetstream import JetStream, stored
 from marlaas_api.bus_nats.layout import Config, bucket_config, bucket_stream, merged, nanoseconds, stream_config
-from marlaas_api.bus_nats.link import Dial, Link
+from marlaas_api.bus_nats.link import Link
+from marlaas_api.bus_nats.routes import Incoming, Route
 from marlaas_api.bus_nats.verdicts import Missing
 from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
 
@@ -88,11 +91,7 @@ class NatsBus:
         }
         call = f"CONSUMER.CREATE.{stream}.{name}.{subject}"
         action = f'create the consumer {name} of {stream} for "{subject}"'
-        info = await self._jetstream.api(call, action, {"stream_name": stream, "config": config})
-        granted = info["config"].get("max_ack_pending")
-        if granted != max_pending:
-            # A trainer that waits for more groups than it may hold would wait for ever.
-            raise BusRefused(f"NATS: cannot {action}: the server allows {granted} unacked messages, not {max_pending}")
+        await self._jetstream.api(call, action, {"stream_name": stream, "config": config})
         return NatsConsumer(self._jetstream, self._link, stream, name, ack_wait_s)
 
     async def delete_consumer(self, stream: str, name: str) -> None:
@@ -112,17 +111,21 @@ class NatsBus:
     async def listen(
         self, subject: str, handler: Callable[[Request], Awaitable[None]], queue: str = ""
     ) -> AsyncIterator[None]:
-        async with self._link.subscribed(subject, queue) as arrivals:
+        arrivals: asyncio.Queue[Incoming | Exception] = asyncio.Queue()
+        unsubscribe = await self._link.subscribe(Route(subject, arrivals.put_nowait, arrivals.put_nowait), queue)
 
-            async def hand_over() -> None:
-                while True:
-                    message = await arrivals.get()
-                    if isinstance(message, Exception):
-                        raise message
-                    await handler(Request(message.subject, message.reply, message.data))
+        async def hand_over() -> None:
+            while True:
+                message = await arrivals.get()
+                if isinstance(message, Exception):
+                    raise message
+                await handler(Request(message.subject, message.reply, message.data))
 
+        try:
             async with background(hand_over()):
                 yield
+        finally:
+            await unsubscribe()
 
     def new_inbox(self) -> str:
         return self._link.new_inbox()

@@ -69,7 +69,7 @@ class NatsBucket:
 
     async def _snapshot(self, prefix: str) -> list[Entry]:
         """The newest entry of every key, deletions included, oldest change first."""
-        messages = await self._jetstream.read(bucket_stream(self._name), self._filter(prefix))
+        messages = await self._jetstream.read_compacted(bucket_stream(self._name), self._filter(prefix))
         newest: dict[str, Entry] = {}
         for message in messages:
             entry = self._entry((message.headers or {})["Nats-Subject"], sequence(message), message)

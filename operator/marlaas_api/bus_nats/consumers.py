@@ -8,13 +8,14 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Self
 
 from marlaas_api.bus import BusRefused, BusUnavailable, Delivery, Stored
 from marlaas_api.bus_nats.jetstream import API, JetStream
 from marlaas_api.bus_nats.layout import nanoseconds
-from marlaas_api.bus_nats.link import Inbox, Link
+from marlaas_api.bus_nats.link import Link, Lost, Unsubscribe
 from marlaas_api.bus_nats.routes import Incoming, Route, status
 
 # How long a request is given beyond its own end, and how long messages in hand wait for more of the same request: the end mark
@@ -52,20 +53,22 @@ class Pull:
         self._link = link
         self._call = call
         self._left = 0
-        self._inbox: Inbox | None = None
+        self._inbox = link.new_inbox()
+        self._unsubscribe: Unsubscribe | None = None
         self._news = asyncio.Event()
 
     async def ask(self, batch: int, expires_s: float, *, no_wait: bool) -> None:
         """Ask for up to `batch` messages. Raises BusUnavailable, BusRefused."""
-        if self._inbox is None:
-            self._inbox = await self._link.inbox(self._receive)
+        route = Route(self._call, self._receive, self._fail)
+        if self._unsubscribe is None:
+            self._unsubscribe = await self._link.subscribe(replace(route, subject=self._inbox), confirmed=False)
         self.ended, self.failure, self._left = None, None, batch
         self._news.clear()
         request: dict[str, object] = {"batch": batch, "no_wait": no_wait}
         if expires_s > 0:
             request["expires"] = nanoseconds(expires_s)
-        self._link.open_route(Route(self._call, self._receive, self._fail), self._inbox.subject)
-        await self._link.send(self._call, json.dumps(request).encode(), self._inbox.subject)
+        self._link.open_route(route, self._inbox)
+        await self._link.send(self._call, json.dumps(request).encode(), self._inbox)
 
     @property
     def over(self) -> bool:
@@ -84,9 +87,9 @@ class Pull:
 
     async def close(self) -> None:
         """Give up; the server drops a request that nobody listens to."""
-        if self._inbox is not None:
-            self._link.close_route(self._inbox.subject)
-            await self._inbox.close()
+        self._link.close_route(self._inbox)
+        if self._unsubscribe is not None:
+            await self._unsubscribe()
 
     def _receive(self, message: Incoming) -> None:
         code = status(message)
@@ -183,12 +186,17 @@ class NatsConsumer:
 
 
 class NatsDelivery:
-    """One claimed message. All verbs wait for the server's word; they may reach it twice."""
+    """One claimed message. All verbs wait for the server's word; they may reach it twice.
+
+    A killed server may have forgotten its last deliveries, and never answers to what settles one of those. The message is
+    delivered again; until then settling it raises BusUnavailable.
+    """
 
     def __init__(self, link: Link, jetstream: JetStream, message: Incoming) -> None:
         self._link = link
         self._jetstream = jetstream
         self._reply = message.reply
+        self._num_breaks = link.num_breaks
         self._position = Position.of(message)
         self._stored = Stored(message.subject, self._position.sequence, message.data)
 
@@ -215,11 +223,26 @@ class NatsDelivery:
         await self._settle(b"+WPI")
 
     async def _settle(self, verb: bytes) -> None:
-        answer = await self._link.ask(self._reply, verb)
+        deadline = self._link.deadline()
+        while True:
+            if self._link.num_breaks != self._num_breaks:
+                await self._check_remembered()
+            with suppress(Lost):
+                answer = await self._link.request(self._reply, verb, deadline)
+                break
         if status(answer):
-            stream, name = self._position.stream, self._position.consumer
-            await self._jetstream.api(f"CONSUMER.INFO.{stream}.{name}", f"settle a message of {name}")
-            raise BusUnavailable(f"NATS: the consumer {name} of {stream} does not answer")
+            await self._check_remembered()
+            raise BusUnavailable(f"NATS: the consumer {self._position.consumer} does not answer")
+
+    async def _check_remembered(self) -> None:
+        stream, name, sequence = self._position.stream, self._position.consumer, self._position.sequence
+        num_breaks = self._link.num_breaks
+        info = await self._jetstream.api(f"CONSUMER.INFO.{stream}.{name}", f"settle a message of {name}")
+        if info["delivered"]["stream_seq"] < sequence:
+            raise BusUnavailable(
+                f"NATS: the server forgot that {name} claimed message {sequence}; it delivers it again"
+            )
+        self._num_breaks = num_breaks
 
 
 def _now() -> float:

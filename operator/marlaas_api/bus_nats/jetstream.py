@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, Stored
-from marlaas_api.bus_nats.link import ANSWER_S, Link, Lost
+from marlaas_api.bus_nats.link import Link, Lost
 from marlaas_api.bus_nats.routes import Incoming, Route, status
 from marlaas_api.bus_nats.verdicts import Missing, verdict
 
@@ -18,6 +18,7 @@ _BATCH = 1000
 # Twice the largest message, and well below what a server lets wait for a client before it hangs up (64 MB).
 _BATCH_BYTES = 16 << 20
 _NO_RESPONDERS = "503"
+_PROBE_S = 1.0
 
 
 def sequence(message: Incoming) -> int:
@@ -56,7 +57,7 @@ class JetStream:
         With a `Nats-Msg-Id` it survives a broken connection: it is sent again within the deadline, and stored once.
         """
         message_id = headers.get("Nats-Msg-Id")
-        deadline = asyncio.get_running_loop().time() + ANSWER_S
+        deadline = self._link.deadline()
         while True:
             try:
                 answer = await self._link.request(subject, data, deadline, headers or None)
@@ -64,6 +65,8 @@ class JetStream:
                 if message_id is None:
                     raise
                 continue
+            except BusUnavailable as error:
+                raise await self._stuck(subject, error) from None
             if status(answer) == _NO_RESPONDERS:
                 raise await self._unanswered(subject)
             reply: dict[str, Any] = json.loads(answer.data)
@@ -95,17 +98,27 @@ class JetStream:
                 raise BusUnavailable(f'NATS: the stream {stream} does not answer for "{subject}"')
 
     async def read(self, stream: str, subject: str, start: int = 1) -> list[Incoming]:
-        """All messages of a subject (wildcards allowed) from a sequence on, up to the stream's last one as of now."""
+        """All messages of a log's subject (wildcards allowed) from a sequence on, up to the last one as of now."""
         end = int((await self.info(stream))["state"]["last_seq"])
+        return [message for message in await self._read(stream, subject, start, end) if sequence(message) <= end]
+
+    async def read_compacted(self, stream: str, subject: str) -> list[Incoming]:
+        """The same of a bucket's stream, where a message may make room for a newer one while this reads: it stops where
+        nothing follows, so that no key is missed.
+        """
+        return await self._read(stream, subject, 1, None)
+
+    async def _read(self, stream: str, subject: str, start: int, end: int | None) -> list[Incoming]:
         found: list[Incoming] = []
-        more = True
-        while more and start <= end:
+        while end is None or start <= end:
             try:
                 batch, more = await self._batch(stream, subject, start)
             except Lost:
                 continue
-            found += [message for message in batch if sequence(message) <= end]
-            start = sequence(batch[-1]) + 1 if batch else end + 1
+            found += batch
+            if not batch or (end is not None and not more):
+                break
+            start = sequence(batch[-1]) + 1
         return found
 
     async def _batch(self, stream: str, subject: str, start: int) -> tuple[list[Incoming], bool]:
@@ -116,12 +129,29 @@ class JetStream:
         reply = self._link.open_route(batch.route)
         try:
             await self._link.send(call, json.dumps(request).encode(), reply)
-            async with asyncio.timeout(2 * ANSWER_S):
-                return batch.messages, await batch.more
+            async with asyncio.timeout_at(self._link.deadline()):
+                more = await batch.more
         except TimeoutError:
             raise BusUnavailable(f'NATS: the stream {stream} stopped in the midst of "{subject}"') from None
         finally:
             self._link.close_route(reply)
+        if isinstance(more, Exception):
+            raise more
+        return batch.messages, more
+
+    async def _stuck(self, subject: str, error: BusUnavailable) -> BusUnavailable:
+        """A server that cannot write says nothing at all to a publish: see whether it is there otherwise."""
+        if not self._link.connected:
+            return error
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                await self._unanswered(subject)
+        except (BusUnavailable, BusRefused, TimeoutError):
+            return error
+        return BusUnavailable(
+            f'NATS does not store "{subject}" although the server is up: its disk may be full. Its log says why; make '
+            "room, then restart it"
+        )
 
     async def _unanswered(self, subject: str) -> BusRefused | BusUnavailable:
         """Why nobody acknowledged a publish: no stream has the subject, or the one that has it is without a leader."""
@@ -133,27 +163,25 @@ class JetStream:
 
 
 class _Batch:
-    """Collects a direct read until the server's end mark."""
+    """Collects a direct read until the server's end mark; `more` is whether there is more, or why there is no end mark."""
 
     def __init__(self, call: str) -> None:
         self.messages: list[Incoming] = []
-        self.more: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.route = Route(call, self._receive, self._fail)
+        self.more: asyncio.Future[bool | Exception] = asyncio.get_running_loop().create_future()
+        self.route = Route(call, self._receive, self._end)
 
     def _receive(self, message: Incoming) -> None:
+        headers = message.headers or {}
         match status(message):
             case "":
                 self.messages.append(message)
             case "204" | "404":
-                self._end(int((message.headers or {}).get("Nats-Num-Pending", "0")) > 0)
+                self._end(int(headers.get("Nats-Num-Pending", "0")) > 0)
             case other:
-                why = (message.headers or {}).get("Description", "")
-                self._fail(BusUnavailable(f"NATS: a direct read ended with {other} {why.strip()}"))
+                self._end(
+                    BusUnavailable(f"NATS: a direct read ended with {other} {headers.get('Description', '').strip()}")
+                )
 
-    def _end(self, more: bool) -> None:
+    def _end(self, outcome: bool | Exception) -> None:
         if not self.more.done():
-            self.more.set_result(more)
-
-    def _fail(self, error: Exception) -> None:
-        if not self.more.done():
-            self.more.set_exception(error)
+            self.more.set_result(outcome)

@@ -9,25 +9,21 @@ a callback, and the call times out).
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 
 from marlaas_api.bus import BusRefused, BusUnavailable
+from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.routes import Incoming, Route, Routes, one_answer
 
-ANSWER_S = 5.0
 HEADER_ROOM_BYTES = 4096
-_RECONNECT_S = 0.25
-_PING_S = 10.0
 _REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]+)"')
 _REJECTED = ("authorization", "authentication")
+_NEVER = (nats.errors.BadSubjectError, nats.errors.BadHeaderError, nats.errors.MaxPayloadError)
 
 logger = logging.getLogger("marlaas.bus")
 
@@ -36,27 +32,8 @@ class Lost(BusUnavailable):
     """The connection broke before the answer came; whether the server acted on the request is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """How to connect. `creds` is a NATS credentials file, read again at every reconnect."""
-
-    url: str
-    name: str
-    creds: Path | None = None
-    inbox_prefix: str = "_INBOX"
-
-
-class Inbox:
-    """A subscription."""
-
-    def __init__(self, subject: str, subscription: Any) -> None:
-        self.subject = subject
-        self._subscription = subscription
-
-    async def close(self) -> None:
-        """Unsubscribe; never waits, and an outage does the same."""
-        with suppress(nats.errors.Error, OSError):
-            await self._subscription.unsubscribe()
+# Ends a subscription; never waits, and an outage does the same.
+Unsubscribe = Callable[[], Awaitable[None]]
 
 
 class Link:
@@ -64,13 +41,15 @@ class Link:
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
+        self._where = dial.where
         self._loop = asyncio.get_running_loop()
         self._client = Client()
         self._up = asyncio.Event()
         self._rejected: asyncio.Future[BusRefused] = self._loop.create_future()
         self._routes = Routes()
         self._tokens = count()
-        self._subscriptions: set[Route] = set()
+        self.num_breaks = 0
+        self._subscriptions: dict[Route, list[Exception]] = {}
         self._refused: dict[str, BusRefused] = {}
         self._inbox = ""
         self._end: BusRefused | None = None
@@ -82,7 +61,7 @@ class Link:
             await self._connect(timeout_s)
             self._inbox = self._client.new_inbox()
             self._up.set()
-            await self._subscribe(Route(f"{self._inbox}.*", _ignore, self._reject), "", self._answer)
+            await self.subscribe(Route(f"{self._inbox}.*", self._answer, self._reject))
             if self._rejected.done():
                 raise self._rejected.result()
         except BaseException:
@@ -93,11 +72,12 @@ class Link:
         """Send what is left, then disconnect; idempotent. Every later call raises BusRefused."""
         if self._end is not None and self._client.is_closed:
             return
-        self._finish(BusRefused(f"this connection to {self._dial.url} is closed"))
+        self._finish(BusRefused(f"this connection to NATS at {self._where} is closed"))
         with suppress(nats.errors.Error, OSError, TimeoutError):
             if self._client.is_connected:
                 await self._client.flush(1)
-        with suppress(nats.errors.Error, OSError):
+        # nats-py asserts that its connect got past reading the URL.
+        with suppress(nats.errors.Error, OSError, AssertionError):
             await self._client.close()
 
     @property
@@ -131,21 +111,28 @@ class Link:
         reply = self.open_route(route)
         try:
             await self._emit(subject, data, reply, headers)
-            return await answer
+            outcome = await answer
         finally:
             timer.cancel()
             self.close_route(reply)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def deadline(self) -> float:
+        """By when a call that begins now has to have its answer."""
+        return self._loop.time() + self._dial.answer_s
 
     async def ask(self, subject: str, data: bytes = b"") -> Incoming:
         """A request that may be repeated: one that was lost is sent again, until the usual deadline."""
-        deadline = self._loop.time() + ANSWER_S
+        deadline = self.deadline()
         while True:
             with suppress(Lost):
                 return await self.request(subject, data, deadline)
 
     async def send(self, subject: str, data: bytes, reply: str = "") -> None:
         """Publish without an answer. A subject that was refused before is refused here."""
-        await self.ready(self._loop.time() + ANSWER_S)
+        await self.ready(self.deadline())
         if subject.lower() in self._refused:
             raise self._refused[subject.lower()]
         await self._emit(subject, data, reply, None)
@@ -153,7 +140,7 @@ class Link:
     def open_route(self, route: Route, reply: str | None = None) -> str:
         """Return the reply subject for a request; its route is told of refusals and of the end of the connection.
 
-        Answers that carry another subject (deliveries of a consumer) need an `inbox`, whose subject is the `reply`.
+        Answers that carry other subjects (deliveries of a consumer) need a subscription to `reply` of their own.
         """
         reply = reply or f"{self._inbox}.{next(self._tokens):x}"
         self._routes.open(reply, route)
@@ -163,17 +150,33 @@ class Link:
         """Expect no more answers; no error when it has ended."""
         self._routes.close(reply)
 
-    async def inbox(self, receive: Callable[[Incoming], None]) -> "Inbox":
-        """Another subject of our own, with a subscription of its own."""
+    async def subscribe(self, route: Route, queue: str = "", *, confirmed: bool = True) -> Unsubscribe:
+        """Hear everything on the route's subject; `confirmed`: from the moment this returns. Raises Lost, BusRefused."""
+        await self.ready(self.deadline())
+        failures: list[Exception] = []
 
         async def arrive(message: Incoming) -> None:
-            receive(message)
+            route.receive(message)
 
-        subject = self.new_inbox()
+        async def unsubscribe() -> None:
+            self._subscriptions.pop(route, None)
+            with suppress(nats.errors.Error, OSError):
+                await inner.unsubscribe()
+
+        self._subscriptions[route] = failures
         try:
-            return Inbox(subject, await self._client.subscribe(subject, cb=arrive, pending_bytes_limit=0))
+            # No bound on bytes: what is asked for is bounded by who asks, and a dropped answer would be a hole.
+            inner = await self._client.subscribe(route.subject, queue=queue, cb=arrive, pending_bytes_limit=0)
+            for _ in range(2 if confirmed else 0):
+                # Twice: nats-py writes a ping at once, and commands a little later.
+                await self._client.flush(self._dial.answer_s)
         except (nats.errors.Error, OSError) as error:
-            raise Lost(f"NATS at {self._dial.url}: {error}") from error
+            self._subscriptions.pop(route, None)
+            raise _translated(error, f'listen to "{route.subject}"') from error
+        if failures:
+            await unsubscribe()
+            raise failures[0]
+        return unsubscribe
 
     async def hand_back(self, message: Incoming) -> None:
         """Let the server deliver a claimed message to somebody else now; never waits, and an outage does the same."""
@@ -185,26 +188,16 @@ class Link:
         """There is a connection right now."""
         return self._end is None and self._up.is_set() and bool(self._client.is_connected)
 
-    @asynccontextmanager
-    async def subscribed(self, subject: str, queue: str) -> AsyncIterator[asyncio.Queue[Incoming | Exception]]:
-        """Everything on a subject, from the moment the block is entered, as a queue; an exception in it is the end."""
-        arrivals: asyncio.Queue[Incoming | Exception] = asyncio.Queue()
-
-        async def arrive(message: Incoming) -> None:
-            arrivals.put_nowait(message)
-
-        route = Route(subject, _ignore, arrivals.put_nowait)
-        subscription = await self._subscribe(route, queue, arrive)
-        try:
-            yield arrivals
-        finally:
-            self._subscriptions.discard(route)
-            await Inbox(subject, subscription).close()
-
     async def _connect(self, timeout_s: float) -> None:
         if self._dial.creds is not None and not self._dial.creds.exists():
             raise BusRefused(f"there is no NATS credentials file {self._dial.creds}")
-        attempt = asyncio.ensure_future(self._client.connect(**self._options()))
+        callbacks = {
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+        }
+        attempt = asyncio.ensure_future(self._client.connect(**self._dial.options, **callbacks))
         try:
             await asyncio.wait({attempt, self._rejected}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if self._rejected.done():
@@ -213,54 +206,20 @@ class Link:
                 raise BusUnavailable(self._unreachable())
             attempt.result()
         except (nats.errors.Error, ValueError, ImportError) as error:
-            raise BusRefused(f"cannot connect to NATS at {self._dial.url}: {error}") from error
+            raise BusRefused(f"cannot connect to NATS at {self._where}: {error}") from error
         finally:
             attempt.cancel()
             await asyncio.wait({attempt})
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "servers": self._dial.url,
-            "name": self._dial.name,
-            "user_credentials": str(self._dial.creds) if self._dial.creds else None,
-            "inbox_prefix": self._dial.inbox_prefix,
-            "max_reconnect_attempts": -1,
-            "reconnect_time_wait": _RECONNECT_S,
-            "connect_timeout": 2,
-            "ping_interval": _PING_S,
-            "pending_size": 0,
-            "error_cb": self._on_error,
-            "disconnected_cb": self._on_disconnected,
-            "reconnected_cb": self._on_reconnected,
-            "closed_cb": self._on_closed,
-        }
 
     async def _emit(self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
         if len(data) > self.max_payload_bytes:
             raise BusRefused(f'NATS: {len(data)} bytes for "{subject}" exceed the {self.max_payload_bytes} that fit')
         try:
             await self._client.publish(subject, data, reply, headers)
-        except (nats.errors.BadSubjectError, nats.errors.BadHeaderError, ValueError) as error:
-            raise BusRefused(f'NATS: cannot publish to "{subject}": {error}') from error
         except (nats.errors.Error, OSError) as error:
-            raise Lost(f"NATS at {self._dial.url}: {error}") from error
+            raise _translated(error, f'publish to "{subject}"') from error
 
-    async def _subscribe(
-        self, route: Route, queue: str, receive: Callable[[Incoming], Coroutine[Any, Any, None]]
-    ) -> Any:
-        await self.ready(self._loop.time() + ANSWER_S)
-        self._subscriptions.add(route)
-        try:
-            # No bound on bytes: what is asked for is bounded by who asks, and a dropped answer would be a hole.
-            subscription = await self._client.subscribe(route.subject, queue=queue, cb=receive, pending_bytes_limit=0)
-            await self._client.flush(int(ANSWER_S))
-        except nats.errors.BadSubjectError as error:
-            raise BusRefused(f'NATS: cannot listen to "{route.subject}": {error}') from error
-        except (nats.errors.Error, OSError) as error:
-            raise Lost(f"NATS at {self._dial.url}: {error}") from error
-        return subscription
-
-    async def _answer(self, message: Incoming) -> None:
+    def _answer(self, message: Incoming) -> None:
         route = self._routes.find(message.subject)
         if route is not None:
             route.receive(message)
@@ -272,21 +231,20 @@ class Link:
         if refused is not None:
             self._refuse(*refused.groups())
         elif not self._up.is_set() and any(word in text for word in _REJECTED):
-            self._reject(
-                BusRefused(f"NATS at {self._dial.url} rejects {self._dial.name}: {error}; check its credentials")
-            )
+            self._reject(BusRefused(f"NATS at {self._where} rejects {self._dial.name}: {error}: check its credentials"))
         elif self._up.is_set() and not isinstance(error, nats.errors.StaleConnectionError | OSError):
             logger.error("%s: %s", self._dial.name, error)
 
     def _refuse(self, act: str, subject: str) -> None:
         """Tell whoever used the subject (the server quotes it; nats-py turns it to lower case)."""
-        users = self._subscriptions if act == "subscription" else self._routes.all()
+        users = list(self._subscriptions) if act == "subscription" else self._routes.all()
         hit = [route for route in users if route.subject.lower() == subject]
         name = hit[0].subject if hit else subject
         verb = "listen" if act == "subscription" else "publish"
         error = BusRefused(f'NATS does not let {self._dial.name} {verb} to "{name}": grant that permission to its user')
         logger.error("%s", error)
         for route in hit:
+            self._subscriptions.get(route, []).append(error)
             route.fail(error)
         if act == "publish" and len(self._refused) < 1000:
             self._refused[subject] = error
@@ -297,32 +255,33 @@ class Link:
 
     async def _on_disconnected(self) -> None:
         if self._end is None:
-            logger.warning("%s: lost the connection to NATS at %s", self._dial.name, self._dial.url)
+            logger.warning("%s: lost the connection to NATS at %s", self._dial.name, self._where)
         self._up.clear()
-        self._routes.fail(Lost(f"the connection to NATS at {self._dial.url} broke"))
+        self.num_breaks += 1
+        self._routes.fail(Lost(f"the connection to NATS at {self._where} broke"))
 
     async def _on_reconnected(self) -> None:
-        logger.warning("%s: connected to NATS at %s again", self._dial.name, self._dial.url)
+        logger.warning("%s: connected to NATS at %s again", self._dial.name, self._where)
         self._refused.clear()
         self._up.set()
 
     async def _on_closed(self) -> None:
         why = self._client.last_error or self._last_error
-        self._finish(BusRefused(f"NATS at {self._dial.url} closed this connection for good: {why}"))
+        self._finish(BusRefused(f"NATS at {self._where} closed this connection for good: {why}"))
 
     def _finish(self, end: BusRefused) -> None:
-        if self._end is not None:
-            return
-        self._end = end
-        self._up.set()
-        self._routes.fail(end)
-        for route in list(self._subscriptions):
-            route.fail(end)
+        if self._end is None:
+            self._end = end
+            self._up.set()
+            self._routes.fail(end)
+            for route in list(self._subscriptions):
+                route.fail(end)
 
     def _unreachable(self) -> str:
         why = f" ({self._last_error})" if self._last_error is not None else ""
-        return f"NATS at {self._dial.url} cannot be reached{why}: is it running?"
+        return f"NATS at {self._where} cannot be reached{why}: is it running?"
 
 
-def _ignore(_: Incoming) -> None:
-    return
+def _translated(error: Exception, action: str) -> BusUnavailable | BusRefused:
+    kind = BusRefused if isinstance(error, _NEVER) else Lost
+    return kind(f"NATS: cannot {action}: {str(error).removeprefix('nats: ')}")

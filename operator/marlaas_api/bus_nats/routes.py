@@ -58,16 +58,15 @@ class Routes:
             route.fail(error)
 
 
-def one_answer(subject: str) -> tuple[asyncio.Future[Incoming], Route]:
-    """A route for a single answer, and the future that gets it."""
-    answer: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
+def one_answer(subject: str) -> tuple[asyncio.Future[Incoming | Exception], Route]:
+    """A route for a single answer, and the future that gets it, or why there is none.
 
-    def receive(message: Incoming) -> None:
+    The failure is a result, not an exception: asyncio complains of exceptions that nobody fetched, and nobody has to.
+    """
+    answer: asyncio.Future[Incoming | Exception] = asyncio.get_running_loop().create_future()
+
+    def settle(outcome: Incoming | Exception) -> None:
         if not answer.done():
-            answer.set_result(message)
+            answer.set_result(outcome)
 
-    def fail(error: Exception) -> None:
-        if not answer.done():
-            answer.set_exception(error)
-
-    return answer, Route(subject, receive, fail)
+    return answer, Route(subject, settle, settle)

@@ -7,6 +7,7 @@ from marlaas_api.bus import BusRefused, BusUnavailable, Conflict
 # Error codes of the JetStream API (nats-server, server/errors.json).
 _WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 _NO_STORAGE = frozenset({10023, 10028, 10047, 10072})
+_DISK_FULL = ("no space left", "file too large", "disk quota")
 _NOT_FOUND = frozenset({10014, 10059})
 # Configurations that the server will never take, although it answers 500.
 _BAD_CONFIG = frozenset({10012, 10049, 10052, 10069})
@@ -22,7 +23,7 @@ def verdict(error: Mapping[str, object], action: str) -> BusUnavailable | BusRef
     text = f"NATS: cannot {action}: {error.get('description', 'no reason given')}"
     if kind in _WRONG_LAST_SEQUENCE:
         return Conflict(text)
-    if kind in _NO_STORAGE:
+    if kind in _NO_STORAGE or any(words in text for words in _DISK_FULL):
         return BusUnavailable(f"{text}: free disk space on the NATS server, or raise its storage limit")
     if kind in _NOT_FOUND:
         return Missing(text)

@@ -1,0 +1,39 @@
+"""How to connect to NATS."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_RECONNECT_S = 0.25
+_PING_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Where and as whom. `creds` is a NATS credentials file, read again at every reconnect; `answer_s` bounds every call."""
+
+    url: str
+    name: str
+    creds: Path | None = None
+    inbox_prefix: str = "_INBOX"
+    answer_s: float = 5.0
+
+    @property
+    def where(self) -> str:
+        """The server for people to read: without what may stand before the host, user and password."""
+        return self.url.rpartition("@")[2].rpartition("//")[2]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of nats-py's `connect`. Nothing is buffered while there is no connection (`pending_size`)."""
+        return {
+            "servers": self.url,
+            "name": self.name,
+            "user_credentials": str(self.creds) if self.creds else None,
+            "inbox_prefix": self.inbox_prefix,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": _RECONNECT_S,
+            "connect_timeout": 2,
+            "ping_interval": _PING_S,
+            "pending_size": 0,
+        }
