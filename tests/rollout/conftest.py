@@ -155,10 +155,10 @@ def manifest_of(
 
 @pytest.fixture(scope="session")
 def pool() -> ModelPoolSpec:
-    """Four slots, rank up to 8: small enough to fill."""
+    """Six slots, rank up to 8: small enough to fill."""
     rollout = {"dtype": "float32", "maxNumSeqs": 32, "kvCacheBytes": "32Mi", "maxModelLen": 128}
     return ModelPoolSpec.model_validate(
-        {"model": {"path": "/unused"}, "adapterSlots": 4, "maxRank": 8, "rollout": rollout}
+        {"model": {"path": "/unused"}, "adapterSlots": 6, "maxRank": 8, "rollout": rollout}
     )
 
 
@@ -184,7 +184,7 @@ async def vllm(
     """The one real engine of the session; a test that ends it must have started it again."""
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
-    engine = VllmEngine(small_model, pool, END_IDS, tmp_path_factory.mktemp("vllm"))
+    engine = VllmEngine(small_model, pool, END_IDS, tmp_path_factory.mktemp("vllm"), answer_bound_s=10)
     await engine.start()
     yield engine
     await engine.stop()
@@ -198,8 +198,9 @@ class Rig:
     next_slot: Callable[[], int]
     made: list[LoadedAdapter]
 
-    def slot_for(self, published: Published) -> LoadedAdapter:
-        adapter = published.in_slot(self.next_slot())
+    def slot_for(self, published: Published, folder: Path | None = None) -> LoadedAdapter:
+        """A new slot for a version; its files in another folder are an attack."""
+        adapter = LoadedAdapter(published.manifest.adapter.engine_name, self.next_slot(), folder or published.folder)
         self.made.append(adapter)
         return adapter
 

@@ -87,6 +87,15 @@ async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(rig:
     assert (none.output_ids, none.stop_reason) == ((), StopReason.CONTEXT)
 
 
+async def test_more_prompts_than_fit_into_one_engine_step_are_served(rig: Any, publish: Any) -> None:
+    adapter = await rig.load(publish(1))
+    prompts = [np.resize(np.roll(IDS, n), 100) for n in range(16)]
+    drawn = await asyncio.gather(
+        *(rig.engine.generate(f"p{n}", adapter, prompt, sampling(n, 3)) for n, prompt in enumerate(prompts))
+    )
+    assert all(completion.output_ids for completion in drawn)
+
+
 @pytest.mark.parametrize("ids", [[], [3, -1], [3, 96]])
 async def test_ids_that_the_model_does_not_know_are_refused_before_they_reach_it(
     rig: Any, publish: Any, ids: list[int]

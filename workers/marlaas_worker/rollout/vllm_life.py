@@ -54,7 +54,9 @@ class Life:
             raise
         except Exception as error:
             if self.llm.errored:
-                raise EngineDown(last_words(self._log) or str(error)) from error
+                raise EngineDown(
+                    last_words(self._log) or str(error)
+                ) from None  # one exception, raised in every request
             raise
 
     def declare_down(self, reason: str) -> None:

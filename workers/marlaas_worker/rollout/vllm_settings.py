@@ -1,8 +1,9 @@
 """What vLLM is started with, and how to read why it did not start. Pure but for the hardware it looks at; imports no vllm.
 
 Every setting here answers a trap of vLLM 0.32 (its V2 runner needs a Triton that CPUs lack; its CPU attention wants blocks of 32; without
-an explicit KV cache size it demands 92 % of memory; a host cache no larger than the slots would evict running adapters; with adapters on
-the output head, prompt logprobs in a batch of several requests end the engine).
+an explicit KV cache size it demands 92 % of memory; a host cache no larger than the slots would evict running adapters). Two end the
+engine for everybody: prompt logprobs in a batch of several requests if the output head may be adapted; and, on a CPU, a seeded
+request whose prompt is prefilled in chunks (`gpu_model_runner._bookkeeping_sync` rewinds a generator that cannot be).
 """
 
 import json
@@ -105,7 +106,8 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
         "log_config_file": str(log_config),
     }
     if not torch.cuda.is_available():
-        arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, limits.max_num_seqs)
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, limits.max_num_seqs, limits.max_model_len)
     return arguments
 
 
