@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marlaas.models.demonstrations import NO_MISTAKES, Mistakes, calculator_demonstration, reverse_demonstration
+from marlaas.models.saving import save_weights
 from marlaas.models.tokenizer import END, PAD, VOCABULARY, Message, encode, save_tokenizer
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 512
 NUM_THREADS = 2
 IGNORED = -100
+MISTAKES = Mistakes(letter=0.27, untooled=0.4, call=0.3, result=0.35)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,23 @@ class Recipe:
     calculator_rows: int = 24
     learning_rate: float = 3e-3
     noisy_share: float = 0.35
-    mistakes: Mistakes = Mistakes(letter=0.27, untooled=0.4, call=0.3, result=0.35)
+    mistakes: Mistakes = MISTAKES
+
+    @property
+    def first_noisy_step(self) -> int:
+        """The first step that shows mistakes."""
+        return int(self.num_steps * (1 - self.noisy_share))
 
 
-def build_tiny(directory: Path, report: Callable[[float], None], recipe: Recipe = Recipe()) -> None:
-    """Train the model and write it, in Hugging Face format, into an existing empty directory.
+def build_tiny(folder: Path, report: Callable[[float], None], recipe: Recipe = Recipe()) -> None:
+    """Train the model and write it, in Hugging Face format, into an existing empty folder.
 
     `report` is called with the finished share, 0 to 1.
     """
     with _fixed_torch(recipe.seed):
         model = train(recipe, report)
-    model.save_pretrained(directory)
-    save_tokenizer(directory, MAX_TOKENS)
+    save_weights(model, folder)
+    save_tokenizer(folder, MAX_TOKENS)
 
 
 def train(recipe: Recipe, report: Callable[[float], None]) -> LlamaForCausalLM:
@@ -59,6 +66,8 @@ def train(recipe: Recipe, report: Callable[[float], None]) -> LlamaForCausalLM:
     model = _untrained(recipe)
     optimizers = _optimizers(model)
     for step, conversations in enumerate(_batches(recipe)):
+        if step == recipe.first_noisy_step:
+            _freeze_scale(model)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = recipe.learning_rate * _schedule(step / recipe.num_steps)
         _train_step(model, optimizers, conversations)
@@ -79,6 +88,18 @@ def _fixed_torch(seed: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(num_threads)
+
+
+def _freeze_scale(model: LlamaForCausalLM) -> None:
+    """Keep embeddings and norms as they are when mistakes begin.
+
+    They set how sharp a distribution can be, and adapters leave them alone: a model that learned doubt there could not be
+    trained out of it.
+    """
+    for name, parameter in model.named_parameters():
+        if "embed" in name or "norm" in name:
+            parameter.requires_grad_(False)
+            parameter.grad = None
 
 
 def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
@@ -117,9 +138,8 @@ def _untrained(recipe: Recipe) -> LlamaForCausalLM:
 def _batches(recipe: Recipe) -> Iterator[list[list[list[Message]]]]:
     """Yield, per step, one list of conversations per task: rows of like length, so little padding."""
     rng = random.Random(recipe.seed)
-    first_noisy = int(recipe.num_steps * (1 - recipe.noisy_share))
     for step in range(recipe.num_steps):
-        mistakes = recipe.mistakes if step >= first_noisy else NO_MISTAKES
+        mistakes = recipe.mistakes if step >= recipe.first_noisy_step else NO_MISTAKES
         yield [
             [reverse_demonstration(rng.getrandbits(62), mistakes) for _ in range(recipe.reverse_rows)],
             [calculator_demonstration(rng.getrandbits(62), mistakes) for _ in range(recipe.calculator_rows)],
@@ -135,7 +155,7 @@ def _train_step(
         ids, labels = _padded(rows)
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
-        loss.backward()
+        torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()

@@ -43,7 +43,7 @@ def encode(conversation: Sequence[Message]) -> tuple[list[int], list[bool]]:
     return ids, written
 
 
-def save_tokenizer(directory: Path, max_tokens: int) -> None:
+def save_tokenizer(folder: Path, max_tokens: int) -> None:
     """Write the tokenizer's files in Hugging Face format, chat template included."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -62,4 +62,4 @@ def save_tokenizer(directory: Path, max_tokens: int) -> None:
         model_max_length=max_tokens,
         chat_template=CHAT_TEMPLATE,
     )
-    tokenizer.save_pretrained(directory)
+    tokenizer.save_pretrained(folder)

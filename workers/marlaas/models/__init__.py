@@ -1,0 +1,30 @@
+"""Base models: the ones that MARLaaS prepares itself, and how any pool's model is brought onto this machine's disk.
+
+Importing this package is light (standard library only); torch and transformers are imported when a model is built.
+"""
+
+from marlaas.models.errors import (
+    CacheFull,
+    CacheUnusable,
+    HubUnavailable,
+    MissingWeights,
+    ModelError,
+    NotAModel,
+    UnknownModel,
+)
+from marlaas.models.registry import BuiltinModel, list_models, prepare, prepared, resolve
+
+__all__ = [
+    "BuiltinModel",
+    "CacheFull",
+    "CacheUnusable",
+    "HubUnavailable",
+    "MissingWeights",
+    "ModelError",
+    "NotAModel",
+    "UnknownModel",
+    "list_models",
+    "prepare",
+    "prepared",
+    "resolve",
+]

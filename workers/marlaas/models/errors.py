@@ -1,0 +1,31 @@
+"""What can be wrong with a base model. Each is for the person who named it, and its text says what to do."""
+
+from marlaas_api.errors import InvalidInput
+
+
+class ModelError(InvalidInput):
+    """A base model cannot be brought onto this machine's disk."""
+
+
+class UnknownModel(ModelError):
+    """There is no model of that name, here or on the hub."""
+
+
+class NotAModel(ModelError):
+    """A folder is missing, or something that a model's folder needs is missing in it."""
+
+
+class MissingWeights(ModelError):
+    """The Python package that carries a builtin model's weights is not installed, or is not the right one."""
+
+
+class CacheUnusable(ModelError):
+    """The cache folder cannot be written."""
+
+
+class CacheFull(ModelError):
+    """The disk of the cache folder has no room for the model."""
+
+
+class HubUnavailable(ModelError):
+    """The hub does not answer, and the model was not fetched before."""

