@@ -59,7 +59,6 @@ def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
     if runnable:
         for pool in contents.pools:
             yield from pool.source.findings(check_local_pool(pool.object))
-            yield from pool.source.findings(_missing_model(pool.object))
 
 
 def misfits(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]:
@@ -116,25 +115,9 @@ def by_name(pools: Iterable[Placed[ModelPool]]) -> dict[str, ModelPool]:
     return {pool.object.metadata.name: pool.object for pool in pools}
 
 
-def _missing_model(pool: ModelPool) -> Iterator[Problem]:
-    if pool.spec.model.path is None:
-        return
-    yield from _missing_files(
-        ("spec", "model", "path"), pool.spec.model.path, "config.json", "a model in Hugging Face format"
-    )
-
-
 def _missing_adapters(job: RLJob) -> Iterator[Problem]:
     for at, agent in enumerate(job.spec.agents):
-        if agent.init_from is not None:
-            loc = ("spec", "agents", at, "initFrom", "path")
-            yield from _missing_files(loc, agent.init_from.path, "adapter_config.json", "a PEFT adapter")
-
-
-def _missing_files(loc: tuple[str | int, ...], path: str, needed: str, what: str) -> Iterator[Problem]:
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        looked = "" if folder.is_absolute() else f" in {Path.cwd()}"
-        yield Problem(loc, f"there is no folder {path}{looked}")
-    elif not (folder / needed).is_file():
-        yield Problem(loc, f"{path} has no {needed}: it is not {what}")
+        folder = Path(agent.init_from.path).expanduser().absolute() if agent.init_from is not None else None
+        if folder is not None and not (folder / "adapter_config.json").is_file():
+            why = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
+            yield Problem(("spec", "agents", at, "initFrom", "path"), f"no PEFT adapter in {folder}: {why}")

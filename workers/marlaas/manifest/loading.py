@@ -45,7 +45,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
         *claims(contents.tenants),
         *refusals(contents, runnable),
         *misfits(contents, unknown),
-        *check_models(contents.pools),
+        *check_models(contents.pools, runnable),
         *check_environments(contents.jobs),
     ]
     if not errors and runnable and not contents.jobs:
