@@ -163,6 +163,8 @@ async def test_a_version_that_always_runs_gives_way_to_one_that_waits(
     shut_engine.limits = replace(shut_engine.limits, slots=1)
     await town.replica(engine=shut_engine)
     busy, modest = await town.job("busy"), await town.job("modest")
+    for request in (busy.request(), busy.request(index=1), modest.request()):
+        await town.pin(request, 0)
     async with town.asking(busy.request()) as first:
         await shut_engine.called.wait()
         async with town.asking(modest.request()) as waiting:

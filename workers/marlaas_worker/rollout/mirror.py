@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from marlaas_api import wire
-from marlaas_api.bus import Bus, BusUnavailable, Entry
+from marlaas_api.bus import Bucket, Bus, BusUnavailable, Entry
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Message
 
@@ -37,6 +37,7 @@ class Mirror(Generic[M]):
         self._changed = changed
         self._prefix = prefix
         self._seen: dict[str, Seen[M]] = {}
+        self._bucket: Bucket | None = None
 
     def get(self, key: str) -> M | None:
         """What is known of a key; it may be a moment old."""
@@ -51,8 +52,7 @@ class Mirror(Generic[M]):
 
     async def read(self, key: str) -> M | None:
         """What a key holds now, from the bus. Raises BusUnavailable."""
-        bucket = await self._bus.bucket(self._name)
-        entry = await bucket.get(key)
+        entry = await (await self._open()).get(key)
         if entry is None:
             self._forget(key)
         else:
@@ -68,8 +68,7 @@ class Mirror(Generic[M]):
     async def _watch(self) -> None:
         while True:
             try:
-                bucket = await self._bus.bucket(self._name)
-                async with bucket.watch(self._prefix) as entries:
+                async with (await self._open()).watch(self._prefix) as entries:
                     async for entry in entries:
                         self._take(entry)
             except BusUnavailable as error:
@@ -86,13 +85,18 @@ class Mirror(Generic[M]):
 
     async def refresh(self) -> None:
         """Read everything once. Raises BusUnavailable."""
-        bucket = await self._bus.bucket(self._name)
+        bucket = await self._open()
         known = set(self._seen)
         entries = await bucket.entries(self._prefix)
         for entry in entries:
             self._take(entry)
         for key in known.difference(entry.key for entry in entries):
             self._forget(key)
+
+    async def _open(self) -> Bucket:
+        if self._bucket is None:
+            self._bucket = await self._bus.bucket(self._name)
+        return self._bucket
 
     def _take(self, entry: Entry) -> None:
         known = self._seen.get(entry.key)

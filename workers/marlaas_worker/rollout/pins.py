@@ -32,6 +32,7 @@ class Pins:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._bucket: Bucket | None = None
         self._known: OrderedDict[str, int] = OrderedDict()
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -51,7 +52,7 @@ class Pins:
     async def _ask(
         self, key: str, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
     ) -> int:
-        bucket = await self._bus.bucket(subjects.PINS)
+        bucket = self._bucket = self._bucket or await self._bus.bucket(subjects.PINS)
         if (pin := await _read(bucket, key)) is not None:
             return pin.version
         if pinned_by_orchestrator(document, request.group):

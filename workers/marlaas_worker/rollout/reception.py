@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Request
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateRequest, ReplicaReport
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.mirror import Mirror
@@ -83,14 +83,20 @@ class Reception:
         elif (name := owner(message.episode, self.live())) == self._me:
             await self._requests.accept(message, request.reply)
         else:
-            passed_on = message.model_copy(update={"reply_to": request.reply})
-            await self._bus.send(subjects.engine(self._pool, name), wire.encode(passed_on))
+            await self._pass_on(name, message.model_copy(update={"reply_to": request.reply}))
 
     async def _cancel_everywhere(self, cancel: CancelRequest) -> None:
         """Also where an earlier owner may still be at it."""
         self._requests.cancel(cancel)
         for name in self.live() - {self._me}:
-            await self._bus.send(subjects.engine(self._pool, name), wire.encode(cancel))
+            await self._pass_on(name, cancel)
+
+    async def _pass_on(self, name: str, message: GenerateRequest | CancelRequest) -> None:
+        """What does not arrive is asked for again."""
+        try:
+            await self._bus.send(subjects.engine(self._pool, name), wire.encode(message))
+        except MarlaasError as error:
+            _log.warning("could not pass a request on to %s: %s", name, error)
 
     async def _on_passed_on(self, request: Request) -> None:
         message = _parse(request)

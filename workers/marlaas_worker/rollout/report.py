@@ -7,9 +7,11 @@ from collections.abc import Callable
 import psutil
 
 from marlaas_api import subjects, wire
+from marlaas_api.bus import Bucket
 from marlaas_api.errors import MarlaasError
 from marlaas_api.messages import ReplicaReport
-from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.pause import pause
 
 REPORT_S = 2.0
 _log = logging.getLogger(__name__)
@@ -22,6 +24,7 @@ class Reporter:
         self._bus = context.bus
         self._key = subjects.replica_key("rollout", pool, context.name)
         self._compose = compose
+        self._bucket: Bucket | None = None
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
@@ -33,24 +36,26 @@ class Reporter:
         while True:
             self._changed.clear()
             await self.write()
-            await wait_for(self._changed, REPORT_S)
+            await pause(self._changed, REPORT_S)
 
     async def write(self) -> None:
         """Report now; a bus that is away hears the next one."""
         report = self._compose(await asyncio.to_thread(resident_bytes))
         try:
-            bucket = await self._bus.bucket(subjects.REPLICAS)
-            await bucket.put(self._key, wire.encode(report))
+            await (await self._open()).put(self._key, wire.encode(report))
         except MarlaasError as error:
             _log.warning("could not report: %s", error)
 
     async def withdraw(self) -> None:
         """Say that this replica is gone."""
         try:
-            bucket = await self._bus.bucket(subjects.REPLICAS)
-            await bucket.delete(self._key)
+            await (await self._open()).delete(self._key)
         except MarlaasError as error:
             _log.warning("could not withdraw the report: %s", error)
+
+    async def _open(self) -> Bucket:
+        self._bucket = self._bucket or await self._bus.bucket(subjects.REPLICAS)
+        return self._bucket
 
 
 def resident_bytes() -> int:

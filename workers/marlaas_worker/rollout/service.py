@@ -6,7 +6,7 @@ from pathlib import Path
 
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import PoolDocument, ReplicaReport
-from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.conversation import Tokenizer
 from marlaas_worker.rollout.dispatch import Door
 from marlaas_worker.rollout.engine import Engine
@@ -15,6 +15,7 @@ from marlaas_worker.rollout.histories import Histories
 from marlaas_worker.rollout.library import Library
 from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.mirror import REREAD_S
+from marlaas_worker.rollout.pause import pause
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies
 from marlaas_worker.rollout.proof import load_proven
@@ -141,7 +142,7 @@ class _Rollout:
                 self._changed.clear()
                 self._versions.prefer(self._policies.newest())
                 await self._listen()
-                await wait_for(self._changed, REREAD_S)
+                await pause(self._changed, REREAD_S)
         finally:
             await self._reception.close()
 
