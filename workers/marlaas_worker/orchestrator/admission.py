@@ -35,7 +35,7 @@ def capacities(reports: Sequence[ReplicaReport]) -> dict[str, PoolCapacity]:
     """What each pool offers: the least of its live rollout replicas, since an episode may land on any."""
     pools: dict[str, PoolCapacity] = {}
     for report in reports:
-        if report.role != "rollout" or report.slots == 0:
+        if report.role != "rollout" or not report.ready or report.slots == 0:
             continue
         seen = pools.get(report.pool, PoolCapacity(report.slots, report.max_rank))
         pools[report.pool] = PoolCapacity(min(seen.slots, report.slots), min(seen.max_rank, report.max_rank))

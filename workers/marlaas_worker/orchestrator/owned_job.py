@@ -21,7 +21,7 @@ from marlaas_worker.orchestrator.figures import Figures
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.orchestrator.steps import StepDraft
-from marlaas_worker.role import RoleContext
+from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ class OwnedJob:
     async def _sleep(self, listener: "asyncio.Task[None]") -> None:
         if listener.done():
             listener.result()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.wake.wait(), TICK_S)
+        await wait_for(self.wake, TICK_S)
         self.wake.clear()
 
     async def _listen(self, state: JobState, consumer: Consumer) -> None:

@@ -1,0 +1,10 @@
+from pathlib import Path
+
+import pytest
+
+from marlaas.models import prepare
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    return prepare("tiny")
