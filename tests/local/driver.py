@@ -9,7 +9,9 @@ from marlaas_api.errors import MarlaasError
 
 script, file, out, *nats = sys.argv[1:]
 roles = (sys.executable, str(Path(__file__).with_name("scripted_role.py")), script)
-request = RunRequest((file,), Path(out), nats=nats[0] if nats else None, again=("marlaas", "run", file), role_command=roles)
+request = RunRequest(
+    (file,), Path(out), nats=nats[0] if nats else None, again=("marlaas", "run", file), role_command=roles
+)
 display = choose(True)
 try:
     sys.exit(run(request, display))

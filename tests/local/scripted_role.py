@@ -4,9 +4,9 @@ Called as `scripted_role.py SCRIPT ROLE …`; SCRIPT is a JSON file: per role wh
 orchestrator waits until the file `go` lies beside the script.
 """
 
+import asyncio
 import json
 import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -55,19 +55,23 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
     misbehave(role)
     bucket = await context.bus.bucket(subjects.REPLICAS)
     key = subjects.replica_key(role, pool, context.name)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as engine:
-        while not context.stop.is_set():
-            message = ReplicaReport.model_validate({"role": role, "pool": pool, "replica": context.name, "at": context.now()})
-            await bucket.put(key, encode(message))
-            await wait_for(context.stop, 0.2)
-        if SETTINGS.get("stubborn"):
-            await wait_for(type(context.stop)(), 3600)
-        engine.kill()
+    engine = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(3600)")
+    while not context.stop.is_set():
+        message = ReplicaReport.model_validate(
+            {"role": role, "pool": pool, "replica": context.name, "at": context.now()}
+        )
+        await bucket.put(key, encode(message))
+        await wait_for(context.stop, 0.2)
+    if SETTINGS.get("stubborn"):
+        await wait_for(asyncio.Event(), 3600)
+    engine.kill()
+    await engine.wait()
 
 
 async def sandbox(context: RoleContext, document: JobDocument) -> None:
     misbehave("sandbox")
-    print(f"playing {document.ref}", flush=True)
+    sys.stdout.write(f"playing {document.ref}\n")
+    sys.stdout.flush()
     SCRIPT.with_name(f"{document.job}.played").touch()
     await context.stop.wait()
 

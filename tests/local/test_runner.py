@@ -87,7 +87,8 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "out"
         (folder / "model").mkdir()
-        (folder / "model" / "config.json").write_text("{}")
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            (folder / "model" / name).write_text("{}")
         self.runs: list[Run] = []
         self.write(reverse=3)
         self.script()
@@ -204,7 +205,10 @@ def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) ->
     assert run.end() == 1
     entry = place.summary()["team-a/reverse"]
     assert (entry["phase"], entry["reason"]) == ("Failed", "RoleFailed")
-    assert "rollout-0 (tiny) died: ValueError: No common block size for 16; given up after it died 3 times" in entry["message"]
+    assert (
+        "rollout-0 (tiny) died: ValueError: No common block size for 16; given up after it died 3 times"
+        in entry["message"]
+    )
     assert "Traceback" in place.log("rollout-0.tiny.log")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from marlaas.local import sessions
 from marlaas.local.last_words import last_words
 from marlaas.local.processes import Warden
+from marlaas.models import prepared, resolve
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.kinds import ModelSpec
 
@@ -27,8 +28,9 @@ async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
     Raises:
         InvalidInput: it cannot be prepared; the text says why and what to do.
     """
-    if model.path is not None:
-        return _present(Path(model.path).expanduser().absolute())
+    there = _there(model)
+    if there is not None:
+        return there
     name = describe(model)
     waiting(f"looking for model {name}", None)
     process = await asyncio.create_subprocess_exec(
@@ -58,11 +60,11 @@ async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
         warden.remove(process.pid)
 
 
-def _present(folder: Path) -> Path:
-    """A folder that somebody else filled."""
-    if not (folder / "config.json").is_file():
-        raise InvalidInput(f"{folder} is no model: it has no config.json; give a folder in Hugging Face format")
-    return folder
+def _there(model: ModelSpec) -> Path | None:
+    """The folder, if nothing needs to be done for it."""
+    if model.builtin is not None:
+        return prepared(model.builtin)
+    return resolve(model) if model.path is not None else None
 
 
 def describe(model: ModelSpec) -> str:
@@ -83,8 +85,6 @@ def _told(line: bytes) -> dict[str, object]:
 
 def main(model: str) -> None:
     """Prepare in this process, and tell of it on stdout."""
-    from marlaas.models import resolve
-
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

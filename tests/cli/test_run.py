@@ -1,0 +1,106 @@
+"""What `marlaas run` refuses: with one sentence, exit code 2, and nothing started."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Edit = tuple[str, str]
+MODEL: Edit = ("{builtin: tiny}", "{path: model}")
+
+
+@pytest.fixture
+def marlaas(manifest: Callable[..., Path], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command on the right manifest after edits, in a folder with a (hollow) model."""
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+
+    def run(*options: str, edits: tuple[Edit, ...] = (MODEL,)) -> subprocess.CompletedProcess[str]:
+        manifest(*edits)
+        command = [str(Path(sys.executable).with_name("marlaas")), "run", "job.yaml", *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+def test_a_wrong_field_is_told_by_file_and_line_and_no_folder_is_made(marlaas, tmp_path):
+    done = marlaas(edits=(("groupSize: 4", "groupSize: four"),))
+    assert done.returncode == 2
+    assert "job.yaml:20: spec.rollout.groupSize: expected" in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_several_mistakes_are_told_at_once(marlaas):
+    done = marlaas(edits=(("groupSize: 4", "groupSize: four"), ("steps: 3", "stepps: 3")))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--out", "job.yaml"), "a file is in the way of this folder: choose another --out"),
+        (("--out", "/proc/here/out"), "cannot be written"),
+        (("--nats", "nats://127.0.0.1:1"), "127.0.0.1:1"),
+        (("--seed", "-1"), "--seed"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_told(marlaas, options, sentence):
+    done = marlaas(*options)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_model_is_told(marlaas):
+    done = marlaas(edits=(("{builtin: tiny}", "{path: .}"),))
+    assert done.returncode == 2
+    assert "has no config.json" in done.stderr
+
+
+def test_a_missing_file_is_told(marlaas):
+    done = marlaas("another.yaml")
+    assert done.returncode == 2
+    assert "another.yaml" in done.stderr
+
+
+def test_a_file_that_is_no_nats_server_is_told(marlaas):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done = marlaas("--nats", f"nats://127.0.0.1:{server.getsockname()[1]}")
+    assert done.returncode == 2
+    assert str(server) not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_with_json_an_error_is_an_object_too(marlaas):
+    done = marlaas("--json", "--out", "job.yaml")
+    assert json.loads(done.stdout.splitlines()[-1])["type"] == "error"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_nearly_full_disk_is_told_with_the_number(marlaas, tmp_path):
+    (tmp_path / "small").mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "small"], check=False, capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"this machine does not let us mount a small disk: {mounted.stderr.decode().strip()}")
+    try:
+        done = marlaas("--out", "small/out")
+    finally:
+        subprocess.run(["umount", "small"], check=True)
+    assert done.returncode == 2
+    assert "MiB are free there and a run needs at least 256 MiB: make room" in done.stderr
+
+
+def test_help_teaches(marlaas):
+    text = marlaas("--help").stdout
+    for word in ("--out", "--seed", "--json", "--nats", "Ctrl-C", "Exit code"):
+        assert word in text

@@ -1,0 +1,58 @@
+"""`python -m marlaas_worker`: arguments, log, exit codes. Draining and dying with the runner: test_runner."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from marlaas_worker.__main__ import OneRecordFormatter, main
+
+
+def test_a_record_is_one_line_with_time_level_and_role():
+    record = logging.LogRecord("engine", logging.WARNING, "x.py", 1, "slow: %d", (3,), None)
+    record.created, record.msecs = 0.0, 7.0
+    assert (
+        OneRecordFormatter("rollout-0").format(record) == "1970-01-01T00:00:00.007Z WARNING rollout-0 engine: slow: 3"
+    )
+
+
+def test_what_takes_more_lines_is_indented():
+    record = logging.LogRecord("engine", logging.ERROR, "x.py", 1, "one\ntwo", (), None)
+    assert OneRecordFormatter("r").format(record).splitlines()[1] == "    two"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["gardener"], ["rollout"]])
+def test_wrong_arguments_are_told_with_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    told = capsys.readouterr()
+    assert "python -m marlaas_worker" in told.out + told.err
+
+
+def _role(role, *more, url="nats://127.0.0.1:1", scratch):
+    command = [sys.executable, "-m", "marlaas_worker", role, "--nats", url, "--blobs", str(scratch), "--name", "x"]
+    return subprocess.run(
+        [*command, "--scratch", str(scratch), *more], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_role_whose_server_does_not_answer_crashes_and_says_so(tmp_path):
+    done = _role("orchestrator", scratch=tmp_path)
+    assert done.returncode == 1
+    assert "CRITICAL x marlaas_worker: " in done.stderr
+    assert "127.0.0.1:1" in done.stderr
+
+
+def test_a_role_whose_runner_is_gone_already_does_not_begin(tmp_path, monkeypatch):
+    monkeypatch.setenv("MARLAAS_PARENT_PID", "1")
+    assert _role("orchestrator", scratch=tmp_path).returncode == -9
+
+
+def test_a_sandbox_carries_no_torch():
+    code = (
+        "import sys, marlaas_worker.__main__, marlaas_worker.sandbox.service\n"
+        "sys.exit(', '.join({'torch', 'transformers', 'vllm', 'matplotlib'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
