@@ -2,7 +2,8 @@
 
 `marlaas_api.bus_nats.connect` is the real one, `marlaas_api.bus_memory.MemoryBus` ships as its fake; both pass
 `tests/api/test_bus_contract.py`. Payloads are bytes; `marlaas_api.wire` turns messages into them.
-At-least-once: a consumer sees a message again unless it acked it after its effect.
+At-least-once: a consumer sees a message again unless it acked it after its effect. A killed server loses nothing that it
+stored, but may forget its last acks (about a second of them): whatever was acked can come once more.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,11 +15,11 @@ from marlaas_api.errors import Permanent, Retryable
 
 
 class BusUnavailable(Retryable):
-    """The server did not answer in time, or refused for the moment (restarting, full, no responders)."""
+    """The server did not answer in time, or refused for the moment (restarting, hung, full disk or queue)."""
 
 
 class BusRefused(Permanent):
-    """The server refuses this for good: permission, payload too large, stream missing, disk full."""
+    """The server refuses this for good: permission, payload too large, stream or consumer missing, closed by us."""
 
 
 class Conflict(Permanent):
@@ -63,7 +64,10 @@ class Delivery(Protocol):
         ...
 
     async def ack(self) -> None:
-        """Settle for good; returns when the server has noted it."""
+        """Settle for good; returns when the server has noted it. May be repeated.
+
+        BusUnavailable: not noted, the message comes again (to somebody, after the ack wait). BusRefused: the consumer is gone.
+        """
         ...
 
     async def nak(self, delay_s: float = 0.0) -> None: ...
@@ -80,12 +84,19 @@ class Consumer(Protocol):
     """A durable pull consumer."""
 
     async def fetch(self, batch: int, timeout_s: float) -> list[Delivery]:
-        """Claim up to `batch` messages; an empty list when none came within `timeout_s`."""
+        """Claim up to `batch` messages; an empty list when none came within `timeout_s`, be it for an outage.
+
+        Returns with what there is as soon as there is something. Raises BusRefused when the consumer was deleted.
+        """
         ...
 
 
 class Bucket(Protocol):
-    """A key-value bucket."""
+    """A key-value bucket. A key is DNS labels (also with `_=/`) and dots.
+
+    A write that raised BusUnavailable may have happened: read before deciding anew. Inside one call a broken connection is
+    retried without writing twice.
+    """
 
     async def get(self, key: str) -> Entry | None: ...
     async def put(self, key: str, data: bytes) -> int:
@@ -106,9 +117,10 @@ class Bucket(Protocol):
         ...
 
     def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
-        """First all present keys, then every change, for as long as the context is open.
+        """First all present keys, then every change (of quick ones perhaps only the last), while the context is open.
 
-        A hint, not a truth: after an outage changes can come late. Readers also reconcile with `entries`.
+        After an outage it begins again: keys that went, then all present keys. A hint, not a truth: changes can come late.
+        Readers also reconcile with `entries`. A cancelled `anext` loses nothing.
         """
         ...
 
@@ -123,8 +135,10 @@ class Bus(Protocol):
     ) -> int:
         """Store and return the stream sequence.
 
-        message_id: the same id within two minutes is stored once (the first one's sequence comes back).
-        expect_last: store only if the subject's last message has this sequence (0: none yet). Raises Conflict.
+        message_id: the same id within two minutes is stored once (the first one's sequence comes back); a broken connection
+        is then retried within the call.
+        expect_last: store only if the subject's last message has this sequence (0: none yet). Raises Conflict, except when that
+        last message is this very one (same `message_id`). Without an id, a Conflict after BusUnavailable may be with oneself.
         """
         ...
 
@@ -152,13 +166,16 @@ class Bus(Protocol):
 
     async def bucket(self, name: str) -> Bucket: ...
     async def send(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Publish without storing."""
+        """Publish without storing; lost if nobody listens."""
         ...
 
     def listen(
         self, subject: str, handler: Callable[[Request], Awaitable[None]], queue: str = ""
     ) -> AbstractAsyncContextManager[None]:
-        """Call `handler` for every core message, one after another, while the context is open; members of a queue share."""
+        """Call `handler` for every core message, one after another, while the context is open; members of a queue share.
+
+        What the handler raises ends the block and comes out of the context: catch there what one bad message may cause.
+        """
         ...
 
     def new_inbox(self) -> str:

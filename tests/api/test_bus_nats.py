@@ -232,6 +232,7 @@ async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> N
     assert server.pid is not None
     consumer = await hasty.consumer(EPISODES, "team-a_job", EPISODE)
     os.kill(server.pid, signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, server.pid, os.WUNTRACED)
     with pytest.raises(BusUnavailable, match="no answer on"):
         await hasty.publish(EPISODE, b"1", message_id="1")
     assert await soon(consumer.fetch(1, 0.1)) == []

@@ -1,0 +1,56 @@
+"""What is asked of JetStream: pure configurations, and what its refusals mean."""
+
+import pytest
+
+from marlaas_api.bus import BusRefused, BusUnavailable, Conflict
+from marlaas_api.bus_nats.layout import bucket_config, merged, stream_config
+from marlaas_api.bus_nats.verdicts import Missing, verdict
+from marlaas_api.subjects import BucketSpec, StreamSpec
+
+
+def test_a_full_work_queue_refuses_and_a_full_log_forgets() -> None:
+    assert stream_config(StreamSpec("Q", ("q.*",), work_queue=True))["discard"] == "new"
+    assert stream_config(StreamSpec("L", ("l.*",)))["discard"] == "old"
+
+
+@pytest.mark.parametrize(("ttl_s", "window_s"), [(None, 120), (10.0, 10), (3600.0, 120)])
+def test_duplicates_are_remembered_two_minutes_but_never_longer_than_messages(
+    ttl_s: float | None, window_s: int
+) -> None:
+    assert bucket_config(BucketSpec("b", ttl_s=ttl_s))["duplicate_window"] == window_s * 10**9
+
+
+def test_what_somebody_else_set_on_a_stream_stays() -> None:
+    wanted = stream_config(StreamSpec("L", ("l.*",), max_bytes=10))
+    existing = {**wanted, "num_replicas": 3, "placement": {"tags": ["ssd"]}}
+    assert merged(existing, wanted) is None
+    assert merged({**existing, "max_bytes": 5}, wanted) == existing
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "text", "expected"),
+    [
+        (400, 10071, "wrong last sequence: 3", Conflict),
+        (400, 10164, "wrong last sequence", Conflict),
+        (503, 10077, "maximum bytes exceeded", BusUnavailable),
+        (503, 10008, "JetStream system temporarily unavailable", BusUnavailable),
+        (429, 10167, "too many requests", BusUnavailable),
+        (500, 10047, "insufficient storage resources available", BusUnavailable),
+        (500, 10049, "write x.blk: no space left on device", BusUnavailable),
+        (500, 10052, "stream configuration update can not change retention policy", BusRefused),
+        (400, 10054, "message size exceeds maximum allowed", BusRefused),
+        (404, 10059, "stream not found", Missing),
+        (404, 10014, "consumer not found", Missing),
+    ],
+)
+def test_a_refusal_is_for_now_for_good_or_a_lost_race(
+    code: int, kind: int, text: str, expected: type[Exception]
+) -> None:
+    error = verdict({"code": code, "err_code": kind, "description": text}, "write")
+    assert type(error) is expected
+    assert str(error).startswith(f"NATS: cannot write: {text}")
+
+
+def test_a_full_disk_says_what_to_do() -> None:
+    error = verdict({"code": 500, "err_code": 10049, "description": "no space left on device"}, "write")
+    assert "free disk space" in str(error)

@@ -1,0 +1,181 @@
+"""What the fake offers beyond the contract: a clock that a test owns, outages on demand, and subject matching."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import pytest
+
+from marlaas_api import subjects
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.bus_memory.stream import matches, overlaps
+
+T = TypeVar("T")
+EPISODES, TASKS = subjects.EPISODES, subjects.TASKS
+EPISODE, TASK = subjects.episode("team-a", "job"), subjects.task("team-a", "job")
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(clock: Clock) -> MemoryServer:
+    return MemoryServer(clock)
+
+
+def advance(server: MemoryServer, clock: Clock, seconds: float) -> None:
+    clock.now += seconds
+    server.wake()
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    return await asyncio.wait_for(awaitable, 10)
+
+
+async def test_redelivery_follows_the_clock(server: MemoryServer, clock: Clock) -> None:
+    bus = server.connect("test")
+    await bus.ensure()
+    await bus.publish(TASK, b"1")
+    consumer = await bus.consumer(TASKS, "c", TASK, ack_wait_s=30)
+    (first,) = await consumer.fetch(1, 1)
+    waiting = asyncio.create_task(consumer.fetch(1, 60))
+    await asyncio.sleep(0)
+    advance(server, clock, 29)
+    await asyncio.sleep(0)
+    await first.in_progress()
+    advance(server, clock, 29)
+    assert await consumer.fetch(1, 0) == []
+    advance(server, clock, 1)
+    assert [delivery.num_delivered for delivery in await soon(waiting)] == [2]
+
+
+async def test_a_message_id_is_forgotten_after_two_minutes(server: MemoryServer, clock: Clock) -> None:
+    bus = server.connect("test")
+    await bus.ensure()
+    first = await bus.publish(EPISODE, b"1", message_id="id")
+    clock.now += 119
+    assert await bus.publish(EPISODE, b"1", message_id="id") == first
+    clock.now += 1
+    assert await bus.publish(EPISODE, b"1", message_id="id") == first + 1
+
+
+async def test_keys_expire_by_the_clock_unless_renewed(server: MemoryServer, clock: Clock) -> None:
+    bus = server.connect("test")
+    await bus.ensure()
+    bucket = await bus.bucket(subjects.REPLICAS)
+    await bucket.put("rollout.pool.a", b"1")
+    await bucket.put("rollout.pool.b", b"1")
+    clock.now += subjects.REPLICA_TTL_S / 2
+    await bucket.put("rollout.pool.b", b"2")
+    async with bucket.watch("rollout.pool.") as entries:
+        assert {(await soon(anext(entries))).key for _ in range(2)} == {"rollout.pool.a", "rollout.pool.b"}
+        gone = asyncio.create_task(soon(anext(entries)))
+        await asyncio.sleep(0)
+        advance(server, clock, subjects.REPLICA_TTL_S / 2)
+        entry = await gone
+    assert (entry.key, entry.data) == ("rollout.pool.a", None)
+    assert [entry.key for entry in await bucket.entries()] == ["rollout.pool.b"]
+
+
+async def test_logs_forget_by_age(server: MemoryServer, clock: Clock) -> None:
+    bus = server.connect("test")
+    await bus.ensure()
+    turn = subjects.turn("team-a", "job", "episode", 0)
+    await bus.publish(turn, b"1")
+    clock.now += 6 * 86400
+    assert await bus.last(subjects.TURNS, turn) is not None
+    clock.now += 86400
+    assert await bus.last(subjects.TURNS, turn) is None
+
+
+async def test_an_outage_is_a_switch(server: MemoryServer) -> None:
+    bus = server.connect("test")
+    await bus.ensure()
+    bucket = await bus.bucket(subjects.JOBS)
+    consumer = await bus.consumer(TASKS, "c", TASK)
+    await bus.publish(TASK, b"1")
+    server.available = False
+    with pytest.raises(BusUnavailable):
+        await bus.publish(TASK, b"2")
+    with pytest.raises(BusUnavailable):
+        await bucket.put("team-a.job", b"1")
+    assert await consumer.fetch(1, 0) == []
+    server.available = True
+    assert len(await consumer.fetch(1, 0)) == 1
+
+
+async def test_a_watch_begins_again_after_an_outage(server: MemoryServer) -> None:
+    bus = server.connect("test")
+    await bus.ensure()
+    bucket = await bus.bucket(subjects.JOBS)
+    await bucket.put("team-a.gone", b"1")
+    await bucket.put("team-a.stays", b"2")
+    async with bucket.watch() as entries:
+        assert [(await soon(anext(entries))).key for _ in range(2)] == ["team-a.gone", "team-a.stays"]
+        waiting = asyncio.create_task(soon(anext(entries)))
+        await asyncio.sleep(0)
+        server.available = False
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        server.streams["KV_jobs"].remove(1)
+        server.available = True
+        told = [await waiting, await soon(anext(entries))]
+    assert [(entry.key, entry.data) for entry in told] == [("team-a.gone", None), ("team-a.stays", b"2")]
+
+
+async def test_a_queue_is_served_in_turn(server: MemoryServer) -> None:
+    bus = server.connect("test")
+    one: asyncio.Queue[object] = asyncio.Queue()
+    other: asyncio.Queue[object] = asyncio.Queue()
+    async with bus.listen("gen.>", one.put, queue="q"), bus.listen("gen.>", other.put, queue="q"):
+        for _ in range(4):
+            await bus.send("gen.a", b"")
+        for queue in (one, other, one, other):
+            await soon(queue.get())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "expected"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.c", False),
+        ("a.b", "a.b.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*.c", "a.b.c", True),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        (">", "a", True),
+    ],
+)
+def test_subjects_match_as_nats_says(pattern: str, subject: str, expected: bool) -> None:
+    assert matches(pattern, subject) is expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("a.b", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.*.c", "a.b.*", True),
+        ("a.>", "a.b.c", True),
+        ("a.b", "a.c", False),
+        ("a.*", "a.b.c", False),
+        ("a.b.*", "a.c.*", False),
+    ],
+)
+def test_patterns_overlap_when_some_subject_matches_both(one: str, other: str, expected: bool) -> None:
+    assert overlaps(one, other) is overlaps(other, one) is expected
