@@ -154,7 +154,7 @@ def _checked(folder: Path) -> Path:
     for what, patterns in (
         ("config.json", ["config.json"]),
         ("weights (*.safetensors)", ["*.safetensors", "pytorch_model*.bin"]),
-        ("a tokenizer (tokenizer.json)", ["tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json"]),
+        ("tokenizer (tokenizer.json)", ["tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json"]),
     ):
         if not any(next(folder.glob(pattern), None) for pattern in patterns):
             raise NotAModel(f"no base model in {folder}: it has no {what}; a folder in Hugging Face format is expected")

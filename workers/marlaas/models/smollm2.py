@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,7 @@ def build_smollm2(folder: Path, report: Callable[[float], None]) -> None:
     report(0.7)
     save_weights(model, folder)
     report(0.9)
-    _save_tokenizer(source, folder)
+    _save_tokenizer(source, folder, model.config.max_position_embeddings)
     report(1.0)
 
 
@@ -61,7 +63,7 @@ def _dequantised(source: Path) -> LlamaForCausalLM:
     import torch
     from transformers import LlamaForCausalLM
 
-    with quiet():
+    with quiet(), redirect_stderr(io.StringIO()):  # the reader's own progress bar cannot be turned off
         read = LlamaForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = read.config
     del config.quantization_config
@@ -70,9 +72,10 @@ def _dequantised(source: Path) -> LlamaForCausalLM:
     return model
 
 
-def _save_tokenizer(source: Path, folder: Path) -> None:
+def _save_tokenizer(source: Path, folder: Path, max_tokens: int) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     tokenizer.eos_token = END
+    tokenizer.model_max_length = max_tokens
     tokenizer.save_pretrained(folder)

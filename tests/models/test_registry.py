@@ -1,0 +1,125 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marlaas.models import (
+    CacheFull,
+    CacheUnusable,
+    HubUnavailable,
+    NotAModel,
+    UnknownModel,
+    list_models,
+    prepare,
+    prepared,
+    registry,
+    resolve,
+)
+from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds import ModelSpec
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("MARLAAS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def a_model(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def test_the_package_is_light() -> None:
+    code = "import sys, marlaas.models; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"torch", "transformers", "numpy", "pydantic", "asyncio", "huggingface_hub"} & set(modules)
+
+
+def test_the_builtin_models_smallest_first() -> None:
+    assert [model.name for model in list_models()] == ["tiny", "smollm2-135m-instruct"]
+    assert all(model.license == "Apache-2.0" and model.size_bytes > 0 for model in list_models())
+
+
+@pytest.mark.parametrize("name", ["tiny", "smollm2-135m-instruct"])
+def test_a_model_is_prepared_only_on_request(own_cache: Path, name: str) -> None:
+    assert prepared(name) is None
+    assert not own_cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("tny", "did you mean 'tiny'"), ("SmolLM2_135M", "did you mean 'smollm2"), ("gpt", "there are")]
+)
+def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(UnknownModel, match=hint) as caught:
+        prepare(name)
+    assert isinstance(caught.value, InvalidInput)
+    assert "tiny and smollm2-135m-instruct" in str(caught.value)
+
+
+def test_another_recipe_is_another_folder(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    recipe = registry._RECIPES["tiny"]
+    other = registry._Recipe(recipe.model, recipe.build, recipe.sources[1:])
+    folders = {registry._folder(recipe), registry._folder(other)}
+    assert len(folders) == 2
+    assert all(folder.parent == own_cache / "models" and folder.name.startswith("tiny-") for folder in folders)
+
+
+def test_a_cache_that_is_in_the_way_of_a_file(own_cache: Path) -> None:
+    own_cache.write_text("a file")
+    with pytest.raises(CacheUnusable, match="MARLAAS_CACHE"):
+        prepare("tiny")
+
+
+def test_no_room_for_a_model(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    recipe = registry._RECIPES["tiny"]
+    huge = registry.BuiltinModel("tiny", "", "", 2**60, 1)
+    monkeypatch.setitem(registry._RECIPES, "tiny", registry._Recipe(huge, recipe.build, recipe.sources))
+    with pytest.raises(CacheFull, match="no room"):
+        prepare("tiny")
+
+
+def test_a_folder_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = a_model(tmp_path / "m", "config.json", "model.safetensors", "tokenizer.json")
+    assert resolve(ModelSpec(path=str(folder))) == folder
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["model.safetensors", "tokenizer.json"], "it has no config.json"),
+        (["config.json", "tokenizer.json"], "it has no weights"),
+        (["config.json", "model.safetensors"], "it has no tokenizer"),
+    ],
+)
+def test_a_folder_that_is_no_model(tmp_path: Path, names: list[str], missing: str) -> None:
+    folder = a_model(tmp_path / "m", *names)
+    with pytest.raises(NotAModel, match=f"no base model in {folder}: {missing}"):
+        resolve(ModelSpec(path=str(folder)))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotAModel, match="there is no such folder"):
+        resolve(ModelSpec(path=str(tmp_path / "none")))
+
+
+def test_a_volume_needs_a_cluster() -> None:
+    with pytest.raises(NotAModel, match="needs a cluster"):
+        resolve(ModelSpec.model_validate({"pvc": {"claimName": "models", "path": "m"}}))
+
+
+def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
+    code = (
+        "from marlaas.models import resolve, HubUnavailable\n"
+        "from marlaas_api.kinds import ModelSpec\n"
+        "try: resolve(ModelSpec.model_validate({'hub': {'id': 'Qwen/Qwen3-0.6B'}}))\n"
+        "except HubUnavailable as error: print(error)"
+    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "Qwen/Qwen3-0.6B@main" in done.stdout
+    assert "connect this machine" in done.stdout
+    assert issubclass(HubUnavailable, InvalidInput)
