@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from marlaas.models.tokenizer import save_tokenizer
+from marlaas.models.tokenizer import VOCABULARY, save_tokenizer
 from marlaas_api.arrays import pack_ids, pack_logprobs, unpack_ids
 from marlaas_api.messages import ChatMessage, Meter, StopReason, Turn
 from marlaas_worker.rollout.conversation import (
@@ -179,6 +179,14 @@ def test_a_template_says_itself_why_it_refuses() -> None:
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenizerUnreadable, match=str(tmp_path)):
         PretrainedTokenizer.load(str(tmp_path))
+
+
+def test_a_reply_ends_with_the_tokenizers_end_token_or_with_one_of_the_models_own(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, 512)
+    own = VOCABULARY["<|end|>"]
+    assert PretrainedTokenizer.load(str(tmp_path)).end_ids == {own}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert PretrainedTokenizer.load(str(tmp_path)).end_ids == {own, 7, 9}
 
 
 def test_the_reply_has_no_end_token_but_keeps_what_was_cut(chatml: PretrainedTokenizer) -> None:

@@ -111,6 +111,23 @@ async def test_a_cancelled_episode_is_aborted_within_the_engine(town: Any, shut_
     assert await town.turn(job.request()) is None
 
 
+async def test_a_cancel_reaches_whichever_replica_is_at_it(town: Any, shut_engine: Any) -> None:
+    await town.replica("rollout-0", shut_engine)
+    await town.replica("rollout-1")
+    job = await town.job()
+    async with town.asking(job.request(), of="rollout-0"):
+        await shut_engine.called.wait()
+        await town.until(lambda: len(listeners(town, job)) == 2)
+        for _ in listeners(town, job):
+            async with town.asking(cancel(job)):
+                await shut_engine.aborted.wait()
+
+
+def listeners(town: Any, job: Any) -> list[Any]:
+    subject = subjects.generation("team", job.document.job, "policy")
+    return [listener for listener in town.server.listeners if listener.subject == subject]
+
+
 async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(town: Any, shut_engine: Any) -> None:
     await town.replica(engine=shut_engine)
     job = await town.job()

@@ -14,6 +14,7 @@ from marlaas_api.bus import Bucket, Bus, Conflict
 from marlaas_api.errors import Retryable
 from marlaas_api.messages import GenerateRequest, JobDocument, Pin
 from marlaas_api.names import group_token
+from marlaas_worker.failpoints import failpoint
 
 _PINS_KEPT = 65_536
 
@@ -66,6 +67,7 @@ class Pins:
             if (pin := await _read(bucket, key)) is not None:
                 return pin.version
             raise PinMissing(f"the pin of group {request.group} vanished") from None
+        failpoint("rollout.pin.after_create")
         return wanted.version
 
     def _remember(self, key: str, version: int) -> None:
