@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-
 from tests.loop.harness import Loop, document, train
 
 pytestmark = pytest.mark.slow
@@ -47,7 +46,9 @@ def processes(runner: int, name: str) -> list[psutil.Process]:
             line = child.cmdline()
         except psutil.Error:
             continue
-        role = line[line.index("marlaas_worker") + 1] if "marlaas_worker" in line else Path(line[0]).name if line else ""
+        role = (
+            line[line.index("marlaas_worker") + 1] if "marlaas_worker" in line else Path(line[0]).name if line else ""
+        )
         if role == name:
             found.append(child)
     return found
@@ -61,11 +62,15 @@ def levels(process: "subprocess.Popen[str]") -> Iterator[dict[str, object]]:
             yield level
 
 
-def test_killed_one_after_another_the_run_ends_with_exact_accounting_and_the_same_adapter(tiny_model, manifest, tmp_path):
+def test_killed_one_after_another_the_run_ends_with_exact_accounting_and_the_same_adapter(
+    tiny_model, manifest, tmp_path
+):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(out), "--seed", "7", "--json"]
     victims = list(VICTIMS)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as process:
         seen = -1
         for level in levels(process):
             step = int(str(level.get("step", -1)))
