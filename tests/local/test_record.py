@@ -1,10 +1,11 @@
 import json
+import math
 from collections.abc import AsyncIterator
 
 import pytest
 
 from marlaas.local.folder import hold
-from marlaas.local.record import Records
+from marlaas.local.record import Records, read_line
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
@@ -54,6 +55,17 @@ async def test_a_runner_that_comes_later_writes_the_same_files_from_the_stream(b
         with hold(tmp_path) as folder:
             records.write(folder)
     assert [line["step"] for line in _lines(folder, document(), "steps.jsonl")] == [0, 1]
+
+
+async def test_a_record_without_a_mean_is_read_back_as_it_was(bus, tmp_path, document, evaluation):
+    records = Records(document().ref)
+    records.add(evaluation(document(), 0, math.nan, ("olleh",)))
+    with hold(tmp_path) as folder:
+        records.write(folder)
+        (line,) = (folder.job(document().ref) / "evals.jsonl").read_bytes().splitlines()
+    read = read_line(EvalRecord, line)
+    assert math.isnan(read.reward_mean)
+    assert math.isnan(read.samples[0].reward)
 
 
 async def test_records_of_an_earlier_job_of_the_same_name_are_not_ours(bus, document, step, evaluation):

@@ -1,3 +1,5 @@
+import math
+
 from marlaas.local.results import Failure, JobResult, all_succeeded, exchanges, summary
 from marlaas_api.messages import Phase
 
@@ -39,6 +41,11 @@ def test_the_published_version_and_its_evaluation_count_not_the_last(document, l
     result = JobResult(document(), _done(level, document, promoted={"policy": 2}), (), evals)
     entry = summary([result])["jobs"]["team-a/reverse"]
     assert (entry["policyVersion"], entry["evalAfter"]) == (2, 0.9)
+
+
+def test_the_mean_of_nothing_is_null_in_the_summary(document, level, evaluation):
+    result = JobResult(document(), _done(level, document), (), (evaluation(document(), 0, math.nan),))
+    assert summary([result])["jobs"]["team-a/reverse"]["evalBefore"] is None
 
 
 def test_a_failed_job_says_why(document, level):

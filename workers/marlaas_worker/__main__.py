@@ -68,21 +68,21 @@ def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
     """Import one role only: a sandbox must not carry torch."""
     match options.role:
         case "orchestrator":
-            from marlaas_worker.orchestrator import service as orchestrator
+            from marlaas_worker.orchestrator.service import serve as orchestrator
 
-            return orchestrator.serve(context)
+            return orchestrator(context)
         case "rollout":
-            from marlaas_worker.rollout import service as rollout
+            from marlaas_worker.rollout.service import serve as rollout
 
-            return rollout.serve(context, _pool(options))
+            return rollout(context, _pool(options))
         case "trainer":
-            from marlaas_worker.trainer import service as trainer
+            from marlaas_worker.trainer.service import serve as trainer
 
-            return trainer.serve(context, _pool(options))
+            return trainer(context, _pool(options))
         case _:
-            from marlaas_worker.sandbox import service as sandbox
+            from marlaas_worker.sandbox.service import serve as sandbox
 
-            return sandbox.serve(context, _job(options))
+            return sandbox(context, _job(options))
 
 
 def _pool(options: argparse.Namespace) -> PoolDocument:

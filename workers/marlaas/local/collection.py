@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marlaas.local import adapter, curve
 from marlaas.local.folder import OutFolder, RunRecord, write
-from marlaas.local.record import Records
+from marlaas.local.record import Records, read_line
 from marlaas.local.results import Failure, JobResult, summary
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
@@ -58,7 +58,8 @@ class Collector:
         """Draw the curve, fetch every agent's adapter, copy it to where the job asked for it."""
         folder = self.folder.job(result.document.ref)
         if result.steps or result.evals:
-            png = await asyncio.to_thread(curve.draw, str(result.document.ref), result.steps, result.evals)
+            size = result.document.spec.rollout.group_size
+            png = await asyncio.to_thread(curve.draw, str(result.document.ref), result.steps, result.evals, size)
             write(folder / "curve.png", png)
         if result.progress is not None:
             for agent, version in (result.progress.versions | result.progress.promoted).items():
@@ -94,8 +95,8 @@ def read_results(folder: OutFolder, record: RunRecord) -> list[JobResult]:
 
 def _read_result(folder: Path, document: JobDocument, level: Progress | None) -> JobResult:
     try:
-        steps = [StepRecord.model_validate_json(line) for line in (folder / "steps.jsonl").read_bytes().splitlines()]
-        evals = [EvalRecord.model_validate_json(line) for line in (folder / "evals.jsonl").read_bytes().splitlines()]
+        steps = [read_line(StepRecord, line) for line in (folder / "steps.jsonl").read_bytes().splitlines()]
+        evals = [read_line(EvalRecord, line) for line in (folder / "evals.jsonl").read_bytes().splitlines()]
     except (OSError, ValueError) as error:
         raise InvalidInput(
             f"{folder}: the records of this finished job cannot be read: choose another --out"

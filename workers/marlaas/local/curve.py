@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INK, _REWARD, _EVAL, _STALE, _LENGTH = "#2b2f36", "#3b6fb6", "#d1495b", "#8d6a9f", "#4a8f6d"
-LENGTH_METRICS = ("output_tokens_mean", "length_mean", "tokens_per_episode")
-"""Metrics of a step that say how long the replies were, whichever is there."""
 
 
-def draw(title: str, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> bytes:
-    """Return the PNG; steps and evals in order, steps counted from 1 on the axis as people do, 0 is before training."""
+def draw(title: str, steps: Sequence[StepRecord], evals: Sequence[EvalRecord], group_size: int) -> bytes:
+    """Return the PNG; steps and evals in order, steps counted from 1 on the axis as people do, 0 is before training.
+
+    group_size: episodes in a group, from which the length of a trained episode follows.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -25,7 +26,7 @@ def draw(title: str, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))
     _reward(above, steps, evals)
-    _below(below, steps)
+    _below(below, steps, _lengths(steps, group_size))
     above.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=10)
     for axes in (above, below):
         _plain(axes)
@@ -57,27 +58,26 @@ def _reward(axes: "Axes", steps: Sequence[StepRecord], evals: Sequence[EvalRecor
     axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=_INK)
 
 
-def _below(axes: "Axes", steps: Sequence[StepRecord]) -> None:
+def _below(axes: "Axes", steps: Sequence[StepRecord], lengths: Sequence[float]) -> None:
     number = [record.step + 1 for record in steps]
     axes.bar(number, [record.staleness_mean for record in steps], width=0.8, color=_STALE, alpha=0.45)
     axes.set_ylabel("staleness", color=_STALE)
     axes.set_ylim(0, max(1.0, *(record.staleness_max for record in steps)) * 1.15 if steps else 1.0)
     axes.set_xlabel("step", color=_INK)
-    length = _lengths(steps)
-    if length is not None:
+    if not np.isnan(lengths).all():
         other = axes.twinx()
-        other.plot(number, length, color=_LENGTH, linewidth=1.6)
+        other.plot(number, lengths, color=_LENGTH, linewidth=1.6)
         other.set_ylabel("tokens per episode", color=_LENGTH)
         other.set_ylim(bottom=0)
         _plain(other)
         other.spines["right"].set_visible(True)
 
 
-def _lengths(steps: Sequence[StepRecord]) -> list[float] | None:
-    for name in LENGTH_METRICS:
-        if any(name in record.metrics for record in steps):
-            return [record.metrics.get(name, float("nan")) for record in steps]
-    return None
+def _lengths(steps: Sequence[StepRecord], group_size: int) -> list[float]:
+    """Generated tokens per trained episode; NaN for a step that trained none."""
+    nan = float("nan")
+    trained = [record.num_groups * group_size for record in steps]
+    return [r.metrics.get("tokens", nan) / n if n else nan for r, n in zip(steps, trained, strict=True)]
 
 
 def _plain(axes: "Axes") -> None:

@@ -3,7 +3,9 @@
 The stream is the truth and the files are rewritten from it, so a record is in a file exactly once, however often the run was stopped.
 """
 
+import json
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from marlaas.local.folder import OutFolder, write
 from marlaas_api import subjects
@@ -11,6 +13,21 @@ from marlaas_api.bus import Bus, Stored
 from marlaas_api.messages import EvalRecord, Message, StepRecord
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode
+
+R = TypeVar("R", StepRecord, EvalRecord)
+
+
+def read_line(kind: type[R], line: bytes) -> R:
+    """A record as `Records.write` wrote it; JSON has no NaN, so null stands for it. Raises ValueError."""
+    return kind.model_validate(_with_nan(json.loads(line)))
+
+
+def _with_nan(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _with_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(item) for item in value]
+    return float("nan") if value is None else value
 
 
 @dataclass(slots=True)

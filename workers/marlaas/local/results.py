@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from marlaas.local.table import finite
 from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepRecord
 
 
@@ -83,8 +84,8 @@ def _job_summary(result: JobResult) -> dict[str, object]:
     level, before, after = result.progress, result.first_eval, result.last_eval
     return {
         "phase": result.phase.value,
-        "evalBefore": before.reward_mean if before else (level.eval_before if level else None),
-        "evalAfter": after.reward_mean if after else (level.eval_last if level else None),
+        "evalBefore": finite(before.reward_mean if before else (level.eval_before if level else None)),
+        "evalAfter": finite(after.reward_mean if after else (level.eval_last if level else None)),
         "steps": level.step if level else 0,
         "policyVersion": result.version,
         "wallSeconds": _wall_s(level),

@@ -1,5 +1,6 @@
 """The rows of the live table, the plain lines and the JSON objects: from progress to text. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -67,9 +68,9 @@ def as_json(view: JobView) -> dict[str, object]:
         "step": level.step,
         "steps": level.steps,
         "versions": dict(level.versions),
-        "reward": level.reward,
-        "evalBefore": level.eval_before,
-        "evalLast": level.eval_last,
+        "reward": finite(level.reward),
+        "evalBefore": finite(level.eval_before),
+        "evalLast": finite(level.eval_last),
         "tokens": level.tokens,
         "tokensPerSecond": round(level.tokens_per_s, 1),
         "staleness": level.staleness,
@@ -100,7 +101,12 @@ def faults(by_class: Mapping[str, int]) -> str:
 
 def number(value: float | None) -> str:
     """Two digits, or a dot for nothing yet."""
-    return "·" if value is None else f"{value:.2f}"
+    return "·" if finite(value) is None else f"{value:.2f}"
+
+
+def finite(value: float | None) -> float | None:
+    """None for NaN, the mean of nothing, which JSON does not have."""
+    return None if value is None or math.isnan(value) else value
 
 
 def duration(seconds: float | None) -> str:
