@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from marlaas.local.display import PLAIN_PERIOD_S, JsonDisplay, LiveDisplay, PlainDisplay, choose, table
+from marlaas.local.display import PLAIN_PERIOD_S, JsonDisplay, LiveDisplay, PlainDisplay, choose, failures
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult
 from marlaas.local.table import JobView
@@ -70,9 +70,12 @@ def test_a_refusal_is_an_object_too():
     assert json.loads(out.getvalue()) == {"type": "error", "message": "pool.yaml:3: no"}
 
 
-def test_a_failed_job_says_why_below_its_row(document, level):
-    failed = level(document(), phase=Phase.FAILED, reason="TooManyFaults", message="KeyError: 'x'")
-    assert "TooManyFaults: KeyError: 'x'" in _text(table([JobView(document(), failed)]))
+def test_a_failed_job_says_why_below_the_table(document, level):
+    message = "\n".join(["Traceback", *map(str, range(20)), "KeyError: 'x'"])
+    failed = level(document(), phase=Phase.FAILED, reason="TooManyFaults", message=message)
+    (text,) = failures([JobView(document(), failed), JobView(document(), level(document()))])
+    assert text.plain.startswith("team-a/reverse: TooManyFaults: …\n")
+    assert text.plain.endswith("\n  KeyError: 'x'")
 
 
 def test_the_live_table_leaves_the_terminal_as_it_was(document, level):
@@ -99,7 +102,7 @@ def test_the_report_shows_replies_before_and_after(document, level, evaluation, 
     done = level(document(), phase=Phase.SUCCEEDED, versions={"policy": 3})
     text = _text(Report([JobResult(document(), done, (), evals)], tmp_path).rich())
     assert "p0" in text
-    assert "olleh 0.00" in text
-    assert "hello 1.00" in text
-    assert "(nothing) 0.00" in text
-    assert "dlrow x 1.00" in text
+    assert "olleh (0.00)" in text
+    assert "hello (1.00)" in text
+    assert "(nothing) (0.00)" in text
+    assert "dlrow x (1.00)" in text

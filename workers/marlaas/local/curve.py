@@ -11,6 +11,7 @@ from marlaas_api.messages import EvalRecord, StepRecord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_RULE = "#b8bec7"
 _INK, _REWARD, _EVAL, _STALE, _LENGTH = "#2b2f36", "#3b6fb6", "#d1495b", "#8d6a9f", "#4a8f6d"
 
 
@@ -70,7 +71,8 @@ def _below(axes: "Axes", steps: Sequence[StepRecord], lengths: Sequence[float]) 
         other.set_ylabel("tokens per episode", color=_LENGTH)
         other.set_ylim(bottom=0)
         _plain(other)
-        other.spines["right"].set_visible(True)
+        other.grid(visible=False)
+        other.spines["right"].set(visible=True, color=_RULE)
 
 
 def _lengths(steps: Sequence[StepRecord], group_size: int) -> list[float]:
@@ -84,7 +86,7 @@ def _plain(axes: "Axes") -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
-        axes.spines[side].set_color("#b8bec7")
+        axes.spines[side].set_color(_RULE)
     axes.tick_params(colors=_INK, labelsize=9)
     axes.grid(axis="y", color="#e6e9ee", linewidth=0.8)
     axes.set_axisbelow(True)

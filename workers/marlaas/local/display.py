@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.local.report import Report
-from marlaas.local.table import COLUMNS, JobView, as_json, cells, plain_line
+from marlaas.local.table import COLUMNS, JobView, as_json, cells, plain_line, why
 from marlaas_api.messages import Phase
 
 PLAIN_PERIOD_S = 10.0
+MAX_LINES = 6
 _COLOURS: Mapping[str, str] = {
     Phase.RUNNING: "cyan",
     Phase.SUCCEEDED: "green",
@@ -103,7 +104,7 @@ class LiveDisplay:
         if self._share is not None:
             parts.append(ProgressBar(total=1.0, completed=self._share, width=40))
         if self._views:
-            parts.append(table(self._views))
+            parts += [table(self._views), *failures(self._views)]
         return Group(*parts)
 
 
@@ -116,9 +117,13 @@ def table(views: Sequence[JobView]) -> Table:
         style = _COLOURS.get(view.progress.phase if view.progress else "", "dim")
         first, phase, *rest = cells(view)
         grid.add_row(first, Text(phase, style=style), *rest)
-        if view.progress is not None and view.progress.phase is Phase.FAILED:
-            grid.add_row(Text(f"  {view.progress.reason}: {view.progress.message}", style="red", overflow="fold"))
     return grid
+
+
+def failures(views: Sequence[JobView]) -> list[Text]:
+    """Why jobs failed, in the fault's own words: the end of them, since a traceback says what happened last."""
+    failed = [(view.name, view.progress) for view in views if view.progress and view.progress.phase is Phase.FAILED]
+    return [Text(why(name, level.reason, level.message, MAX_LINES), style="red") for name, level in failed]
 
 
 class PlainDisplay:

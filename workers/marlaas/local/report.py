@@ -9,11 +9,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from marlaas.local.results import Exchange, JobResult, exchanges, summary
-from marlaas.local.table import faults, number
+from marlaas.local.results import Exchange, JobResult, exchanges, reason, summary
+from marlaas.local.table import faults, number, why
 from marlaas_api.messages import EvalSample, Phase
 
 MAX_TEXT = 160
+MAX_LINES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,12 @@ class Report:
 
     def rich(self) -> RenderableType:
         """For terminals and plain text alike."""
-        return Group(Text(), _scores(self.results), *(part for one in self.results for part in self._job(one)))
+        return Group(
+            Text(),
+            _scores(self.results),
+            *_whys(self.results),
+            *(part for one in self.results for part in self._job(one)),
+        )
 
     def _job(self, result: JobResult) -> Iterator[RenderableType]:
         pairs = exchanges(result)
@@ -55,7 +61,6 @@ def _scores(results: Sequence[JobResult]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("JOB", "PHASE", "STEPS", "VERSION", "EVAL BEFORE", "AFTER", "FAULTS"):
         table.add_column(column, justify="left" if column in ("JOB", "PHASE") else "right")
-    table.add_column("", overflow="fold")
     for result in results:
         table.add_row(*_score(result))
     return table
@@ -65,7 +70,6 @@ def _score(result: JobResult) -> list[RenderableType]:
     entry = summary([result])["jobs"]
     figures = entry[str(result.document.ref)] if isinstance(entry, dict) else {}
     good = result.phase is Phase.SUCCEEDED
-    why = f"{figures['reason']}: {figures['message']}" if figures.get("message") else figures.get("reason", "")
     return [
         str(result.document.ref),
         Text(result.phase.value, style="green" if good else "red"),
@@ -74,7 +78,15 @@ def _score(result: JobResult) -> list[RenderableType]:
         number(figures["evalBefore"]),
         Text(number(figures["evalAfter"]), style="bold"),
         faults(figures["faults"]),
-        Text(why, style="red"),
+    ]
+
+
+def _whys(results: Sequence[JobResult]) -> list[Text]:
+    unwell = [(str(result.document.ref), reason(result)) for result in results]
+    return [
+        Text(f"\n{why(name, words['reason'], words['message'], MAX_LINES)}", style="red")
+        for name, words in unwell
+        if words
     ]
 
 
@@ -88,7 +100,7 @@ def _replies(pairs: Sequence[Exchange]) -> Table:
 
 
 def _reply(sample: EvalSample) -> Text:
-    return Text(f"{_short(sample.reply) or '(nothing)'} ").append(f"{sample.reward:.2f}", style="dim")
+    return Text(f"{_short(sample.reply) or '(nothing)'} ").append(f"({number(sample.reward)})", style="dim")
 
 
 def _short(text: str) -> str:

@@ -90,7 +90,7 @@ def _job_summary(result: JobResult) -> dict[str, object]:
         "policyVersion": result.version,
         "wallSeconds": _wall_s(level),
         "faults": dict(level.faults) if level else {},
-        **_why(result),
+        **reason(result),
     }
 
 
@@ -100,8 +100,8 @@ def _wall_s(level: Progress | None) -> float:
     return round((level.finished_at or level.at or level.started_at) - level.started_at, 3)
 
 
-def _why(result: JobResult) -> Mapping[str, str]:
-    """Reason and message of anything but success."""
+def reason(result: JobResult) -> Mapping[str, str]:
+    """`reason` and `message` of anything but success; empty for success."""
     if result.failure is not None:
         return {"reason": result.failure.reason, "message": result.failure.message}
     if result.phase is Phase.SUCCEEDED or result.progress is None:

@@ -80,6 +80,13 @@ def as_json(view: JobView) -> dict[str, object]:
     }
 
 
+def why(name: str, reason: str, message: str, max_lines: int) -> str:
+    """A job's failure in a few lines; of a long message, such as a traceback, the last ones."""
+    lines = message.strip().splitlines()
+    kept = [f"  {line}" for line in ["…", *lines[-max_lines:]]] if len(lines) > max_lines else lines
+    return "\n".join([f"{name}: {reason}: {kept[0].strip() if kept else ''}", *kept[1:]])
+
+
 def versions(by_agent: Mapping[str, int]) -> str:
     """`7`, or `solver 7, critic 3` when there are several agents."""
     if len(by_agent) <= 1:

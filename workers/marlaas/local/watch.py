@@ -85,6 +85,10 @@ class Watch:
         level = self._level(job)
         if level is None:
             return JobView(job)
+        failure = self.failures.get(job.ref.key)
+        if failure is not None:
+            update = {"phase": Phase.FAILED, "reason": failure.reason, "message": failure.message}
+            return JobView(job, level.model_copy(update=update))
         if level.phase is Phase.RUNNING:
             self.marks[job.uid] = advanced(self.marks.get(job.uid, ()), level.step, now)
         return JobView(job, level, eta_s(self.marks.get(job.uid, ()), level.steps, now))
