@@ -418,7 +418,8 @@ class ReplicaReport(Message):
     """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
 
     verified: engine names of the adapter versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and
-    seconds of engine time by job uid. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer).
+    seconds of engine time by job uid. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
+    uid, the words in which this worker has given the job up.
     """
 
     role: Literal["rollout", "trainer", "orchestrator"]
@@ -436,6 +437,7 @@ class ReplicaReport(Message):
     wall_s: float = 0.0
     restarts: int = 0
     rss_bytes: int = 0
+    broken: dict[str, str] = Field(default_factory=dict)
     at: float = 0.0
 
 

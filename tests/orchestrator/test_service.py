@@ -297,6 +297,21 @@ async def test_killed_between_any_two_effects_it_goes_on_without_losing_or_doubl
     assert sorted(index for record in records for index in record.indices) == list(range(6))
 
 
+async def test_a_job_that_every_trainer_has_given_up_fails_in_the_trainers_words(stage, document):
+    job = document(steps=50)
+    async with running(stage, job, mixed):
+        await stage.progress(job, lambda level: level.step >= 1)
+        bucket = await stage.bus.bucket(subjects.REPLICAS)
+        for name, broken in (("t0", {job.uid: "turn 3 carries version 9"}), ("t1", {})):
+            report = ReplicaReport(role="trainer", pool="tiny", replica=name, broken=broken)
+            await bucket.put(subjects.replica_key("trainer", "tiny", name), encode(report))
+        level = await stage.progress(job, lambda level: level.step >= 3)
+        assert not level.phase.final, "another trainer may still take it"
+        await bucket.delete(subjects.replica_key("trainer", "tiny", "t1"))
+        level = await stage.progress(job, final)
+    assert (level.phase, level.reason, level.message) == (Phase.FAILED, "TrainingFailed", "turn 3 carries version 9")
+
+
 async def test_a_job_that_can_never_fit_is_refused_at_once(stage, document):
     job = document(rank=64)
     async with running(stage, job, mixed):

@@ -45,7 +45,11 @@ async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:
-    """Sleep until the event or the timeout; True if the event is set."""
+    """Sleep until the event or the timeout; True if the event is set.
+
+    Not `asyncio.wait_for`, which up to Python 3.11 swallows a cancellation that comes together with the event.
+    """
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
     return event.is_set()

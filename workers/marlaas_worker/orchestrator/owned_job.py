@@ -230,7 +230,10 @@ class OwnedJob:
         spec = self.document.spec
         reason = state.faults.verdict()
         deadline = spec.active_deadline_seconds
-        if reason is not None:
+        given_up = _given_up(self.document, self._reports())
+        if given_up is not None:
+            self.ended = (Phase.FAILED, "TrainingFailed", given_up)
+        elif reason is not None:
             self.ended = (Phase.FAILED, "TooManyFaults", reason)
         elif deadline is not None and self._context.now() - self._started_at > deadline:
             self.ended = (
@@ -246,3 +249,10 @@ class OwnedJob:
         if self._state is None:
             return None
         return job_reports.progress(self._state, self._figures, self._started_at, self.ended, self._context.now())
+
+
+def _given_up(document: JobDocument, reports: Sequence[ReplicaReport]) -> str | None:
+    """Why no trainer of the pool will train the job: the words of one, once every live one has given it up."""
+    trainers = [report for report in reports if report.role == "trainer" and report.pool == document.pool]
+    words = [report.broken.get(document.uid) for report in trainers]
+    return words[0] if words and all(words) else None

@@ -74,6 +74,7 @@ class _Running:
 class _Fault:
     assignment: Assignment
     until: float
+    words: str
 
 
 class Trainer:
@@ -153,8 +154,11 @@ class Trainer:
         except Exception as error:
             text = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
             log.exception("training of %s failed", assignment.key)
-            self._faults[assignment.key] = _Fault(assignment, self._context.now() + self._timing.fault_s)
+            self._faults[assignment.key] = _Fault(assignment, self._context.now() + self._timing.fault_s, text)
             await self._shared.tell(assignment, "TrainingFailed", text)
+            await self._report()
+        else:
+            self._faults.pop(assignment.key, None)
 
     async def _bind_and_train(self, assignment: Assignment, current: Entry | None) -> None:
         bucket = await self._context.bus.bucket(subjects.POLICY)
@@ -202,6 +206,7 @@ class Trainer:
             busy_s=self._shared.compute.busy_s,
             wall_s=time.perf_counter() - self._started,
             rss_bytes=psutil.Process().memory_info().rss,
+            broken={fault.assignment.ref.uid: fault.words for fault in self._faults.values()},
             at=self._context.now(),
         )
         bucket = await self._context.bus.bucket(subjects.REPLICAS)
