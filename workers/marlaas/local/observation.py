@@ -1,6 +1,6 @@
 """What the runner reads of the bus, and the one thing that it writes there: job documents."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api import subjects
@@ -12,18 +12,18 @@ from marlaas_api.wire import decode_as, encode
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Progress by job key (of any job on the bus), and the live replicas' reports."""
+    """Progress by job key, and the live replicas' reports."""
 
     progress: Mapping[str, Progress] = field(default_factory=dict)
     reports: tuple[ReplicaReport, ...] = ()
 
 
-async def observe(bus: Bus) -> Observation:
-    """Read the levels as of now. Raises as `Bucket.entries`."""
+async def observe(bus: Bus, keys: Collection[str]) -> Observation:
+    """Read the levels of these jobs as of now. Raises as `Bucket.entries`."""
     levels = await (await bus.bucket(subjects.PROGRESS)).entries()
     reports = await (await bus.bucket(subjects.REPLICAS)).entries()
     return Observation(
-        {entry.key: decode_as(Progress, entry.data) for entry in levels if entry.data},
+        {entry.key: decode_as(Progress, entry.data) for entry in levels if entry.data and entry.key in keys},
         tuple(decode_as(ReplicaReport, entry.data) for entry in reports if entry.data),
     )
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from marlaas.local import plan
@@ -15,7 +16,7 @@ from marlaas.local.status import status_line
 from marlaas.local.supervisor import Supervisor
 from marlaas.local.table import JobView
 from marlaas_api.bus import Bus
-from marlaas_api.errors import Retryable
+from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress
 
 ANSWER_S = 2.0
@@ -51,18 +52,34 @@ class Watch:
     async def results(self) -> list[JobResult]:
         """Everything that is known of the jobs, files written."""
         await self._observe()
-        return [await self.collector.result(job, self._level(job), self.failures.get(job.ref.key)) for job in self.jobs]
+        return [await self._result(job) for job in self.jobs]
+
+    async def _result(self, job: JobDocument) -> JobResult:
+        with self._blamed_on(job):
+            return await self.collector.result(job, self._level(job), self.failures.get(job.ref.key))
+        return JobResult(job, self._level(job), failure=self.failures[job.ref.key])
 
     async def _observe(self) -> bool:
         """False when the server does not answer now: it is being restarted, and what was seen last still counts."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                self.seen = await observe(self.bus)
+                self.seen = await observe(self.bus, {job.ref.key for job in self.jobs})
             for job in self.jobs:
-                await self.collector.follow(job, self._level(job))
+                with self._blamed_on(job):
+                    await self.collector.follow(job, self._level(job))
         except (Retryable, TimeoutError):
             return False
         return True
+
+    @contextmanager
+    def _blamed_on(self, job: JobDocument) -> Iterator[None]:
+        """What cannot be read of one job (a corrupt blob, a record of a newer version) is that job's failure alone."""
+        try:
+            yield
+        except InvalidInput:
+            raise
+        except Permanent as error:
+            self.failures.setdefault(job.ref.key, Failure("ResultUnreadable", str(error)))
 
     def _level(self, job: JobDocument) -> Progress | None:
         level = self.seen.progress.get(job.ref.key)
