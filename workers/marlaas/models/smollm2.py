@@ -73,9 +73,14 @@ def _dequantised(source: Path) -> LlamaForCausalLM:
 
 
 def _save_tokenizer(source: Path, folder: Path, max_tokens: int) -> None:
+    """Write the tokenizer as its makers publish it: the reader of GGUF files forgets that every digit stands alone."""
+    from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.eos_token = END
     tokenizer.model_max_length = max_tokens
     tokenizer.save_pretrained(folder)
