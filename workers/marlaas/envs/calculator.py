@@ -21,7 +21,7 @@ _MIN_OPERAND = 9
 
 
 class Calculator:
-    """Use a calculator: `12+34=?` wants the call `calc: 12+34`, and after the tool's answer the number.
+    """Compute with a tool: `12+34=?` wants `calc: 12+34`, then the number.
 
     The reward is 1 if the tool computed something and the last number of the last reply is right, else 0.
 

@@ -49,10 +49,7 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
 def explain(error: BaseException) -> str:
     """Return an exception's traceback, beginning at the environment's own code, with a plain first line where one helps."""
     report = traceback.TracebackException.from_exception(error, limit=-30)
-    frames = list(report.stack)
-    while frames and _is_ours(frames[0].filename):
-        frames.pop(0)
-    report.stack = traceback.StackSummary.from_list(frames)
+    report.stack = traceback.StackSummary.from_list(_below_ours(list(report.stack)))
     text = "".join(report.format()).rstrip()
     if isinstance(error, MemoryError):
         return f"the environment ran out of memory\n{text}"
@@ -61,8 +58,13 @@ def explain(error: BaseException) -> str:
     return text
 
 
-def _is_ours(filename: str) -> bool:
-    return Path(filename).as_posix().endswith(_OUR_FILES)
+def _below_ours(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Drop the frames that lead into the environment's code; what it calls of ours stays."""
+    ours = [Path(frame.filename).as_posix().endswith(_OUR_FILES) for frame in frames]
+    begin = ours.index(True) if True in ours else 0
+    while begin < len(frames) and ours[begin]:
+        begin += 1
+    return frames[begin:]
 
 
 def _score(returned: object, earned: Mapping[str, float]) -> Score:

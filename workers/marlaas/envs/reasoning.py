@@ -38,7 +38,7 @@ class _Puzzle:
 
 
 class ReasoningGym:
-    """Puzzles of the package reasoning-gym: a dataset by name, with its own arguments.
+    """A dataset of the package reasoning-gym, by name.
 
     Every task is drawn with a seed of its own; a question is trained on or held out by a hash of its text, never both.
 

@@ -140,10 +140,14 @@ class Attempt:
         except TimeoutError:
             await child.print_stack()
             limit_s = self._spec.environment.episode_timeout_seconds
-            text = f"it took longer than {limit_s:g} s, without the time for turns (environment.episodeTimeoutSeconds)"
+            text = (
+                f"the environment took longer than {limit_s:g} s, turns not counted (environment.episodeTimeoutSeconds)"
+            )
             raise Fault(FaultClass.ENV, text, by_policy=True) from None
         except (BadSaying, frames.BadFrame) as error:
-            raise Fault(FaultClass.ENV, f"it wrote to its supervisor what is no message: {error}") from error
+            raise Fault(
+                FaultClass.ENV, f"the environment wrote to its supervisor what is no message: {error}"
+            ) from error
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await self._hung_up(child) from None
         except _Gone as gone:
@@ -160,7 +164,7 @@ class Attempt:
         await asyncio.wait({child.ended}, timeout=_LAST_WORDS_S)
         if child.ended.done():
             return self._died(child.ended.result())
-        return Fault(FaultClass.ENV, "it closed its pipe to the supervisor", by_policy=True)
+        return Fault(FaultClass.ENV, "the environment closed its pipe to the supervisor", by_policy=True)
 
     def _died(self, ended: Ended) -> Fault:
         death = judge(ended, self._spec.environment.memory)

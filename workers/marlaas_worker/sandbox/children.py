@@ -32,6 +32,7 @@ _FIXED = {
 }
 _PACKET_BYTES = 64 << 10
 _STACK_S = 0.5
+_OUTERMOST_FRAME = b"in _run_module_as_main"
 _BUSY_S = 0.01
 _END_S = 5.0
 _REMEMBERED_S = 5.0
@@ -99,7 +100,7 @@ class Child:
         """Make it print where it is, if it still can."""
         with contextlib.suppress(ForkServerLost):
             await self.server.order("stack", self.number)
-        await self.output.mentions(b"(most recent call first)", _STACK_S)
+        await self.output.mentions(_OUTERMOST_FRAME, _STACK_S)
 
     def close(self) -> None:
         """Let go of its pipes."""
@@ -173,6 +174,7 @@ class _Server:
             if not child.ended.done():
                 child.ended.set_result(Ended(None, "fork server"))
         self.children.clear()
+        self._control.close()
         self.output.close()
 
 
@@ -209,21 +211,25 @@ class Children:
 
     async def _fork(self, server: _Server) -> Child:
         self._num_forked += 1
+        number = self._num_forked
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe()
         try:
-            await server.order("fork", self._num_forked, (theirs.fileno(), output_write))
-        except BaseException:
-            ours.close()
-            os.close(output_read)
-            raise
+            reader, writer = await asyncio.open_connection(sock=ours, limit=frames.MAX_FRAME_BYTES)
+            child = server.children[number] = Child(number, reader, writer, Output(output_read), server)
+            await self._order_fork(child, (theirs.fileno(), output_write))
+            return child
         finally:
             theirs.close()
             os.close(output_write)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=frames.MAX_FRAME_BYTES)
-        child = Child(self._num_forked, reader, writer, Output(output_read), server)
-        server.children[child.number] = child
-        return child
+
+    async def _order_fork(self, child: Child, descriptors: tuple[int, int]) -> None:
+        try:
+            await child.server.order("fork", child.number, descriptors)
+        except BaseException:
+            child.server.children.pop(child.number, None)
+            child.close()
+            raise
 
     async def _running(self) -> _Server:
         async with self._starting:
@@ -253,7 +259,7 @@ async def start_server(config: ChildrenConfig) -> _Server:
     ours.setblocking(False)
     output_read, output_write = os.pipe()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
+        *(sys.executable, "-P", "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
         stdin=asyncio.subprocess.PIPE,
         stdout=output_write,
         stderr=output_write,

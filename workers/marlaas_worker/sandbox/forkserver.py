@@ -52,6 +52,7 @@ class ForkServer:
         self._playing: dict[int, _Playing] = {}
         self._wake = _wake_on_child()
         self._looked_at = time.monotonic()
+        self._shared_bytes = kernel.held_bytes(os.getpid())
 
     def serve(self) -> None:
         """Obey until the supervisor is gone, then leave nothing running."""
@@ -138,13 +139,18 @@ class ForkServer:
             return
         self._looked_at = time.monotonic()
         for playing in self._playing.values():
-            pids = [playing.pid, *kernel.descendants(playing.pid)]
-            if sum(map(kernel.held_bytes, pids)) > self._memory_bytes:
-                playing.cause = "memory"
-            elif len(pids) > MAX_PROCESSES:
+            others = kernel.descendants(playing.pid)
+            if len(others) > MAX_PROCESSES:
                 playing.cause = "processes"
+            elif self._held_bytes(playing.pid, others) > self._memory_bytes:
+                playing.cause = "memory"
             if playing.cause:
                 kernel.kill_all(playing.pid)
+
+    def _held_bytes(self, pid: int, others: list[int]) -> int:
+        """Memory of an episode; what its processes share with this one since the fork counts once."""
+        added = (max(0, kernel.held_bytes(other) - self._shared_bytes) for other in others)
+        return kernel.held_bytes(pid) + sum(added)
 
     def _report(self, **report: Any) -> None:
         _send(self._control, report)

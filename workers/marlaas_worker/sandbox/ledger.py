@@ -87,13 +87,19 @@ class Death:
 def judge(ended: Ended, memory: str) -> Death:
     """Say what a child died of: `memory` is the limit as the manifest has it."""
     if ended.cause == "memory":
-        return Death(FaultClass.ENV, f"out of memory: it held more than {memory} (environment.memory)", True)
+        return Death(
+            FaultClass.ENV, f"out of memory: the environment held more than {memory} (environment.memory)", True
+        )
     if ended.cause == "processes":
-        return Death(FaultClass.ENV, "it started too many processes", True)
+        return Death(FaultClass.ENV, "the environment started too many processes", True)
     if ended.status is None:
-        return Death(FaultClass.INFRA, f"the sandbox lost it: {ended.cause}", False)
+        return Death(FaultClass.INFRA, f"the sandbox lost the episode: {ended.cause}", False)
     if ended.status == -signal.SIGKILL:
-        return Death(FaultClass.ENV, "it was killed (SIGKILL), perhaps because the machine ran out of memory", False)
+        return Death(
+            FaultClass.ENV, "the environment was killed (SIGKILL), perhaps because the machine ran out of memory", False
+        )
     if ended.status < 0:
-        return Death(FaultClass.ENV, f"it died of {signal.Signals(-ended.status).name}", True)
-    return Death(FaultClass.ENV, f"it ended with exit status {ended.status} before it returned a reward", True)
+        return Death(FaultClass.ENV, f"the environment died of {signal.Signals(-ended.status).name}", True)
+    return Death(
+        FaultClass.ENV, f"the environment ended with exit status {ended.status} before it returned a reward", True
+    )

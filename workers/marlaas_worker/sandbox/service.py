@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from marlaas_api import names, subjects
+from marlaas_api.background import background
 from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
 from marlaas_api.errors import InvalidInput, UnsupportedSchema
 from marlaas_api.kinds.base import quantity
@@ -28,7 +29,7 @@ ACK_WAIT_S = 10.0
 BEAT_S = 3.0
 DRAIN_S = 5.0
 MAX_DELIVERIES = 10
-_FETCH_S = 1.0
+_FETCH_S = 0.5
 _PAUSE_S = 1.0
 
 _T = TypeVar("_T")
@@ -126,9 +127,9 @@ class _Supervisor:
 
     async def _handle(self, delivery: Delivery, queued: asyncio.Event) -> None:
         """Play one claimed task and settle it. A BusUnavailable leaves it unsettled: it is delivered again."""
-        beating = asyncio.create_task(_beat(delivery), name="sandbox task beat")
         try:
-            await self._settle(delivery, queued)
+            async with background(_beat(delivery)):
+                await self._settle(delivery, queued)
         except BusUnavailable as error:
             log.warning("task %d stays unsettled: %s", delivery.stored.sequence, error)
         except asyncio.CancelledError:
@@ -137,7 +138,6 @@ class _Supervisor:
             raise
         finally:
             queued.set()
-            beating.cancel()
 
     async def _settle(self, delivery: Delivery, queued: asyncio.Event) -> None:
         try:

@@ -1,0 +1,90 @@
+"""`marlaas env`: a script is the policy."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from marlaas.cli.env import app, parsed_args
+from marlaas.envs import BUILTINS
+from marlaas_api.errors import InvalidInput
+
+
+def invoke(*words: str, typed: str = "") -> tuple[int, str, BaseException | None]:
+    result = CliRunner().invoke(app, list(words), input=typed)
+    return result.exit_code, re.sub(r" +", " ", result.output), result.exception
+
+
+def test_the_builtins_are_listed_with_their_arguments() -> None:
+    code, output, _ = invoke("list")
+    assert code == 0
+    assert all(name in output for name in BUILTINS)
+    assert "tool_latency_s: float, default 0.0" in output
+
+
+def test_a_script_plays_and_sees_turns_reward_and_metrics() -> None:
+    code, output, _ = invoke("play", "calculator", "--reply", "calc: 40+2", "--reply", "42")
+    assert code == 0
+    for line in (
+        "user: ",
+        "policy: calc: 40+2",
+        "tool: 42",
+        "policy: 42",
+        "tool_calls",
+        "reward of policy",
+        "completed",
+    ):
+        assert line in output
+
+
+def test_a_person_types_the_replies() -> None:
+    _, first, _ = invoke("play", "reverse", "--split", "eval", "--index", "3", typed="x\n")
+    word = first.splitlines()[0].removeprefix("user: reverse: ")
+    code, output, _ = invoke("play", "reverse", "--split", "eval", "--index", "3", typed=f"{word[::-1]}\n")
+    assert (code, "reward of policy 1" in output) == (0, True)
+
+
+def test_the_end_of_the_replies_ends_the_episode() -> None:
+    code, output, _ = invoke("play", "calculator", "--reply", "calc: 1+1")
+    assert (code, "out of turns" in output) == (0, True)
+
+
+def test_arguments_are_yaml() -> None:
+    assert parsed_args(["a=1", "b=x y", "c={d: [true]}", "e=f=g"]) == {
+        "a": 1,
+        "b": "x y",
+        "c": {"d": [True]},
+        "e": "f=g",
+    }
+
+
+@pytest.mark.parametrize("word", ["novalue", "=1", "a=[1"])
+def test_arguments_that_are_none(word: str) -> None:
+    with pytest.raises(InvalidInput, match="--args"):
+        parsed_args([word])
+
+
+def test_a_wrong_name_is_an_invalid_input() -> None:
+    assert isinstance(invoke("play", "revers")[2], InvalidInput)
+
+
+def test_ones_own_environment_is_found_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "duel.py").write_text(
+        "def play(task, agents):\n    return {n: len(a.say('hi').text) for n, a in agents.items()}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    code, output, _ = invoke("play", "duel:play", "--agent", "red", "--agent", "blue", "-r", "abc", "-r", "d")
+    assert (code, "reward of red 3" in output, "reward of blue 1" in output) == (0, True, True)
+
+
+def test_an_environment_that_raises_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bad_day.py").write_text("def play(task, agent):\n    return agent.say('x').txt\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    code, output, _ = invoke("play", "bad_day:play", "--reply", "a")
+    assert code == 1
+    assert "agent.say('x').txt" in output
+    assert "never scored" in output

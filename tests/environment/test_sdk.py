@@ -1,0 +1,239 @@
+import random
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+import marlaas.environment
+from marlaas.environment import Agent, Message, Score, Split, StopReason, Task, ToolError, TurnLimit, split_of
+from marlaas.envs.loading import resolve
+from marlaas.envs.playing import InvalidScore, explain
+from marlaas.envs.scripted import RecordedReplies
+from marlaas_api import messages
+from marlaas_api.errors import InvalidInput
+
+
+def example_of_the_docstring() -> str:
+    """The ten lines with which the SDK introduces itself."""
+    found = re.search(r"\n\n(    def play.*?)\n\n(?=\S)", str(marlaas.environment.__doc__), re.DOTALL)
+    assert found is not None
+    return textwrap.dedent(found[1])
+
+
+def test_the_example_fits_in_ten_lines_and_plays(play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ten_lines.py").write_text(example_of_the_docstring())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert len(example_of_the_docstring().splitlines()) <= 10
+    environment = resolve("ten_lines:play", {}).create()
+
+    def honest(request: marlaas.environment.TurnRequest) -> str:
+        first, second = map(int, re.findall(r"\d+", str(request.append[0])))
+        return str(first + second)
+
+    state = marlaas.environment.EpisodeState(["policy"], RecordedReplies(honest))
+    assert environment.play(Task(Split.TRAIN, 3, 1), state.agents()) == 1.0
+
+
+def test_the_sdk_imports_nothing_heavy() -> None:
+    code = "import sys, marlaas.environment, marlaas.envs.playing, marlaas.models.curriculum; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"numpy", "pydantic", "asyncio", "nats", "torch", "transformers", "yaml", "rich"} & set(modules)
+
+
+def test_stop_reasons_are_those_of_the_wire() -> None:
+    assert {reason.value for reason in StopReason} == {reason.value for reason in messages.StopReason}
+
+
+def test_a_conversation_goes_on_where_it_ended(play) -> None:
+    def talk(task: Task, agent: Agent) -> float:
+        agent.ask([Message("system", "short"), {"role": "user", "content": "one"}])
+        agent.say("two", max_tokens=3)
+        agent.complete("raw")
+        return 0.0
+
+    _, channel = play(talk, "a", "b", "c")
+    requests = [asked.request for asked in channel.asked]
+    assert [request.parent for request in requests] == [None, 0, 1]
+    assert requests[0].append == (Message("system", "short"), Message("user", "one"))
+    assert (requests[1].append, requests[1].max_tokens) == ((Message("user", "two"),), 3)
+    assert requests[2].append == "raw"
+
+
+def test_branches_go_on_alone(play) -> None:
+    def branch(task: Task, agent: Agent) -> float:
+        first = agent.say("one")
+        agent.say("two")
+        other, again, fresh = agent.fork(), agent.fork(first), agent.begin()
+        for conversation in (agent, other, again, fresh):
+            conversation.say("next")
+        return 0.0
+
+    _, channel = play(branch, *"abcdef")
+    assert [asked.request.parent for asked in channel.asked] == [None, 0, 1, 1, 0, None]
+
+
+def test_a_single_number_is_the_reward_of_every_agent(play) -> None:
+    outcome, _ = play(lambda task, agents: 1, agents=("proposer", "solver"))
+    assert outcome.rewards == {"proposer": 1.0, "solver": 1.0}
+
+
+def test_agents_earn_apart_and_nothing_returned_means_what_was_earned(play) -> None:
+    def game(task: Task, agents: Mapping[str, Agent]) -> None:
+        agents["white"].reward += 1
+        agents["black"].reward -= 1
+
+    outcome, _ = play(game, agents=("white", "black"))
+    assert outcome.rewards == {"white": 1.0, "black": -1.0}
+
+
+def test_a_mapping_leaves_other_agents_what_they_earned(play) -> None:
+    def game(task: Task, agents: Mapping[str, Agent]) -> Score:
+        agents["black"].reward = 0.25
+        return Score({"white": 1.0}, {"moves": 4})
+
+    outcome, _ = play(game, agents=("white", "black"))
+    assert outcome.rewards == {"white": 1.0, "black": 0.25}
+    assert outcome.metrics == {"moves": 4.0}
+
+
+def test_running_out_of_turns_is_scored_with_what_was_earned(play) -> None:
+    def endless(task: Task, agent: Agent) -> float:
+        while True:
+            agent.say("on")
+            agent.reward += 0.25
+
+    outcome, _ = play(endless, *"abcdef", max_turns=2)
+    assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
+
+
+def test_an_environment_may_handle_the_turn_limit_itself(play) -> None:
+    def careful(task: Task, agent: Agent) -> float:
+        try:
+            while True:
+                agent.say("on")
+        except TurnLimit:
+            return 0.75
+
+    outcome, _ = play(careful, "a")
+    assert outcome.rewards == {"policy": 0.75}
+
+
+@pytest.mark.parametrize("breaks", [lambda: 1 / 0, lambda: sys.exit(3), lambda: int("x")])
+def test_a_tool_that_the_policy_breaks_is_scored(play, breaks: Callable[[], object]) -> None:
+    def use(task: Task, agent: Agent) -> float:
+        agent.reward = 0.1
+        with agent.tool():
+            breaks()
+        return 1.0
+
+    outcome, channel = play(use)
+    assert (outcome.ending, outcome.rewards, channel.num_tools) == ("tool_error", {"policy": 0.1}, 1)
+
+
+def test_an_environment_may_tell_the_policy_that_its_tool_broke(play) -> None:
+    def use(task: Task, agent: Agent) -> float:
+        try:
+            with agent.tool():
+                raise KeyError("x")
+        except ToolError as error:
+            return float(agent.say(str(error)).text)
+
+    outcome, channel = play(use, "1")
+    assert (outcome.ending, outcome.rewards) == ("completed", {"policy": 1.0})
+    assert channel.asked[0].request.append == (Message("user", "KeyError: 'x'"),)
+
+
+def test_a_tool_that_takes_too_long_is_the_policys_doing(play) -> None:
+    def use(task: Task, agent: Agent) -> None:
+        with agent.tool(timeout_s=0.05):
+            time.sleep(30)
+
+    assert play(use)[0].ending == "tool_error"
+
+
+def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
+    class Slow(RecordedReplies):
+        def turn(self, request: marlaas.environment.TurnRequest) -> marlaas.environment.Reply:
+            time.sleep(0.2)
+            return super().turn(request)
+
+    state = marlaas.environment.EpisodeState(["policy"], Slow(lambda _: "x"))
+    agent = state.agents()["policy"]
+    with agent.tool(), agent.tool():
+        time.sleep(0.05)
+        agent.say("another agent as a tool")
+    assert 0.05 <= state.tool_s < 0.2
+
+
+def test_another_exception_is_not_scored(play) -> None:
+    with pytest.raises(ZeroDivisionError):
+        play(lambda task, agent: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (float("nan"), "finite"),
+        ("1.0", "finite number"),
+        ([1], "expected a number, a Score or None"),
+        ({"nobody": 1.0}, "'nobody', but the job's agents are policy"),
+        (Score(1.0, {"x": float("inf")}), "metric 'x'"),
+        (Score(1.0, {"": 1.0}), "metric's name"),
+        (Score(1.0, {f"m{n}": 0.0 for n in range(200)}), "200 metrics"),
+    ],
+)
+def test_what_is_no_score_is_refused(play, returned: object, words: str) -> None:
+    with pytest.raises(InvalidScore, match=words):
+        play(lambda task, agent: returned)
+
+
+def test_a_traceback_begins_at_the_environments_own_code(play) -> None:
+    try:
+        play(lambda task, agent: {}["missing"])
+    except KeyError as error:
+        text = explain(error)
+    assert "test_sdk.py" in text
+    assert "playing.py" not in text
+    assert text.endswith("KeyError: 'missing'")
+
+
+def test_bad_messages_are_refused(play) -> None:
+    for messages_asked in (
+        [],
+        [Message("user", "x"), {"role": "boss", "content": "y"}],
+        [{"role": "user", "content": 1}],
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            play(lambda task, agent, asked=messages_asked: agent.ask(asked), "a")
+
+
+def test_a_tasks_randomness_depends_on_the_task_alone() -> None:
+    def numbers(task: Task) -> list[float]:
+        return [task.rng.random() for _ in range(3)]
+
+    task = Task(Split.TRAIN, 3, 9)
+    assert numbers(task) == numbers(Task(Split.TRAIN, 3, 9))
+    others = (Task(Split.EVAL, 3, 9), Task(Split.TRAIN, 4, 9), Task(Split.TRAIN, 3, 10))
+    assert all(numbers(other) != numbers(Task(Split.TRAIN, 3, 9)) for other in others)
+
+
+def test_what_is_held_out_is_never_trained_on() -> None:
+    def draw(rng: random.Random) -> int:
+        return rng.randrange(500)
+
+    trained = {Task(Split.TRAIN, n, 1).draw(draw) for n in range(2000)}
+    held_out = {Task(Split.EVAL, n, 2).draw(draw) for n in range(2000)}
+    assert not trained & held_out
+    assert all(split_of(repr(number)) == Split.EVAL for number in held_out)
+
+
+def test_an_environment_with_too_few_tasks_says_so() -> None:
+    only = "always the same"
+    missing = next(split for split in Split if split != split_of(only))
+    with pytest.raises(InvalidInput, match="too few different tasks"):
+        Task(missing, 0, 0).draw(lambda rng: only, text=str)

@@ -1,0 +1,162 @@
+"""A stage for the sandbox role: a bus in memory, real child processes, and a hand-written rollout role."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from marlaas_api import subjects
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus import Request
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.kinds import RLJobSpec
+from marlaas_api.messages import (
+    CancelRequest,
+    Episode,
+    GenerateReply,
+    GenerateRequest,
+    JobDocument,
+    ReplyPhase,
+    StopReason,
+    Task,
+)
+from marlaas_api.names import Split, derive_seed, train_group
+from marlaas_api.wire import decode, decode_as, encode
+from marlaas_worker.role import RoleContext
+from marlaas_worker.sandbox.service import serve
+from marlaas_worker.sandbox.turns import Patience
+
+Answer = Callable[[GenerateRequest], list[GenerateReply]]
+IMPATIENT = Patience(heard_s=0.2, first_retry_s=0.01, max_retry_s=0.02)
+
+
+def _reply(request: GenerateRequest, phase: ReplyPhase) -> GenerateReply:
+    return GenerateReply(request=f"{request.episode}.{request.turn}", phase=phase, replica="rollout-0")
+
+
+class Rollout:
+    """Plays the rollout role: `answer` says what comes back for a request, by default the reply `1`."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self.bus = server.connect("rollout")
+        self.answer: Answer = lambda request: [self.result(request, "1")]
+        self.requests: list[GenerateRequest] = []
+        self.cancelled: list[CancelRequest] = []
+        self.changed = asyncio.Event()
+
+    @staticmethod
+    def result(request: GenerateRequest, text: str, stop: StopReason = StopReason.STOP) -> GenerateReply:
+        return _reply(request, ReplyPhase.RESULT).model_copy(
+            update={"text": text, "stop_reason": stop, "num_tokens": 3}
+        )
+
+    @staticmethod
+    def failure(request: GenerateRequest, words: str, retryable: bool) -> GenerateReply:
+        return _reply(request, ReplyPhase.FAILED).model_copy(update={"error": words, "retryable": retryable})
+
+    @staticmethod
+    def beat(request: GenerateRequest) -> GenerateReply:
+        return _reply(request, ReplyPhase.HEARTBEAT)
+
+    async def on_request(self, request: Request) -> None:
+        message = decode(request.data)
+        self.changed.set()
+        if isinstance(message, CancelRequest):
+            self.cancelled.append(message)
+            return
+        assert isinstance(message, GenerateRequest)
+        self.requests.append(message)
+        for reply in self.answer(message):
+            await self.bus.send(request.reply, encode(reply))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that requests bring about."""
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class Stage:
+    """One job and what it needs; `open` runs a sandbox for it."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.server = MemoryServer()
+        self.bus = self.server.connect("test")
+        self.rollout = Rollout(self.server)
+        self.patience = IMPATIENT
+        self._scratch = scratch
+
+    def document(self, name: str, *, agents: tuple[str, ...] = ("policy",), **environment: object) -> JobDocument:
+        spec = RLJobSpec.model_validate(
+            {
+                "poolRef": {"name": "tiny"},
+                "agents": [{"name": agent} for agent in agents],
+                "environment": {"name": name, "max_attempts": 1, **environment},
+                "rollout": {"maxTurns": 4},
+                "training": {"steps": 1},
+            }
+        )
+        return JobDocument(namespace="team-a", job="job", uid="u1", pool="tiny", tenant="team-a", spec=spec)
+
+    def task(self, document: JobDocument, index: int = 0, group_size: int = 1) -> Task:
+        return Task(
+            namespace=document.namespace,
+            job=document.job,
+            uid=document.uid,
+            group=train_group(document.ref, index),
+            split=Split.TRAIN,
+            index=index,
+            seed=derive_seed(0, Split.TRAIN, index),
+            group_size=group_size,
+        )
+
+    async def put(self, task: Task) -> None:
+        await self.bus.publish(subjects.task(task.namespace, task.job), encode(task))
+
+    async def num_tasks(self) -> int:
+        return len(await self.bus.replay(subjects.TASKS, "task.*.*"))
+
+    @contextlib.asynccontextmanager
+    async def rollout_role(self, *agents: str) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for agent in agents:
+                subject = subjects.generation("team-a", "job", agent)
+                await stack.enter_async_context(self.rollout.bus.listen(subject, self.rollout.on_request, "rollout"))
+            yield
+
+    @contextlib.asynccontextmanager
+    async def open(self, document: JobDocument, name: str = "sandbox-0") -> AsyncIterator[RoleContext]:
+        """Run a sandbox in this process; on leaving it is told to stop, and awaited."""
+        await self.bus.ensure()
+        context = RoleContext(name, self.server.connect(name), MemoryBlobs(), self._scratch / name)
+        async with self.rollout_role(*(agent.name for agent in document.spec.agents)), asyncio.TaskGroup() as group:
+            group.create_task(serve(context, document, IMPATIENT))
+            try:
+                yield context
+            finally:
+                context.stop.set()
+
+    async def episodes(self, num: int, start: int = 1) -> list[Episode]:
+        """Wait until this many episodes are published, and return them."""
+        consumer = await self.bus.consumer(subjects.EPISODES, f"test-{start}", "episode.*.*")
+        found: list[Episode] = []
+        while len(found) < num:
+            for delivery in await consumer.fetch(1, 1.0):
+                found.append(decode_as(Episode, delivery.stored.data))
+                await delivery.ack()
+        return found
+
+    async def play(self, name: str, group_size: int = 1, **environment: object) -> list[Episode]:
+        """Play one group of an environment of `rogues` (or a builtin's) and return its episodes, by member."""
+        document = self.document(name if ":" in name else f"rogues:{name}", **environment)
+        async with self.open(document):
+            await self.put(self.task(document, group_size=group_size))
+            return sorted(await self.episodes(group_size), key=lambda episode: episode.member)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return Stage(tmp_path)

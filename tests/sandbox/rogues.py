@@ -1,0 +1,295 @@
+"""Environments that do what environments do on bad days. Imported by sandbox children only."""
+
+import ctypes
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+NUM_IMPORTS = 0
+MIB = 1 << 20
+
+
+def asks(task, agent, turns=1):
+    replies = [agent.say(f"{task.split} {task.index} {turn}").text for turn in range(turns)]
+    return float(replies[-1])
+
+
+def raises(task, agent):
+    agent.say("hello")
+    secret = {}
+    return secret["reward"]
+
+
+def hangs(task, agent):
+    def deep_inside():
+        time.sleep(1000)
+
+    deep_inside()
+
+
+def spins(task, agent):
+    while True:
+        pass
+
+
+def exits(task, agent):
+    sys.exit(3)
+
+
+def ends_at_once(task, agent):
+    os._exit(7)
+
+
+def is_killed(task, agent):
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+
+
+def segfaults(task, agent):
+    ctypes.string_at(0)
+
+
+def eats_memory(task, agent):
+    hoard = []
+    while True:
+        hoard.append(bytearray(16 * MIB))
+
+
+def leaks(task, agent, mib=150):
+    hoard = bytearray(mib * MIB)
+    hoard[::4096] = b"x" * len(hoard[::4096])
+    time.sleep(1000)
+
+
+def eats_memory_in_processes(task, agent):
+    for _ in range(4):
+        if os.fork() == 0:
+            leaks(task, agent, mib=40)
+    time.sleep(1000)
+
+
+def _channel():
+    """The pipe to the supervisor, which an environment has no business with."""
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        try:
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                return socket.socket(fileno=number)
+        except OSError:
+            continue
+    raise AssertionError("no pipe")
+
+
+def writes_garbage(task, agent):
+    _channel().sendall(b"\x00\x00\x00\x05hello")
+    time.sleep(1000)
+
+
+def writes_a_lot(task, agent):
+    _channel().sendall(b"\xff" * 64)
+    time.sleep(1000)
+
+
+def claims_a_foreign_turn(task, agent):
+    agent.say("one")
+    agent._parent = 5
+    agent.say("two")
+
+
+def closes_everything(task, agent):
+    os.closerange(0, 64)
+    time.sleep(1000)
+
+
+def floods(task, agent, end=True):
+    line = "noise " * 1000
+    for _ in range(300):
+        sys.stdout.write(line)
+    if not end:
+        while True:
+            sys.stdout.write(line)
+    raise RuntimeError("after the flood")
+
+
+def floods_for_ever(task, agent):
+    floods(task, agent, end=False)
+
+
+def forks_a_lot(task, agent):
+    for _ in range(100):
+        if os.fork() == 0:
+            time.sleep(1000)
+    time.sleep(1000)
+
+
+def is_bad_in_turn(task, agent):
+    """The supervisor's answer tells which member this is: even ones go wrong, each in its own way."""
+    member = int(agent.say("which?").text)
+    if member % 2 == 0:
+        [is_killed, eats_memory, hangs, forks_a_lot][member // 2](task, agent)
+    return 1.0
+
+
+def leaves_daemons(task, agent, file=""):
+    """A child, a grandchild in a session of its own, and an orphan of it; all outlive the episode unless somebody minds."""
+    subprocess.Popen(["sleep", "1000"])
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(file).write_text(str(os.getpid()))
+            time.sleep(1000)
+        os._exit(0)
+    os.wait()
+    while not (Path(file).exists() and Path(file).read_text()):
+        time.sleep(0.005)
+    return 1.0
+
+
+def comes_back_twice(task, agent):
+    os.fork()
+    return 1.0
+
+
+def leaves_a_thread(task, agent):
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    return 1.0
+
+
+def returns_nan(task, agent):
+    return float("nan")
+
+
+def rewards_a_stranger(task, agent):
+    return {"stranger": 1.0}
+
+
+def breaks_its_tool(task, agent):
+    agent.reward = 0.25
+    with agent.tool():
+        raise ValueError("the policy wrote nonsense")
+
+
+def dies_in_its_tool(task, agent):
+    agent.reward = 0.25
+    with agent.tool():
+        os._exit(1)
+
+
+def hangs_in_its_tool(task, agent):
+    agent.reward = 0.25
+    with agent.tool():
+        time.sleep(1000)
+
+
+def eats_memory_in_its_tool(task, agent):
+    agent.reward = 0.25
+    with agent.tool():
+        leaks(task, agent)
+
+
+def is_killed_in_its_tool(task, agent):
+    with agent.tool():
+        is_killed(task, agent)
+
+
+def takes_all_turns(task, agent):
+    agent.reward = 0.5
+    while True:
+        agent.say("on")
+
+
+def dies_while_it_waits(task, agent):
+    threading.Timer(0.2, os._exit, args=(9,)).start()
+    agent.say("never answered")
+
+
+def kills_the_fork_server(task, agent):
+    marker = Path(os.environ["MARKER"])
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+    return 1.0
+
+
+def fails_twice(task, agent):
+    marker = Path(os.environ["MARKER"])
+    lives = len(marker.read_text()) if marker.exists() else 0
+    marker.write_text("x" * (lives + 1))
+    if lives < 2:
+        raise RuntimeError(f"life {lives}")
+    return 1.0
+
+
+def tells_its_variables(task, agent):
+    agent.say("\n".join(sorted(os.environ)))
+    return float(Path("/proc/self/environ").read_text().count("SECRET"))
+
+
+def tells_its_randomness(task, agent):
+    import random
+
+    agent.say(f"{task.rng.random()} {random.random()} {hash('text')} {os.environ['TMPDIR']}")
+    return 1.0
+
+
+def looks_at_its_parents(task, agent):
+    parent = Path(f"/proc/{os.getppid()}/status").read_text()
+    grandparent = next(line.split()[1] for line in parent.splitlines() if line.startswith("PPid"))
+    try:
+        Path(f"/proc/{grandparent}/environ").read_text()
+    except PermissionError:
+        return 1.0
+    return 0.0
+
+
+class Loaded:
+    """Loads once, plays often."""
+
+    def __init__(self):
+        global NUM_IMPORTS
+        NUM_IMPORTS += 1
+        self.pid = os.getpid()
+        self.num_plays = 0
+
+    def play(self, task, agent):
+        self.num_plays += 1
+        agent.say(f"{self.pid} {NUM_IMPORTS} {self.num_plays}")
+        return 1.0
+
+
+class Broken:
+    def __init__(self):
+        sys.stdout.write("trying hard")
+        raise OSError("the data set is missing")
+
+    def play(self, task, agent): ...
+
+
+class EndsItself:
+    def __init__(self):
+        os._exit(4)
+
+    def play(self, task, agent): ...
+
+
+class NeverReady:
+    def __init__(self):
+        time.sleep(1000)
+
+    def play(self, task, agent): ...
+
+
+class TwoAgents:
+    def play(self, task, agents):
+        question = agents["proposer"].say("ask").text
+        first = agents["solver"].say(question)
+        agents["solver"].fork().say("again")
+        agents["solver"].say("and again")
+        agents["proposer"].begin().say("afresh")
+        return {"proposer": 0.25, "solver": float(len(first.text))}

@@ -1,0 +1,247 @@
+"""The supervisor: claims, publishes, acks, drains, survives; and what environment code may know."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from marlaas_api import subjects
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import FaultClass, Task
+from marlaas_api.wire import decode_as, encode
+from marlaas_worker import failpoints
+from marlaas_worker.sandbox.children import clean_variables
+from marlaas_worker.sandbox.service import MAX_DELIVERIES
+
+
+class Died(BaseException):
+    """The supervisor ends here."""
+
+
+@pytest.fixture
+def die_once(monkeypatch: pytest.MonkeyPatch):
+    """Let the supervisor die the first time that it passes a failpoint."""
+
+    def arm(name: str) -> None:
+        def pass_by(passed: str) -> None:
+            if passed == name:
+                monkeypatch.setattr(failpoints, "hook", None)
+                raise Died(name)
+
+        monkeypatch.setattr(failpoints, "hook", pass_by)
+
+    return arm
+
+
+async def all_acked(stage) -> None:
+    """Told to stop, a sandbox has settled what it claimed; nothing is left in the work queue then."""
+    assert await stage.num_tasks() == 0
+
+
+async def crash(stage, document) -> None:
+    """Run a sandbox on one task of three members until it dies."""
+    async with stage.open(document, "first"):
+        await stage.put(stage.task(document, group_size=3))
+        await asyncio.Event().wait()
+
+
+async def test_a_task_is_acked_when_all_its_members_are_published(stage) -> None:
+    document = stage.document("rogues:asks")
+    async with stage.open(document):
+        await stage.put(stage.task(document, group_size=4))
+        episodes = await stage.episodes(4)
+    await all_acked(stage)
+    assert {episode.member for episode in episodes} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("place", ["sandbox.episode.after_publish", "sandbox.task.before_ack"])
+async def test_a_crash_between_publishing_and_acking_loses_and_repeats_nothing(stage, die_once, place: str) -> None:
+    document = stage.document("rogues:asks")
+    die_once(place)
+    with pytest.raises(BaseExceptionGroup):
+        await crash(stage, document)
+    assert await stage.num_tasks() == 1
+    later = stage.server.clock() + 11.0
+    stage.server.clock = lambda: later
+    stage.server.wake()
+    async with stage.open(document, "second"):
+        episodes = await stage.episodes(3)
+    await all_acked(stage)
+    stored = await stage.bus.replay(subjects.EPISODES, "episode.*.*")
+    assert len(stored) == 3
+    assert {episode.member for episode in episodes} == {0, 1, 2}
+
+
+async def test_attempts_go_on_counting_over_deliveries(stage) -> None:
+    document = stage.document("rogues:asks", max_attempts=3)
+    await stage.bus.ensure()
+    await stage.put(stage.task(document))
+    consumer = await stage.bus.consumer(subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=10)
+    (delivery,) = await consumer.fetch(1, 1.0)
+    await delivery.nak()
+    async with stage.open(document):
+        (episode,) = await stage.episodes(1)
+    assert episode.episode == "u1-t0-0-4"
+
+
+async def test_a_task_that_kills_every_sandbox_is_given_up(stage) -> None:
+    document = stage.document("rogues:asks", max_attempts=1)
+    await stage.bus.ensure()
+    await stage.put(stage.task(document, group_size=2))
+    consumer = await stage.bus.consumer(subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=10)
+    for _ in range(MAX_DELIVERIES):
+        (delivery,) = await consumer.fetch(1, 1.0)
+        await delivery.nak()
+    async with stage.open(document):
+        episodes = await stage.episodes(2)
+    await all_acked(stage)
+    assert [episode.fault for episode in episodes] == [FaultClass.ENV] * 2
+    assert "never finished" in episodes[0].fault_text
+
+
+async def test_told_to_stop_it_gives_back_what_does_not_end_soon(stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlaas_worker.sandbox.service.DRAIN_S", 0.1)
+    stage.rollout.answer = lambda request: [stage.rollout.beat(request)]
+    document = stage.document("rogues:asks")
+    async with stage.open(document, "first"):
+        await stage.put(stage.task(document))
+        await stage.rollout.until(lambda: len(stage.rollout.requests) > 0)
+    assert [cancel.episode for cancel in stage.rollout.cancelled] == ["u1-t0-0-1"]
+    stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
+    async with stage.open(document, "second"):
+        (episode,) = await stage.episodes(1)
+    assert episode.rewards == {"policy": 1.0}
+
+
+async def test_told_to_stop_it_finishes_what_ends_soon(stage) -> None:
+    document = stage.document("calculator", args={"tool_latency_s": 0.5})
+    stage.rollout.answer = lambda request: [stage.rollout.result(request, "1" if request.turn else "calc: 1+1")]
+    async with stage.open(document) as context:
+        await stage.put(stage.task(document))
+        await stage.rollout.until(lambda: len(stage.rollout.requests) > 0)
+        context.stop.set()
+        (episode,) = await stage.episodes(1)
+    assert (episode.fault, episode.num_turns) == (None, 2)
+    assert 0.5 <= episode.tool_s <= episode.duration_s
+    assert await stage.num_tasks() == 0
+
+
+async def test_no_more_episodes_than_allowed_run_at_once(stage) -> None:
+    running: set[str] = set()
+    most = 0
+
+    def answer(request):
+        nonlocal most
+        running.discard(request.episode) if request.turn else running.add(request.episode)
+        most = max(most, len(running))
+        return [stage.rollout.result(request, "1")]
+
+    stage.rollout.answer = answer
+    document = stage.document("rogues:asks", args={"turns": 2}, concurrency=3)
+    async with stage.open(document):
+        for index in range(3):
+            await stage.put(stage.task(document, index, group_size=4))
+        assert all(episode.fault is None for episode in await stage.episodes(12))
+    assert 1 < most <= 3
+
+
+async def test_tasks_are_left_to_sandboxes_that_have_a_place(stage) -> None:
+    stage.rollout.answer = lambda request: []
+    document = stage.document("rogues:asks", concurrency=2)
+    async with stage.open(document):
+        for index in range(3):
+            await stage.put(stage.task(document, index, group_size=2))
+        await stage.rollout.until(lambda: len({request.episode for request in stage.rollout.requests}) == 2)
+        other = await stage.bus.consumer(subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=10)
+        left = await other.fetch(3, 0.2)
+        assert [decode_as(Task, delivery.stored.data).index for delivery in left] == [1, 2]
+        stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
+        await stage.episodes(2)
+
+
+async def test_tasks_of_a_past_job_of_the_same_name_are_forgotten(stage) -> None:
+    document = stage.document("rogues:asks")
+    await stage.bus.ensure()
+    jobs = await stage.bus.bucket(subjects.JOBS)
+    await jobs.put("team-a.job", encode(document))
+    async with stage.open(document):
+        await stage.put(stage.task(document.model_copy(update={"uid": "u0"})))
+        await stage.bus.publish("task.team-a.job", b"garbage")
+        await stage.put(stage.task(document))
+        (episode,) = await stage.episodes(1)
+    await all_acked(stage)
+    assert episode.uid == "u1"
+
+
+async def test_tasks_of_the_next_job_of_the_same_name_are_left_alone(stage) -> None:
+    document = stage.document("rogues:asks")
+    await stage.bus.ensure()
+    jobs = await stage.bus.bucket(subjects.JOBS)
+    await jobs.put("team-a.job", encode(document.model_copy(update={"uid": "u2"})))
+    async with stage.open(document):
+        await stage.put(stage.task(document.model_copy(update={"uid": "u2"})))
+        await stage.put(stage.task(document))
+        await stage.episodes(1)
+    assert await stage.num_tasks() == 1
+
+
+async def test_a_sandbox_waits_for_the_bus(stage) -> None:
+    document = stage.document("rogues:asks")
+    async with stage.open(document):
+        stage.server.available = False
+        await asyncio.sleep(0)
+        stage.server.available = True
+        await stage.put(stage.task(document))
+        assert len(await stage.episodes(1)) == 1
+
+
+async def test_an_environment_from_an_image_is_refused(stage) -> None:
+    document = stage.document("rogues:asks")
+    image = document.spec.environment.model_copy(update={"name": None, "image": "x", "entrypoint": ("y",)})
+    spec = document.spec.model_copy(update={"environment": image})
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await crash(stage, document.model_copy(update={"spec": spec}))
+    assert caught.group_contains(InvalidInput, match="needs environment.name")
+
+
+async def test_an_environment_is_loaded_once_and_every_episode_has_its_own_copy(stage) -> None:
+    await stage.play("Loaded", group_size=4)
+    told = {str(request.append[0].content) for request in stage.rollout.requests}
+    assert len(told) == 1
+    assert told.pop().endswith(" 1 1")
+
+
+async def test_environment_code_sees_no_credential_and_its_own_secrets(stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NATS_CREDS_SECRET", "AWS_SECRET_ACCESS_KEY", "MARLAAS_NATS_SECRET"):
+        monkeypatch.setenv(name, "hidden")
+    monkeypatch.setenv("MARLAAS_ENVIRONMENT_JUDGE_SECRET", "meant for it")
+    (episode,) = await stage.play("tells_its_variables")
+    variables = str(stage.rollout.requests[0].append[0].content).split("\n")
+    assert [name for name in variables if "SECRET" in name] == ["JUDGE_SECRET"]
+    assert episode.rewards == {"policy": 1.0}
+
+
+def test_only_harmless_variables_are_inherited() -> None:
+    cleaned = clean_variables({"PATH": "/bin", "LC_ALL": "C", "AWS_KEY": "x", "MARLAAS_ENVIRONMENT_A": "1", "B": "2"})
+    assert {"PATH", "LC_ALL", "A"} <= set(cleaned)
+    assert not {"AWS_KEY", "B", "MARLAAS_ENVIRONMENT_A"} & set(cleaned)
+
+
+async def test_members_of_a_group_find_the_same_randomness_and_their_own_folder(stage, tmp_path: Path) -> None:
+    await stage.play("tells_its_randomness", group_size=3)
+    told = [str(request.append[0].content).rsplit(" ", 1) for request in stage.rollout.requests]
+    assert len({numbers for numbers, _ in told}) == 1
+    folders = {Path(folder) for _, folder in told}
+    assert len(folders) == 3
+    assert all(folder.is_relative_to(tmp_path) and not folder.exists() for folder in folders)
+
+
+async def test_nothing_of_the_sandbox_is_left_when_it_ends(stage) -> None:
+    document = stage.document("rogues:Loaded")
+    async with stage.open(document):
+        await stage.put(stage.task(document))
+        await stage.episodes(1)
+    pid = str(stage.rollout.requests[0].append[0].content).split()[0]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)

@@ -1,0 +1,199 @@
+"""`marlaas env`: look at environments and try them by hand; a person or a script is the policy, nothing is trained."""
+
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from marlaas.cli.failures import FAILED, complain
+from marlaas.environment import EpisodeState, Message, Reply, Task, TurnLimit, TurnRequest
+from marlaas.envs import BUILTINS
+from marlaas.envs.loading import resolve
+from marlaas.envs.playing import Outcome, explain, play_episode
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import Split, derive_seed
+
+MAX_TURNS = 8
+_ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
+_ENDINGS = {
+    "completed": "completed",
+    "max_turns": "out of turns: scored with what was earned until then",
+    "tool_error": "the policy broke its tool: scored with what was earned until then",
+}
+
+app = typer.Typer(help=__doc__, rich_markup_mode="markdown")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A builtin environment, or module:attribute of your own.")]
+Args = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--args", "--arg", "-a", metavar="KEY=VALUE", help="An argument of the environment, in YAML; repeatable."
+    ),
+]
+SplitOption = Annotated[Split, typer.Option(help="Tasks that are trained on, or those held out.")]
+Index = Annotated[int, typer.Option(min=0, help="Which task.")]
+Seed = Annotated[int, typer.Option(min=0, help="The job's seed (training.seed); the same seed gives the same tasks.")]
+Replies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reply",
+        "-r",
+        metavar="TEXT",
+        help="A reply of the policy; repeat it for more turns. Without any, you are asked.",
+    ),
+]
+Agents = Annotated[
+    list[str] | None, typer.Option("--agent", metavar="NAME", help="An agent of the job; repeatable. [default: policy]")
+]
+MaxTurns = Annotated[int, typer.Option(min=1, help="Turns of each agent, as rollout.maxTurns.")]
+
+
+@app.command("list", epilog="Example: `marlaas env list`")
+def list_() -> None:
+    """Show the builtin environments and their arguments."""
+    console = _console()
+    for name, path in BUILTINS.items():
+        module, _, attribute = path.partition(":")
+        code = getattr(import_module(module), attribute)
+        console.print(Text(name, style="bold"), Text(f"  {(inspect.getdoc(code) or '').splitlines()[0]}"))
+        for parameter in inspect.signature(code).parameters.values():
+            console.print(Text(f"    {_described(parameter)}", style="dim"))
+    console.print(
+        "\nYour own is [bold]module:attribute[/bold], a function [bold]play(task, agent)[/bold] beside the manifest."
+    )
+
+
+@app.command("play", epilog="Example: `marlaas env play reverse --index 3`", no_args_is_help=True)
+def play(
+    name: Name,
+    args: Args = None,
+    split: SplitOption = Split.TRAIN,
+    index: Index = 0,
+    seed: Seed = 0,
+    reply: Replies = None,
+    agent: Agents = None,
+    max_turns: MaxTurns = MAX_TURNS,
+) -> None:
+    """Play one episode as the policy: read what the environment says, reply, see the reward.
+
+    Replies come from --reply in order, else from the keyboard, a line each (Ctrl-D ends the episode). Your module is looked for in this
+    folder and on PYTHONPATH.
+
+    Exit code: 0 it was played, 1 the environment raised, 2 the name or an argument is wrong.
+    """
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
+    arguments = parsed_args(args or [])
+    console = _console()
+    channel = _Table(console, iter(reply) if reply else _typed(console), max_turns)
+    state = EpisodeState(agent or ["policy"], channel)
+    try:
+        environment = resolve(name, arguments).create()
+        outcome = play_episode(environment, Task(split, index, derive_seed(seed, split.value, index)), state)
+    except InvalidInput:
+        raise
+    except (Exception, SystemExit) as error:
+        complain(explain(error))
+        complain("The environment raised. In a job this is a fault: the episode is played again, and never scored.")
+        raise typer.Exit(FAILED) from None
+    _show(console, outcome, channel.num_turns)
+
+
+def parsed_args(given: Iterable[str]) -> dict[str, Any]:
+    """Return arguments from `key=value` words; values are YAML. Raises InvalidInput."""
+    parsed: dict[str, Any] = {}
+    for word in given:
+        key, equals, value = word.partition("=")
+        if not (key and equals):
+            raise InvalidInput(f"--args {word!r}: expected KEY=VALUE, for example --args max_length=4")
+        try:
+            parsed[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise InvalidInput(f"--args {word!r}: the value is not YAML: {' '.join(str(error).split())}") from error
+    return parsed
+
+
+class _Table:
+    """The channel of a person or a script: shows what is said, and takes replies from a source."""
+
+    def __init__(self, console: Console, replies: Iterator[str], max_turns: int) -> None:
+        self.num_turns = 0
+        self._console = console
+        self._replies = replies
+        self._left: dict[str, int] = {}
+        self._max_turns = max_turns
+
+    def turn(self, request: TurnRequest) -> Reply:
+        """Show what the agent is asked and take the next reply. Raises TurnLimit."""
+        self._show(request)
+        left = self._left.setdefault(request.agent, self._max_turns)
+        if left == 0:
+            raise TurnLimit(f"agent {request.agent!r} has had its {self._max_turns} turns (--max-turns)")
+        text = next(self._replies, None)
+        if text is None:
+            raise TurnLimit("there are no more replies")
+        self._left[request.agent] = left - 1
+        self.num_turns += 1
+        self._say(request.agent, text, "assistant")
+        return Reply(text, num_tokens=len(text), turn=self.num_turns - 1)
+
+    def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
+        """Show that a tool runs."""
+        if is_open:
+            self._console.print(Text("(a tool runs)", style="dim"))
+
+    def _show(self, request: TurnRequest) -> None:
+        if isinstance(request.append, str):
+            self._say("raw text", request.append, "raw text")
+            return
+        for message in request.append:
+            self._say(_speaker(message), message.content, message.role)
+
+    def _say(self, speaker: str, text: str, role: str) -> None:
+        style = _ROLE_STYLES[role]
+        self._console.print(Text.assemble((f"{speaker}: ", f"bold {style}"), (text, style)), soft_wrap=True)
+
+
+def _typed(console: Console) -> Iterator[str]:
+    """Yield lines from the keyboard, or from a pipe, until their end."""
+    for _ in itertools.count():
+        try:
+            yield console.input("[dim]your reply> [/dim]") if sys.stdin.isatty() else input()
+        except EOFError:
+            return
+
+
+def _show(console: Console, outcome: Outcome, num_turns: int) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("ending", _ENDINGS[outcome.ending])
+    for agent, reward in outcome.rewards.items():
+        table.add_row(f"reward of {agent}", Text(f"{reward:g}", style="bold"))
+    for name, value in outcome.metrics.items():
+        table.add_row(name, f"{value:g}")
+    table.add_row("turns", str(num_turns))
+    table.add_row("seconds in tools", f"{outcome.tool_s:.2f}")
+    console.print()
+    console.print(table)
+
+
+def _speaker(message: Message) -> str:
+    return f"{message.role} ({message.name})" if message.name else message.role
+
+
+def _described(parameter: inspect.Parameter) -> str:
+    kind = getattr(parameter.annotation, "__name__", None)
+    kind = kind if kind and not getattr(parameter.annotation, "__args__", None) else str(parameter.annotation)
+    default = "required" if parameter.default is parameter.empty else f"default {parameter.default!r}"
+    return f"{parameter.name}: {kind}, {default}"
+
+
+def _console() -> Console:
+    return Console(highlight=False)
