@@ -45,7 +45,7 @@ def step(learner: Learner, parts: list[Segment], version: int = 0, budget: int =
 
 def slow_step(
     folder: Path, weights: dict[str, Tensor], parts: list[Segment], settings: dict[str, float]
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], float]:
     """Token by token, segment by segment, without padding; the loss as its formula is written."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -68,10 +68,10 @@ def slow_step(
             weight = (logprob.detach() - float(part.behaviour[place])).exp().clamp(max=2.0)
             gap = logprob.detach() - reference[place - 1, token]
             total = total - weight * (part.advantage - settings["kl"] * gap) * logprob
-    (total / count).backward()
-    torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"])
+    (total / count).backward()  # type: ignore[no-untyped-call]
+    norm = float(torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"]))
     torch.optim.AdamW(named.values(), lr=settings["rate"], weight_decay=0.0).step()
-    return {name: value.detach().clone() for name, value in named.items()}
+    return {name: value.detach().clone() for name, value in named.items()}, norm
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.2])
@@ -83,8 +83,9 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base: BaseMode
     fresh = learner_of(base, kl={"coefficient": kl}, optimizer={"learningRate": 1e-3, "maxGradNorm": 0.5})
     fresh.restore(before, TrainingState())
     metrics = step(fresh, segments(1))
-    expected = slow_step(tiny_model, before, segments(1), {"kl": kl, "rate": 1e-3, "max_norm": 0.5})
+    expected, norm = slow_step(tiny_model, before, segments(1), {"kl": kl, "rate": 1e-3, "max_norm": 0.5})
     assert (metrics["kl"] > 0) == (kl > 0)
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     for name, value in fresh.weights().items():
         moved = (value - before[name]).abs().max()
         assert moved > 1e-4
