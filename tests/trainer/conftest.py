@@ -42,7 +42,7 @@ from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.shared import Timing
 
 VOCABULARY = 61
-QUICK = Timing(report_s=0.02, reconcile_s=0.02, retry_s=0.005, missing_turn_s=5.0, fault_s=1e9)
+QUICK = Timing(report_s=0.02, reconcile_s=0.02, retry_s=0.005, missing_turn_s=5.0, fault_s=1e6)
 
 
 class Killed(BaseException):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.conftest import World, job
+from tests.trainer.conftest import QUICK, World, job
 
 from marlaas_api import subjects, wire
 from marlaas_api.messages import JobDocument, Phase, ReplicaReport, StoryEvent
@@ -177,9 +177,7 @@ async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_go
     async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
         await world.assign(document, 0, [1])
         await world.close(document, 0, 2)
-        clock = asyncio.create_task(let_time_pass(world))
         await world.version(document, 1)
-        clock.cancel()
     assert await trained(straight, document, steps=1) == [await world.adapter(document)]
 
 
@@ -239,13 +237,16 @@ async def test_an_outage_of_the_bus_costs_nothing_but_time(world: World, caplog:
 
 
 async def failure(world: World, document: JobDocument) -> StoryEvent:
-    """How training failed; a job beside it goes on."""
+    """How training failed, on the first and on another trainer; a job beside it goes on."""
     neighbour = job("neighbour")
     await world.admit(document)
     await world.admit(neighbour)
     async with world.trainer(), asyncio.timeout(WITHIN_S):
         event = await world.told(document, "TrainingFailed")
         await world.play(neighbour, 1)
+        async with world.trainer("trainer-1"):
+            reports = [await report(world, lambda report: bool(report.broken), f"trainer-{n}") for n in (0, 1)]
+    assert all(event.message.endswith(found.broken[document.uid]) for found in reports)
     return event
 
 
@@ -258,6 +259,25 @@ async def test_a_target_that_the_model_lacks_is_named_with_the_nearest_right_one
 async def test_an_adapter_to_begin_from_that_is_not_there_is_named(world: World, tmp_path: Path) -> None:
     event = await failure(world, job(agent={"initFrom": {"path": str(tmp_path / "nowhere")}}))
     assert "no adapter_config.json in the adapter" in event.message
+
+
+async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    document = job(agent={"initFrom": {"path": str(folder)}, "adapter": {"rank": 1, "alpha": 1, "targets": ["q_proj"]}})
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await report(world, lambda report: bool(report.broken))
+        folder.mkdir()
+        weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{kind}.weight" for kind in "AB"}
+        shapes = {"A": (1, 64), "B": (64, 1)}
+        tensors = {name: torch.ones(shapes[name[-8]]) for name in weights}
+        for name, data in write_adapter(tensors, AdapterConfig(1, 1)).items():
+            (folder / name).write_bytes(data)
+        world.clock.at += 2 * QUICK.fault_s
+        await world.version(document, 0)
+        await report(world, lambda report: not report.broken)
 
 
 async def test_a_step_for_another_version_fails_the_agent(world: World) -> None:

@@ -5,6 +5,7 @@ what was written is written again under the same names or never looked at; after
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -85,6 +86,12 @@ class PolicyKey:
         lease = await self._set(bound, 0 if record is None or current is None else current.revision)
         failpoint("trainer.bind.after_set")
         return lease
+
+    async def release(self, lease: Lease) -> None:
+        """Let any trainer take the agent at once; no error if one has it already, or if the bus cannot be reached."""
+        with contextlib.suppress(Conflict, BusUnavailable):
+            released = wire.encode(lease.record.model_copy(update={"holder": ""}))
+            await self._bucket.update(self._assignment.key, released, lease.revision)
 
     async def commit(self, lease: Lease, contents: Contents) -> Lease:
         """Make a version true; returns the lease at its new revision. Raises LeaseLost.

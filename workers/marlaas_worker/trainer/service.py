@@ -115,6 +115,7 @@ class Trainer:
             return
         self._absences.observe(view.holders, view.live, self._context.now())
         self._drop(view)
+        self._faults = {key: fault for key, fault in self._faults.items() if view.wanted.get(key) == fault.assignment}
         for key, assignment in view.wanted.items():
             known = view.known.get(key)
             if key not in self._running and self._may_train(assignment, known.record if known else None):
@@ -132,7 +133,7 @@ class Trainer:
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
         now = self._context.now()
         fault = self._faults.get(assignment.key)
-        if assignment.is_complete(record) or (fault and fault.assignment == assignment and now < fault.until):
+        if assignment.is_complete(record) or (fault is not None and now < fault.until):
             return False
         gone = record is not None and self._absences.gone(record.holder, now)
         return may_bind(record, assignment.ref.uid, self._context.name, gone)
@@ -143,29 +144,37 @@ class Trainer:
 
     async def _train(self, assignment: Assignment, current: Entry | None) -> None:
         """One agent's task; what it ends with is recorded here, and ends nothing else."""
+        self._faults.pop(assignment.key, None)
         try:
             await self._bind_and_train(assignment, current)
         except LeaseLost as error:
             log.warning("%s", error)
-            await self._shared.tell(assignment, "LeaseLost", str(error))
+            if self._running[assignment.key].training is not None:
+                await self._shared.tell(assignment, "LeaseLost", str(error))
         except Retryable as error:
             log.warning("%s: %s; it is bound anew", assignment.key, error)
             await asyncio.sleep(self._timing.retry_s)
         except Exception as error:
-            text = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
             log.exception("training of %s failed", assignment.key)
-            self._faults[assignment.key] = _Fault(assignment, self._context.now() + self._timing.fault_s, text)
-            await self._shared.tell(assignment, "TrainingFailed", text)
-            await self._report()
-        else:
-            self._faults.pop(assignment.key, None)
+            await self._give_up(assignment, error)
 
     async def _bind_and_train(self, assignment: Assignment, current: Entry | None) -> None:
         bucket = await self._context.bus.bucket(subjects.POLICY)
         policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
         training = AgentTraining(self._shared, assignment, policy, await policy.bind(current))
         self._running[assignment.key].training = training
-        await training.run()
+        try:
+            await training.run()
+        except (Exception, asyncio.CancelledError):
+            await policy.release(training.lease)
+            raise
+
+    async def _give_up(self, assignment: Assignment, error: Exception) -> None:
+        """Leave an agent alone for a while; the report says why, and once all trainers say so, its job fails."""
+        words = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
+        self._faults[assignment.key] = _Fault(assignment, self._context.now() + self._timing.fault_s, words)
+        await self._shared.tell(assignment, "TrainingFailed", words)
+        await self._try_to_report()
 
     async def _watch(self, bucket: str) -> None:
         """Wake up when something that decides has changed."""
@@ -188,10 +197,13 @@ class Trainer:
     async def _report_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._timing.report_s)
-            try:
-                await self._report()
-            except BusUnavailable as error:
-                log.warning("cannot report: %s", error)
+            await self._try_to_report()
+
+    async def _try_to_report(self) -> None:
+        try:
+            await self._report()
+        except BusUnavailable as error:
+            log.warning("cannot report: %s", error)
 
     async def _report(self) -> None:
         versions = [(running, running.version) for running in self._running.values()]
