@@ -1,4 +1,4 @@
-"""The rollout role against the bare engine: 64 conversations at once, the same prompts, seeds and adapters, in the same vLLM, in turns.
+"""The rollout role against the bare engine: 64 conversations at once, the same prompts, lengths, seeds and adapters, in the same vLLM, in turns.
 
 The role is asked over a real nats-server by a client in the same process (so its cost counts as the role's); bare is `AsyncLLM.generate`
 with nothing around it. Then how soon a committed version speaks while 16 other requests run: from the write of the policy key to the answer
@@ -51,8 +51,9 @@ from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.vllm_engine import VllmEngine, _last, _lora_request, _sampling
 
 POOL, REPLICA = "pool", "rollout-0"
-JOBS, CONCURRENT, TURNS_EACH, NEW_TOKENS, GROUP, RANK = 8, 64, 4, 32, 8, 16
-ROUNDS, COMMITS, RUNNING = 5, 20, 16
+JOBS, CONCURRENT, TURNS_EACH, GROUP, RANK = 8, 64, 4, 8, 16
+FEWEST_TOKENS, MOST_TOKENS = 16, 48
+ROUNDS, COMMITS, RUNNING = 9, 20, 16
 
 
 @dataclass
@@ -103,7 +104,7 @@ class Bench:
                 "poolRef": {"name": POOL},
                 "environment": {"name": "reverse"},
                 "training": {"steps": 1},
-                "rollout": {"maxTokens": NEW_TOKENS},
+                "rollout": {"maxTokens": MOST_TOKENS},
             }
         )
         job = JobDocument(
@@ -139,6 +140,7 @@ class Bench:
 
     def request(self, job: JobDocument, index: int, member: int, max_tokens: int | None = None) -> GenerateRequest:
         group = train_group(job.ref, index)
+        chance = random.Random(f"{job.job} {index} {member}")
         words = random.Random(f"{job.job} {index}").choices(string.ascii_lowercase, k=22)
         return GenerateRequest(
             namespace=job.namespace,
@@ -151,7 +153,7 @@ class Bench:
             turn=0,
             parent=None,
             append=(ChatMessage(role="user", content="".join(words)),),
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or chance.randint(FEWEST_TOKENS, MOST_TOKENS),
             deadline_s=300.0,
         )
 
@@ -190,7 +192,8 @@ def bare(bench: Bench) -> Callable[[GenerateRequest], Awaitable[int]]:
         if request.group not in prompts:
             prompts[request.group] = extend(bench.tokenizer, None, request.append).ids.tolist()
         seed = derive_seed(job.seed, group_token(request.group), request.member, request.turn)
-        params = _sampling(Sampling(1.0, NEW_TOKENS, seed), NEW_TOKENS, frozenset())
+        most = request.max_tokens or MOST_TOKENS
+        params = _sampling(Sampling(1.0, most, seed), most, frozenset())
         lora = _lora_request(held[f"bench.{job.job}.{job.uid}.policy@v1"])
         prompt = {"prompt_token_ids": prompts[request.group]}
         output = await _last(llm.generate(prompt, params, f"bare-{next(calls)}", lora_request=lora))
@@ -211,9 +214,10 @@ async def throughput(bench: Bench, num_jobs: int) -> list[Any]:
             if number >= 0:
                 rates[name].append(tokens_per_s)
                 cpu[name].append((time.process_time() - before) * 1000 / (CONCURRENT * TURNS_EACH))
-    role, raw = (statistics.median(rates[name]) for name in ("role", "bare"))
+    ratios = sorted(role / raw for role, raw in zip(rates["role"], rates["bare"], strict=True))
+    figures = [f"{statistics.median(rates[name]):.0f}" for name in ("role", "bare")]
     costs = [f"{statistics.median(cpu[name]):.2f}" for name in ("role", "bare")]
-    return [num_jobs, f"{role:.0f}", f"{raw:.0f}", f"{role / raw:.1%}", *costs]
+    return [num_jobs, *figures, f"{statistics.median(ratios):.1%}", f"{ratios[1]:.0%} to {ratios[-2]:.0%}", *costs]
 
 
 async def commit_to_first_token(bench: Bench) -> list[float]:
@@ -287,7 +291,8 @@ async def measure() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         async with served(Path(scratch)) as bench:
             rows = [await throughput(bench, num_jobs) for num_jobs in (1, JOBS)]
-            head = ["adapters", "role tok/s", "bare tok/s", "ratio", "role ms CPU/request", "bare ms CPU/request"]
+            cpu = ["role ms CPU/request", "bare ms CPU/request"]
+            head = ["adapters", "role tok/s", "bare tok/s", "ratio, median of rounds", "most rounds", *cpu]
             print(table(head, rows))
             seconds = sorted(await commit_to_first_token(bench))
             p50, p90 = statistics.median(seconds), seconds[int(0.9 * len(seconds))]

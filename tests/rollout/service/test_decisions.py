@@ -10,7 +10,7 @@ from marlaas_worker.rollout.dispatch import Door, Rotation
 from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 from marlaas_worker.rollout.routing import owner
-from marlaas_worker.rollout.versions import to_yield
+from marlaas_worker.rollout.waits import to_yield
 
 EPISODES = [f"u-t{number}-0-1" for number in range(600)]
 

@@ -27,6 +27,7 @@ from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.versions import Held, Versions
 
 MAX_ENGINE_DEATHS = 3
+_LONG_CHARACTERS = 16_384
 _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 _EPISODE = re.compile(r"[A-Za-z0-9_-]+")
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
@@ -85,7 +86,7 @@ class Generation:
         """Return the turn's record, made now or earlier.
 
         Raises RequestRefused, VersionRefused and other Permanent errors (asking again is no use), NotAdmitted, PinMissing,
-        EngineDown and other Retryable ones. Waits for versions and for a bus that is away, until cancelled.
+        EngineDown and other Retryable ones. Waits for its version, and for the bus to take the record, until cancelled.
         """
         desk, began = self.desk, _clock()
         served = await desk.policies.find(request.ref, request.agent)
@@ -94,7 +95,7 @@ class Generation:
         if recorded is not None:
             return _of_agent(recorded, request)
         version = await self._pinned(request, served, stage)
-        prompt = extend(desk.tokenizer, await desk.histories.parent(request), request.append)
+        prompt = await self._extended(request)
         drawn = await self._draw(_Order(request, served, served.adapter(version), prompt, began), stage)
         stage.enter("it was being recorded")
         return await self._record(request, served, prompt, drawn)
@@ -105,6 +106,15 @@ class Generation:
 
         stage.enter(f"no version of agent {request.agent} was verified yet")
         return await self.desk.pins.version(request, served.document, newest)
+
+    async def _extended(self, request: GenerateRequest) -> Prompt:
+        """Tokenise, beside the loop if it takes long: nobody else's turn waits for a flood of text."""
+        parent = await self.desk.histories.parent(request)
+        append = request.append
+        size = len(append) if isinstance(append, str) else sum(len(message.content) for message in append)
+        if size < _LONG_CHARACTERS:
+            return extend(self.desk.tokenizer, parent, append)
+        return await asyncio.to_thread(extend, self.desk.tokenizer, parent, append)
 
     async def _draw(self, order: "_Order", stage: Stage) -> _Drawn:
         """Generate, again if the engine dies; a request under which it dies every time is not tried for ever."""

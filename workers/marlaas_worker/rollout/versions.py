@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
@@ -21,6 +21,7 @@ from marlaas_worker.rollout.retries import Retries
 from marlaas_worker.rollout.slots import SlotTable
 from marlaas_worker.rollout.story import Story
 from marlaas_worker.rollout.supervision import SupervisedEngine
+from marlaas_worker.rollout.waits import Waits, to_yield
 
 _SPARE = ""
 _REVIEW_S = 60.0
@@ -42,25 +43,6 @@ class Held:
     life: int
 
 
-@dataclass(slots=True)
-class _Wait:
-    """Requests that wait for a version."""
-
-    adapter: AdapterRef
-    num: int = 0
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-def to_yield(running: Iterable[str], resident: Iterable[str], waiting: Iterable[str]) -> frozenset[str]:
-    """Running versions that take no new requests for now, the longest served first: one for each waiting version without a slot.
-
-    Without it, a version that always runs something would never give its slot to another.
-    """
-    have = set(resident)
-    homeless = sum(name not in have for name in waiting)
-    return frozenset(list(running)[:homeless])
-
-
 class Versions:
     """Reconciles the engine's slots towards what is newest and what is asked for. `changed` is called when the proven set changes."""
 
@@ -80,13 +62,13 @@ class Versions:
         self._table = SlotTable(engine.limits.slots)
         self._retries = Retries()
         self._newest: dict[AdapterRef, AdapterRef] = {}
-        self._waits: dict[str, _Wait] = {}
+        self._wake = asyncio.Event()
+        self._waits = Waits(self._wake.set)
         self._resident: dict[str, AdapterRef] = {}
         self._ready: dict[str, Manifest] = {}
         self._yielding: frozenset[str] = frozenset()
         self._leftover: list[AdapterRef] = []
         self._loading: set[asyncio.Task[None]] = set()
-        self._wake = asyncio.Event()
         self._news = asyncio.Event()
 
     @property
@@ -122,7 +104,7 @@ class Versions:
                 await self._news.wait()
             else:
                 self._raise_refusal(newest.engine_name)
-                await self._wait(newest)
+                await self._waits.wait(newest)
 
     def explain(self, adapter: AdapterRef) -> str:
         """Why a version is not served yet, for people."""
@@ -167,19 +149,7 @@ class Versions:
             loaded = None if name in self._yielding else self._table.acquire(name)
             if loaded is not None:
                 return Held(loaded, self._ready[name], self._engine.life)
-            await self._wait(adapter)
-
-    async def _wait(self, adapter: AdapterRef) -> None:
-        name = adapter.engine_name
-        wait = self._waits.setdefault(name, _Wait(adapter))
-        wait.num += 1
-        self._wake.set()
-        try:
-            await wait.settled.wait()
-        finally:
-            wait.num -= 1
-            if not wait.num and self._waits.get(name) is wait:
-                del self._waits[name]
+            await self._waits.wait(adapter)
 
     def _raise_refusal(self, name: str) -> None:
         if (refusal := self._retries.refusal(name)) is not None:
@@ -202,14 +172,15 @@ class Versions:
                 self._begin(loads, wanted[name])
         running = [name for name in self._ready if self._table.running(name)]
         self._yielding = to_yield(running, self._resident, self._waits)
-        for name in [name for name in self._waits if name in self._ready and name not in self._yielding]:
-            self._settle(name)
+        for name in self._waits:
+            if name in self._ready and name not in self._yielding:
+                self._settle(name)
 
     def _wanted(self) -> dict[str, AdapterRef]:
         """By urgency: asked for, first come; then newest, resident ones first so that they are not given up for each other."""
         now = _clock()
         newest = sorted(self._newest.values(), key=lambda ref: ref.engine_name not in self._resident)
-        refs = [*(wait.adapter for wait in self._waits.values()), *newest]
+        refs = [*self._waits.adapters(), *newest]
         return {ref.engine_name: ref for ref in refs if self._retries.may_try(ref.engine_name, now)}
 
     def _until_retry(self) -> float:
@@ -287,9 +258,7 @@ class Versions:
         self._story.tell(_job(adapter), "VersionRefused", said)
 
     def _settle(self, name: str) -> None:
-        wait = self._waits.pop(name, None)
-        if wait is not None:
-            wait.settled.set()
+        self._waits.settle(name)
         self._tell_news()
 
     def _tell_news(self) -> None:
