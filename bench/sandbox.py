@@ -61,6 +61,7 @@ async def _measure_children(name: str, args: dict[str, Any]) -> None:
                     child.writer.write(frames.encode(start))
                     await frames.read(child.reader)
                     latencies.append(time.perf_counter() - started)
+                    await asyncio.sleep(0.01)  # the fork server's own report may be behind
                     memory = _memory(child.server.pids[child.number])
                 if index == 0:
                     print(f"{name}: fork server ready and first turn asked after {time.perf_counter() - begun:.2f} s")

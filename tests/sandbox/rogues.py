@@ -238,14 +238,9 @@ def tells_its_randomness(task, agent):
     return 1.0
 
 
-def looks_at_its_parents(task, agent):
-    parent = Path(f"/proc/{os.getppid()}/status").read_text()
-    grandparent = next(line.split()[1] for line in parent.splitlines() if line.startswith("PPid"))
-    try:
-        Path(f"/proc/{grandparent}/environ").read_text()
-    except PermissionError:
-        return 1.0
-    return 0.0
+def stops_the_fork_server(task, agent):
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return 1.0
 
 
 class Loaded:
@@ -293,3 +288,10 @@ class TwoAgents:
         agents["solver"].say("and again")
         agents["proposer"].begin().say("afresh")
         return {"proposer": 0.25, "solver": float(len(first.text))}
+
+
+def hangs_with_a_child(task, agent):
+    """Prints who is to vanish: the fork server, itself, and a process that it started."""
+    started = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    sys.stdout.write(f"{os.getppid()} {os.getpid()} {started.pid} ready")
+    time.sleep(1000)

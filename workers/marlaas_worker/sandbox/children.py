@@ -34,7 +34,7 @@ _PACKET_BYTES = 64 << 10
 _STACK_S = 0.5
 _OUTERMOST_FRAME = b"in _run_module_as_main"
 _BUSY_S = 0.01
-_END_S = 5.0
+_END_S = 10.0
 _REMEMBERED_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class BrokenEnvironment(Permanent):
 
 
 class ForkServerLost(Retryable):
-    """The fork server ended by itself, and with it every child."""
+    """The fork server ended by itself, and with it every child; or the machine has no room for a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,9 @@ class Child:
             if not self.ended.done():
                 await self.server.order("kill", self.number)
         await asyncio.wait({self.ended}, timeout=_END_S)
+        if not self.ended.done():
+            self.server.condemn()
+            await self.ended
 
     async def print_stack(self) -> None:
         """Make it print where it is, if it still can."""
@@ -133,6 +136,11 @@ class _Server:
                 raise ForkServerLost(f"the fork server takes no orders: {error}") from error
         raise ForkServerLost("the fork server has ended")
 
+    def condemn(self) -> None:
+        """Kill a server that no longer obeys; its children go with it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
     async def end(self) -> None:
         """Close the control socket, upon which it kills its children and ends; kill it when it does not."""
         self._listening.cancel()
@@ -141,7 +149,7 @@ class _Server:
             async with asyncio.timeout(_END_S):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
+            self.condemn()
             await self._process.wait()
         self._lose()
 
@@ -194,9 +202,12 @@ class Children:
 
         Raises:
             BrokenEnvironment: the environment cannot be loaded; remembered for a few seconds.
-            ForkServerLost: it went away this very moment; try again.
+            ForkServerLost: it went away this very moment, or there is no room for a process; try again.
         """
-        child = await self._fork(await self._running())
+        try:
+            child = await self._fork(await self._running())
+        except OSError as error:
+            raise ForkServerLost(f"cannot start a process: {error}") from error
         try:
             yield child
         finally:

@@ -92,8 +92,9 @@ class ForkServer:
 
     def _fork(self, number: int, descriptors: list[int]) -> None:
         channel, output = descriptors
-        tmp = tempfile.mkdtemp(prefix="episode-")
+        tmp = ""
         try:
+            tmp = tempfile.mkdtemp(prefix="episode-")
             pid = os.fork()
         except OSError as error:
             self._report(report="ended", number=number, status=None, cause=f"cannot fork: {error}")

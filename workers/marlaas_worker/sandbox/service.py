@@ -43,6 +43,7 @@ async def serve(context: RoleContext, document: JobDocument, patience: Patience 
     Raises InvalidInput when the job's environment is none that a sandbox can load.
     """
     kernel.hide_from_siblings()
+    kernel.open_many_files()
     children = Children(_children_config(context, document))
     try:
         async with TurnClient(context.bus, patience) as turns:

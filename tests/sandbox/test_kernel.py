@@ -1,0 +1,56 @@
+"""What is asked of Linux, seen from outside: who may look, and who outlives whom."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+SPY = """
+import os, subprocess
+from marlaas_worker.sandbox import kernel
+if os.geteuid() == 0:
+    os.setuid(65534)
+    kernel._libc.prctl(4, 1, 0, 0, 0)  # changing the user hides a process as well: undo that
+look = ["cat", f"/proc/{os.getpid()}/environ"]
+before = subprocess.run(look, capture_output=True).returncode
+kernel.hide_from_siblings()
+print(before, subprocess.run(look, capture_output=True).returncode)
+"""
+SUPERVISOR = """
+import asyncio, sys
+from pathlib import Path
+from marlaas_worker.sandbox import frames
+from marlaas_worker.sandbox.children import Children, ChildrenConfig, clean_variables
+import os
+
+async def main():
+    config = ChildrenConfig("rogues:hangs_with_a_child", {}, 1 << 29, 30.0, Path(sys.argv[1]), clean_variables(os.environ))
+    async with Children(config).child() as child:
+        child.writer.write(frames.encode({"split": "train", "index": 0, "seed": 0, "agents": ["policy"]}))
+        await child.output.mentions(b"ready", 30.0)
+        print(child.output.text().removesuffix("ready"), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_other_processes_of_the_user_cannot_look_into_the_supervisor() -> None:
+    done = subprocess.run([sys.executable, "-c", SPY], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "1"]
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path / "scratch")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as supervisor:
+        assert supervisor.stdout is not None
+        handles = [os.pidfd_open(int(pid)) for pid in supervisor.stdout.readline().split()]
+        supervisor.send_signal(signal.SIGKILL)
+    for handle in handles:
+        gone, _, _ = select.select([handle], [], [], 20.0)
+        os.close(handle)
+        assert gone
+    assert len(handles) == 3
