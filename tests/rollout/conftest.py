@@ -223,6 +223,7 @@ def each_engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def rig(each_engine: Engine, slot_ids: Callable[[], int]) -> AsyncIterator[Rig]:
+    await each_engine.start()
     made = Rig(each_engine, slot_ids, [])
     yield made
     await made.empty()

@@ -128,8 +128,11 @@ async def test_a_killed_engine_fails_what_was_pending_and_serves_again_after_a_r
     adapter = published.in_slot(slot_ids())
     await vllm.load(adapter)
     before = vllm.processes
+    for worker in before[1:]:
+        worker.send_signal(signal.SIGSTOP)
     pending = [asyncio.create_task(vllm.generate(f"k{n}", adapter, PROMPT, LONG)) for n in range(3)]
-    await vllm.score(adapter, PROMPT)
+    pending.append(asyncio.create_task(vllm.load(publish(2).in_slot(slot_ids()))))
+    await asyncio.sleep(0)
     before[0].kill()
     outcomes = await asyncio.gather(*pending, return_exceptions=True)
     assert all(isinstance(outcome, EngineDown) for outcome in outcomes)
@@ -166,11 +169,10 @@ async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(
 async def test_a_hung_engine_is_given_up_and_can_be_ended(vllm: Any, publish: Any, slot_ids: Any) -> None:
     adapter = publish(1).in_slot(slot_ids())
     await vllm.load(adapter)
-    pending = asyncio.create_task(vllm.generate("h", adapter, PROMPT, LONG))
-    await vllm.score(adapter, PROMPT)
     processes = vllm.processes
     for process in processes:
         process.send_signal(signal.SIGSTOP)
+    pending = asyncio.create_task(vllm.generate("h", adapter, PROMPT, LONG))
     assert not await vllm.healthy()
     with pytest.raises(EngineDown, match="has not answered"):
         await pending

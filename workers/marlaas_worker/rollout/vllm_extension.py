@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker processes: reading a slot back, and ending when the process that owns the engine is gone.
+"""What runs inside vLLM's worker processes: reading a slot back, faster adapters on a CPU, and ending when the engine's owner is gone.
 
 vLLM mixes `SlotReader` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`. It reads private
 attributes of vLLM 0.32 (`lora/model_manager.py`); `tests/rollout/test_engine_contract.py` breaks if they move.
@@ -8,6 +8,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,14 @@ def _open_core() -> int | None:
     return None
 
 
+def _group_adapters() -> None:
+    platforms = sys.modules.get("vllm.platforms")
+    if platforms is not None and platforms.current_platform.is_cpu():
+        name = "marlaas_worker.rollout.vllm_cpu_adapters.GroupedAdapters"
+        type(platforms.current_platform).get_punica_wrapper = classmethod(lambda _: name)
+
+
 # vLLM offers a worker no other moment before it loads the model, and a model may take minutes to load.
 if OWNER in os.environ:
     _watch_owner()
+    _group_adapters()

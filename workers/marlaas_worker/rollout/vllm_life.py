@@ -9,6 +9,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import warnings
 from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -72,6 +73,8 @@ class Life:
         for core in self._cores:
             self.down.get_loop().remove_reader(core.sentinel)
         await asyncio.to_thread(self._shut_down, was_down)
+        await asyncio.sleep(0)  # vLLM closes its sockets in a callback of this loop
+        self.llm.engine_core.resources.ctx.destroy(linger=0)
         self.llm = None
         gc.collect()  # vLLM's objects form cycles, and complain if the interpreter's exit finds them
 
@@ -102,13 +105,20 @@ def _build(settings: VllmSettings) -> Any:
     log_config = write_log_config(settings)
     with _variables({**environment(settings), vllm_extension.OWNER: vllm_extension.owner_token()}):
         try:
-            from vllm import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(settings, log_config)))
+            return _construct(engine_arguments(settings, log_config))
         except Exception as error:
             words = last_words(settings.log) or str(error)
-            raise Permanent(f"vLLM did not start: {words} (its log: {settings.log})") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()  # what vLLM leaves open when its constructor fails
+    raise Permanent(f"vLLM did not start: {words} (its log: {settings.log})")
+
+
+def _construct(arguments: dict[str, Any]) -> Any:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
 def _discard(building: "asyncio.Future[Any]") -> None:
