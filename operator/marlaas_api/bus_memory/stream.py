@@ -68,6 +68,7 @@ class MemoryStream:
     history: int | None = None
     markers: bool = False
     last_sequence: int = 0
+    num_bytes: int = 0
     kept: dict[int, Kept] = field(default_factory=dict)
     by_subject: dict[str, list[int]] = field(default_factory=dict)
     ids: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class MemoryStream:
         subject = kept.stored.subject
         self.kept[self.last_sequence] = replace(kept, stored=replace(kept.stored, sequence=self.last_sequence))
         self.by_subject.setdefault(subject, []).append(self.last_sequence)
+        self.num_bytes += len(kept.stored.data)
         while self.history is not None and len(self.by_subject[subject]) > self.history:
             self.remove(self.by_subject[subject][0])
         return self.last_sequence
@@ -115,6 +117,7 @@ class MemoryStream:
         """Forget one message."""
         gone = self.kept.pop(sequence, None)
         if gone is not None:
+            self.num_bytes -= len(gone.stored.data)
             sequences = self.by_subject[gone.stored.subject]
             sequences.remove(sequence)
             if not sequences:
@@ -206,14 +209,10 @@ class MemoryStream:
         return None
 
     def _make_room(self, stored: Stored) -> None:
-        limit = self.spec.max_bytes
-        if limit < 0:
+        if self.spec.max_bytes < 0:
             return
-        size = sum(len(kept.stored.data) for kept in self.kept.values()) + len(stored.data)
-        if size > limit and self.spec.work_queue:
+        room = self.spec.max_bytes - len(stored.data)
+        if self.num_bytes > room and self.spec.work_queue:
             raise BusUnavailable(f'cannot publish to "{stored.subject}": maximum bytes exceeded')
-        for sequence, kept in list(self.kept.items()):
-            if size <= limit:
-                return
-            size -= len(kept.stored.data)
-            self.remove(sequence)
+        while self.kept and self.num_bytes > room:
+            self.remove(next(iter(self.kept)))

@@ -38,9 +38,9 @@ class NatsBucket:
             return await self.update(key, data, 0)
         except Conflict:
             entry = await self._read(key)
-            if entry is None or entry.data is not None:
+            if entry is not None and entry.data is not None:
                 raise
-            return await self.update(key, data, entry.revision)
+            return await self.update(key, data, entry.revision if entry is not None else 0)
 
     async def update(self, key: str, data: bytes, revision: int) -> int:
         return await self._write(key, data, {"Nats-Expected-Last-Subject-Sequence": str(revision)})
