@@ -5,6 +5,7 @@ orchestrator waits until the file `go` lies beside the script.
 """
 
 import asyncio
+import importlib.util
 import json
 import os
 import sys
@@ -70,7 +71,8 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
 
 async def sandbox(context: RoleContext, document: JobDocument) -> None:
     misbehave("sandbox")
-    sys.stdout.write(f"playing {document.ref}\n")
+    games = importlib.util.find_spec("games")
+    sys.stdout.write(f"playing {document.ref} of {games.origin if games else 'nowhere'}\n")
     sys.stdout.flush()
     SCRIPT.with_name(f"{document.job}.played").touch()
     await context.stop.wait()

@@ -134,6 +134,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(place: Place) -> None:
     place.write(reverse=3, spell=2)
+    (place.folder / "games.py").touch()
     run = place.start()
     assert run.end() == 0
     assert run.processes() == []
@@ -151,7 +152,7 @@ def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(place: Place) -> 
     assert (job / "adapter" / "adapter_config.json").read_text() == '{"r": 8}'
     assert (job / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert [json.loads(line)["version"] for line in (job / "evals.jsonl").read_text().splitlines()] == [0, 2]
-    assert "playing team-a/spell" in (job / "logs" / "sandbox-0.log").read_text()
+    assert f"playing team-a/spell of {place.folder / 'games.py'}" in (job / "logs" / "sandbox-0.log").read_text()
     assert "trainer starts" in (job / "logs" / "trainer-0.tiny.log").read_text()
 
 
