@@ -19,8 +19,9 @@ from marlaas_api import subjects, wire
 from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs import BlobRef
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Request
-from marlaas_api.bus_memory import MemoryBus, MemoryServer
+from marlaas_api.bus import Bus, Request
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.bus_nats import connect
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
     CancelRequest,
@@ -42,6 +43,7 @@ from marlaas_api.messages import (
     Turn,
 )
 from marlaas_api.names import AdapterRef, episode_id, train_group
+from marlaas_api.nats_server import EmbeddedNats
 from marlaas_worker.adapters import AdapterConfig, read_adapter, tensor_digests, tensor_name, write_adapter
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.conversation import BadAppend
@@ -269,7 +271,6 @@ class Replica:
 
     async def kill(self) -> None:
         """As kill -9 would: nothing is drained, nothing is said."""
-        assert isinstance(self.context.bus, MemoryBus)
         await self.context.bus.close()
         self.task.cancel()
         with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
@@ -281,12 +282,16 @@ class Town:
 
     def __init__(self, scratch: Path) -> None:
         self.server = MemoryServer()
-        self.bus = self.server.connect("test")
+        self.bus: Bus = self.server.connect("test")
         self.blobs = MemoryBlobs()
         self.scratch = scratch
         self.replicas: list[Replica] = []
         self._manifests: dict[AdapterRef, BlobRef] = {}
         self._jobs = 0
+
+    async def connect(self, name: str) -> Bus:
+        """A connection of a role's own."""
+        return self.server.connect(name)
 
     async def replica(
         self, name: str = "rollout-0", engine: ScriptedEngine | None = None, trims: bool = False
@@ -296,7 +301,7 @@ class Town:
             engine = ScriptedEngine()
             engine.open.set()
         scratch = self.scratch / f"{name}-{len(self.replicas)}"
-        context = RoleContext(name, self.server.connect(name), self.blobs, scratch)
+        context = RoleContext(name, await self.connect(name), self.blobs, scratch)
         task = asyncio.create_task(serve_engine(context, POOL, CharacterTokenizer(trims), engine))
         replica = Replica(name, engine, context, task)
         self.replicas.append(replica)
@@ -440,6 +445,29 @@ async def town(tmp_path: Path) -> AsyncIterator[Town]:
     await made.bus.ensure()
     yield made
     await made.close()
+
+
+class NatsTown(Town):
+    """The same on a real nats-server, which can be killed."""
+
+    def __init__(self, scratch: Path, nats: EmbeddedNats, bus: Bus) -> None:
+        super().__init__(scratch)
+        self.nats = nats
+        self.bus = bus
+
+    async def connect(self, name: str) -> Bus:
+        return await connect(self.nats.url, name=name)
+
+
+@pytest.fixture
+async def nats_town(tmp_path: Path) -> AsyncIterator[NatsTown]:
+    async with EmbeddedNats(tmp_path / "nats") as nats:
+        bus = await connect(nats.url, name="test")
+        await bus.ensure()
+        made = NatsTown(tmp_path, nats, bus)
+        yield made
+        await made.close()
+        await bus.close()
 
 
 @pytest.fixture
