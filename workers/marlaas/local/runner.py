@@ -21,7 +21,7 @@ from marlaas.local.processes import ROLE_COMMAND, Launcher, Warden, warden
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import message_server
-from marlaas.local.supervisor import Supervisor
+from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.wanted import Wanted, read
 from marlaas.local.watch import Watch
 from marlaas_api.blobs_store import open_blobs
@@ -153,7 +153,7 @@ class _Run:
                 while not self._interrupts.first.is_set() and await watch.look(supervisor):
                     await _first_of(self._interrupts.first, supervisor.changed, TICK_S)
                 self._say_why()
-                await supervisor.drain()
+                await supervisor.drain(GRACE_S if self._interrupts.first.is_set() else IDLE_GRACE_S)
             finally:
                 supervisor.kill()
 

@@ -15,6 +15,8 @@ from marlaas_api.messages import ReplicaReport
 
 GRACE_S = 20.0
 """How long a role may drain; nothing is lost by killing it then, as nothing is lost by a crash."""
+IDLE_GRACE_S = 2.0
+"""The same once every job is settled: an engine takes longer to end than anybody would wait for nothing."""
 
 
 @dataclass(slots=True)
@@ -75,14 +77,14 @@ class Supervisor:
         told, self._news = self._news, []
         return told
 
-    async def drain(self) -> None:
+    async def drain(self, grace_s: float) -> None:
         """Ask every process to end and wait for it; kill those that take too long."""
         watchers = [place.watcher for place in self._places.values() if place.watcher is not None]
         for place in self._places.values():
             place.wanted = False
             self._end(place)
         if watchers:
-            await asyncio.wait(watchers, timeout=GRACE_S)
+            await asyncio.wait(watchers, timeout=grace_s)
         self.kill()
         if watchers:
             await asyncio.wait(watchers)
