@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 MAX_TOKENS = 512
-NUM_THREADS = 2
+NUM_THREADS = 1
 IGNORED = -100
 MISTAKES = Mistakes(letter=0.27, untooled=0.4, call=0.3, result=0.35)
 
@@ -37,7 +37,7 @@ class Recipe:
     num_layers: int = 3
     hidden: int = 128
     intermediate: int = 384
-    num_steps: int = 360
+    num_steps: int = 300
     reverse_rows: int = 48
     calculator_rows: int = 24
     learning_rate: float = 3e-3
