@@ -186,14 +186,22 @@ async def test_tasks_of_the_next_job_of_the_same_name_are_left_alone(stage) -> N
     assert await stage.num_tasks() == 1
 
 
-async def test_a_sandbox_waits_for_the_bus(stage) -> None:
+async def test_an_episode_waits_for_the_bus(stage) -> None:
     document = stage.document("rogues:asks")
-    async with stage.open(document):
+
+    def vanish(request):
         stage.server.available = False
-        await asyncio.sleep(0)
-        stage.server.available = True
+        asyncio.get_running_loop().call_later(0.2, setattr, stage.server, "available", True)
+        return []
+
+    async with stage.open(document):
+        stage.rollout.answer = vanish
         await stage.put(stage.task(document))
-        assert len(await stage.episodes(1)) == 1
+        await stage.rollout.until(lambda: len(stage.rollout.requests) > 0)
+        stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
+        await stage.rollout.until(lambda: len(stage.rollout.requests) > 1)
+        (episode,) = await stage.episodes(1)
+    assert episode.rewards == {"policy": 1.0}
 
 
 async def test_an_environment_from_an_image_is_refused(stage) -> None:

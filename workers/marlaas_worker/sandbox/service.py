@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from marlaas_api import names, subjects
 from marlaas_api.background import background
@@ -31,8 +29,6 @@ DRAIN_S = 5.0
 MAX_DELIVERIES = 10
 _FETCH_S = 0.5
 _PAUSE_S = 1.0
-
-_T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
@@ -79,19 +75,22 @@ class _Supervisor:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            consumer = await self._patiently(self._consumer)
-            while await self._has_place():
+            consumer = await self._consumer()
+            while consumer is not None and await self._has_place():
                 await self._claim(consumer, group)
             await self._drain()
 
-    async def _consumer(self) -> Consumer:
+    async def _consumer(self) -> Consumer | None:
+        """Wait for the bus; None when told to stop first."""
         namespace, job = self._document.namespace, self._document.job
-        return await self._bus.consumer(
-            subjects.TASKS,
-            subjects.consumer(namespace, job, "sandbox"),
-            subjects.task(namespace, job),
-            ack_wait_s=ACK_WAIT_S,
-        )
+        name, subject = subjects.consumer(namespace, job, "sandbox"), subjects.task(namespace, job)
+        while not self._context.stop.is_set():
+            try:
+                return await self._bus.consumer(subjects.TASKS, name, subject, ack_wait_s=ACK_WAIT_S)
+            except BusUnavailable as error:
+                log.warning("the bus is away: %s", error)
+                await wait_for(self._context.stop, _PAUSE_S)
+        return None
 
     async def _has_place(self) -> bool:
         """Wait until an episode could begin, so that tasks are left to sandboxes that are free; False when told to stop."""
@@ -177,7 +176,7 @@ class _Supervisor:
     async def _play_member(self, task: Task, member: int, num_delivered: int) -> None:
         async with self._places:
             episode = await self._played(task, member, num_delivered)
-        await self._patiently(lambda: self._publish(episode))
+        await self._publish(episode)
         failpoint("sandbox.episode.after_publish")
 
     async def _played(self, task: Task, member: int, num_delivered: int) -> Episode:
@@ -193,21 +192,18 @@ class _Supervisor:
                 return episode
             log.info("%s: %s fault: %s", episode.episode, episode.fault, episode.fault_text)
             prior = (*prior, episode.fault)
+            if episode.fault is FaultClass.INFRA:
+                await asyncio.sleep(_PAUSE_S)  # what is broken is not the episode's; it may be better in a moment
 
     async def _publish(self, episode: Episode) -> None:
-        await self._bus.publish(
-            subjects.episode(episode.namespace, episode.job),
-            encode(episode),
-            message_id=f"{episode.group}-{episode.member}",
-        )
-
-    async def _patiently(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Do it, again and again while the bus is away; a drain cancels it."""
+        """Publish, again and again while the bus is away; a drain cancels it."""
+        subject, name = subjects.episode(episode.namespace, episode.job), f"{episode.group}-{episode.member}"
         while True:
             try:
-                return await act()
+                await self._bus.publish(subject, encode(episode), message_id=name)
+                return
             except BusUnavailable as error:
-                log.warning("the bus is away: %s", error)
+                log.warning("%s waits for the bus: %s", episode.episode, error)
                 await asyncio.sleep(_PAUSE_S)
 
 
