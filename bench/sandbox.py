@@ -24,8 +24,10 @@ from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, encode
 from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox import frames
-from marlaas_worker.sandbox.children import Children, ChildrenConfig, clean_variables
+from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.server import ChildrenConfig
 from marlaas_worker.sandbox.service import serve
+from marlaas_worker.sandbox.variables import clean_variables
 
 NUM_FORKS = 200
 NUM_GROUPS = 60

@@ -112,7 +112,7 @@ async def test_a_lost_fork_server_is_replaced(stage, tmp_path: Path, monkeypatch
 
 
 async def test_a_fork_server_that_no_longer_obeys_is_replaced(stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlaas_worker.sandbox.children._END_S", 0.2)
+    monkeypatch.setattr("marlaas_worker.sandbox.server._END_S", 0.2)
     first, second = await stage.play("stops_the_fork_server", group_size=2, concurrency=1)
     assert (first.rewards, second.rewards) == ({"policy": 1.0}, {"policy": 1.0})
 

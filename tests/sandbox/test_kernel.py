@@ -22,7 +22,9 @@ SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
 from marlaas_worker.sandbox import frames
-from marlaas_worker.sandbox.children import Children, ChildrenConfig, clean_variables
+from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.server import ChildrenConfig
+from marlaas_worker.sandbox.variables import clean_variables
 import os
 
 async def main():

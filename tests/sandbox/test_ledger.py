@@ -3,9 +3,9 @@ import signal
 import pytest
 
 from marlaas_api.messages import Ending, FaultClass, StopReason
-from marlaas_worker.sandbox.children import Ended
 from marlaas_worker.sandbox.ledger import Ledger, judge
 from marlaas_worker.sandbox.said import BadSaying, ScoreSaying, TurnSaying, parse
+from marlaas_worker.sandbox.server import Ended
 
 
 def asked(agent: str, parent: int | None = None) -> TurnSaying:

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from marlaas_api import names
 from marlaas_api.messages import Ending, Episode, FaultClass, GenerateRequest, JobDocument, StopReason, Task
 from marlaas_worker.sandbox import frames
-from marlaas_worker.sandbox.children import BrokenEnvironment, Child, Children, Ended, ForkServerLost
+from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.ledger import Ledger, judge
 from marlaas_worker.sandbox.said import BadSaying, FaultSaying, Saying, ScoreSaying, ToolSaying, TurnSaying, parse
+from marlaas_worker.sandbox.server import BrokenEnvironment, Child, Ended, ForkServerLost
 from marlaas_worker.sandbox.turns import TurnClient, TurnFailed, TurnTooLong
 
 _LAST_WORDS_S = 0.5

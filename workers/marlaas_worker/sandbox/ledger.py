@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Ending, FaultClass, StopReason
-from marlaas_worker.sandbox.children import Ended
 from marlaas_worker.sandbox.said import BadSaying, ScoreSaying, TurnSaying
+from marlaas_worker.sandbox.server import Ended
 
 _ENDINGS = {
     "completed": Ending.COMPLETED,

@@ -20,8 +20,10 @@ from marlaas_worker.failpoints import failpoint
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import Attempt, Setting, unplayed
-from marlaas_worker.sandbox.children import Children, ChildrenConfig, clean_variables
+from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.server import ChildrenConfig
 from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
+from marlaas_worker.sandbox.variables import clean_variables
 
 ACK_WAIT_S = 10.0
 BEAT_S = 3.0
