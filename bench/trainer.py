@@ -1,11 +1,13 @@
 """Trainer throughput beside a plain transformers + peft loop on the same batch: `python -m bench.trainer --shape tiny`.
 
-Both run forward and backward of one step (64 trajectories, GRPO, micro-batches of the same segments), one after the other, in a process of
-their own each. The plain loop is what one writes first: attention mask, logits of every position, log_softmax, gather.
+Both run one step (GRPO, micro-batches of the same segments): for speed side by side in one process, in turns; for memory in a process of their
+own each. The plain loop is what one writes first: attention mask, logits of every position, log_softmax, gather.
 """
 
 import argparse
 import json
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from marlaas_api.kinds import RLJobSpec
@@ -117,27 +118,38 @@ def backward(model: Any, segments: list[Segment]) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    """Median step of one of the two, after a warm-up."""
-    torch.set_num_threads(arguments.threads)
-    batches = microbatches(SHAPES[arguments.shape]["vocab_size"], arguments.sequences, arguments.budget)
-    make = ours if arguments.which == "ours" else plain
-    step = make(arguments.folder, batches, arguments.budget)
-    step()
-    loaded = psutil.Process().memory_info().rss
-    seconds = []
-    for _ in range(arguments.repeats):
-        started = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - started)
+def speeds(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second of both, medians over steps taken in turns after a warm-up."""
+    batches = prepared(arguments)
+    steps = {which: make(arguments.folder, batches, arguments.budget) for which, make in MAKERS.items()}
+    seconds: dict[str, list[float]] = {which: [] for which in steps}
+    for turn in range(arguments.repeats + 1):
+        for which, step in steps.items():
+            started = time.perf_counter()
+            step()
+            if turn:
+                seconds[which].append(time.perf_counter() - started)
     tokens = sum(len(segment) for batch in batches for segment in batch)
-    rate = tokens / sorted(seconds)[len(seconds) // 2]
-    return {
-        "tokens": tokens,
-        "microbatches": len(batches),
-        "tokens_per_s": round(rate),
-        "rss_mib": round(loaded / 2**20),
-    }
+    rates = {which: round(tokens / statistics.median(times)) for which, times in seconds.items()}
+    ratio = statistics.median(other / own for own, other in zip(seconds["ours"], seconds["plain"], strict=True))
+    return {"tokens": tokens, "microbatches": len(batches), "tokens_per_s": rates, "ours_to_plain": round(ratio, 2)}
+
+
+def memory(arguments: argparse.Namespace) -> dict[str, int]:
+    """Highest resident memory of one of them, in MiB, after three steps."""
+    batches = prepared(arguments)
+    step = MAKERS[arguments.memory](arguments.folder, batches, arguments.budget)
+    for _ in range(3):
+        step()
+    return {"max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
+
+
+def prepared(arguments: argparse.Namespace) -> list[list[Segment]]:
+    torch.set_num_threads(arguments.threads)
+    return microbatches(SHAPES[arguments.shape]["vocab_size"], arguments.sequences, arguments.budget)
+
+
+MAKERS = {"ours": ours, "plain": plain}
 
 
 def main(words: Sequence[str] = ()) -> None:
@@ -145,33 +157,32 @@ def main(words: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, help="default: all of them")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--budget", type=int, default=4096, help="padded tokens of a micro-batch")
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--budget", type=int, default=1024, help="padded tokens of a micro-batch")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--which", choices=("ours", "plain"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=MAKERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
-    if arguments.which:
-        print(json.dumps(measure(arguments)))
+    if arguments.folder:
+        print(json.dumps(memory(arguments) if arguments.memory else speeds(arguments)))
         return
     for shape in [arguments.shape] if arguments.shape else SHAPES:
         print(json.dumps(compare(shape, list(words))), flush=True)
 
 
 def compare(shape: str, words: list[str]) -> dict[str, Any]:
-    """Both loops on one shape, each in a process of its own."""
+    """All figures of one shape."""
     with tempfile.TemporaryDirectory() as folder:
         random_model(shape, Path(folder))
-        common = [sys.executable, "-m", "bench.trainer", *words, "--shape", shape, "--folder", folder, "--which"]
-        figures = {which: run_alone([*common, which]) for which in ("plain", "ours")}
-    ratio = figures["ours"]["tokens_per_s"] / figures["plain"]["tokens_per_s"]
-    return {"shape": shape, "ours_to_plain": round(ratio, 2), **figures}
+        common = [sys.executable, "-m", "bench.trainer", *words, "--shape", shape, "--folder", folder]
+        peaks = {which: child([*common, "--memory", which])["max_rss_mib"] for which in MAKERS}
+        return {"shape": shape, **child(common), "max_rss_mib": peaks}
 
 
-def run_alone(command: list[str]) -> dict[str, float]:
+def child(command: list[str]) -> dict[str, Any]:
     """The last line that a process prints, as JSON."""
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
-    figures: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
     return figures
 
 
