@@ -18,26 +18,26 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run left behind. rss_bytes: peak per role, children included; busy: share of the time since the first task that the engine had a batch."""
+    """What a run left behind. rss_bytes: peak per role, children included."""
 
     wall_s: float
     summary: dict[str, Any]
     rss_bytes: dict[str, int]
     records: dict[str, list[dict[str, Any]]]
-    replicas: list[dict[str, Any]]
 
     def jobs(self) -> dict[str, dict[str, Any]]:
         return dict(self.summary["jobs"])
 
 
-def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, out: Path | None = None) -> Run:
+def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | None = None) -> Run:
     """Run manifests to their end. Raises RuntimeError with the run's last words if no summary came of it."""
-    folder = out or Path(tempfile.mkdtemp(prefix="marlaas-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="marlaas-bench-"))
     if isinstance(manifest, list):
         path = folder.with_suffix(".yaml")
         path.write_text(yaml.safe_dump_all(manifest, sort_keys=False))
         manifest = path
     command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(folder), "--seed", str(seed)]
+    command += ["--nats", nats] if nats else []
     begun = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     rss = _watch(process)
@@ -48,14 +48,7 @@ def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, out: Path | Non
         f"{path.parent.parent.name}/{path.parent.name}": [json.loads(line) for line in path.read_text().splitlines()]
         for path in folder.glob("*/*/steps.jsonl")
     }
-    replicas = folder / "replicas.json"
-    return Run(
-        time.monotonic() - begun,
-        json.loads((folder / "summary.json").read_text()),
-        rss,
-        records,
-        json.loads(replicas.read_text()) if replicas.exists() else [],
-    )
+    return Run(time.monotonic() - begun, json.loads((folder / "summary.json").read_text()), rss, records)
 
 
 def _watch(process: "subprocess.Popen[str]") -> dict[str, int]:
