@@ -127,6 +127,17 @@ def test_the_base_model_is_frozen(base: BaseModel) -> None:
         assert (parameter.grad is not None) == (id(parameter) in trained), name
 
 
+def test_on_a_half_precision_base_adapters_and_logprobs_stay_in_single_precision(base: BaseModel) -> None:
+    batch = collate([segment(1, 3, 5), segment(2, 4, 7)])
+    expected = base.logprobs(attach(base, 1), batch, 1.0)
+    base._model.to(torch.bfloat16)
+    adapter = attach(base, 1)
+    found = base.logprobs(adapter, batch, 1.0)
+    assert found.dtype == torch.float32
+    assert 1e-4 < float((found - expected).detach().abs().max()) < 0.5
+    assert all(value.dtype == torch.float32 and bool(value.any()) for value in gradients(base, adapter, batch).values())
+
+
 # adapters beside each other -----------------------------------------------------------------------------------------
 
 

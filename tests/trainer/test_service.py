@@ -203,6 +203,37 @@ async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(world
     assert [manifest.step for manifest in await world.history(document)] == [1, 0, -1]
 
 
+async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_does(world: World) -> None:
+    over, drained = job("over"), job("drained")
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        for document in (over, drained):
+            await world.admit(document)
+            await world.play(document, 1)
+        await world.admit(over, phase=Phase.SUCCEEDED)
+        await report(world, lambda report: report.bound == ("team-a.drained.uid-drained.policy@v1",))
+    assert list(world.server.stream(subjects.GROUPS).consumers) == ["team-a_drained_policy_trainer"]
+
+
+async def test_a_consumer_that_somebody_deletes_is_made_again(world: World) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 1)
+        await world.bus.delete_consumer(subjects.GROUPS, "team-a_sums_policy_trainer")
+        await world.play(document, 1, first=1)
+    assert (await world.record(document)).epoch == 0
+
+
+async def test_what_is_committed_is_acked(world: World) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 2)
+        consumer = world.server.stream(subjects.GROUPS).consumers["team-a_sums_policy_trainer"]
+        while consumer.next_sequence <= 6 or consumer.pending:
+            await world.server.change(None, None)
+
+
 async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing_of_the_old(world: World) -> None:
     old = job()
     new = old.model_copy(update={"uid": "uid-new", "seed": 4})

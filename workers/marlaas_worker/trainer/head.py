@@ -43,7 +43,7 @@ class _TokenLogprobs(torch.autograd.Function):
 def _slope(log_softmax: Tensor, tokens: Tensor, weight: Tensor, temperature: float) -> Tensor:
     """d logprob / d hidden [n, H]; overwrites log_softmax [n, V]."""
     toward = log_softmax.exp_().neg_()
-    toward.scatter_add_(1, tokens[:, None], torch.ones_like(tokens[:, None], dtype=toward.dtype))
+    toward[torch.arange(len(tokens), device=tokens.device), tokens] += 1.0
     return (toward.to(weight.dtype) @ weight) / temperature
 
 

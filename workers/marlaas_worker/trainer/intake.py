@@ -1,17 +1,20 @@
 """The GROUPS log of one agent, as it comes in: a replay first, then a durable consumer; acks when a step is committed."""
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from marlaas_api import subjects, wire
-from marlaas_api.bus import Consumer, Delivery
+from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery
 from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.commit import patiently
 from marlaas_worker.trainer.inbox import LogInvalid, StepInbox
 from marlaas_worker.trainer.shared import Shared
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ACK_WAIT_S = 60.0
@@ -39,23 +42,31 @@ class Intake:
             await self._take(message.data)
 
     async def follow(self) -> None:
-        """Take in what comes, for ever. Raises LogInvalid."""
-        consumer = await self._patiently(self._consumer)
+        """Take in what comes, for ever; a consumer that somebody deleted is made again. Raises LogInvalid, BusRefused."""
+        while True:
+            consumer = await self._patiently(self._consumer)
+            try:
+                await self._follow(consumer)
+            except BusRefused as error:
+                log.warning("%s: %s; the consumer is made anew", self._assignment.consumer, error)
+                await asyncio.sleep(self._shared.timing.retry_s)
+
+    async def settle(self) -> None:
+        """Ack what belongs to committed steps; what cannot be acked now comes again, and is acked then."""
+        committed = [delivery for step, delivery in self._unsettled if step <= self._inbox.committed_step]
+        self._unsettled = [pair for pair in self._unsettled if pair[0] > self._inbox.committed_step]
+        with contextlib.suppress(BusUnavailable, BusRefused):
+            for delivery in committed:
+                await delivery.ack()
+
+    async def _follow(self, consumer: Consumer) -> None:
         while True:
             for delivery in await self._patiently(lambda: consumer.fetch(FETCH_BATCH, FETCH_S)):
                 message = await self._take(delivery.stored.data)
-                if message is None or self._inbox.is_committed(message):
-                    await self._patiently(delivery.ack)
-                else:
-                    self._unsettled.append((message.step, delivery))
+                step = self._inbox.committed_step if message is None else message.step
+                self._unsettled.append((step, delivery))
+            await self.settle()
             await self._renew()
-
-    async def settle(self) -> None:
-        """Ack what belongs to committed steps; a message that cannot be acked now comes again and is acked then."""
-        committed = [pair for pair in self._unsettled if pair[0] <= self._inbox.committed_step]
-        self._unsettled = [pair for pair in self._unsettled if pair[0] > self._inbox.committed_step]
-        for _, delivery in committed:
-            await self._patiently(delivery.ack)
 
     async def _consumer(self) -> Consumer:
         training = self._assignment.document.spec.training
@@ -83,8 +94,9 @@ class Intake:
         now = asyncio.get_running_loop().time()
         if now - self._renewed_at > ACK_WAIT_S / 3:
             self._renewed_at = now
-            for _, delivery in list(self._unsettled):
-                await self._patiently(delivery.in_progress)
+            with contextlib.suppress(BusUnavailable, BusRefused):
+                for _, delivery in list(self._unsettled):
+                    await delivery.in_progress()
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         return await patiently(call, self._assignment.groups, self._shared.timing.retry_s)

@@ -5,6 +5,7 @@ agent's task ends that agent's training and no other's.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -56,6 +57,7 @@ class _Running:
     assignment: Assignment
     task: asyncio.Task[None]
     training: AgentTraining | None = None
+    over: bool = False
 
     @property
     def version(self) -> int:
@@ -127,6 +129,7 @@ class Trainer:
         """End the tasks of agents that are not ours any more, or whose job says something else now."""
         for key, running in self._running.items():
             known = view.known.get(key)
+            running.over = key not in view.wanted
             if view.wanted.get(key) != running.assignment or running.lost_to(known.record if known else None):
                 running.task.cancel()
 
@@ -167,7 +170,14 @@ class Trainer:
             await training.run()
         except (Exception, asyncio.CancelledError):
             await policy.release(training.lease)
+            await self._clean_up(assignment)
             raise
+
+    async def _clean_up(self, assignment: Assignment) -> None:
+        """Nobody reads the groups of a job that is over; should it come back, it is bound with a replay."""
+        if self._running[assignment.key].over:
+            with contextlib.suppress(BusUnavailable):
+                await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
 
     async def _give_up(self, assignment: Assignment, error: Exception) -> None:
         """Leave an agent alone for a while; the report says why, and once all trainers say so, its job fails."""
