@@ -44,6 +44,15 @@ def test_the_last_words_are_the_first_error_not_what_followed_from_it(tmp_path: 
     assert last_words(log) == "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested"
 
 
+def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("@@ERROR 10:00 7 vllm.core: Invocation of add_lora method failed\nValueError: rank 64\n")
+    survived = log.stat().st_size
+    with log.open("a") as more:
+        more.write("@@ERROR 10:09 9 vllm.worker: WorkerProc failed.\nRuntimeError: out of blocks\n")
+    assert last_words(log, survived) == "RuntimeError: out of blocks"
+
+
 def test_a_log_without_errors_has_no_last_words(tmp_path: Path) -> None:
     (tmp_path / "vllm.log").write_text("@@INFO 10:00 7 vllm.x: all is well\n")
     assert last_words(tmp_path / "vllm.log") == last_words(tmp_path / "none.log") == ""
@@ -162,6 +171,24 @@ async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(
     with pytest.raises(Permanent, match=r"vLLM did not start: ValueError: .*memory"):
         await engine.start()
     assert engine.processes == ()
+
+
+@pytest.mark.engine
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_start_that_is_cancelled_leaves_no_process(
+    vllm: Any, small_model: Path, pool: ModelPoolSpec, tmp_path: Path
+) -> None:
+    from marlaas_worker.rollout.vllm_engine import VllmEngine
+
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    engine = VllmEngine(small_model, pool, frozenset(), tmp_path)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    assert await vllm.healthy()
 
 
 @pytest.mark.engine

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
 from marlaas_worker.adapters import AdapterInvalid, read_config
@@ -147,7 +148,12 @@ class VllmEngine:
         life = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
         outputs = life.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
-        output = await life.call(_last(outputs))
+        try:
+            output = await life.call(_last(outputs))
+        except MarlaasError:
+            raise
+        except Exception as error:
+            raise Retryable(f"vLLM failed {request}: {error.__cause__ or error!r}") from error
         reason = output.outputs[0].finish_reason if output is not None else None
         if reason not in ("stop", "length"):
             raise EngineDown(f"vLLM ended {request} with {reason!r}")

@@ -9,8 +9,8 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import warnings
 from collections.abc import Coroutine, Iterable, Iterator
+from types import TracebackType
 from typing import Any, TypeVar
 
 import psutil
@@ -28,6 +28,7 @@ from marlaas_worker.rollout.vllm_settings import (
 
 T = TypeVar("T")
 CORE_PROCESS = "EngineCore"
+ABANDON_CHECK_S = 0.5
 
 
 class Life:
@@ -37,6 +38,7 @@ class Life:
         self.llm = llm
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._log = settings.log
+        self._answered = 0  # the log's length when vLLM last refused something and lived on
         self._cores = tuple(llm.engine_core.resources.engine_manager.processes)
         for core in self._cores:
             self.down.get_loop().add_reader(core.sentinel, self._core_ended)
@@ -54,16 +56,15 @@ class Life:
         except EngineDown:
             raise
         except Exception as error:
-            if self.llm.errored:
-                raise EngineDown(
-                    last_words(self._log) or str(error)
-                ) from None  # one exception, raised in every request
+            if self.llm.errored:  # vLLM raises one and the same exception in every request: no chaining
+                raise EngineDown(last_words(self._log, self._answered) or str(error)) from None
+            self._answered = self._log.stat().st_size
             raise
 
     def declare_down(self, reason: str) -> None:
         """Give the engine up."""
         if not self.down.done():
-            words = last_words(self._log)
+            words = last_words(self._log, self._answered)
             self.down.set_result(f"{reason}: {words}" if words else reason)
 
     async def end(self) -> None:
@@ -91,13 +92,18 @@ class Life:
 
 
 async def begin_life(settings: VllmSettings) -> Life:
-    """Start vLLM. Raises Permanent with the words of the process that failed; cancelling ends what was started."""
+    """Start vLLM. Raises Permanent with the words of the process that failed; cancelling waits until what was started has ended."""
+    others = {child.pid for child in multiprocessing.active_children()}
     building = asyncio.ensure_future(asyncio.to_thread(_build, settings))
     try:
         return Life(await asyncio.shield(building), settings)
     except asyncio.CancelledError:
-        _kill([psutil.Process(core.pid) for core in multiprocessing.active_children() if core.name == CORE_PROCESS])
-        building.add_done_callback(_discard)
+        while not building.done():
+            started = [child for child in multiprocessing.active_children() if child.pid not in others]
+            _kill(psutil.Process(core.pid) for core in started if core.name == CORE_PROCESS)
+            await asyncio.wait({building}, timeout=ABANDON_CHECK_S)
+        if building.exception() is None:
+            building.result().shutdown()
         raise
 
 
@@ -107,10 +113,8 @@ def _build(settings: VllmSettings) -> Any:
         try:
             return _construct(engine_arguments(settings, log_config))
         except Exception as error:
+            _close_sockets(error.__traceback__)
             words = last_words(settings.log) or str(error)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()  # what vLLM leaves open when its constructor fails
     raise Permanent(f"vLLM did not start: {words} (its log: {settings.log})")
 
 
@@ -121,9 +125,13 @@ def _construct(arguments: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-def _discard(building: "asyncio.Future[Any]") -> None:
-    if not building.cancelled() and building.exception() is None:
-        building.result().shutdown()
+def _close_sockets(trace: TracebackType | None) -> None:
+    """Close what a client whose constructor failed leaves open; only the failure's frames still know it."""
+    while trace is not None:
+        resources = getattr(trace.tb_frame.f_locals.get("self"), "resources", None)
+        if resources is not None:
+            resources.ctx.destroy(linger=0)
+        trace = trace.tb_next
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:

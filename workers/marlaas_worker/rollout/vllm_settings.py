@@ -146,10 +146,10 @@ def write_log_config(settings: VllmSettings) -> Path:
     return path
 
 
-def last_words(log: Path) -> str:
-    """The error that began it all, in the words of the vLLM process that had it; empty if none wrote any."""
+def last_words(log: Path, since: int = 0) -> str:
+    """The first error after `since` bytes of the log: what began it all, in the words of the process that had it; or nothing."""
     try:
-        levels_and_texts = _RECORD.split(log.read_text(errors="replace"))[1:]
+        levels_and_texts = _RECORD.split(log.read_bytes()[since:].decode(errors="replace"))[1:]
     except OSError:
         return ""
     errors = [text for level, text in zip(levels_and_texts[::2], levels_and_texts[1::2], strict=True) if level in _LOUD]
