@@ -14,6 +14,8 @@ from marlaas_api.messages import ReplicaReport
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_api.wire import decode_as
 
+STEPS = 4
+
 
 def manifest(num_jobs: int, staleness: int) -> list[dict[str, Any]]:
     """The quickstart's calculator, slowed down, so many times."""
@@ -22,7 +24,7 @@ def manifest(num_jobs: int, staleness: int) -> list[dict[str, Any]]:
     pool["spec"]["adapterSlots"] = num_jobs * (staleness + 2)
     job = next(one for one in found if one["kind"] == "RLJob" and one["spec"]["environment"]["name"] == "calculator")
     job["spec"]["environment"].setdefault("args", {})["tool_latency_s"] = 0.3
-    job["spec"]["training"] |= {"steps": 8, "maxStaleness": staleness}
+    job["spec"]["training"] |= {"steps": STEPS, "maxStaleness": staleness}
     job["spec"]["evaluation"] = {"tasks": 0}
     jobs = []
     for number in range(num_jobs):
@@ -70,6 +72,7 @@ def main() -> None:
             begin, end = min(record["at"] - record["wall_s"] for record in steps), max(record["at"] for record in steps)
             rate = len(steps) / (end - begin)
             rows.append([num_jobs, staleness, f"{share(points, begin, end):.0%}", f"{rate:.2f}", f"{end - begin:.0f}"])
+            print(*rows[-1], flush=True)
     print(table(["jobs", "maxStaleness", "engine batch not empty", "steps/s, all jobs", "training s"], rows))
 
 
