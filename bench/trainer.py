@@ -1,6 +1,6 @@
 """Trainer throughput beside a plain transformers + peft loop on the same batch: `python -m bench.trainer --shape tiny`.
 
-Both run one step (GRPO, micro-batches of the same segments): for speed side by side in one process, in turns; for memory in a process of their
+Both run one step (GRPO, groups of 8, micro-batches of the same segments): for speed side by side in one process, in turns; for memory in a process of their
 own each. The plain loop is what one writes first: attention mask, logits of every position, log_softmax, gather.
 """
 
@@ -22,9 +22,10 @@ import torch
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.batching import Segment, collate, pack
+from marlaas_worker.trainer.batching import collate, pack
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.rows import Row, Segment, plant
 
 SHAPES = {
     "tiny": {
@@ -36,7 +37,7 @@ SHAPES = {
         "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048,
     },
 }  # fmt: skip
-RANK, ALPHA, PROMPT_TOKENS, LONGEST_REPLY = 16, 32, 32, 24
+RANK, ALPHA, GROUP, PROMPT_TOKENS, LONGEST_REPLY = 16, 32, 8, 32, 24
 
 
 def random_model(shape: str, folder: Path) -> None:
@@ -47,16 +48,24 @@ def random_model(shape: str, folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def microbatches(vocab_size: int, count: int, budget: int) -> list[list[Segment]]:
+def groups(vocab_size: int, count: int) -> list[list[Segment]]:
+    """Trajectories by group; the members of a group share their prompt, as they do in GRPO."""
     draw = np.random.default_rng(0)
-    segments = []
-    for _ in range(count):
-        length = PROMPT_TOKENS + int(draw.integers(LONGEST_REPLY // 4, LONGEST_REPLY + 1))
-        generated = np.arange(length) >= PROMPT_TOKENS
-        behaviour = np.where(generated, -np.log(vocab_size), 0.0).astype(np.float32)
-        ids = draw.integers(0, vocab_size, length).astype(np.int32)
-        segments.append(Segment(ids, generated, behaviour, 0, float(draw.normal())))
-    full, rest = pack([], segments, budget)
+    made = []
+    for _ in range(count // GROUP):
+        prompt, members = draw.integers(0, vocab_size, PROMPT_TOKENS), []
+        for _ in range(GROUP):
+            reply = draw.integers(0, vocab_size, int(draw.integers(LONGEST_REPLY // 4, LONGEST_REPLY + 1)))
+            ids = np.concatenate([prompt, reply]).astype(np.int32)
+            generated = np.arange(len(ids)) >= PROMPT_TOKENS
+            behaviour = np.where(generated, -np.log(vocab_size), 0.0).astype(np.float32)
+            members.append(Segment(ids, generated, behaviour, 0, float(draw.normal())))
+        made.append(members)
+    return made
+
+
+def microbatches(parts: list[list[Segment]], pairs_per_token: int, budget: int) -> list[list[Row]]:
+    full, rest = pack([], [row for group in parts for row in plant(group, pairs_per_token, budget)], budget)
     return [*full, rest] if rest else full
 
 
@@ -71,10 +80,12 @@ def document(budget: int) -> JobDocument:
     return JobDocument(namespace="bench", job="bench", uid="1", pool="bench", tenant="bench", spec=parsed)
 
 
-def ours(folder: Path, batches: list[list[Segment]], budget: int) -> Callable[[], None]:
+def ours(folder: Path, parts: list[list[Segment]], budget: int) -> Callable[[], None]:
     job = document(budget)
-    learner = Learner(BaseModel(str(folder)), Assignment(job, job.spec.agents[0]))
+    base = BaseModel(str(folder))
+    learner = Learner(base, Assignment(job, job.spec.agents[0]))
     learner.begin()
+    batches = microbatches(parts, base.pairs_per_token, budget)
 
     def step() -> None:
         for batch in batches:
@@ -84,34 +95,35 @@ def ours(folder: Path, batches: list[list[Segment]], budget: int) -> Callable[[]
     return step
 
 
-def plain(folder: Path, batches: list[list[Segment]], budget: int) -> Callable[[], None]:
+def plain(folder: Path, parts: list[list[Segment]], budget: int) -> Callable[[], None]:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     layers = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=layers)
     model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), config).eval()
+    batches = microbatches(parts, 0, budget)
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-4)
 
     def step() -> None:
-        for segments in batches:
-            backward(model, segments)
+        for rows in batches:
+            backward(model, rows)
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def backward(model: Any, segments: list[Segment]) -> None:
-    batch = collate(segments)
+def backward(model: Any, rows: list[Row]) -> None:
+    batch = collate(rows)
     ids = torch.from_numpy(batch.ids)
-    lengths = torch.tensor([len(segment) for segment in segments])
+    lengths = torch.tensor([len(row) for row in rows])
     attention = (torch.arange(ids.shape[1])[None] < lengths[:, None]).long()
     logits = model(input_ids=ids, attention_mask=attention).logits
     logprobs = logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
-    mask = torch.zeros(ids.shape, dtype=torch.bool)
-    mask[torch.from_numpy(batch.rows), torch.from_numpy(batch.columns)] = True
-    chosen = logprobs[mask[:, 1:]]
+    mask = torch.zeros(ids.numel(), dtype=torch.bool)
+    mask[torch.from_numpy(batch.before)] = True
+    chosen = logprobs[mask.view(ids.shape)[:, :-1]]
     ratio = (chosen - torch.from_numpy(batch.behaviour)).exp()
     advantages = torch.from_numpy(batch.advantages)
     loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages).sum()
@@ -121,8 +133,8 @@ def backward(model: Any, segments: list[Segment]) -> None:
 def speeds(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of both, medians over steps taken in turns after a warm-up; by the wall's clock, and by the processor's, which neighbours
     on the machine disturb less."""
-    batches = prepared(arguments)
-    steps = {which: make(arguments.folder, batches, arguments.budget) for which, make in MAKERS.items()}
+    parts = prepared(arguments)
+    steps = {which: make(arguments.folder, parts, arguments.budget) for which, make in MAKERS.items()}
     times: dict[str, list[tuple[float, float]]] = {which: [] for which in steps}
     for turn in range(arguments.repeats + 1):
         for which, step in steps.items():
@@ -130,7 +142,7 @@ def speeds(arguments: argparse.Namespace) -> dict[str, Any]:
             step()
             if turn:
                 times[which].append((time.perf_counter() - began, time.process_time() - spent))
-    tokens = sum(len(segment) for batch in batches for segment in batch)
+    tokens = sum(len(segment) for group in parts for segment in group)
     wall = {which: round(tokens / statistics.median(took for took, _ in taken)) for which, taken in times.items()}
     spent_on = {which: statistics.median(spent for _, spent in taken) for which, taken in times.items()}
     rates = {which: round(tokens / seconds) for which, seconds in spent_on.items()}
@@ -140,8 +152,7 @@ def speeds(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def memory(arguments: argparse.Namespace) -> dict[str, int]:
     """Highest resident memory of one of them, in MiB, after three steps."""
-    batches = prepared(arguments)
-    step = MAKERS[arguments.memory](arguments.folder, batches, arguments.budget)
+    step = MAKERS[arguments.memory](arguments.folder, prepared(arguments), arguments.budget)
     for _ in range(3):
         step()
     return {"max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
@@ -149,7 +160,7 @@ def memory(arguments: argparse.Namespace) -> dict[str, int]:
 
 def prepared(arguments: argparse.Namespace) -> list[list[Segment]]:
     torch.set_num_threads(arguments.threads)
-    return microbatches(SHAPES[arguments.shape]["vocab_size"], arguments.sequences, arguments.budget)
+    return groups(SHAPES[arguments.shape]["vocab_size"], arguments.sequences)
 
 
 MAKERS = {"ours": ours, "plain": plain}

@@ -11,23 +11,23 @@ from torch import Tensor
 
 from marlaas_api.kinds import OptimizerSpec
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
-from marlaas_worker.trainer.batching import Segment, pack
+from marlaas_worker.trainer.batching import pack
 from marlaas_worker.trainer.learner import GradientInvalid, Learner, learning_rate
 from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.rows import Segment, plant
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
 
 TEMPERATURE = 0.8
 
 
 def segments(seed: int, count: int = 6) -> list[Segment]:
-    """Segments whose behaviour policy is some way off the model's."""
+    """Segments with one of two prompts each, whose behaviour policy is some way off the model's."""
     draw = np.random.default_rng(seed)
-    made = []
-    for _ in range(count):
-        length = int(draw.integers(4, 20))
-        generated = np.arange(length) >= draw.integers(1, length - 1)
-        behaviour = np.where(generated, -4.0 * draw.random(length) - 1.0, 0.0).astype(np.float32)
-        ids = draw.integers(0, VOCABULARY, length).astype(np.int32)
+    prompts, made = draw.integers(0, VOCABULARY, (2, 8)), []
+    for number in range(count):
+        ids = np.concatenate([prompts[number % 2], draw.integers(0, VOCABULARY, draw.integers(1, 12))]).astype(np.int32)
+        generated = np.arange(len(ids)) >= draw.integers(1, 9)
+        behaviour = np.where(generated, -4.0 * draw.random(len(ids)) - 1.0, 0.0).astype(np.float32)
         made.append(Segment(ids, generated, behaviour, 0, float(draw.normal())))
     return made
 
@@ -36,8 +36,10 @@ def learner_of(base: BaseModel, **training: Any) -> Learner:
     return Learner(base, assignment_of(job(**training)))
 
 
-def step(learner: Learner, parts: list[Segment], version: int = 0, budget: int = 64) -> dict[str, float]:
-    full, rest = pack([], parts, budget)
+def step(
+    learner: Learner, parts: list[Segment], version: int = 0, budget: int = 64, pairs_per_token: int = 384
+) -> dict[str, float]:
+    full, rest = pack([], plant(parts, pairs_per_token, budget), budget)
     for batch in [*full, rest]:
         learner.accumulate(batch)
     return learner.step(version)
@@ -94,11 +96,12 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base: BaseMode
 
 def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base: BaseModel) -> None:
     results = []
-    for budget in (1 << 20, 64, 20):
+    for budget, pairs_per_token in ((1 << 20, 0), (64, 0), (36, 384), (20, 384)):
         learner = learner_of(base, optimizer={"learningRate": 1e-2})
         learner.begin()
-        step(learner, segments(0), 0, budget)
-        metrics = step(learner, segments(1), 1, budget)
+        step(learner, segments(0), 0, budget, pairs_per_token)
+        metrics = step(learner, segments(1), 1, budget, pairs_per_token)
+        assert (metrics["computed_tokens"] < metrics["segment_tokens"]) == (pairs_per_token > 0)
         results.append((learner.weights(), metrics))
     (whole, expected), *parts = results
     for found, metrics in parts:

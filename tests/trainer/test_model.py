@@ -10,7 +10,8 @@ from tests.trainer.conftest import VOCABULARY, Sampler
 from torch import Tensor
 
 from marlaas_worker.adapters import write_adapter
-from marlaas_worker.trainer.batching import MicroBatch, Segment, collate
+from marlaas_worker.trainer.batching import MicroBatch
+from marlaas_worker.trainer.batching import collate as collate_rows
 from marlaas_worker.trainer.model import (
     AttachedAdapter,
     BaseModel,
@@ -19,6 +20,7 @@ from marlaas_worker.trainer.model import (
     WeightsMismatch,
     initial_weights,
 )
+from marlaas_worker.trainer.rows import Segment, chain, plant
 
 
 def segment(seed: int, prompt: int, generated: int) -> Segment:
@@ -26,6 +28,11 @@ def segment(seed: int, prompt: int, generated: int) -> Segment:
     ids = draw.integers(0, VOCABULARY, prompt + generated).astype(np.int32)
     mask = np.arange(len(ids)) >= prompt
     return Segment(ids, mask, np.zeros(len(ids), np.float32), 0, 1.0)
+
+
+def collate(segments: list[Segment]) -> MicroBatch:
+    """Every segment in a row of its own."""
+    return collate_rows([chain(part) for part in segments])
 
 
 def random_weights(adapter: AttachedAdapter, seed: int) -> dict[str, Tensor]:
@@ -99,6 +106,36 @@ def test_padding_changes_logprobs_and_gradients_by_no_more_than_rounding(base: B
     whole, parts = gradients(base, adapter, together), gradients(base, adapter, *alone)
     for name, value in whole.items():
         assert torch.allclose(value, parts[name], atol=1e-5 * float(value.abs().max()) + 1e-7)
+
+
+def test_shared_beginnings_change_logprobs_and_gradients_by_no_more_than_rounding(base: BaseModel) -> None:
+    adapter = attach(base, 1)
+    prompt = segment(1, 12, 0).ids
+    group = []
+    for number in range(5):
+        ids = np.concatenate([prompt, segment(number % 4, 0, 3 + number).ids])  # the first and the last begin alike
+        group.append(Segment(ids, np.arange(len(ids)) >= 12, np.zeros(len(ids), np.float32), 0, float(number)))
+    rows = [*plant(group, base.pairs_per_token, 1000), *plant([segment(9, 2, 20)], base.pairs_per_token, 1000)]
+    shared, alone = collate_rows(rows), collate([*group, segment(9, 2, 20)])
+    assert len(rows) == 2
+    assert len(rows[0]) <= 12 + (3 + 4 + 5 + 6 + 7) - 3
+    assert shared.num_padded_tokens < 0.6 * alone.num_padded_tokens
+    assert torch.allclose(base.logprobs(adapter, shared, 0.7), base.logprobs(adapter, alone, 0.7), atol=1e-5)
+    found, expected = gradients(base, adapter, shared), gradients(base, adapter, alone)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, atol=1e-5 * float(value.abs().max()) + 1e-7)
+
+
+def test_an_architecture_whose_layers_do_not_see_everything_shares_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    for name, window in (("sliding", 4), ("full", None)):
+        config = MistralConfig(vocab_size=61, num_hidden_layers=1, sliding_window=window, **sizes)
+        MistralForCausalLM(config).save_pretrained(tmp_path / name)
+    assert BaseModel(str(tmp_path / "sliding")).pairs_per_token == 0
+    assert BaseModel(str(tmp_path / "full")).pairs_per_token == 6 * 32
+    assert BaseModel(str(tiny_model)).pairs_per_token == 6 * 64
 
 
 def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient(base: BaseModel) -> None:

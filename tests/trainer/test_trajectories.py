@@ -12,7 +12,7 @@ from tests.trainer.conftest import World
 from marlaas_api import wire
 from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import GroupReady, Meter, StopReason, TrajectoryRef, Turn
-from marlaas_worker.trainer.batching import Segment
+from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,
     TrajectoryInvalid,
@@ -188,8 +188,8 @@ async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewa
         for made in (turn(0, **ids), turn(1, 0, **ids), turn(2, 1, **ids), turn(3, 0, **ids)):
             await world.publish_turn(made)
     segments = await read_group(world.bus, world.blobs, group((2,), (2, 3)), EXPECTED)
-    assert [len(part) for part in segments] == [8, 12, 12]
-    assert np.allclose([part.advantage for part in segments], [1.0, -1.0, 1.0], atol=1e-4)
+    assert [len(part) for part in segments] == [12, 12, 8]
+    assert np.allclose([part.advantage for part in segments], [-1.0, 1.0, 1.0], atol=1e-4)
 
 
 async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(world: World) -> None:

@@ -15,11 +15,12 @@ from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.failpoints import failpoint
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.batching import Segment, pack
+from marlaas_worker.trainer.batching import pack
 from marlaas_worker.trainer.commit import Lease, PolicyKey, StepResult, patiently
 from marlaas_worker.trainer.inbox import StepInbox
 from marlaas_worker.trainer.intake import Intake
 from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.rows import Row, Segment, plant
 from marlaas_worker.trainer.shared import Shared
 from marlaas_worker.trainer.trajectories import Expectation, TrajectoryInvalid, TurnMissing, read_group
 from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, read_version
@@ -35,7 +36,7 @@ class AgentTraining:
         self._shared, self._assignment, self._policy = shared, assignment, policy
         self._spec = assignment.document.spec
         self._adapters: dict[int, str] = {}
-        self._pending: list[Segment] = []
+        self._pending: list[Row] = []
 
     async def run(self) -> None:
         """Train until cancelled; a frozen agent is done with version 0.
@@ -89,7 +90,8 @@ class AgentTraining:
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
         """Backward of every micro-batch that the group fills; the rest waits for the next group."""
         segments = await self._read(group)
-        full, self._pending = pack(self._pending, segments, self._spec.training.microbatch_tokens)
+        budget = self._spec.training.microbatch_tokens
+        full, self._pending = pack(self._pending, plant(segments, self._shared.model.pairs_per_token, budget), budget)
         for batch in full:
             await self._compute(partial(learner.accumulate, batch))
 

@@ -1,43 +1,33 @@
-"""Segments into padded micro-batches, purely: which tokens share a forward pass depends on the step's data alone, never on when it came."""
+"""Rows into padded micro-batches, purely: which tokens share a forward pass depends on the step's data alone, never on when it came."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from marlaas_worker.trainer.rows import Row
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """A run of tokens that a model saw as one context, and which of them are trained.
-
-    ids: int32 [T]. generated: bool [T], true where a token was sampled and is trained here (never at 0). behaviour: float32 [T], logprobs where
-    generated, else 0. version: the policy version that sampled the generated tokens. advantage: of the trajectory.
-    """
-
-    ids: npt.NDArray[np.int32]
-    generated: npt.NDArray[np.bool_]
-    behaviour: npt.NDArray[np.float32]
-    version: int
-    advantage: float
-
-    def __len__(self) -> int:
-        return len(self.ids)
+D = TypeVar("D", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """Right-padded rows for one forward and backward pass.
 
-    ids: int64 [B, T], 0 beyond a row's end. rows, columns: int64 [N], where the generated tokens are. behaviour, advantages: float32 [N], theirs.
-    A causal decoder lets no token see a later one, so the padding changes nothing and needs no attention mask.
+    ids: int64 [B, T], 0 beyond a row's end. before, targets: int64 [N], the place in the flattened ids from which each generated token is predicted, and
+    its id. behaviour, advantages: float32 [N]. depths: int64 [B, T], and sees: bool [B, T, T], which tokens a token attends to; both are absent
+    when every row is a chain, since a causal decoder then lets no token see a later one, and padding comes last.
     """
 
     ids: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
-    columns: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
     behaviour: npt.NDArray[np.float32]
     advantages: npt.NDArray[np.float32]
+    depths: npt.NDArray[np.int64] | None = None
+    sees: npt.NDArray[np.bool_] | None = None
 
     @property
     def num_padded_tokens(self) -> int:
@@ -45,41 +35,54 @@ class MicroBatch:
         return int(self.ids.size)
 
 
-def in_training_order(segments: Iterable[Segment]) -> list[Segment]:
-    """One group's segments, short ones first, so that neighbours pad each other little; equal lengths stay in order."""
-    return sorted(segments, key=len)
-
-
-def pack(
-    pending: Sequence[Segment], arriving: Iterable[Segment], budget: int
-) -> tuple[list[list[Segment]], list[Segment]]:
+def pack(pending: Sequence[Row], arriving: Iterable[Row], budget: int) -> tuple[list[list[Row]], list[Row]]:
     """Greedily fill micro-batches of at most `budget` padded tokens, in order: the full ones, and what waits for more.
 
-    A segment longer than the budget goes alone. However a sequence of segments is cut into arrivals, the same micro-batches come out.
+    A row longer than the budget goes alone. However a sequence of rows is cut into arrivals, the same micro-batches come out.
     """
-    full: list[list[Segment]] = []
+    full: list[list[Row]] = []
     open_batch, longest = list(pending), max(map(len, pending), default=0)
-    for segment in arriving:
-        if open_batch and max(longest, len(segment)) * (len(open_batch) + 1) > budget:
+    for row in arriving:
+        if open_batch and max(longest, len(row)) * (len(open_batch) + 1) > budget:
             full.append(open_batch)
             open_batch, longest = [], 0
-        open_batch.append(segment)
-        longest = max(longest, len(segment))
+        open_batch.append(row)
+        longest = max(longest, len(row))
     return full, open_batch
 
 
-def collate(segments: Sequence[Segment]) -> MicroBatch:
-    """Pad segments into one micro-batch."""
-    ids = np.zeros((len(segments), max(map(len, segments), default=0)), dtype=np.int64)
-    for row, segment in enumerate(segments):
-        ids[row, : len(segment)] = segment.ids
-    columns = [np.flatnonzero(segment.generated) for segment in segments]
-    counts = [len(positions) for positions in columns]
-    behaviour = [segment.behaviour[positions] for segment, positions in zip(segments, columns, strict=True)]
+def collate(rows: Sequence[Row]) -> MicroBatch:
+    """Pad rows into one micro-batch."""
+    width = max(map(len, rows), default=0)
+    plain = all(row.is_chain for row in rows)
+    starts = range(0, len(rows) * width, width or 1)
     return MicroBatch(
-        ids=ids,
-        rows=np.repeat(np.arange(len(segments), dtype=np.int64), counts),
-        columns=np.concatenate([np.zeros(0, np.int64), *columns]),
-        behaviour=np.concatenate([np.zeros(0, np.float32), *behaviour]),
-        advantages=np.repeat(np.array([segment.advantage for segment in segments], np.float32), counts),
+        ids=_padded([row.ids for row in rows], width),
+        before=_joined([row.before + start for row, start in zip(rows, starts, strict=True)], np.int64),
+        targets=_joined([row.targets for row in rows], np.int64),
+        behaviour=_joined([row.behaviour for row in rows], np.float32),
+        advantages=_joined([row.advantages for row in rows], np.float32),
+        depths=None if plain else _padded([row.depths for row in rows], width),
+        sees=None if plain else np.stack([_sees(row, width) for row in rows]),
     )
+
+
+def _sees(row: Row, width: int) -> npt.NDArray[np.bool_]:
+    """Every token sees itself and what its parent sees; padding sees itself, so that no softmax is over nothing."""
+    sees = np.eye(width, dtype=np.bool_)
+    for place, parent in enumerate(row.parents.tolist()):
+        if parent >= 0:
+            sees[place, : parent + 1] = sees[parent, : parent + 1]
+    return sees
+
+
+def _padded(arrays: Sequence[npt.NDArray[np.int32]], width: int) -> npt.NDArray[np.int64]:
+    padded = np.zeros((len(arrays), width), np.int64)
+    for row, values in enumerate(arrays):
+        padded[row, : len(values)] = values
+    return padded
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[D]) -> npt.NDArray[D]:
+    joined: npt.NDArray[D] = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
+    return joined

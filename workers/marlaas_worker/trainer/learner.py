@@ -3,6 +3,7 @@
 Knows neither bus nor blobs. Everything that it changes is its own: adapter parameters, their gradients, their moments.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from marlaas_api.kinds import OptimizerSpec, TrainingSpec
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
 from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.batching import MicroBatch, Segment, collate
+from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.model import AttachedAdapter, BaseModel, WeightsMismatch, initial_weights
+from marlaas_worker.trainer.rows import Row, Segment, chain
 from marlaas_worker.trainer.state import StateInvalid, TrainingState
 
 
@@ -53,7 +55,7 @@ class Learner:
         self._reference: AttachedAdapter | None = None
         self._initial: dict[str, Tensor] = {}
         self._optimizer = _adamw(self._adapter, self._training.optimizer)
-        self._sums, self._num_padded, self._num_batches = LossSums(), 0, 0
+        self._sums, self._work = LossSums(), Counter[str]()
 
     @property
     def config(self) -> AdapterConfig:
@@ -89,9 +91,9 @@ class Learner:
                 "exp_avg_sq": state.second_moments[name].to(parameter.device, copy=True),
             }
 
-    def accumulate(self, segments: Sequence[Segment]) -> None:
+    def accumulate(self, rows: Sequence[Row]) -> None:
         """Add one micro-batch's gradient, unnormalised. Raises OutOfMemory."""
-        batch = collate(segments)
+        batch = collate(rows)
         reference = self._reference_logprobs(batch)
         trainer = self._model.logprobs(self._adapter, batch, self._temperature)
         behaviour = torch.from_numpy(batch.behaviour).to(trainer)
@@ -100,21 +102,25 @@ class Learner:
         if sums.num_tokens:
             self._model.backward(loss, batch)
         self._sums += sums
-        self._num_padded += batch.num_padded_tokens
-        self._num_batches += 1
+        self._work["microbatches"] += 1
+        self._work["computed_tokens"] += batch.num_padded_tokens
+        self._work["segment_tokens"] += sum(row.num_segment_tokens for row in rows)
 
     def step(self, version: int) -> dict[str, float]:
         """Take the optimizer step that `version` is trained with, and return the step's metrics.
 
+        Besides those of the loss: computed_tokens went through the model, padding included, for segment_tokens of all segments; less where
+        beginnings are shared.
+
         Without a single generated token the weights stay as they are. Raises GradientInvalid.
         """
         sums, metrics = self._sums, self._sums.metrics()
-        metrics |= {"padded_tokens": float(self._num_padded), "microbatches": float(self._num_batches)}
+        metrics |= {name: float(value) for name, value in self._work.items()}
         metrics |= {"learning_rate": learning_rate(self._training.optimizer, version), "grad_norm": 0.0}
         if sums.num_tokens:
             metrics["grad_norm"] = self._update(sums.num_tokens, metrics["learning_rate"])
         self._optimizer.zero_grad(set_to_none=True)
-        self._sums, self._num_padded, self._num_batches = LossSums(), 0, 0
+        self._sums, self._work = LossSums(), Counter[str]()
         return metrics
 
     def weights(self) -> dict[str, Tensor]:
@@ -139,7 +145,11 @@ class Learner:
     def logprobs(self, segments: Sequence[Segment]) -> Tensor:
         """Logprobs of the segments' marked tokens at temperature 1, without gradient; float32 in host memory."""
         with torch.no_grad():
-            return self._model.logprobs(self._adapter, collate(segments), 1.0).float().cpu()
+            return (
+                self._model.logprobs(self._adapter, collate([chain(segment) for segment in segments]), 1.0)
+                .float()
+                .cpu()
+            )
 
     def close(self) -> None:
         """Take the adapter off the base model."""

@@ -6,6 +6,7 @@ a function of weights and tokens. Knows nothing of jobs, steps or the bus. Not t
 
 import difflib
 import itertools
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
@@ -23,8 +26,11 @@ from transformers.utils.logging import disable_progress_bar
 from marlaas_api.errors import Permanent
 from marlaas_api.names import derive_seed
 from marlaas_worker.adapters import AdapterConfig, tensor_name
-from marlaas_worker.trainer.batching import MicroBatch
+from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.head import token_logprobs
+from marlaas_worker.trainer.rows import Segment, chain, plant
+
+log = logging.getLogger(__name__)
 
 
 class ModelUnusable(Permanent):
@@ -82,7 +88,8 @@ def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> 
 class BaseModel:
     """A causal language model in Hugging Face format: float32 on a CPU, bfloat16 on a GPU; adapters are float32 on both.
 
-    linear_layers: names that an adapter may target, the decoder's linear layers; neither head nor embeddings.
+    linear_layers: names that an adapter may target, the decoder's linear layers; neither head nor embeddings. pairs_per_token: for `rows.plant`, 0 if the
+    architecture cannot share beginnings.
 
     Raises:
         ModelUnusable: the folder cannot be read, or the architecture changes its logits after the head.
@@ -100,6 +107,7 @@ class BaseModel:
         self._numbers = itertools.count(1)
         self._active: str | None = None
         self._check_head()
+        self.pairs_per_token = self._measure_sharing()
 
     @property
     def vocab_size(self) -> int:
@@ -138,16 +146,29 @@ class BaseModel:
         """
         with _memory_errors(batch):
             self._activate(adapter)
-            ids = torch.from_numpy(batch.ids).to(self.device)
-            hidden = self._decoder(input_ids=ids, use_cache=False).last_hidden_state
-            predicted = torch.from_numpy(batch.rows * batch.ids.shape[1] + batch.columns).to(self.device)
-            before = hidden.flatten(0, 1).index_select(0, predicted - 1)
-            return token_logprobs(before, self._head.weight, ids.flatten()[predicted], temperature)
+            before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
+            return token_logprobs(before, self._head.weight, self._tensor(batch.targets), temperature)
 
     def backward(self, loss: Tensor, batch: MicroBatch) -> None:
         """Add the loss's gradient to the active adapter's parameters. Raises OutOfMemory."""
         with _memory_errors(batch):
             loss.backward()  # type: ignore[no-untyped-call]
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """Hidden states [B, T, H]; each token attends to what the batch says, or to all before it."""
+        attention = {}
+        if batch.depths is not None and batch.sees is not None:
+            attention = {
+                "position_ids": self._tensor(batch.depths),
+                "attention_mask": self._tensor(batch.sees)[:, None],
+            }
+        hidden: Tensor = self._decoder(
+            input_ids=self._tensor(batch.ids), use_cache=False, **attention
+        ).last_hidden_state
+        return hidden
+
+    def _tensor(self, values: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
 
     def _activate(self, adapter: AttachedAdapter | None) -> None:
         wanted = "" if adapter is None else adapter.name
@@ -178,16 +199,41 @@ class BaseModel:
         """Compare with the model's own logits: some architectures scale or cap them behind the head, where we would not see it."""
         if getattr(self._head, "bias", None) is not None:
             raise ModelUnusable(f"{self._name}: a bias in the output head is not supported")
-        ids = torch.arange(min(16, self.vocab_size), device=self.device)[None]
-        own = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        hidden = self._decoder(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
-        ours = token_logprobs(hidden, self._head.weight, ids[0, 1:], 1.0)
-        gap = (own.gather(1, ids[0, 1:, None]).squeeze(1) - ours).abs().max().item()
-        if not gap < (1e-2 if own.dtype == self._head.weight.dtype else 0.25):  # bfloat16 rounds a logit of 20 to 1/8
+        ids = [number % self.vocab_size for number in range(16)]
+        own = self._model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0, :-1]
+        expected = own.float().log_softmax(-1)[torch.arange(15), ids[1:]]
+        gap = (expected - self.logprobs(None, collate([chain(_example(ids))]), 1.0)).abs().max().item()
+        if not gap < self._tolerance:
             raise ModelUnusable(
                 f"{self._name}: {type(self._model).__name__} changes its logits after the output head "
                 f"(logprobs differ by {gap:.3g}); the trainer does not support that"
             )
+
+    @torch.no_grad()
+    def _measure_sharing(self) -> int:
+        """See `pairs_per_token`: tried out, because an architecture may take no mask of ours, or take it for something else.
+
+        A token costs a layer about 24 H^2 operations, a pair of tokens in its attention 4 H.
+        """
+        config = self._model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"} or getattr(
+            config, "use_sliding_window", getattr(config, "sliding_window", None)
+        ):
+            return 0
+        segments = [_example([number % self.vocab_size for number in (1, 2, 3, *end)]) for end in ((4, 5), (6, 7, 8))]
+        try:
+            shared = self.logprobs(None, collate(plant(segments, 1 << 20, 1 << 20)), 1.0)
+        except (RuntimeError, TypeError, ValueError) as error:
+            log.info("%s shares no beginnings: %s", self._name, error)
+            return 0
+        alone = self.logprobs(None, collate([chain(segment) for segment in segments]), 1.0)
+        return 6 * int(config.hidden_size) if (shared - alone).abs().max().item() < self._tolerance else 0
+
+    @property
+    def _tolerance(self) -> float:
+        """Largest difference of two logprobs that rounding explains: bfloat16 rounds a logit of 20 to eighths."""
+        return 1e-2 if self._head.weight.dtype == torch.float32 else 0.25
 
 
 def _make_deterministic() -> None:
@@ -210,6 +256,11 @@ def _load(path: str, dtype: torch.dtype, device: torch.device) -> Any:
 def _linear_layers(decoder: nn.Module) -> tuple[str, ...]:
     linear = (name for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
     return tuple(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+
+
+def _example(ids: Sequence[int]) -> Segment:
+    generated = np.arange(len(ids)) > 0
+    return Segment(np.array(ids, np.int32), generated, np.zeros(len(ids), np.float32), 0, 0.0)
 
 
 @contextmanager

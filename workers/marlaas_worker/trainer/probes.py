@@ -5,8 +5,8 @@ import numpy as np
 from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import Probe
 from marlaas_api.names import derive_seed
-from marlaas_worker.trainer.batching import Segment
 from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.rows import Segment
 
 NUM_PROBES = 4
 NUM_TOKENS = 24

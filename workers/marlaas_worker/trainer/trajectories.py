@@ -18,7 +18,7 @@ from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import GroupReady, TrajectoryRef, Turn
 from marlaas_worker.rl.advantages import Algorithm, advantages
-from marlaas_worker.trainer.batching import Segment, in_training_order
+from marlaas_worker.trainer.rows import Segment
 
 MAX_CONCURRENT_READS = 32
 ROUNDING = 1e-4
@@ -47,7 +47,7 @@ class Expectation:
 
 
 async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Segment]:
-    """Fetch a group's turns and return its segments in training order.
+    """Fetch a group's turns and return its segments, member by member.
 
     Raises:
         TrajectoryInvalid: something recorded is not what it must be.
@@ -61,7 +61,7 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
         for turn in turns.values():
             check_turn(turn, group, ref, expected)
         segments += segments_of(turns, ref.leaves, advantage)
-    return in_training_order(segments)
+    return segments
 
 
 def segments_of(turns: Mapping[int, Turn], leaves: Sequence[int], advantage: float) -> list[Segment]:

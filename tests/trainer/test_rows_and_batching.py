@@ -1,0 +1,136 @@
+"""Rows and packing: every segment in its own context, the same micro-batches however they arrive, and nothing seen that is not there."""
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marlaas_worker.trainer.batching import collate, pack
+from marlaas_worker.trainer.rows import Row, Segment, chain, plant
+
+lengths = st.lists(st.integers(2, 40), max_size=30)
+alike = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=10)
+
+
+def segment(ids: list[int], advantage: float = 1.0) -> Segment:
+    generated = np.arange(len(ids)) % 3 == 1
+    behaviour = np.where(generated, -0.5 * np.arange(len(ids)) - 0.5, 0).astype(np.float32)
+    return Segment(np.array(ids, np.int32), generated, behaviour, 0, advantage)
+
+
+def row(length: int) -> Row:
+    return chain(segment(list(range(1, length + 1))))
+
+
+def context(planted: Row, place: int) -> list[int]:
+    """The tokens from the root to a place."""
+    ids: list[int] = []
+    while place >= 0:
+        ids.insert(0, int(planted.ids[place]))
+        place = int(planted.parents[place])
+    return ids
+
+
+# rows ---------------------------------------------------------------------------------------------------------------
+
+
+@given(ids=alike, pairs_per_token=st.sampled_from([0, 10, 1000]), budget=st.integers(12, 60))
+def test_however_beginnings_are_shared_every_generated_token_is_predicted_once_from_its_own_past(
+    ids: list[list[int]], pairs_per_token: int, budget: int
+) -> None:
+    segments = [segment(values, float(number)) for number, values in enumerate(ids)]
+    expected, found = [], []
+    for part in segments:
+        for place in np.flatnonzero(part.generated).tolist():
+            past = part.ids[:place].tolist()
+            expected.append((past, int(part.ids[place]), float(part.behaviour[place]), part.advantage))
+    rows = plant(segments, pairs_per_token, budget)
+    for planted in rows:
+        values = zip(planted.before, planted.targets, planted.behaviour, planted.advantages, strict=True)
+        found += [(context(planted, int(b)), int(t), float(p), float(a)) for b, t, p, a in values]
+        assert len(planted) <= budget
+        assert (planted.parents < np.arange(len(planted))).all()
+        assert planted.depths.tolist() == [len(context(planted, place)) - 1 for place in range(len(planted))]
+    assert sorted(found) == sorted(expected)
+    assert sum(planted.num_segment_tokens for planted in rows) == sum(map(len, ids))
+
+
+def test_a_prompt_that_all_members_share_is_one_run_of_tokens() -> None:
+    prompt = list(range(10, 30))
+    rows = plant([segment([*prompt, 1, 2]), segment([*prompt, 1, 3, 4]), segment([*prompt, 5])], 1000, 1000)
+    assert [planted.ids.tolist() for planted in rows] == [[*prompt, 5, 1, 2, 3, 4]]
+    assert rows[0].parents.tolist() == [*range(-1, 19), 19, 19, 21, 21, 23]
+
+
+def test_nothing_is_shared_where_attention_would_cost_more_than_it_saves() -> None:
+    short, long = list(range(10)), list(range(100, 400))
+    group = [segment([*short, 500 + number, *long]) for number in range(4)]
+    assert len(plant(group, 384, 1 << 20)) == 4
+    assert len(plant(group, 1 << 20, 1 << 20)) == 1
+
+
+def test_strangers_do_not_share_a_row() -> None:
+    assert len(plant([segment([1, 2, 3]), segment([4, 2, 3])], 1 << 20, 1 << 20)) == 2
+
+
+def test_short_segments_come_first_and_equal_ones_as_they_were() -> None:
+    rows = plant([segment([1] * 9, 1.0), segment([2] * 4, 2.0), segment([3] * 9, 3.0), segment([4] * 2, 4.0)], 0, 100)
+    assert [float(planted.advantages[0]) for planted in rows] == [4.0, 2.0, 1.0, 3.0]
+
+
+# micro-batches ------------------------------------------------------------------------------------------------------
+
+
+@given(lengths=lengths, cuts=st.lists(st.integers(0, 30), max_size=6), budget=st.integers(16, 200))
+def test_microbatches_do_not_depend_on_how_rows_arrive(lengths: list[int], cuts: list[int], budget: int) -> None:
+    rows = [row(length) for length in lengths]
+    whole, rest = pack([], rows, budget)
+    batches: list[list[Row]] = []
+    pending: list[Row] = []
+    bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    for begin, end in itertools.pairwise(bounds):
+        full, pending = pack(pending, rows[begin:end], budget)
+        batches += full
+    assert [[id(part) for part in batch] for batch in [*batches, pending]] == [
+        [id(part) for part in batch] for batch in [*whole, rest]
+    ]
+
+
+@given(lengths=lengths, budget=st.integers(16, 200))
+def test_every_row_is_in_one_microbatch_in_order_and_only_a_lone_one_exceeds_the_budget(
+    lengths: list[int], budget: int
+) -> None:
+    full, rest = pack([], [row(length) for length in lengths], budget)
+    batches = [batch for batch in [*full, rest] if batch]
+    assert [len(part) for batch in batches for part in batch] == lengths
+    for batch in batches:
+        assert len(batch) == 1 or max(map(len, batch)) * len(batch) <= budget
+
+
+def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_whose_they_are() -> None:
+    batch = collate([chain(segment([1, 2, 3], 1.5)), chain(segment([1, 2, 3, 4, 5, 6], -2.0))])
+    assert batch.ids.tolist() == [[1, 2, 3, 0, 0, 0], [1, 2, 3, 4, 5, 6]]
+    assert batch.before.tolist() == [0, 6, 9]
+    assert batch.targets.tolist() == [2, 2, 5]
+    assert batch.advantages.tolist() == [1.5, -2.0, -2.0]
+    assert batch.behaviour.tolist() == [-1.0, -1.0, -2.5]
+    assert (batch.num_padded_tokens, batch.sees, batch.depths) == (12, None, None)
+
+
+def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_itself() -> None:
+    (shared,) = plant([segment([7, 8, 1]), segment([7, 8, 2, 3])], 1000, 1000)
+    batch = collate([shared, row(6)])
+    assert batch.sees is not None
+    assert batch.depths is not None
+    assert batch.ids[0].tolist() == [7, 8, 1, 2, 3, 0]
+    assert batch.depths.tolist() == [[0, 1, 2, 2, 3, 0], [0, 1, 2, 3, 4, 5]]
+    seen = [np.flatnonzero(places).tolist() for places in batch.sees[0]]
+    assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5]]
+    assert (batch.sees[1] == np.tri(6, dtype=np.bool_)).all()
+
+
+def test_segments_without_generated_tokens_make_an_empty_microbatch() -> None:
+    silent = Segment(np.array([1, 2], np.int32), np.zeros(2, np.bool_), np.zeros(2, np.float32), 0, 1.0)
+    batch = collate([chain(silent)])
+    assert len(batch.before) == len(batch.targets) == len(batch.behaviour) == len(batch.advantages) == 0
