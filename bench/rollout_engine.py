@@ -10,7 +10,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +95,37 @@ def prompts(vocabulary: int) -> list[Any]:
     return [random.integers(2, vocabulary, PROMPT_TOKENS).astype(np.int32) for _ in range(REQUESTS)]
 
 
-async def rate(run: Callable[[int], Awaitable[int]]) -> float:
-    began = time.perf_counter()
+@dataclass(frozen=True)
+class Rate:
+    """Tokens per second of wall time, and processor milliseconds per token of this process and of vLLM's."""
+
+    tokens_per_s: float
+    own_ms: float
+    vllm_ms: float
+
+
+async def rate(run: Callable[[int], Awaitable[int]], engine: VllmEngine) -> Rate:
+    own, below = psutil.Process(), engine.processes
+    began, own_began, below_began = time.perf_counter(), cpu_s([own]), cpu_s(below)
     tokens = sum(await asyncio.gather(*(run(n) for n in range(REQUESTS))))
-    return tokens / (time.perf_counter() - began)
+    wall, own_s, below_s = time.perf_counter() - began, cpu_s([own]) - own_began, cpu_s(below) - below_began
+    return Rate(tokens / wall, 1000 * own_s / tokens, 1000 * below_s / tokens)
 
 
-async def throughput(
-    engine: VllmEngine, adapters: list[LoadedAdapter], vocabulary: int, rounds: int
-) -> tuple[float, float]:
-    """Tokens per second of our generate and of raw vLLM, in turns; medians."""
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return sum(each.user + each.system for each in times)
+
+
+def medians(rates: list[Rate]) -> dict[str, float]:
+    return {
+        name: round(statistics.median(getattr(each, name) for each in rates), 3)
+        for name in ("tokens_per_s", "own_ms", "vllm_ms")
+    }
+
+
+async def throughput(engine: VllmEngine, adapters: list[LoadedAdapter], vocabulary: int, rounds: int) -> dict[str, Any]:
+    """Rates of our generate and of raw vLLM, in turns; medians."""
     ids = prompts(vocabulary)
     numbers = iter(range(10**6))
     assert engine._life is not None
@@ -124,9 +146,11 @@ async def throughput(
         output = await _last(raw_engine.generate(prompt, params, f"r{next(numbers)}", lora_request=lora))
         return len(output.outputs[0].token_ids)
 
-    await rate(ours)
-    pairs = [(await rate(ours), await rate(raw)) for _ in range(rounds)]
-    return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs)
+    await rate(ours, engine)
+    pairs = [(await rate(ours, engine), await rate(raw, engine)) for _ in range(rounds)]
+    gains = [one.tokens_per_s / other.tokens_per_s for one, other in pairs]
+    both = {"ours": medians([one for one, _ in pairs]), "raw": medians([other for _, other in pairs])}
+    return {**both, "ratio": round(statistics.median(gains), 3)}
 
 
 async def load_latency(
@@ -194,12 +218,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
         gaps.append((await load_proven(engine, manifest, adapters[-1])).probe_gap)
     report["probe_gap_mean"], report["probe_gap_max"] = statistics.mean(gaps), max(gaps)
     for count in (1, 8):
-        ours, raw = await throughput(engine, adapters[:count], vocabulary, options.rounds)
-        report[f"tok_s_{count}_adapters"] = {
-            "ours": round(ours, 1),
-            "raw": round(raw, 1),
-            "ratio": round(ours / raw, 3),
-        }
+        report[f"tok_s_{count}_adapters"] = await throughput(engine, adapters[:count], vocabulary, options.rounds)
     proofs = await load_latency(engine, manifests[8:] * 5, scratch, adapters)
     report["load_s"] = round(statistics.median(p.load_s for _, p, _ in proofs), 4)
     report["digest_s"] = round(statistics.median(p.digest_s for _, p, _ in proofs), 4)
