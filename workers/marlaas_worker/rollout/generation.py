@@ -91,14 +91,21 @@ class Generation:
         desk, began = self.desk, _clock()
         served = await desk.policies.find(request.ref, request.agent)
         check(request, served)
-        recorded = await desk.log.find(request.namespace, request.job, request.episode, request.turn)
-        if recorded is not None:
+        if (recorded := await self._recorded(request)) is not None:
             return _of_agent(recorded, request)
         version = await self._pinned(request, served, stage)
         prompt = await self._extended(request)
         drawn = await self._draw(_Order(request, served, served.adapter(version), prompt, began), stage)
         stage.enter("it was being recorded")
         return await self._record(request, served, prompt, drawn)
+
+    async def _recorded(self, request: GenerateRequest) -> Turn | None:
+        """The turn as played before this process, or another replica's. Where group and parent are in memory nobody asks: a record
+        that is missed costs a generation, and counts nevertheless once the new one is to be recorded."""
+        desk = self.desk
+        if desk.pins.knows(request) and desk.histories.knows_parent(request):
+            return None
+        return await desk.log.find(request.namespace, request.job, request.episode, request.turn)
 
     async def _pinned(self, request: GenerateRequest, served: Served, stage: Stage) -> int:
         async def newest() -> int:

@@ -40,6 +40,10 @@ class Histories:
             return conversation
         return await self._restored(request, request.parent)
 
+    def knows_parent(self, request: GenerateRequest) -> bool:
+        """Whether what a request goes on with is in memory (or nothing)."""
+        return request.parent is None or key_of(request, request.parent) in self._kept
+
     def keep(self, key: Key, conversation: Conversation) -> None:
         """Remember the conversation after a turn."""
         if key in self._kept:

@@ -37,11 +37,15 @@ class Pins:
         self._known: OrderedDict[str, int] = OrderedDict()
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
+    def knows(self, request: GenerateRequest) -> bool:
+        """Whether the group's pin is in memory."""
+        return _key(request) in self._known
+
     async def version(
         self, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
     ) -> int:
         """The group's version; if nobody has pinned it, `newest()`. Raises PinMissing, BusUnavailable, and as `newest`."""
-        key = subjects.pin_key(request.namespace, request.job, request.agent, request.group)
+        key = _key(request)
         if (known := self._known.get(key)) is not None:
             return known
         lock = self._asking.setdefault(key, asyncio.Lock())
@@ -74,6 +78,10 @@ class Pins:
         self._known[key] = version
         if len(self._known) > _PINS_KEPT:
             self._known.popitem(last=False)
+
+
+def _key(request: GenerateRequest) -> str:
+    return subjects.pin_key(request.namespace, request.job, request.agent, request.group)
 
 
 async def _read(bucket: Bucket, key: str) -> Pin | None:
