@@ -16,7 +16,7 @@ demo: setup  ## Train two tiny-model jobs on this machine and show what they lea
 	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: setup  ## Run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: setup  ## The law: format, lint, types, import contracts, generated files
 	$(BIN)/ruff format --check .
