@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, PathText, Spec, refuse, rules
+from marlaas_api.kinds.trackers import Trackers
 
 _SAMPLING_CONTRACT = (
     "refused: in training only what the trainer can reproduce is allowed, and that is the temperature; {key} makes the engine "
@@ -200,4 +201,9 @@ class ExportSpec(Spec):
 
     path: PathText | None = Field(
         None, description="Folder, on the workers' machines, for a plain PEFT adapter. Absent: the blob store alone."
+    )
+    trackers: Trackers = Field(
+        (),
+        max_length=3,
+        description="Trackers that `marlaas run` also tells every step and evaluation: tensorboard, wandb, mlflow; none by default.",
     )

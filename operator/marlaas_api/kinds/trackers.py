@@ -1,0 +1,10 @@
+"""Experiment trackers that a job's figures also go to."""
+
+from typing import Literal
+
+from marlaas_api.kinds.base import Distinct
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+"""Names of the trackers' own libraries; which server, project and credentials is said to them as ever, by their environment variables."""
+
+Trackers = Distinct[Tracker]
