@@ -36,7 +36,7 @@ crds: setup  ## Generate crds/ from the kinds
 	$(BIN)/python -m marlaas_api.crd crds
 
 lock: $(UV)  ## Resolve the dependencies anew into locks/
-	for accel in cpu gpu; do $(UV) pip compile pyproject.toml --extra $$accel --extra operator --extra trackers --group dev \
+	for accel in cpu gpu; do $(UV) pip compile pyproject.toml --extra $$accel --extra operator --extra trackers --extra verifiers --group dev \
 	  --universal --generate-hashes --no-header --quiet -o locks/$$accel.txt || exit 1; done
 
 setup: $(STAMP)  ## Create .venv from the committed lock
