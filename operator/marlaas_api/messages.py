@@ -50,7 +50,10 @@ class JobDocument(JobMessage):
 
 
 class Task(JobMessage):
-    """One prompt instance to play `group_size` times; TASKS. Its content is the environment's, from index and seed."""
+    """One prompt instance to play `group_size` times; TASKS. Its content is the environment's, from index and seed.
+
+    A training task that comes again in a later pass through the data has the same index and seed, and a group of its own.
+    """
 
     group: str
     split: Split
@@ -175,10 +178,14 @@ class Pin(Message):
 class IssueLedger(JobMessage):
     """KV `ledger`: which tasks the orchestrator has given out; written before they are published, by compare-and-set.
 
-    open: indices issued and not yet part of a recorded step. next_index: never issued so far. evaluating: version under evaluation.
+    open: indices of groups issued and not yet part of a recorded step. next_index: never issued so far. evaluating: version under
+    evaluation. skipped_*: indices below next_index that were never issued because their tasks rested (in_pass: in the running pass alone).
     """
 
     next_index: int = 0
+    skipped_in_pass: int = 0
+    skipped_solved: int = 0
+    skipped_hopeless: int = 0
     open: tuple[int, ...] = ()
     evaluating: int | None = None
 
@@ -322,10 +329,28 @@ class StepOutcome(StrEnum):
     NO_OP = "no_op"
 
 
+class Difficulty(StrEnum):
+    """What a group said of its task: members earned differently, or all earned the same, which was right or wrong."""
+
+    VARIED = "varied"
+    SOLVED = "solved"
+    HOPELESS = "hopeless"
+
+
+class TaskOutcome(Message):
+    """How hard a training task was when it was visited; index: the task's, visit: the group's."""
+
+    index: int
+    visit: int
+    difficulty: Difficulty
+
+
 class StepRecord(JobMessage):
     """One finished step, exactly once; STEPS. Times are unix seconds; staleness in versions; faults by class during the step.
 
-    indices: every task that was resolved in the step, with or without signal; reward_mean is over all of their episodes.
+    indices: every group that was resolved in the step, with or without signal; reward_mean is over all of their episodes. outcomes: of jobs
+    whose tasks may rest, the difficulty of each task resolved. num_dropped, dropped_tokens: groups that were too stale to train, and the tokens that
+    were generated for them. skipped_*: visits to tasks that were left out since the step before.
     """
 
     step: int
@@ -341,6 +366,9 @@ class StepRecord(JobMessage):
     num_zero_variance: int = 0
     num_dropped: int = 0
     dropped_tokens: int = 0
+    skipped_solved: int = 0
+    skipped_hopeless: int = 0
+    outcomes: tuple[TaskOutcome, ...] = ()
     staleness_mean: float = 0.0
     staleness_max: int = 0
     faults: dict[str, int] = Field(default_factory=dict)
@@ -388,7 +416,7 @@ class Progress(JobMessage):
     """KV `progress`: the level, last value wins; the orchestrator writes, the operator or `marlaas run` reads.
 
     reason: CamelCase, for machines; message: what is going on and what to do, for people. step: finished steps. promoted: per agent, the
-    version that a succeeded job publishes.
+    version that a succeeded job publishes. skipped_*: visits to tasks that rested, because they were always right or always wrong.
     """
 
     generation: int = 1
@@ -408,6 +436,8 @@ class Progress(JobMessage):
     tokens_per_s: float = 0.0
     accelerator_s: float = 0.0
     num_outstanding: int = 0
+    skipped_solved: int = 0
+    skipped_hopeless: int = 0
     faults: dict[str, int] = Field(default_factory=dict)
     started_at: float | None = None
     finished_at: float | None = None

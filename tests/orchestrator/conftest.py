@@ -1,12 +1,15 @@
 """A job document and the episodes of its groups, for tests of pure decisions."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
+from tests.orchestrator.stage import Stage
 
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import Episode, FaultClass, JobDocument
 from marlaas_api.names import Split, episode_id, train_group
+from marlaas_worker import failpoints
 
 
 @pytest.fixture
@@ -57,3 +60,11 @@ def play() -> Callable[..., list[Episode]]:
         ]
 
     return make
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    made = Stage(tmp_path)
+    await made.bus.ensure()
+    yield made
+    failpoints.hook = None

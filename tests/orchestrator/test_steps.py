@@ -15,7 +15,7 @@ ASYNC = StepRules(groups_per_step=2, max_staleness=1, max_refill=1, steps=3)
 def group(index: int, verdict: Verdict = Verdict.SIGNAL) -> CompleteGroup:
     rewards = (1.0, 0.0) if verdict is Verdict.SIGNAL else (1.0, 1.0)
     trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=r) for i, r in enumerate(rewards))
-    return CompleteGroup(index, train_group(REF, index), trajectories, verdict, Counter())
+    return CompleteGroup(index, index, train_group(REF, index), trajectories, verdict, Counter())
 
 
 def flat(index: int) -> CompleteGroup:
@@ -45,7 +45,7 @@ def test_what_would_be_too_stale_is_dropped_and_counted():
         steps.resolve(group(index), 0, 0.0)
     assert steps.resolve(group(4), 0, 0.0) == []
     assert steps.open is not None
-    assert steps.open.num_dropped == 1
+    assert [one.index for one in steps.open.dropped] == [4]
     assert steps.open.base_version == 2
 
 
@@ -139,3 +139,16 @@ def test_restored_from_its_log_an_assembly_decides_as_if_it_had_never_stopped():
         assert [m.step for m in again if isinstance(m, StepClosed)] == [
             m.step for m in log if isinstance(m, StepClosed)
         ]
+
+
+def test_what_was_dropped_before_a_crash_is_counted_after_it():
+    whole, log = fresh(ASYNC), []
+    for index in range(5):
+        log += whole.resolve(group(index), 0, 0.0)
+    for index in (5, 6):
+        log += whole.resolve(group(index), 2, 0.0)
+    resumed = fresh(ASYNC)
+    resumed.restore(log, 0.0)
+    for index in range(7):
+        resumed.resolve(group(index), 0, 0.0)
+    assert [[one.index for one in draft.dropped] for draft in resumed.drafts] == [[], [], [4]]

@@ -2,6 +2,7 @@
 
 from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom, PoolRef
 from marlaas_api.kinds.base import API_VERSION, GROUP, VERSION, Kind, ObjectMeta, Spec, quantity
+from marlaas_api.kinds.data import DataSpec, SkipSpec
 from marlaas_api.kinds.environment import Egress, EnvironmentSpec, SecretRef
 from marlaas_api.kinds.modelpool import (
     ClaimModel,
@@ -50,6 +51,7 @@ __all__ = [
     "ClipSpec",
     "Condition",
     "CorrectionSpec",
+    "DataSpec",
     "Egress",
     "EnvironmentSpec",
     "EvaluationSpec",
@@ -73,6 +75,7 @@ __all__ = [
     "RolloutSpec",
     "RolloutWorkers",
     "SecretRef",
+    "SkipSpec",
     "Spec",
     "Tenant",
     "TenantSpec",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from marlaas_api.kinds.modelpool import ModelPool
 from marlaas_api.kinds.nearest import did_you_mean, listed
 from marlaas_api.kinds.problems import Problem
-from marlaas_api.kinds.rljob import RLJob
+from marlaas_api.kinds.rljob import RLJob, RLJobSpec
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Linear layers of a Llama-like model, as every builtin model is."""
@@ -90,9 +90,9 @@ def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
         yield from _context(job, pool)
 
 
-def slots_needed(job: RLJob) -> int:
+def slots_needed(spec: RLJobSpec) -> int:
     """Adapter versions in use at once: per agent the newest, up to maxStaleness older ones, and one under evaluation."""
-    return len(job.spec.agents) * (job.spec.training.max_staleness + 2)
+    return len(spec.agents) * (spec.training.max_staleness + 2)
 
 
 def _namespace(job: RLJob, pool: ModelPool) -> Iterator[Problem]:

@@ -69,7 +69,7 @@ class EnvironmentSpec(Spec):
         300,
         gt=0,
         le=86400,
-        description="Longest time for one episode, in seconds; then it is a fault of the environment.",
+        description="Longest time for one episode, in seconds, not counting its waits for turns; then it is a fault of the environment.",
     )
     turn_timeout_seconds: float = Field(
         120,

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, PathText, Spec, refuse, rules
+from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.trackers import Trackers
 
 _SAMPLING_CONTRACT = (
@@ -153,6 +154,9 @@ class TrainingSpec(Spec):
         default_factory=lambda: CorrectionSpec(),
         description="Correction for trainer and sampler not being the same function.",
         json_schema_extra=FIXED,
+    )
+    data: DataSpec = Field(
+        default_factory=lambda: DataSpec(), description="Which tasks, in which order.", json_schema_extra=FIXED
     )
     seed: int = Field(
         0,

@@ -7,6 +7,7 @@ what does not fit now is queued with the reason; nothing waits for a reason that
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from marlaas_api.kinds.checks import slots_needed
 from marlaas_api.messages import JobDocument, ReplicaReport
 
 
@@ -42,25 +43,20 @@ def capacities(reports: Sequence[ReplicaReport]) -> dict[str, PoolCapacity]:
     return pools
 
 
-def slots_needed(document: JobDocument) -> int:
-    """Versions that a job may have in use at once: the newest, up to maxStaleness older ones, and one under evaluation."""
-    return len(document.spec.agents) * (document.spec.training.max_staleness + 2)
-
-
 def decide(
     candidates: Sequence[JobDocument], running: Sequence[JobDocument], pools: Mapping[str, PoolCapacity]
 ) -> dict[str, Admission]:
     """Decide every candidate, by uid; candidates are in the order in which they are to be served."""
     used: dict[str, int] = {}
     for document in running:
-        used[document.pool] = used.get(document.pool, 0) + slots_needed(document)
+        used[document.pool] = used.get(document.pool, 0) + slots_needed(document.spec)
     verdicts: dict[str, Admission] = {}
     for document in candidates:
         pool = pools.get(document.pool)
         verdict = _one(document, pool, used.get(document.pool, 0))
         verdicts[document.uid] = verdict
         if verdict.admitted:
-            used[document.pool] = used.get(document.pool, 0) + slots_needed(document)
+            used[document.pool] = used.get(document.pool, 0) + slots_needed(document.spec)
     return verdicts
 
 
@@ -81,7 +77,7 @@ def _one(document: JobDocument, pool: PoolCapacity | None, used: int) -> Admissi
     if rank > pool.max_rank:
         text = f"adapter rank {rank} is above the maxRank {pool.max_rank} of pool {document.pool}; lower it"
         return Admission(False, "RankTooLarge", text, refused=True)
-    need = slots_needed(document)
+    need = slots_needed(document.spec)
     if need > pool.slots:
         text = f"needs {need} adapter slots (maxStaleness + 2 for each agent); pool {document.pool} has {pool.slots}"
         return Admission(False, "TooManySlots", text, refused=True)

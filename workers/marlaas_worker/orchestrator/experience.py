@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from marlaas_api.messages import Episode, TrajectoryRef
+from marlaas_api.messages import Difficulty, Episode, TrajectoryRef
+from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
 
 
@@ -22,9 +23,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompleteGroup:
-    """A group whose members have all ended; trajectories in member order, faulted members left out."""
+    """A group whose members have all ended; trajectories in member order, faulted members left out.
+
+    index: the group's own, which no other group has; task: index of the task that was played, which may come again.
+    """
 
     index: int
+    task: int
     name: str
     trajectories: tuple[TrajectoryRef, ...]
     verdict: Verdict
@@ -34,6 +39,14 @@ class CompleteGroup:
     def rewards(self) -> tuple[float, ...]:
         """Rewards of the members that count."""
         return tuple(trajectory.reward for trajectory in self.trajectories)
+
+    def difficulty(self, solved_reward: float) -> Difficulty | None:
+        """How hard the task was; None if faults left nothing to say."""
+        if self.verdict is Verdict.FAULTED:
+            return None
+        if self.verdict is Verdict.SIGNAL:
+            return Difficulty.VARIED
+        return Difficulty.SOLVED if self.rewards[0] >= solved_reward else Difficulty.HOPELESS
 
 
 class Experience:
@@ -60,7 +73,8 @@ class Experience:
     def _complete(self, episodes: list[Episode]) -> CompleteGroup:
         trajectories = tuple(self._trajectory(episode) for episode in episodes if episode.fault is None)
         return CompleteGroup(
-            index=episodes[0].index,
+            index=group_index(episodes[0].group),
+            task=episodes[0].index,
             name=episodes[0].group,
             trajectories=trajectories,
             verdict=_verdict([trajectory.reward for trajectory in trajectories]),
@@ -74,6 +88,11 @@ class Experience:
             leaves=episode.leaves.get(self._agent, ()),
             reward=episode.rewards[self._agent],
         )
+
+
+def group_index(group: str) -> int:
+    """Index of a training group, from its name."""
+    return int(group_token(group)[1:])
 
 
 def _verdict(rewards: list[float]) -> Verdict:

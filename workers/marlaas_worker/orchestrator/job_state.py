@@ -17,10 +17,12 @@ from marlaas_api.messages import (
     StepClosed,
     StepRecord,
     Task,
+    TaskOutcome,
 )
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
+from marlaas_worker.orchestrator.data_order import DataOrder, Walk
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
-from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults
+from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
@@ -48,13 +50,17 @@ class JobState:
         self.finished = len(history.steps)
         self.last_step = history.steps[-1] if history.steps else None
         self.evaluation: EvaluationRun | None = None
-        self.next_index = 0
+        self.walk = Walk()
+        self._order = DataOrder(spec.training.data, document.seed)
         self.in_flight: set[int] = set()
         self.unrecorded: set[int] = set()
         self.complete: dict[int, CompleteGroup] = {}
         self._recorded_faults: Counter[str] = Counter()
-        for faults in [*(r.faults for r in history.steps), *(r.faults for r in history.evaluations)]:
-            self._recorded_faults.update(faults)
+        self._recorded_skips: Counter[str] = Counter()
+        for step in history.steps:
+            self._note_record(step)
+        for evaluation in history.evaluations:
+            self._recorded_faults.update(evaluation.faults)
         self._experience = Experience(self.agent, spec.rollout.group_size)
         group = spec.rollout.group_size
         window = max(2 * group, group * spec.training.groups_per_step)
@@ -80,7 +86,10 @@ class JobState:
             namespace=self.document.namespace,
             job=self.document.job,
             uid=self.document.uid,
-            next_index=self.next_index,
+            next_index=self.walk.next_visit,
+            skipped_in_pass=self.walk.in_pass,
+            skipped_solved=self.walk.solved,
+            skipped_hopeless=self.walk.hopeless,
             open=tuple(sorted(self.in_flight | self.unrecorded)),
             evaluating=self.evaluation.version if self.evaluation else None,
         )
@@ -89,11 +98,11 @@ class JobState:
         """Note an episode; those of groups that are no longer open change nothing."""
         if episode.split is Split.EVAL:
             self._add_evaluation(episode)
-        elif episode.index in self.in_flight and episode.index not in self.complete:
+        elif self._is_awaited(episode):
             self.faults.add(episode)
             group = self._experience.add(episode)
             if group is not None:
-                self.complete[episode.index] = group
+                self.complete[group.index] = group
 
     def resolvable(self) -> list[CompleteGroup]:
         """Complete groups that may be decided now: in strict mode only while no lower index is missing."""
@@ -111,22 +120,22 @@ class JobState:
         del self.complete[group.index]
         self.in_flight.discard(group.index)
         self.unrecorded.add(group.index)
+        for outcome in self.outcomes([group]):
+            self._order.note(outcome)
         return self.assembly.resolve(group, version, now)
 
     def record(self, record: StepRecord) -> None:
         """A step is on record."""
         draft = self.assembly.drafts[0]
         self.assembly.recorded(draft, record.version)
-        self._recorded_faults.update(record.faults)
+        self._note_record(record)
         self.unrecorded -= {group.index for group in draft.resolved} | draft.logged
         self.finished = record.step + 1
         self.last_step = record
 
     def take_indices(self) -> list[int]:
         """Reserve the next tasks to give out; they are in flight from now on."""
-        number = self.assembly.want(len(self.in_flight))
-        indices = list(range(self.next_index, self.next_index + number))
-        self.next_index += number
+        indices, self.walk = self._order.take(self.walk, self.assembly.want(len(self.in_flight)))
         self.in_flight.update(indices)
         return indices
 
@@ -154,8 +163,25 @@ class JobState:
         return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
 
     def train_task(self, index: int) -> Task:
-        """The task of a training index."""
-        return self._task(train_group(self.document.ref, index), Split.TRAIN, index)
+        """The task of the training group with this index."""
+        return self._task(train_group(self.document.ref, index), Split.TRAIN, self._order.task(index))
+
+    def outcomes(self, groups: list[CompleteGroup]) -> tuple[TaskOutcome, ...]:
+        """How hard the groups' tasks were, for those who ask again; nothing of jobs whose tasks never rest."""
+        skip = self.document.spec.training.data.skip
+        if skip is None:
+            return ()
+        found = [(group, group.difficulty(skip.solved_reward)) for group in groups]
+        return tuple(
+            TaskOutcome(index=group.task, visit=group.index, difficulty=difficulty)
+            for group, difficulty in found
+            if difficulty is not None
+        )
+
+    def unrecorded_skips(self) -> tuple[int, int]:
+        """Visits to solved and to hopeless tasks that were skipped since the last step on record."""
+        skipped = self._recorded_skips
+        return self.walk.solved - skipped["solved"], self.walk.hopeless - skipped["hopeless"]
 
     def eval_tasks(self, run: EvaluationRun) -> list[Task]:
         """Tasks of an evaluation that have not ended."""
@@ -175,6 +201,17 @@ class JobState:
             group_size=document.spec.rollout.group_size if split is Split.TRAIN else 1,
         )
 
+    def _is_awaited(self, episode: Episode) -> bool:
+        index = group_index(episode.group)
+        ours = episode.group == train_group(self.document.ref, index)
+        return ours and index in self.in_flight and index not in self.complete
+
+    def _note_record(self, record: StepRecord) -> None:
+        self._recorded_faults.update(record.faults)
+        self._recorded_skips.update(solved=record.skipped_solved, hopeless=record.skipped_hopeless)
+        for outcome in record.outcomes:
+            self._order.note(outcome)
+
     def _add_evaluation(self, episode: Episode) -> None:
         run = self.evaluation
         if run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version):
@@ -188,7 +225,7 @@ class JobState:
 
     def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
         done = {index for record in steps for index in record.indices}
-        self.next_index = ledger.next_index
+        self.walk = Walk(ledger.next_index, ledger.skipped_in_pass, ledger.skipped_solved, ledger.skipped_hopeless)
         self.in_flight = set(ledger.open) - done
         version = ledger.evaluating
         if version is not None and version not in self.evaluations:

@@ -136,12 +136,21 @@ class OwnedJob:
     async def _record(self, state: JobState) -> None:
         while (draft := state.assembly.recordable(state.policy.step)) is not None:
             manifest = None if draft.no_op else await self._manifest(state, draft)
-            before = state.last_step.at if state.last_step else self._started_at
-            record = job_reports.step_record(self.document, draft, manifest, (before, self._context.now()))
+            record = job_reports.step_record(self.document, draft, manifest, await self._around(state, draft))
             await self._records.log_step(record)
             state.record(record)
             await self._records.write_ledger(state.ledger())
             await self._forget(state)
+
+    async def _around(self, state: JobState, draft: StepDraft) -> job_reports.Around:
+        dropped = [trajectory for group in draft.dropped for trajectory in group.trajectories]
+        return job_reports.Around(
+            began_at=state.last_step.at if state.last_step else self._started_at,
+            ended_at=self._context.now(),
+            skips=state.unrecorded_skips(),
+            outcomes=state.outcomes(draft.resolved),
+            dropped_tokens=await self._records.num_tokens(dropped),
+        )
 
     async def _manifest(self, state: JobState, draft: StepDraft) -> Manifest:
         ref = state.policy.manifest

@@ -1,5 +1,6 @@
 """The orchestrator's reads and writes on the bus for one job, so that the rest of the role speaks in messages only."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from marlaas_api import subjects
@@ -19,6 +20,7 @@ from marlaas_api.messages import (
     StepRecord,
     StoryEvent,
     Task,
+    TrajectoryRef,
     Turn,
 )
 from marlaas_api.names import JobRef
@@ -156,6 +158,20 @@ class Records:
             return None
         message = await unpack(stored.data, self.context.blobs)
         return message if isinstance(message, Turn) else None
+
+    async def num_tokens(self, trajectories: Iterable[TrajectoryRef]) -> int:
+        """Tokens generated for trajectories, branches that share turns counted once; turns no longer on record count nothing."""
+        total = 0
+        for trajectory in trajectories:
+            known: set[int] = set()
+            for leaf in trajectory.leaves:
+                number: int | None = leaf
+                while number is not None and number not in known:
+                    known.add(number)
+                    turn = await self.turn(trajectory.episode, number)
+                    total += turn.meter.output_tokens if turn else 0
+                    number = turn.parent if turn else None
+        return total
 
     async def tell(self, reason: str, message: str) -> None:
         """Add a sentence to the job's story."""

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from marlaas_api.messages import (
     Episode,
@@ -13,6 +14,7 @@ from marlaas_api.messages import (
     Progress,
     StepOutcome,
     StepRecord,
+    TaskOutcome,
     Turn,
 )
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
@@ -22,10 +24,20 @@ from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.steps import StepDraft
 
 
-def step_record(
-    document: JobDocument, draft: StepDraft, manifest: Manifest | None, times: tuple[float, float]
-) -> StepRecord:
-    """The record of a finished step; `times` are the end of the step before and of this one, unix seconds."""
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a step's own groups do not say of it: when it began and ended (unix seconds), visits skipped (solved, hopeless) since the step
+    before, the difficulty of its tasks, and the tokens of what it dropped."""
+
+    began_at: float
+    ended_at: float
+    skips: tuple[int, int] = (0, 0)
+    outcomes: tuple[TaskOutcome, ...] = ()
+    dropped_tokens: int = 0
+
+
+def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | None, around: Around) -> StepRecord:
+    """The record of a finished step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
     staleness = [ready.staleness for ready in draft.assigned]
     return StepRecord(
@@ -35,15 +47,19 @@ def step_record(
         step=draft.step,
         outcome=StepOutcome.NO_OP if manifest is None else StepOutcome.COMMITTED,
         version=draft.base_version if manifest is None else manifest.version,
-        at=times[1],
-        wall_s=times[1] - times[0],
+        at=around.ended_at,
+        wall_s=around.ended_at - around.began_at,
         reward_mean=statistics.fmean(rewards) if rewards else 0.0,
         reward_std=statistics.pstdev(rewards) if rewards else 0.0,
         indices=tuple(sorted({group.index for group in draft.resolved} | draft.logged)),
         num_groups=len(draft.assigned),
         num_episodes=len(rewards),
         num_zero_variance=sum(group.verdict is Verdict.FLAT for group in draft.resolved),
-        num_dropped=draft.num_dropped,
+        num_dropped=len(draft.dropped),
+        dropped_tokens=around.dropped_tokens,
+        skipped_solved=around.skips[0],
+        skipped_hopeless=around.skips[1],
+        outcomes=around.outcomes,
         staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
         staleness_max=max(staleness, default=0),
         faults=dict(draft.faults()),
@@ -115,6 +131,8 @@ def progress(
         tokens_per_s=figures.tokens_per_s(),
         accelerator_s=figures.engine_s.total,
         num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
+        skipped_solved=state.walk.solved,
+        skipped_hopeless=state.walk.hopeless,
         faults=dict(state.fault_totals()),
         started_at=started_at,
         finished_at=now if phase.final else None,

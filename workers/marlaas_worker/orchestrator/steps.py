@@ -30,7 +30,8 @@ class StepRules:
 
 @dataclass(slots=True)
 class StepDraft:
-    """A step that is not recorded yet. `resolved` are all groups decided in it; `assigned` those it trains, by position.
+    """A step that is not recorded yet. `resolved` are all groups decided in it; `assigned` those it trains, by position;
+    `dropped` those with signal that would have been too stale.
 
     logged: indices that an earlier orchestrator is on record to have resolved in this step.
     """
@@ -40,7 +41,7 @@ class StepDraft:
     opened_at: float
     assigned: list[GroupReady] = field(default_factory=list)
     resolved: list[CompleteGroup] = field(default_factory=list)
-    num_dropped: int = 0
+    dropped: list[CompleteGroup] = field(default_factory=list)
     closed: bool = False
     logged: frozenset[int] = frozenset()
 
@@ -106,8 +107,8 @@ class Assembly:
         draft.resolved.append(group)
         log: list[GroupReady | StepClosed] = []
         if self._is_new_signal(draft, group):
-            if draft.base_version - version > self.rules.max_staleness:
-                draft.num_dropped += 1
+            if draft.closed or draft.base_version - version > self.rules.max_staleness:
+                draft.dropped.append(group)
             else:
                 ready = self._ready(draft, group, version)
                 draft.assigned.append(ready)
@@ -180,11 +181,7 @@ class Assembly:
 
     @staticmethod
     def _is_new_signal(draft: StepDraft, group: CompleteGroup) -> bool:
-        return (
-            group.verdict is Verdict.SIGNAL
-            and not draft.closed
-            and all(ready.group != group.name for ready in draft.assigned)
-        )
+        return group.verdict is Verdict.SIGNAL and all(ready.group != group.name for ready in draft.assigned)
 
     def _missing(self, draft: StepDraft) -> int:
         return self.rules.groups_per_step - len(draft.assigned)

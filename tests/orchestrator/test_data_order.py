@@ -1,0 +1,121 @@
+"""Which task comes next: orders that are seeded and whole, and rest for tasks that teach nothing, within a bound."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marlaas_api.kinds import DataSpec
+from marlaas_api.messages import Difficulty, TaskOutcome
+from marlaas_worker.orchestrator.data_order import DataOrder, Walk, permuted
+
+SOLVED, HOPELESS, VARIED = Difficulty.SOLVED, Difficulty.HOPELESS, Difficulty.VARIED
+
+
+def order(tasks: int | None = 4, kind: str = "sequential", seed: int = 7, **skip: object) -> DataOrder:
+    spec = {"order": kind} | ({"tasks": tasks} if tasks else {}) | ({"skip": skip} if skip else {})
+    return DataOrder(DataSpec.model_validate(spec), seed)
+
+
+def told(one: DataOrder, *results: tuple[int, Difficulty]) -> DataOrder:
+    """Results by visit."""
+    for visit, difficulty in results:
+        one.note(TaskOutcome(index=one.task(visit), visit=visit, difficulty=difficulty))
+    return one
+
+
+def test_an_endless_stream_counts_up():
+    visits, walk = order(None).take(Walk(), 3)
+    assert (visits, walk) == ([0, 1, 2], Walk(3))
+    assert [order(None).task(visit) for visit in (0, 5, 10**9)] == [0, 5, 10**9]
+
+
+def test_a_set_is_passed_through_again_and_again():
+    assert [order(3).task(visit) for visit in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+@given(size=st.integers(1, 200), seed=st.integers(0, 2**63 - 1))
+def test_a_shuffled_pass_has_every_task_once(size, seed):
+    assert sorted(permuted(offset, size, seed) for offset in range(size)) == list(range(size))
+
+
+def test_every_pass_and_every_seed_shuffles_anew():
+    def passes(seed: int) -> list[tuple[int, ...]]:
+        one = order(32, "shuffled", seed)
+        return [tuple(one.task(visit) for visit in range(begin, begin + 32)) for begin in (0, 32)]
+
+    assert len({*passes(1), *passes(2)}) == 4
+    assert passes(1) == passes(1)
+
+
+def test_shuffling_favours_no_place():
+    """Over 3000 seeds task 0 of 5 lands on each place 600 times; five standard deviations are 110."""
+    places = [permuted(0, 5, seed) for seed in range(3000)]
+    assert all(abs(places.count(place) - 600) < 110 for place in range(5))
+
+
+@pytest.mark.parametrize(
+    ("after", "results", "rests"),
+    [
+        (1, [], None),
+        (1, [(0, VARIED)], None),
+        (1, [(0, SOLVED)], SOLVED),
+        (1, [(0, HOPELESS)], HOPELESS),
+        (1, [(0, SOLVED), (4, VARIED)], None),
+        (1, [(0, VARIED), (4, SOLVED)], SOLVED),
+        (2, [(4, SOLVED)], None),
+        (2, [(0, SOLVED), (4, SOLVED)], SOLVED),
+        (2, [(0, SOLVED), (4, HOPELESS)], None),
+        (2, [(0, VARIED), (4, SOLVED)], None),
+        (2, [(4, SOLVED), (0, VARIED)], None),
+    ],
+)
+def test_a_task_rests_once_its_last_groups_agreed_without_variance(after, results, rests):
+    assert told(order(4, after=after, passes=2), *results).rests(8) is rests
+
+
+def test_a_task_rests_for_its_passes_and_is_then_tried_again():
+    one = told(order(4, passes=2), (1, HOPELESS))
+    assert [one.rests(visit) for visit in (5, 9, 13, 17)] == [HOPELESS, HOPELESS, None, None]
+    assert one.rests(6) is None, "that is another task"
+
+
+def test_results_count_once_and_in_any_order():
+    results = [(0, SOLVED), (4, SOLVED), (8, VARIED), (12, HOPELESS), (16, HOPELESS)]
+    verdicts = {told(order(4, after=2, passes=9), *some, *some).rests(20) for some in itertools.permutations(results)}
+    assert verdicts == {HOPELESS}
+
+
+def test_what_rests_is_left_out_and_counted_by_why():
+    one = told(order(4, passes=1, maxShare=0.9), (0, VARIED), (1, SOLVED), (2, HOPELESS), (3, VARIED))
+    visits, walk = one.take(Walk(4), 2)
+    assert visits == [4, 7]
+    assert walk == Walk(next_visit=8, in_pass=2, solved=1, hopeless=1)
+
+
+def test_even_if_everything_is_solved_no_more_than_the_share_is_skipped_at_any_point():
+    one = told(order(10, passes=9, maxShare=0.5), *((visit, SOLVED) for visit in range(10)))
+    visits, walk = one.take(Walk(10), 10)
+    assert visits == [10, 12, 14, 16, 18, 20, 22, 24, 26, 28]
+    assert walk == Walk(next_visit=29, in_pass=4, solved=9)
+
+
+@given(
+    share=st.floats(0.01, 0.99),
+    size=st.integers(1, 20),
+    flat=st.lists(st.sampled_from(list(Difficulty)), min_size=20, max_size=20),
+    rounds=st.lists(st.integers(1, 5), max_size=12),
+)
+def test_nobody_starves_and_the_walk_is_the_same_in_one_go_or_in_pieces(share, size, flat, rounds):
+    one = told(order(size, "shuffled", passes=3, maxShare=share), *((v, flat[v]) for v in range(size)))
+    begin = Walk(size)
+    whole, end = one.take(begin, sum(rounds))
+    pieces, walk = [], begin
+    for number in rounds:
+        visits, walk = one.take(walk, number)
+        pieces += visits
+    assert (pieces, walk) == (whole, end)
+    for number in range(1, end.next_visit // size):
+        given_out = [visit for visit in whole if visit // size == number]
+        assert len(given_out) >= (1 - share) * size, f"pass {number}"

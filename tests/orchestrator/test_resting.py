@@ -1,0 +1,94 @@
+"""A job whose easy and hopeless tasks rest: the same tasks in the same order whenever the orchestrator dies."""
+
+import pytest
+from tests.orchestrator.stage import SEAMS, Killed, Stage, final, running
+
+from marlaas_api.messages import Difficulty, Phase, StepRecord, Task
+from marlaas_api.names import Split
+from marlaas_worker import failpoints
+
+DATA = {"tasks": 6, "order": "shuffled", "skip": {"passes": 2, "maxShare": 0.6}}
+
+
+class Player:
+    """Tasks 0 and 1 are solved, 2 is hopeless, the others teach; notes which task each group played."""
+
+    def __init__(self) -> None:
+        self.played: dict[str, tuple[int, int]] = {}
+
+    def __call__(self, task: Task, member: int) -> float:
+        if task.split is Split.TRAIN:
+            self.played[task.group] = (task.index, task.seed)
+        if task.index in (0, 1):
+            return 1.0
+        return 0.0 if task.index == 2 else float(member == 0)
+
+
+async def play(stage, job):
+    player = Player()
+    async with running(stage, job, player):
+        level = await stage.progress(job, final)
+    assert level.phase is Phase.SUCCEEDED
+    return player.played, await stage.steps(job), level
+
+
+def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
+    return [(s.outcome, s.version, s.indices, s.skipped_solved, s.skipped_hopeless, s.outcomes) for s in steps]
+
+
+async def test_tasks_come_again_with_the_same_seed_in_groups_of_their_own_and_rest_when_they_teach_nothing(
+    stage, document
+):
+    played, steps, level = await play(stage, document(steps=12, data=DATA))
+    seeds = dict(played.values())
+    assert len(seeds) == 6, "all tasks were played, each with one seed"
+    assert len(played) > len(set(played.values())), "and some more than once"
+    counts = [sum(index == task for index, _ in played.values()) for task in range(6)]
+    assert max(counts[:3]) < min(counts[3:]), "what taught nothing was played less"
+    assert level.skipped_solved == sum(step.skipped_solved for step in steps) > 0
+    assert level.skipped_hopeless == sum(step.skipped_hopeless for step in steps) > 0
+    given_out = sorted(index for step in steps for index in step.indices)
+    assert len(given_out) + level.skipped_solved + level.skipped_hopeless == given_out[-1] + 1, "gaps are skips"
+    told = {(one.index, one.difficulty) for step in steps for one in step.outcomes}
+    easy = {(0, Difficulty.SOLVED), (1, Difficulty.SOLVED), (2, Difficulty.HOPELESS)}
+    assert told == easy | {(task, Difficulty.VARIED) for task in (3, 4, 5)}
+
+
+async def test_a_job_whose_tasks_never_rest_keeps_no_account_of_them(stage, document):
+    _, steps, level = await play(stage, document(steps=3, data={"tasks": 2}))
+    assert level.skipped_solved == 0
+    assert all(step.outcomes == () for step in steps)
+    assert [index for step in steps for index in step.indices] == list(range(sum(len(s.indices) for s in steps)))
+
+
+@pytest.mark.parametrize("passes", [1, 3, 8])
+@pytest.mark.parametrize("seam", SEAMS)
+async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_the_same_order(
+    stage, document, tmp_path, seam, passes
+):
+    job = document(steps=8, data=DATA)
+    undisturbed = await play(await another(tmp_path), job)
+    count = 0
+
+    def hook(name: str) -> None:
+        nonlocal count
+        if name == seam:
+            count += 1
+            if count == passes:
+                raise Killed(name)
+
+    failpoints.hook = hook
+    played, steps, level = await play(stage, job)
+    assert count >= passes, "it died"
+    assert played == undisturbed[0]
+    assert said(steps) == said(undisturbed[1])
+    assert (level.skipped_solved, level.skipped_hopeless) == (
+        undisturbed[2].skipped_solved,
+        undisturbed[2].skipped_hopeless,
+    )
+
+
+async def another(folder):
+    made = Stage(folder / "other")
+    await made.bus.ensure()
+    return made

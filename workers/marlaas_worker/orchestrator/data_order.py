@@ -1,0 +1,124 @@
+"""Which training task is given out next: a function of the job's seed and of past results alone.
+
+A *visit* is a place in the walk through the data, counted from 0 over all passes; visit v of a set of N tasks belongs to pass v // N. A
+visit is given out at most once, so it names the group, and a visit that is skipped leaves a gap. Nothing here needs to be
+remembered besides a `Walk` (in the ledger, changed with what it gave out) and the results (in the records of steps): after a crash the two are
+read back and the walk goes on as if nothing had happened.
+
+What rests and for how long is a rule of thumb of curriculum learning for group-relative policy gradients: a group without variance has no
+advantage (DAPO, arXiv 2503.14476, section 3.2, throws it away after it was sampled; resting saves the sampling).
+"""
+
+from dataclasses import dataclass, replace
+
+from marlaas_api.kinds import DataSpec, SkipSpec
+from marlaas_api.messages import Difficulty, TaskOutcome
+from marlaas_api.names import derive_seed
+
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How far the data has been walked. in_pass: visits skipped in the pass of `next_visit`; solved, hopeless: skipped since the job began."""
+
+    next_visit: int = 0
+    in_pass: int = 0
+    solved: int = 0
+    hopeless: int = 0
+
+
+class DataOrder:
+    """The order of one job's training tasks, and what is known of their difficulty."""
+
+    def __init__(self, spec: DataSpec, seed: int) -> None:
+        self._spec = spec
+        self._seed = seed
+        self._results: dict[int, dict[int, Difficulty]] = {}
+
+    def task(self, visit: int) -> int:
+        """Index of the task that a visit plays."""
+        size = self._spec.tasks
+        if size is None:
+            return visit
+        number, offset = divmod(visit, size)
+        if self._spec.order == "sequential":
+            return offset
+        return permuted(offset, size, derive_seed(self._seed, "order", number))
+
+    def note(self, outcome: TaskOutcome) -> None:
+        """Take in a result; a second time changes nothing, and neither does the order in which results come."""
+        skip = self._spec.skip
+        if skip is None:
+            return
+        results = self._results.setdefault(outcome.index, {})
+        results[outcome.visit] = outcome.difficulty
+        for visit in sorted(results)[: -skip.after]:
+            del results[visit]
+
+    def rests(self, visit: int) -> Difficulty | None:
+        """Why the task of a visit should be skipped; None if it should not."""
+        skip, size = self._spec.skip, self._spec.tasks
+        if skip is None or size is None:
+            return None
+        results = self._results.get(self.task(visit), {})
+        verdict = _settled(results, skip)
+        return verdict if verdict is not None and visit // size - max(results) // size <= skip.passes else None
+
+    def take(self, walk: Walk, number: int) -> tuple[list[int], Walk]:
+        """The next `number` visits to give out, and the walk behind them."""
+        visits: list[int] = []
+        while len(visits) < number:
+            visit, walk = walk.next_visit, self._at_pass(walk)
+            verdict = self.rests(visit) if self._may_skip(walk) else None
+            if verdict is None:
+                visits.append(visit)
+                walk = replace(walk, next_visit=visit + 1)
+            else:
+                walk = _skipped(walk, verdict)
+        return visits, walk
+
+    def _at_pass(self, walk: Walk) -> Walk:
+        begins = self._spec.tasks is not None and walk.next_visit % self._spec.tasks == 0
+        return replace(walk, in_pass=0) if begins else walk
+
+    def _may_skip(self, walk: Walk) -> bool:
+        """At every point of a pass at most the stated share of it is skipped: what is given out never dries up."""
+        skip, size = self._spec.skip, self._spec.tasks
+        if skip is None or size is None:
+            return False
+        return walk.in_pass + 1 <= skip.max_share * (walk.next_visit % size + 1)
+
+
+def permuted(offset: int, size: int, seed: int) -> int:
+    """Where a seeded permutation of 0..size-1 sends `offset`, without ever holding the permutation.
+
+    A Feistel network over the next power of four, walked until it lands inside (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002, method 2: cycle walking).
+    """
+    bits = max(1, (max(1, size - 1).bit_length() + 1) // 2)
+    mask = (1 << bits) - 1
+    while True:
+        left, right = offset >> bits, offset & mask
+        for number in range(_ROUNDS):
+            left, right = right, left ^ (derive_seed(seed, number, right) & mask)
+        offset = left << bits | right
+        if offset < size:
+            return offset
+
+
+def _settled(results: dict[int, Difficulty], skip: SkipSpec) -> Difficulty | None:
+    """The one difficulty of a task's last groups, if it is one without variance and there are enough of them."""
+    found = set(results.values())
+    if len(results) < skip.after or len(found) != 1 or found == {Difficulty.VARIED}:
+        return None
+    return found.pop()
+
+
+def _skipped(walk: Walk, verdict: Difficulty) -> Walk:
+    return Walk(
+        next_visit=walk.next_visit + 1,
+        in_pass=walk.in_pass + 1,
+        solved=walk.solved + (verdict is Difficulty.SOLVED),
+        hopeless=walk.hopeless + (verdict is Difficulty.HOPELESS),
+    )
