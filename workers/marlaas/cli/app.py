@@ -47,6 +47,12 @@ COMMANDS = {
         "validate",
         "marlaas validate examples/*.yaml",
     ),
+    "episodes": Command(
+        "Read real episodes of a run: every turn, tool call, reward, fault.",
+        "marlaas.cli.episodes",
+        "episodes",
+        "marlaas episodes runs/first --worst --step 3",
+    ),
     "models": Command(
         "Show and prepare the builtin base models.", "marlaas.cli.models", "app", "marlaas models list", is_group=True
     ),

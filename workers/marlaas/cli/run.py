@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from marlaas.cli.failures import INVALID, complain
+from marlaas.episodes.shelf import DEFAULT_BYTES
 from marlaas.local.display import choose
 from marlaas.local.runner import RunRequest
 from marlaas.local.runner import run as run_jobs
@@ -24,20 +25,29 @@ Nats = Annotated[
     str | None,
     typer.Option("--nats", metavar="URL", help="A NATS server that is there already, instead of an own one."),
 ]
+Keep = Annotated[
+    int, typer.Option("--keep-episodes", min=0, metavar="MIB", help="Disk for each job's episodes; 0 keeps none.")
+]
+_KEEP_MIB = DEFAULT_BYTES >> 20
 
 
-def run(files: Files, out: Out = None, seed: Seed = None, json: Json = False, nats: Nats = None) -> None:
+def run(
+    files: Files, out: Out = None, seed: Seed = None, json: Json = False, nats: Nats = None, keep: Keep = _KEEP_MIB
+) -> None:
     """Train the jobs of some manifests on this machine.
 
     The very manifests that a cluster takes. Starts a message server, engines, trainers and sandboxes as local processes, shows how the
-    jobs stand, and leaves in the output folder summary.json and, for each job, its adapter (a PEFT folder), learning curve, record and logs.
+    jobs stand, and leaves in the output folder summary.json and, for each job, its adapter (a PEFT folder), learning curve, record, episodes
+    and logs. While it runs and afterwards, `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` look inside.
 
     Ctrl-C drains and the same command goes on later; a second Ctrl-C ends everything at once. A killed run goes on as well.
 
     Exit code: 0 every job succeeded, 1 one did not, 2 something must be changed first (the sentence says what), 130 stopped by Ctrl-C.
     """
     folder = out or Path("runs") / (Path(files[0]).stem.strip("-.") or "stdin")
-    request = RunRequest(tuple(files), folder, seed, nats, again=_again(files, folder, seed, json, nats))
+    again = _again(files, folder, seed, json, nats)
+    again += ("--keep-episodes", str(keep)) if keep != _KEEP_MIB else ()
+    request = RunRequest(tuple(files), folder, seed, nats, again=again, episodes_bytes=keep << 20)
     display = choose(json)
     try:
         code = run_jobs(request, display)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marlaas.episodes.shelf import DEFAULT_BYTES
 from marlaas.local import documents, plan
 from marlaas.local.collection import Collector, read_results, write_summary
 from marlaas.local.display import Display
@@ -18,6 +19,7 @@ from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts
 from marlaas.local.observation import announce
 from marlaas.local.preparation import prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Warden, warden
+from marlaas.local.recorder import Recorder
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import message_server
@@ -35,7 +37,8 @@ EXIT_SUCCEEDED, EXIT_FAILED = 0, 1
 class RunRequest:
     """What was asked for. out: the output folder; seed: instead of the manifests' own; nats: a server that is there already.
 
-    again: the command line that goes on where this one stops; role_command: how a role is run.
+    again: the command line that goes on where this one stops; role_command: how a role is run. episodes_bytes: disk that each job's kept
+    episodes may take, 0 keeps none.
     """
 
     files: tuple[str, ...]
@@ -44,6 +47,7 @@ class RunRequest:
     nats: str | None = None
     again: tuple[str, ...] = ()
     role_command: tuple[str, ...] = ROLE_COMMAND
+    episodes_bytes: int = DEFAULT_BYTES
 
 
 def run(request: RunRequest, display: Display) -> int:
@@ -141,13 +145,17 @@ class _Run:
                 content.modules,
                 self._request.role_command,
             )
-            collector = Collector(folder, server.bus, open_blobs(folder.blobs))
-            watch = Watch(server.bus, collector, self._display, content.jobs, content.pools)
-            await self._supervise(watch, launcher)
-            return await watch.results()
+            blobs = open_blobs(folder.blobs)
+            recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
+            watch = Watch(server.bus, Collector(folder, server.bus, blobs), self._display, content.jobs, content.pools)
+            await self._supervise(watch, launcher, recorder)
+            results = await watch.results()
+            await recorder.forget([one.document.ref for one in results if one.phase.final])
+            return results
 
-    async def _supervise(self, watch: "Watch", launcher: Launcher) -> None:
+    async def _supervise(self, watch: "Watch", launcher: Launcher, recorder: Recorder) -> None:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(recorder.run(), name="episodes")
             supervisor = Supervisor(launcher, tasks)
             try:
                 while not self._interrupts.first.is_set() and await watch.look(supervisor):
@@ -156,6 +164,7 @@ class _Run:
                 await supervisor.drain(GRACE_S if self._interrupts.first.is_set() else IDLE_GRACE_S)
             finally:
                 supervisor.kill()
+                recorder.stop()
 
     def _say_why(self) -> None:
         if self._interrupts.first.is_set():

@@ -1,0 +1,73 @@
+from collections.abc import Callable
+
+import pytest
+
+from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.messages import ChatMessage, Episode, Meter, StopReason, Turn
+from marlaas_api.names import JobRef, Split, episode_id, train_group
+
+REF = JobRef("team-a", "reverse", "uid-1")
+
+
+@pytest.fixture
+def ref() -> JobRef:
+    return REF
+
+
+@pytest.fixture
+def episode() -> Callable[..., Episode]:
+    """A scored episode of a training group; fields override."""
+
+    def build(index: int = 0, member: int = 0, reward: float = 1.0, attempt: int = 1, **fields: object) -> Episode:
+        group = str(fields.pop("group", train_group(REF, index)))
+        body = {
+            "namespace": REF.namespace,
+            "job": REF.name,
+            "uid": REF.uid,
+            "group": group,
+            "split": Split.TRAIN,
+            "index": index,
+            "member": member,
+            "episode": episode_id(group, member, attempt),
+            "rewards": {"policy": reward},
+            "leaves": {"policy": (0,)},
+            "num_turns": 1,
+            "duration_s": 0.5,
+        }
+        return Episode.model_validate({**body, **fields})
+
+    return build
+
+
+@pytest.fixture
+def turn() -> Callable[..., Turn]:
+    """A turn of an episode; fields override."""
+
+    def build(episode: Episode, number: int = 0, text: str = "olleh", **fields: object) -> Turn:
+        body = {
+            "namespace": REF.namespace,
+            "job": REF.name,
+            "uid": REF.uid,
+            "agent": "policy",
+            "group": episode.group,
+            "member": episode.member,
+            "episode": episode.episode,
+            "turn": number,
+            "parent": number - 1 if number else None,
+            "version": 3,
+            "adapter_sha256": "0" * 64,
+            "opens_segment": number == 0,
+            "append": (ChatMessage(role="user", content=f"spell {number}"),),
+            "prompt_ids": pack_ids([1, 2, number]),
+            "output_ids": pack_ids([7, 8, 9]),
+            "logprobs": pack_logprobs([-0.123456, -1.0, 0.0]),
+            "text": text,
+            "stop_reason": StopReason.STOP,
+            "temperature": 1.0,
+            "meter": Meter(prompt_tokens=3, output_tokens=3, queue_s=0.1, engine_s=0.2),
+            "replica": "rollout-0",
+            "at": 100.0 + number,
+        }
+        return Turn.model_validate({**body, **fields})
+
+    return build

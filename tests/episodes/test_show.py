@@ -1,0 +1,78 @@
+import io
+import json
+
+from rich.console import Console
+
+from marlaas.episodes.record import joined
+from marlaas.episodes.selection import Played
+from marlaas.episodes.show import as_json, rich, visible
+from marlaas_api.messages import ChatMessage, Ending, FaultClass
+from marlaas_api.names import Split
+
+
+def _text(one: Played, **options: bool) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(rich(one, **options))
+    return console.file.getvalue()
+
+
+def test_an_episode_shows_every_turn_tool_answer_and_what_it_earned(episode, turn):
+    one = episode(12, 3, 1.0, metrics={"tool_calls": 1}, tool_s=0.3)
+    answer = (ChatMessage(role="tool", content="46", name="calc"),)
+    record = joined(one, [turn(one, 0, "calc: 12+34"), turn(one, 1, "46", append=answer)])
+    text = _text(Played("team-b/calculator", record, 4, {"policy": (1.0, 0.0)}, {"policy": 1.0}))
+    assert "team-b/calculator · step 4 · task 12 · member 3 · version 3 · 0.5 s, 0.3 s of it in tools" in text
+    order = ["user: spell 0", "policy: calc: 12+34", "[stop, 3 tokens]", "tool (calc): 46", "policy: 46", "reward 1"]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    assert "advantage +1.00" in text
+    assert "group 1 0" in text
+    assert "tool_calls 1" in text
+
+
+def test_what_did_not_go_well_is_said(episode, turn):
+    broke = joined(episode(0, 0, 0.0, ending=Ending.TOOL_ERROR, prior_faults=(FaultClass.INFRA,)), [])
+    text = _text(Played("a/b", broke))
+    assert "the policy broke its tool" in text
+    assert "played again after infra" in text
+    assert "no turn" in text
+    assert "step not finished" in text
+    fault = joined(episode(0, 1, fault=FaultClass.ENV, fault_text="KeyError: 'x'", rewards={}), [])
+    text = _text(Played("a/b", fault))
+    assert "fault: env (never scored)" in text
+    assert "KeyError: 'x'" in text
+    assert "reward" not in text
+
+
+def test_a_held_out_episode_and_a_rewritten_past_are_named(episode, turn):
+    one = episode(2, 0, split=Split.EVAL, group="uid-1-e2v3")
+    record = joined(one, [turn(one, 0), turn(one, 1, opens_segment=True)])
+    text = _text(Played("a/b", record))
+    assert "held out" in text
+    assert "new segment: the template rewrote the past" in text
+
+
+def test_token_ids_are_shown_on_request(episode, turn):
+    one = episode()
+    played = Played("a/b", joined(one, [turn(one)]))
+    assert "ids 7 8 9" in _text(played, tokens=True)
+    assert "ids 7 8 9" not in _text(played)
+
+
+def test_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):
+    one = episode(fault=None)
+    played = Played("a/b", joined(one, [turn(one, text="\x1b]0;owned\x07 \x1b[2J[bold]not markup[/bold]")]))
+    text = _text(played)
+    assert "\x1b" not in text
+    assert "\\x1b]0;owned\\x07" in text
+    assert "[bold]not markup[/bold]" in text
+    assert visible("a\tb\nc\r\x9b") == "a\tb\nc\\x0d\\x9b"
+
+
+def test_machines_get_one_line_with_everything(episode, turn):
+    one = episode(1, 0)
+    line = as_json(Played("a/b", joined(one, [turn(one)]), 2, {"policy": (1.0,)}, {"policy": 0.5}))
+    told = json.loads(line)
+    assert "\n" not in line
+    assert (told["job"], told["step"], told["advantages"]) == ("a/b", 2, {"policy": 0.5})
+    assert told["turns"][0]["output_ids"] == [7, 8, 9]
+    assert told["turns"][0]["stop_reason"] == "stop"

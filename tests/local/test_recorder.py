@@ -1,0 +1,145 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from marlaas.episodes.shelf import read
+from marlaas.local.folder import hold
+from marlaas.local.recorder import Recorder, consumer_name
+from marlaas_api import subjects
+from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus import Bus
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.messages import ChatMessage, Episode, JobDocument, Meter, StopReason, Turn
+from marlaas_api.names import Split, episode_id, train_group
+from marlaas_api.wire import encode, pack
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer()
+
+
+@pytest.fixture
+async def bus(server: MemoryServer) -> AsyncIterator[Bus]:
+    bus = server.connect("test")
+    await bus.ensure()
+    yield bus
+    await bus.close()
+
+
+def _episode(job: JobDocument, member: int) -> tuple[Episode, Turn]:
+    group = train_group(job.ref, 4)
+    body = {"namespace": job.namespace, "job": job.job, "uid": job.uid, "group": group, "member": member}
+    name = episode_id(group, member, 1)
+    turn = Turn(
+        **body,
+        agent="policy",
+        episode=name,
+        turn=0,
+        parent=None,
+        version=2,
+        adapter_sha256="",
+        opens_segment=True,
+        append=(ChatMessage(role="user", content="hello"),),
+        prompt_ids=pack_ids([1]),
+        output_ids=pack_ids([5, 6]),
+        logprobs=pack_logprobs([-1.0, -2.0]),
+        text=f"reply {member}",
+        stop_reason=StopReason.STOP,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=1, output_tokens=2),
+        replica="rollout-0",
+        at=50.0,
+    )
+    episode = Episode(**body, split=Split.TRAIN, index=4, episode=name, rewards={"policy": 1.0}, num_turns=1)
+    return episode, turn
+
+
+async def _publish(bus: Bus, job: JobDocument, *members: int, payload=encode) -> None:
+    for member in members:
+        episode, turn = _episode(job, member)
+        name = subjects.turn(job.namespace, job.job, episode.episode, 0)
+        await bus.publish(name, encode(turn))
+        data = payload(episode)
+        await bus.publish(subjects.episode(job.namespace, job.job), await data if asyncio.iscoroutine(data) else data)
+
+
+async def _recorded(folder, bus, blobs, *jobs) -> Recorder:
+    """Record what is there, to the end."""
+    recorder = Recorder(folder, bus, blobs, jobs)
+    recorder.stop()
+    await recorder.run()
+    return recorder
+
+
+async def test_episodes_are_written_with_their_turns_as_they_end(bus, tmp_path, document):
+    job = document()
+    with hold(tmp_path) as folder:
+        await _publish(bus, job, 0, 1)
+        await _recorded(folder, bus, MemoryBlobs(), job)
+        kept = list(read(folder.job(job.ref)))
+    assert [one.member for one in kept] == [0, 1]
+    assert [one.turns[0].text for one in kept] == ["reply 0", "reply 1"]
+    assert kept[0].versions == (2,)
+
+
+async def test_a_runner_that_was_killed_before_its_ack_writes_nothing_twice(server, bus, tmp_path, document):
+    job = document()
+    name = subjects.episode(job.namespace, job.job)
+    with hold(tmp_path) as folder:
+        await _publish(bus, job, 0, 1)
+        await _recorded(folder, bus, MemoryBlobs(), job)
+        await bus.delete_consumer(subjects.EPISODES, consumer_name(job.ref))
+        consumer = await bus.consumer(subjects.EPISODES, consumer_name(job.ref), name)
+        assert consumer is not None
+        await _publish(bus, job, 2)
+        await _recorded(folder, bus, MemoryBlobs(), job)
+        lines = (folder.job(job.ref) / "episodes.jsonl").read_bytes().splitlines()
+    assert len(lines) == 3
+
+
+async def test_what_is_acked_is_not_read_again(bus, tmp_path, document):
+    job = document()
+    with hold(tmp_path) as folder:
+        await _publish(bus, job, 0)
+        await _recorded(folder, bus, MemoryBlobs(), job)
+        (folder.job(job.ref) / "episodes.jsonl").unlink()
+        await _publish(bus, job, 1)
+        await _recorded(folder, bus, MemoryBlobs(), job)
+        assert [one.member for one in read(folder.job(job.ref))] == [1]
+
+
+async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(bus, tmp_path, document):
+    job, blobs = document(), MemoryBlobs()
+    with hold(tmp_path) as folder:
+        await _publish(bus, job, 0, payload=lambda episode: pack(episode, blobs, "team-a", 1))
+        await _recorded(folder, bus, blobs, job)
+        assert [one.member for one in read(folder.job(job.ref))] == [0]
+
+
+async def test_episodes_of_an_earlier_job_and_what_nobody_can_read_are_passed_over(bus, tmp_path, document):
+    job = document()
+    with hold(tmp_path) as folder:
+        await _publish(bus, document(uid="earlier"), 0)
+        await bus.publish(subjects.episode(job.namespace, job.job), b"nonsense")
+        await _publish(bus, job, 1)
+        await _recorded(folder, bus, MemoryBlobs(), job)
+        assert [one.member for one in read(folder.job(job.ref))] == [1]
+
+
+async def test_a_job_that_is_over_leaves_no_consumer(server, bus, tmp_path, document):
+    job = document()
+    with hold(tmp_path) as folder:
+        recorder = await _recorded(folder, bus, MemoryBlobs(), job)
+        await recorder.forget([job.ref])
+        await recorder.forget([job.ref])
+
+
+async def test_nothing_is_asked_of_the_bus_when_nothing_is_to_be_kept(bus, tmp_path, document):
+    job = document()
+    with hold(tmp_path) as folder:
+        await _publish(bus, job, 0)
+        await Recorder(folder, bus, MemoryBlobs(), [job], max_bytes=0).run()
+        assert not folder.job(job.ref).exists()

@@ -1,0 +1,103 @@
+"""`marlaas episodes`: what the policy really did, from a run's own record to the terminal."""
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from marlaas.episodes import shelf, show
+from marlaas.episodes.record import EpisodeRecord
+from marlaas.episodes.selection import Choice, Order, Played, Surroundings, chosen, placed
+from marlaas.local.opened import OpenedJob, open_jobs
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import Split
+
+FOLLOW_S = 0.5
+
+Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
+Job = Annotated[str | None, typer.Option(metavar="NAME", help="Only this job.")]
+Step = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Only episodes that step N resolved, counted from 0.")
+]
+Worst = Annotated[bool, typer.Option("--worst", help="Lowest reward first.")]
+Best = Annotated[bool, typer.Option("--best", help="Highest reward first.")]
+Random = Annotated[bool, typer.Option("--random", help="Any, drawn anew each time.")]
+SplitOption = Annotated[Split | None, typer.Option(help="Only tasks trained on, or those held out.")]
+Faults = Annotated[bool, typer.Option("--faults", help="Only what died of a fault, or was played again after one.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Then show episodes as they end, until Ctrl-C.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="How many at most.")]
+Tokens = Annotated[bool, typer.Option("--tokens", help="Token ids of every reply as well.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines: token ids, logprobs, all.")]
+
+
+def episodes(
+    folder: Dir,
+    job: Job = None,
+    step: Step = None,
+    worst: Worst = False,
+    best: Best = False,
+    any_: Random = False,
+    split: SplitOption = None,
+    faults: Faults = False,
+    follow: Follow = False,
+    limit: Limit = 5,
+    tokens: Tokens = False,
+    as_json: Json = False,
+) -> None:
+    """Read real episodes of a run: what was asked, every reply and tool answer, reward, advantage, version, stop reason, fault.
+
+    Works while the run goes on. Without --worst, --best or --random the latest are shown, in the order of time. The text is the engine's reading
+    of the tokens that it generated; --tokens shows the ids, which are what is trained on.
+
+    The run keeps them in DIR/NAMESPACE/NAME/episodes.jsonl, older ones compressed beside it, 256 MiB a job (`marlaas run --keep-episodes`).
+
+    Exit code: 0 shown, 2 no such folder or job.
+    """
+    choice = Choice(step, split, faults, _order(worst, best, any_), limit)
+    jobs = open_jobs(folder, job)
+    console = Console(highlight=False)
+    tails = [shelf.Tail(one.folder) for one in jobs] if follow else []
+    found = chosen([one for opened in jobs for one in _placed(opened)], choice, random.Random())
+    _show(console, found, tokens, as_json)
+    if not found and not follow and not as_json:
+        console.print(_nothing(jobs, choice))
+    while follow:
+        time.sleep(FOLLOW_S)
+        for opened, tail in zip(jobs, tails, strict=True):
+            fresh = [one for one in _placed(opened, tail.news()) if chosen([one], choice, random.Random())]
+            _show(console, fresh, tokens, as_json)
+
+
+def _order(worst: bool, best: bool, any_: bool) -> Order:
+    asked = [order for order, flag in ((Order.WORST, worst), (Order.BEST, best), (Order.RANDOM, any_)) if flag]
+    if len(asked) > 1:
+        raise InvalidInput(f"--{asked[0]} and --{asked[1]} exclude each other: choose one")
+    return asked[0] if asked else Order.LATEST
+
+
+def _placed(opened: OpenedJob, fresh: Sequence[EpisodeRecord] | None = None) -> list[Played]:
+    around = Surroundings(opened.name, opened.document.spec.rollout.group_size, opened.steps())
+    if fresh is None:
+        return placed(shelf.read(opened.folder), around)
+    ids = {record.episode for record in fresh}
+    return [one for one in placed(shelf.read(opened.folder), around) if one.record.episode in ids] if ids else []
+
+
+def _show(console: Console, found: Sequence[Played], tokens: bool, as_json: bool) -> None:
+    for one in found:
+        if as_json:
+            typer.echo(show.as_json(one))
+        else:
+            console.print(show.rich(one, tokens=tokens))
+
+
+def _nothing(jobs: Sequence[OpenedJob], choice: Choice) -> str:
+    kept = any(shelf.parts(one.folder) or (one.folder / shelf.OPEN).exists() for one in jobs)
+    if not kept:
+        return "No episodes are kept here: none has ended yet, or the run was told --keep-episodes 0."
+    where = f" of step {choice.step}" if choice.step is not None else ""
+    return f"No episode{where} is like that."

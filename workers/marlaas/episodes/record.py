@@ -1,0 +1,96 @@
+"""An episode as it lies on disk: the sandbox's verdict and the engine's turns, joined. Pure.
+
+Token ids are the truth of what was generated; `text` is the engine's own reading of them, without special tokens.
+"""
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from marlaas_api.arrays import unpack_ids, unpack_logprobs
+from marlaas_api.messages import ChatMessage, Ending, Episode, FaultClass, StopReason, Turn
+from marlaas_api.names import Split
+
+_DIGITS = 4
+"""Decimals of a kept logprob; people read them, trainers have the stream's."""
+
+
+class _Kept(BaseModel):
+    """Base of what is kept; a line of a newer MARLaaS may say more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class TurnRecord(_Kept):
+    """One generation. append: what was asked, chat messages or raw text. prompt_ids: only what it appended, unless it opens a segment.
+
+    logprobs: of output_ids, under the policy that sampled them. Seconds; `at` is unix time of its end.
+    """
+
+    agent: str
+    turn: int
+    parent: int | None = None
+    version: int
+    opens_segment: bool = True
+    append: tuple[ChatMessage, ...] | str
+    text: str
+    stop_reason: StopReason
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    queue_s: float = 0.0
+    engine_s: float = 0.0
+    at: float = 0.0
+
+
+class EpisodeRecord(_Kept):
+    """One play of a task, as it ended. Either `fault` says why it does not count, or `rewards` (per agent) what it was worth.
+
+    at: unix time of its end, as far as known. duration_s includes tool_s, the time in the policy's tools.
+    """
+
+    episode: str
+    group: str
+    split: Split
+    index: int
+    member: int
+    at: float = 0.0
+    rewards: dict[str, float] = {}
+    metrics: dict[str, float] = {}
+    ending: Ending = Ending.COMPLETED
+    fault: FaultClass | None = None
+    fault_text: str = ""
+    prior_faults: tuple[FaultClass, ...] = ()
+    duration_s: float = 0.0
+    tool_s: float = 0.0
+    turns: tuple[TurnRecord, ...] = ()
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over the agents; None for a fault."""
+        return sum(self.rewards.values()) / len(self.rewards) if self.rewards and self.fault is None else None
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Policy versions that sampled it, each once; one, but for jobs with several agents."""
+        return tuple(sorted({turn.version for turn in self.turns}))
+
+
+def joined(episode: Episode, turns: Sequence[Turn]) -> EpisodeRecord:
+    """Join an episode with its turns, whatever order they come in."""
+    kept = tuple(_turn(turn) for turn in sorted(turns, key=lambda turn: turn.turn))
+    same = ("episode", "group", "split", "index", "member", "rewards", "metrics", "ending", "fault", "fault_text")
+    fields = {name: getattr(episode, name) for name in (*same, "prior_faults", "duration_s", "tool_s")}
+    return EpisodeRecord(**fields, at=max((turn.at for turn in kept), default=0.0), turns=kept)
+
+
+def _turn(turn: Turn) -> TurnRecord:
+    same = ("agent", "turn", "parent", "version", "opens_segment", "append", "text", "stop_reason", "at")
+    return TurnRecord(
+        **{name: getattr(turn, name) for name in same},
+        prompt_ids=tuple(unpack_ids(turn.prompt_ids).tolist()),
+        output_ids=tuple(unpack_ids(turn.output_ids).tolist()),
+        logprobs=tuple(round(value, _DIGITS) for value in unpack_logprobs(turn.logprobs).tolist()),
+        queue_s=turn.meter.queue_s,
+        engine_s=turn.meter.engine_s,
+    )

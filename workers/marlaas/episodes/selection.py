@@ -1,0 +1,121 @@
+"""Which episodes, and what the rest of the record says of them: step, advantage, their group's rewards. Pure."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from marlaas.episodes.record import EpisodeRecord
+from marlaas_api.messages import StepRecord
+from marlaas_api.names import Split, group_token
+
+Advantages = Callable[[Sequence[float]], Sequence[float]]
+"""Rewards [G] of a group, two or more, to its advantages [G]."""
+
+
+class Order(StrEnum):
+    """Which come first."""
+
+    LATEST = "latest"
+    WORST = "worst"
+    BEST = "best"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An episode in its surroundings. step: that it was resolved in, counted from 0; None while open, or held out.
+
+    group_rewards, advantages: by agent; rewards of the members that count, in member order, and this episode's own advantage if its group is whole.
+    """
+
+    job: str
+    record: EpisodeRecord
+    step: int | None = None
+    group_rewards: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    advantages: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to show; None and False ask for all."""
+
+    step: int | None = None
+    split: Split | None = None
+    faults: bool = False
+    order: Order = Order.LATEST
+    limit: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is needed besides the episodes themselves. advantages None: the algorithm takes more than a group to know them."""
+
+    job: str
+    group_size: int
+    steps: Sequence[StepRecord] = ()
+    advantages: Advantages | None = None
+
+
+def placed(records: Iterable[EpisodeRecord], around: Surroundings) -> list[Played]:
+    """Every episode in its surroundings, in the order given."""
+    all_records = list(records)
+    groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
+    for record in all_records:
+        groups[record.group].append(record)
+    step_of = {f"t{index}": step.step for step in around.steps for index in step.indices}
+    own = {episode: advantage for group in groups.values() for episode, advantage in _advantages(group, around)}
+    return [
+        Played(
+            around.job,
+            record,
+            step_of.get(group_token(record.group)),
+            _rewards(groups[record.group]),
+            own.get(record.episode, {}),
+        )
+        for record in all_records
+    ]
+
+
+def chosen(episodes: Iterable[Played], choice: Choice, rng: random.Random) -> list[Played]:
+    """At most `limit` episodes; worst and best by mean reward, and what has none (a fault) comes last. The latest come in time order."""
+    fitting = [one for one in episodes if _fits(one, choice)]
+    if choice.order is Order.LATEST:
+        return sorted(fitting, key=lambda one: one.record.at)[max(0, len(fitting) - choice.limit) :]
+    if choice.order is Order.RANDOM:
+        return rng.sample(fitting, min(choice.limit, len(fitting)))
+    sign = 1.0 if choice.order is Order.WORST else -1.0
+    return sorted(fitting, key=lambda one: _rank(one, sign))[: choice.limit]
+
+
+def _fits(one: Played, choice: Choice) -> bool:
+    return (
+        (choice.step is None or one.step == choice.step)
+        and (choice.split is None or one.record.split is choice.split)
+        and (not choice.faults or one.record.fault is not None or bool(one.record.prior_faults))
+    )
+
+
+def _rank(one: Played, sign: float) -> tuple[bool, float, float]:
+    reward = one.record.reward
+    return (reward is None, 0.0 if reward is None else sign * reward, -one.record.at)
+
+
+def _rewards(group: Sequence[EpisodeRecord]) -> dict[str, tuple[float, ...]]:
+    counting = sorted((one for one in group if one.fault is None), key=lambda one: one.member)
+    agents = dict.fromkeys(agent for one in counting for agent in one.rewards)
+    return {agent: tuple(one.rewards[agent] for one in counting if agent in one.rewards) for agent in agents}
+
+
+def _advantages(group: Sequence[EpisodeRecord], around: Surroundings) -> Iterable[tuple[str, dict[str, float]]]:
+    """Each member's advantages by agent, once every member has ended; held-out tasks have none."""
+    if around.advantages is None or len(group) < around.group_size or group[0].split is Split.EVAL:
+        return []
+    counting = sorted((one for one in group if one.fault is None), key=lambda one: one.member)
+    by_episode: dict[str, dict[str, float]] = {one.episode: {} for one in counting}
+    for agent, rewards in _rewards(group).items():
+        if len(rewards) >= 2:
+            for one, advantage in zip(counting, around.advantages(rewards), strict=True):
+                by_episode[one.episode][agent] = advantage
+    return by_episode.items()

@@ -1,0 +1,122 @@
+"""An episode as people read it in a terminal, and as machines read it. Pure.
+
+What a model wrote is shown, never obeyed: control characters that a terminal would act on are written out.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from marlaas.episodes.record import EpisodeRecord, TurnRecord
+from marlaas.episodes.selection import Played
+from marlaas_api.messages import ChatMessage, Ending
+from marlaas_api.names import Split
+
+_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
+_ENDINGS = {
+    Ending.MAX_TURNS: "out of turns",
+    Ending.MAX_TOKENS: "out of tokens",
+    Ending.TOOL_ERROR: "the policy broke its tool",
+}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """The text with control characters (but for newline and tab) written out, as `\\x1b`."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def rich(one: Played, *, tokens: bool = False) -> RenderableType:
+    """For terminals and plain text alike; tokens adds the ids below each reply."""
+    lines = [line for turn in one.record.turns for line in _turn(turn, tokens)]
+    return Group(
+        Text(_heading(one), style="bold"), Padding(Group(*lines), (0, 0, 0, 2)), Padding(_verdict(one), (0, 0, 0, 2))
+    )
+
+
+def as_json(one: Played) -> str:
+    """One line: the episode as kept, with its job, step, advantages and group's rewards."""
+    around = {
+        "job": one.job,
+        "step": one.step,
+        "advantages": dict(one.advantages),
+        "group_rewards": {agent: list(rewards) for agent, rewards in one.group_rewards.items()},
+    }
+    return json.dumps({**around, **one.record.model_dump(mode="json")}, ensure_ascii=False)
+
+
+def _heading(one: Played) -> str:
+    record = one.record
+    parts = [one.job, _place(one), f"task {record.index}", f"member {record.member}", _version(record)]
+    return " · ".join([*(part for part in parts if part), _time(record)])
+
+
+def _place(one: Played) -> str:
+    if one.record.split is Split.EVAL:
+        return "held out"
+    return "step not finished" if one.step is None else f"step {one.step}"
+
+
+def _version(record: EpisodeRecord) -> str:
+    if not record.versions:
+        return "no turn"
+    return f"version{'s' if len(record.versions) > 1 else ''} {', '.join(map(str, record.versions))}"
+
+
+def _time(record: EpisodeRecord) -> str:
+    tools = f", {record.tool_s:.1f} s of it in tools" if record.tool_s >= 0.05 else ""
+    return f"{record.duration_s:.1f} s{tools}"
+
+
+def _turn(turn: TurnRecord, tokens: bool) -> Iterator[Text]:
+    if isinstance(turn.append, str):
+        yield _said("raw text", turn.append, "raw text")
+    else:
+        for message in turn.append:
+            yield _said(_speaker(message), message.content, message.role)
+    if not turn.opens_segment or turn.parent is None:
+        reply = _said(turn.agent, turn.text or "(nothing)", "assistant")
+    else:
+        reply = _said(f"{turn.agent} (new segment: the template rewrote the past)", turn.text, "assistant")
+    yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens]", style="dim")
+    if tokens:
+        yield Text(f"ids {' '.join(map(str, turn.output_ids))}", style="dim")
+
+
+def _speaker(message: ChatMessage) -> str:
+    return f"{message.role} ({message.name})" if message.name else message.role
+
+
+def _said(speaker: str, text: str, role: str) -> Text:
+    style = _STYLES[role]
+    return Text.assemble((f"{visible(speaker)}: ", f"bold {style}"), (visible(text), style))
+
+
+def _verdict(one: Played) -> Text:
+    record = one.record
+    if record.fault is not None:
+        return Text(f"fault: {record.fault} (never scored)\n{visible(record.fault_text)}", style="red")
+    text = Text()
+    for agent, reward in record.rewards.items():
+        text.append(f"reward{_of(agent, record.rewards)} {reward:g}", style="bold")
+        text.append(_standing(one, agent), style="dim")
+    extras = [_ENDINGS[record.ending]] if record.ending in _ENDINGS else []
+    extras += [f"{visible(name)} {value:g}" for name, value in record.metrics.items()]
+    extras += [f"played again after {' and '.join(record.prior_faults)}"] if record.prior_faults else []
+    return text.append(f"{' · '.join(extras)}\n", style="dim")
+
+
+def _of(agent: str, rewards: Mapping[str, float]) -> str:
+    return f" of {agent}" if len(rewards) > 1 else ""
+
+
+def _standing(one: Played, agent: str) -> str:
+    """Advantage, and the rewards that it comes from."""
+    group = one.group_rewards.get(agent, ())
+    advantage = f"  advantage {one.advantages[agent]:+.2f}" if agent in one.advantages else ""
+    rewards = f"  group {' '.join(f'{reward:g}' for reward in group)}" if len(group) > 1 else ""
+    return f"{advantage}{rewards}\n"
