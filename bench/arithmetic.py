@@ -18,7 +18,12 @@ def main() -> None:
             for record in records
         ]
         print(table([*keys, "logprob gap"], lines))
-    print(table(["role", "peak resident MiB"], [[role, size >> 20] for role, size in sorted(result.rss_bytes.items())]))
+    print(
+        table(
+            ["role", "peak MiB (shared pages divided)"],
+            [[role, size >> 20] for role, size in sorted(result.pss_bytes.items())],
+        )
+    )
 
 
 if __name__ == "__main__":

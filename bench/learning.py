@@ -7,7 +7,7 @@ def main() -> None:
     rows, memory = [], {}
     for seed in (0, 1, 2):
         result = run(EXAMPLES / "quickstart.yaml", seed=seed)
-        memory = result.rss_bytes
+        memory = result.pss_bytes
         for name, job in result.jobs().items():
             rows.append(
                 [
@@ -22,7 +22,11 @@ def main() -> None:
             )
     print(table(["seed", "job", "phase", "eval before", "eval after", "version", "wall s (whole run)"], rows))
     print()
-    print(table(["role", "peak resident MiB"], [[role, size >> 20] for role, size in sorted(memory.items())]))
+    print(
+        table(
+            ["role", "peak MiB (shared pages divided)"], [[role, size >> 20] for role, size in sorted(memory.items())]
+        )
+    )
 
 
 if __name__ == "__main__":

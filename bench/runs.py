@@ -18,11 +18,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run left behind. rss_bytes: peak per role, children included."""
+    """What a run left behind. pss_bytes: peak per role, children included; what processes share is divided among them."""
 
     wall_s: float
     summary: dict[str, Any]
-    rss_bytes: dict[str, int]
+    pss_bytes: dict[str, int]
     records: dict[str, list[dict[str, Any]]]
 
     def jobs(self) -> dict[str, dict[str, Any]]:
@@ -39,19 +39,19 @@ def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | Non
     command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(folder), "--seed", str(seed)]
     command += ["--nats", nats] if nats else []
     begun = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    rss = _watch(process)
-    words = process.stdout.read() if process.stdout else ""
+    words = folder.with_suffix(".log")
+    with words.open("w") as sink:
+        memory = _watch(subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT))
     if not (folder / "summary.json").exists():
-        raise RuntimeError(words[-2000:])
+        raise RuntimeError(words.read_text()[-2000:])
     records = {
         f"{path.parent.parent.name}/{path.parent.name}": [json.loads(line) for line in path.read_text().splitlines()]
         for path in folder.glob("*/*/steps.jsonl")
     }
-    return Run(time.monotonic() - begun, json.loads((folder / "summary.json").read_text()), rss, records)
+    return Run(time.monotonic() - begun, json.loads((folder / "summary.json").read_text()), memory, records)
 
 
-def _watch(process: "subprocess.Popen[str]") -> dict[str, int]:
+def _watch(process: "subprocess.Popen[bytes]") -> dict[str, int]:
     peak: dict[str, int] = defaultdict(int)
     while process.poll() is None:
         now: dict[str, int] = defaultdict(int)
@@ -59,7 +59,7 @@ def _watch(process: "subprocess.Popen[str]") -> dict[str, int]:
             now[child[0]] += child[1]
         for role, size in now.items():
             peak[role] = max(peak[role], size)
-        time.sleep(0.5)
+        time.sleep(1)
     return dict(peak)
 
 
@@ -71,7 +71,7 @@ def _children(pid: int) -> list[tuple[str, int]]:
         return []
     for process in tree:
         try:
-            found.append((_role(process), process.memory_info().rss))
+            found.append((_role(process), process.memory_full_info().pss))
         except psutil.Error:
             continue
     return found
