@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from marlaas_api.blobs import BlobRef
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.names import AdapterRef, JobRef, Split
+from marlaas_api.names import StopReason as StopReason
 
 
 class Message(BaseModel):
@@ -62,20 +63,23 @@ class Task(JobMessage):
     group_size: int = Field(ge=1)
 
 
+class ToolCall(Message):
+    """A call that an assistant's message makes; arguments: the JSON text of an object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
 class ChatMessage(Message):
-    """One chat message; `name` is a tool's."""
+    """One chat message; `name` is a tool's. Only an assistant's message that was written, not generated, has `tool_calls`: what was
+    generated is text."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     name: str | None = None
-
-
-class StopReason(StrEnum):
-    """Why a generation ended: the model's own end token, its token budget, or the context window."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CONTEXT = "context"
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 class GenerateRequest(JobMessage):
@@ -83,7 +87,8 @@ class GenerateRequest(JobMessage):
 
     The id is `names.request_id(episode, turn)`. `parent` None begins a conversation; otherwise it names the turn whose
     conversation goes on (turns may branch). `append` is chat messages, or raw text that bypasses the template. `max_tokens` None: the job's own bound,
-    which it can only lower. `deadline_s` counts from receipt. `reply_to` is set when a replica forwards to the owner.
+    which it can only lower. `tools`: the JSON text of each function that the chat template is shown; None: as in the parent, a new conversation has none.
+    `deadline_s` counts from receipt. `reply_to` is set when a replica forwards to the owner.
     """
 
     agent: str
@@ -93,6 +98,7 @@ class GenerateRequest(JobMessage):
     turn: int
     parent: int | None
     append: tuple[ChatMessage, ...] | str
+    tools: tuple[str, ...] | None = None
     max_tokens: int | None = None
     deadline_s: float
     reply_to: str | None = None
@@ -126,6 +132,7 @@ class GenerateReply(Message):
     text: str = ""
     stop_reason: StopReason | None = None
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
     error: str = ""
     retryable: bool = False
 
@@ -145,7 +152,8 @@ class Turn(JobMessage):
 
     prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.arrays`); logprobs: float32 bytes, one per output id, under the
     sampling policy at `temperature`. `prompt_ids` are only what this turn appended after its parent's output; with `opens_segment`
-    they are a whole prompt (the first turn, or a template that rewrote its past). `text` is the reply's text; `append` is what was asked for.
+    they are a whole prompt (the first turn, or a template that rewrote its past). `text` is the reply's text; `append` and `tools` are what was
+    asked for.
     """
 
     agent: str
@@ -158,6 +166,7 @@ class Turn(JobMessage):
     adapter_sha256: str
     opens_segment: bool
     append: tuple[ChatMessage, ...] | str
+    tools: tuple[str, ...] | None = None
     prompt_ids: bytes
     output_ids: bytes
     logprobs: bytes

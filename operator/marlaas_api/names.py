@@ -20,6 +20,14 @@ class Split(StrEnum):
     EVAL = "eval"
 
 
+class StopReason(StrEnum):
+    """Why a reply ended: the model's own end token, its token budget, or the context window."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class JobRef:
     """One RLJob. The uid separates a job from an earlier one of the same name."""

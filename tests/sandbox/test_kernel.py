@@ -30,7 +30,7 @@ import os
 async def main():
     config = ChildrenConfig("rogues:hangs_with_a_child", {}, 1 << 29, 30.0, Path(sys.argv[1]), clean_variables(os.environ))
     async with Children(config).child() as child:
-        child.writer.write(frames.encode({"split": "train", "index": 0, "seed": 0, "agents": ["policy"]}))
+        child.writer.write(frames.encode({"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}))
         await child.output.mentions(b"ready", 30.0)
         print(child.output.text().removesuffix("ready"), flush=True)
         await asyncio.Event().wait()

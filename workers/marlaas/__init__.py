@@ -1,1 +1,12 @@
-"""What users touch: the `marlaas` command, the environment SDK and the local runner."""
+"""What users touch: the `marlaas` command, the environment SDK (its names are here) and the local runner."""
+
+from marlaas.environment import Agent as Agent
+from marlaas.environment import Message as Message
+from marlaas.environment import Reply as Reply
+from marlaas.environment import Score as Score
+from marlaas.environment import Split as Split
+from marlaas.environment import StopReason as StopReason
+from marlaas.environment import Task as Task
+from marlaas.environment import ToolCall as ToolCall
+from marlaas.environment import ToolError as ToolError
+from marlaas.environment import TurnLimit as TurnLimit

@@ -18,6 +18,7 @@ which is played again and counted. This module imports the standard library only
 """
 
 import contextlib
+import json
 import random
 import signal
 import threading
@@ -25,15 +26,17 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from marlaas_api.errors import InvalidInput
-from marlaas_api.names import Split, derive_seed
+from marlaas_api.names import Split, StopReason, derive_seed
 
-__all__ = ["Agent", "Message", "Reply", "Score", "Split", "StopReason", "Task", "ToolError", "TurnLimit"]
+if TYPE_CHECKING:
+    from marlaas.openai_door import Door
+
+__all__ = ["Agent", "Message", "Reply", "Score", "Split", "StopReason", "Task", "ToolCall", "ToolError", "TurnLimit"]
 
 _T = TypeVar("_T")
 _ROLES = ("system", "user", "assistant", "tool")
@@ -49,21 +52,24 @@ class ToolError(Exception):
     """A tool failed because of what the policy asked of it. Uncaught, it ends the episode, scored."""
 
 
-class StopReason(StrEnum):
-    """Why a reply ended: the model ended it, its token budget did, or the context window did."""
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call in an assistant's message that was written, not generated; arguments: the JSON text of an object."""
 
-    STOP = "stop"
-    LENGTH = "length"
-    CONTEXT = "context"
+    name: str
+    arguments: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message; role is system, user, assistant or tool, `name` is a tool's."""
+    """One chat message; role is system, user, assistant or tool, `name` is a tool's, `tool_call_id` the call that it answers."""
 
     role: str
     content: str
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
     def __post_init__(self) -> None:
         if self.role not in _ROLES:
@@ -74,12 +80,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One turn of an agent. `turn` names it for `Agent.fork`."""
+    """One turn of an agent. `turn` names it for `Agent.fork`; num_prompt_tokens: what it was generated from."""
 
     text: str
     stop_reason: StopReason = StopReason.STOP
     num_tokens: int = 0
     turn: int = 0
+    num_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +130,16 @@ def split_of(text: str) -> Split:
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What an agent is asked: go on after turn `parent` (None: a new conversation), with messages or raw text appended."""
+    """What an agent is asked: go on after turn `parent` (None: a new conversation), with messages or raw text appended.
+
+    tools: the JSON text of each function that the chat template shows; None: as before.
+    """
 
     agent: str
     parent: int | None
     append: tuple[Message, ...] | str
     max_tokens: int | None = None
+    tools: tuple[str, ...] | None = None
 
 
 class Channel(Protocol):
@@ -144,10 +155,11 @@ class Channel(Protocol):
 
 
 class EpisodeState:
-    """What the agents of one episode share: the channel, rewards earned so far, and seconds in tools (not in turns)."""
+    """What an episode's agents share: the channel, the job's temperature, rewards so far, and seconds in tools (not in turns)."""
 
-    def __init__(self, names: Iterable[str], channel: Channel) -> None:
+    def __init__(self, names: Iterable[str], channel: Channel, temperature: float = 1.0) -> None:
         self.rewards = dict.fromkeys(names, 0.0)
+        self.temperature = temperature
         self.tool_s = 0.0
         self._channel = channel
         self._waited_s = 0.0
@@ -160,12 +172,12 @@ class EpisodeState:
 
     def turn(self, request: TurnRequest) -> Reply:
         """Ask for a turn; one at a time, so that an episode's turns have an order. Raises TurnLimit."""
-        started = time.monotonic()
-        try:
-            with self._lock:
+        with self._lock:
+            started = time.monotonic()
+            try:
                 return self._channel.turn(request)
-        finally:
-            self._waited_s += time.monotonic() - started
+            finally:
+                self._waited_s += time.monotonic() - started
 
     @contextlib.contextmanager
     def tool_call(self) -> Iterator[None]:
@@ -205,18 +217,34 @@ class Agent:
         """Append a user message and let the agent reply, with at most `max_tokens` tokens. Raises TurnLimit."""
         return self.ask(Message("user", text), max_tokens=max_tokens)
 
-    def ask(self, messages: Message | Iterable[Message | Mapping[str, Any]], *, max_tokens: int | None = None) -> Reply:
-        """Append messages (`Message` or a dict with role and content) and let the agent reply. Raises TurnLimit."""
+    def ask(
+        self,
+        messages: Message | Iterable[Message | Mapping[str, Any]],
+        *,
+        max_tokens: int | None = None,
+        tools: Iterable[Mapping[str, Any]] | None = None,
+    ) -> Reply:
+        """Append messages (`Message` or a dict with role and content) and let the agent reply. Raises TurnLimit.
+
+        tools: what the chat template shows from now on, as `{"type": "function", "function": {…}}`; None: as before.
+        """
         append = (messages,) if isinstance(messages, Message) else tuple(map(_message, messages))
         if not append:
             raise ValueError(f"agent {self.name!r} was asked without a message")
-        return self._turn(append, max_tokens)
+        shown = None if tools is None else tuple(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return self._turn(TurnRequest(self.name, self._parent, append, max_tokens, shown))
 
     def complete(self, text: str, *, max_tokens: int | None = None) -> Reply:
         """Append raw text, without the chat template, and let the agent go on from there. Raises TurnLimit."""
         if not text:
             raise ValueError(f"agent {self.name!r} was asked to complete an empty text")
-        return self._turn(text, max_tokens)
+        return self._turn(TurnRequest(self.name, self._parent, text, max_tokens))
+
+    def openai(self) -> "Door":
+        """Serve the episode's agents, as models of their names, to chat-completions clients within a context (docs/openai.md)."""
+        from marlaas.openai_door import Door
+
+        return Door(self._episode)
 
     def fork(self, after: Reply | None = None) -> "Agent":
         """Return a second branch of this conversation, from here or from after an earlier reply; both go on alone."""
@@ -242,8 +270,8 @@ class Agent:
             except (Exception, SystemExit) as error:
                 raise ToolError(f"{type(error).__name__}: {error}") from error
 
-    def _turn(self, append: tuple[Message, ...] | str, max_tokens: int | None) -> Reply:
-        reply = self._episode.turn(TurnRequest(self.name, self._parent, append, max_tokens))
+    def _turn(self, request: TurnRequest) -> Reply:
+        reply = self._episode.turn(request)
         self._parent = reply.turn
         return reply
 

@@ -64,7 +64,7 @@ class CharacterTokenizer:
     def __init__(self, trims: bool = False) -> None:
         self.trims = trims
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         if not messages:
             raise BadAppend("no messages")
         contents = [message.content.strip() if self.trims else message.content for message in messages]

@@ -29,8 +29,8 @@ class BadAppend(Permanent):
 class Tokenizer(Protocol):
     """What conversations need of a tokenizer; `tokenizer.PretrainedTokenizer` is the real one."""
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The chat template's text, ready for the assistant to write. Raises BadAppend."""
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
+        """The chat template's text, ready for the assistant to write; tools: JSON texts of functions. Raises BadAppend."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -52,7 +52,7 @@ class Conversation:
 
     history: its chat messages but for the reply, empty if it began as raw text. reply: what the assistant has written since. text: the
     segment as the template shows it, without the end token. ids: the segment as the engine saw it, int32 [T]. end: the end token that was
-    drawn, if one was. full: nothing more fits into the context window.
+    drawn, if one was. full: nothing more fits into the context window. tools: what the template is shown.
     """
 
     history: tuple[ChatMessage, ...]
@@ -61,13 +61,14 @@ class Conversation:
     ids: Ids
     end: int | None
     full: bool = False
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a turn generates from, as text: `fresh` is the end of `text` that is not yet ids. `begun`: see `Conversation.reply`.
 
-    after: the end token that the template's own continuation `fresh` follows.
+    after: the end token that the template's own continuation `fresh` follows. tools: see `Conversation.tools`.
     """
 
     history: tuple[ChatMessage, ...]
@@ -76,6 +77,7 @@ class Draft:
     fresh: str
     opens_segment: bool
     after: int | None = None
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,14 @@ class Prompt:
         return 0 if self.full else max_model_len - len(self.past) - len(self.appended)
 
 
-def extend(tokenizer: Tokenizer, parent: Conversation | None, append: tuple[ChatMessage, ...] | str) -> Prompt:
-    """Append to a conversation (None: begin one). Raises BadAppend."""
-    draft = _draft(tokenizer, parent, append)
+def extend(
+    tokenizer: Tokenizer,
+    parent: Conversation | None,
+    append: tuple[ChatMessage, ...] | str,
+    tools: tuple[str, ...] | None = None,
+) -> Prompt:
+    """Append to a conversation (None: begin one); tools None: as before. Raises BadAppend."""
+    draft = _draft(tokenizer, parent, append, tools)
     past = NO_IDS if parent is None or draft.opens_segment else parent.ids
     prompt = Prompt(draft, past, _ids(_fresh_ids(tokenizer, draft)), full=parent is not None and parent.full)
     if not prompt.full and len(past) + len(prompt.appended) == 0:
@@ -126,17 +133,24 @@ def restore(tokenizer: Tokenizer, parent: Conversation | None, turn: Turn) -> Co
     ids = np.concatenate((past, unpack_ids(turn.prompt_ids), output))
     full = turn.stop_reason is StopReason.CONTEXT and not len(output)
     end = int(output[-1]) if turn.stop_reason is StopReason.STOP else None
-    return _concluded(_draft(tokenizer, parent, turn.append), ids, turn.text, end, full)
+    return _concluded(_draft(tokenizer, parent, turn.append, turn.tools), ids, turn.text, end, full)
 
 
 def _concluded(draft: Draft, ids: Ids, text: str, end: int | None, full: bool) -> Conversation:
-    return Conversation(draft.history, draft.begun + text, draft.text + text, ids, end, full)
+    return Conversation(draft.history, draft.begun + text, draft.text + text, ids, end, full, draft.tools)
 
 
-def _draft(tokenizer: Tokenizer, parent: Conversation | None, append: tuple[ChatMessage, ...] | str) -> Draft:
+def _draft(
+    tokenizer: Tokenizer,
+    parent: Conversation | None,
+    append: tuple[ChatMessage, ...] | str,
+    tools: tuple[str, ...] | None,
+) -> Draft:
     if isinstance(append, str):
         return _text_draft(tokenizer, parent, append)
-    return _chat_draft(tokenizer, parent, append)
+    if tools is None:
+        tools = () if parent is None else parent.tools
+    return _chat_draft(tokenizer, parent, append, tools)
 
 
 def _text_draft(tokenizer: Tokenizer, parent: Conversation | None, append: str) -> Draft:
@@ -144,23 +158,27 @@ def _text_draft(tokenizer: Tokenizer, parent: Conversation | None, append: str) 
     if parent is None:
         return Draft((), append, append, append, opens_segment=True)
     added = _end_text(tokenizer, parent) + append
-    return Draft(parent.history, parent.reply + added, parent.text + added, append, opens_segment=False)
+    begun, text = parent.reply + added, parent.text + added
+    return Draft(parent.history, begun, text, append, opens_segment=False, tools=parent.tools)
 
 
-def _chat_draft(tokenizer: Tokenizer, parent: Conversation | None, append: tuple[ChatMessage, ...]) -> Draft:
+def _chat_draft(
+    tokenizer: Tokenizer, parent: Conversation | None, append: tuple[ChatMessage, ...], tools: tuple[str, ...]
+) -> Draft:
+    """Tools are part of what the template shows: others than before are a rewritten past."""
     if parent is None:
-        text = tokenizer.render(append)
-        return Draft(append, "", text, text, opens_segment=True)
+        text = tokenizer.render(append, tools)
+        return Draft(append, "", text, text, opens_segment=True, tools=tools)
     if not parent.history:
         raise BadAppend(
             "this conversation began as raw text and cannot go on as chat: append text, or begin a new conversation"
         )
     history = (*parent.history, ChatMessage(role="assistant", content=parent.reply), *append)
-    text = tokenizer.render(history)
+    text = tokenizer.render(history, tools)
     past = parent.text + _end_text(tokenizer, parent)
     if not text.startswith(past):
-        return Draft(history, "", text, text, opens_segment=True)
-    return Draft(history, "", text, text[len(past) :], opens_segment=False, after=parent.end)
+        return Draft(history, "", text, text, opens_segment=True, tools=tools)
+    return Draft(history, "", text, text[len(past) :], opens_segment=False, after=parent.end, tools=tools)
 
 
 def _fresh_ids(tokenizer: Tokenizer, draft: Draft) -> list[int]:

@@ -28,7 +28,7 @@ from marlaas_worker.rollout.versions import Held, Versions
 
 MAX_ENGINE_DEATHS = 3
 _LONG_CHARACTERS = 16_384
-_COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
+_COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent", "tools"}
 _EPISODE = re.compile(r"[A-Za-z0-9_-]+")
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
@@ -120,8 +120,8 @@ class Generation:
         append = request.append
         size = len(append) if isinstance(append, str) else sum(len(message.content) for message in append)
         if size < _LONG_CHARACTERS:
-            return extend(self.desk.tokenizer, parent, append)
-        return await asyncio.to_thread(extend, self.desk.tokenizer, parent, append)
+            return extend(self.desk.tokenizer, parent, append, request.tools)
+        return await asyncio.to_thread(extend, self.desk.tokenizer, parent, append, request.tools)
 
     async def _draw(self, order: "_Order", stage: Stage) -> _Drawn:
         """Generate, again if the engine dies; a request under which it dies every time is not tried for ever."""

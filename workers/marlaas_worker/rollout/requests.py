@@ -179,6 +179,7 @@ class Requests:
             text=turn.text,
             stop_reason=turn.stop_reason,
             num_tokens=len(unpack_ids(turn.output_ids)),
+            num_prompt_tokens=turn.meter.prompt_tokens,
         )
 
     def _failed(self, request: GenerateRequest, error: str, retryable: bool) -> GenerateReply:

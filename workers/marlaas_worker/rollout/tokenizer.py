@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,15 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import ChatMessage
+from marlaas_api.messages import ChatMessage, ToolCall
 from marlaas_worker.rollout.conversation import BadAppend
+
+_ANY_TOOL = json.dumps(
+    {
+        "type": "function",
+        "function": {"name": "any", "description": "", "parameters": {"type": "object", "properties": {}}},
+    }
+)
 
 
 class TokenizerUnreadable(Permanent):
@@ -33,18 +41,35 @@ class PretrainedTokenizer:
         except (OSError, ValueError) as error:
             raise TokenizerUnreadable(f"no tokenizer in {model_path}: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """The template's text with the generation prompt. Raises BadAppend in the template's own words."""
         if self._tokenizer.chat_template is None:
             raise BadAppend("the base model has no chat template: append raw text instead of messages")
+        if tools and not self.shows_tools:
+            raise BadAppend("the base model's chat template shows no tools: describe them in a system message instead")
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [_plain(message) for message in messages], tokenize=False, add_generation_prompt=True
-                )
-            )
+            return self._rendered(messages, tools)
         except (TemplateError, ValueError, TypeError) as error:
             raise BadAppend(f"the base model's chat template refuses these messages: {error}") from error
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether a tool changes anything in what the template renders."""
+        messages = (ChatMessage(role="user", content="?"),)
+        try:
+            return self._rendered(messages, (_ANY_TOOL,)) != self._rendered(messages, ())
+        except (TemplateError, ValueError, TypeError):
+            return True  # it will say itself what it does not like
+
+    def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[str]) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [_plain(message) for message in messages],
+                tools=[json.loads(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        )
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -63,6 +88,18 @@ def _end_ids(folder: Path) -> list[int]:
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
-def _plain(message: ChatMessage) -> dict[str, str]:
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": message.role, "content": message.content, **named}
+def _plain(message: ChatMessage) -> dict[str, Any]:
+    """A message as templates want it: arguments are an object, and what is not there is left out."""
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    return plain
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    return {"type": "function", "id": call.id, "function": function}

@@ -116,8 +116,9 @@ class Attempt:
 
     async def _conversed(self, child: Child) -> Verdict:
         task = self._task
-        start = {"split": task.split, "index": task.index, "seed": task.seed, "agents": self._setting.agents}
-        await _tell(child, start)
+        start = {"split": task.split, "index": task.index, "seed": task.seed}
+        shared = {"agents": self._setting.agents, "temperature": self._spec.rollout.temperature}
+        await _tell(child, start | shared)
         while True:
             saying = await self._heard(child)
             match saying:
@@ -187,7 +188,7 @@ class Attempt:
         number, stop = self._ledger.num_turns, reply.stop_reason or StopReason.STOP
         self._ledger.note(asked, stop)
         answer = {"text": reply.text, "stop_reason": stop, "num_tokens": reply.num_tokens, "turn": number}
-        return await _tell(child, {"kind": "reply", **answer})
+        return await _tell(child, {"kind": "reply", "num_prompt_tokens": reply.num_prompt_tokens, **answer})
 
     def _request(self, asked: TurnSaying) -> GenerateRequest:
         return GenerateRequest(
@@ -199,6 +200,7 @@ class Attempt:
             turn=self._ledger.num_turns,
             parent=asked.parent,
             append=asked.append if isinstance(asked.append, str) else tuple(asked.append),
+            tools=None if asked.tools is None else tuple(asked.tools),
             max_tokens=asked.max_tokens,
             deadline_s=self._spec.environment.turn_timeout_seconds,
         )

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -40,6 +41,7 @@ class PipeChannel:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
+        self._sending = threading.Lock()  # an environment's threads speak too
 
     def turn(self, request: TurnRequest) -> Reply:
         """Ask the supervisor. Raises TurnLimit."""
@@ -49,18 +51,22 @@ class PipeChannel:
             parent=request.parent,
             append=request.append if isinstance(request.append, str) else [_plain(m) for m in request.append],
             max_tokens=request.max_tokens,
+            tools=request.tools,
         )
         answer = frames.receive(self._channel)
         if answer["kind"] == "limit":
             raise TurnLimit(answer["text"])
-        return Reply(answer["text"], StopReason(answer["stop_reason"]), answer["num_tokens"], answer["turn"])
+        stop = StopReason(answer["stop_reason"])
+        return Reply(answer["text"], stop, answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
         """Tell the supervisor, so that a death in a tool call is known for what it is."""
         self._send(kind="tool", is_open=is_open, rewards=dict(rewards))
 
     def _send(self, **message: Any) -> None:
-        self._channel.sendall(frames.encode(message))
+        frame = frames.encode(message)
+        with self._sending:
+            self._channel.sendall(frame)
 
 
 def run(environment: Environment, channel: socket.socket, output: int, confinement: Confinement) -> NoReturn:
@@ -86,7 +92,8 @@ def _played(environment: Environment, channel: socket.socket) -> dict[str, Any]:
     _seed_everything(task)
     pid = os.getpid()
     try:
-        outcome = play_episode(environment, task, EpisodeState(start["agents"], PipeChannel(channel)))
+        state = EpisodeState(start["agents"], PipeChannel(channel), start.get("temperature", 1.0))
+        outcome = play_episode(environment, task, state)
         message = {
             "kind": "score",
             "rewards": outcome.rewards,
@@ -130,4 +137,9 @@ def _seed_everything(task: Task) -> None:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.content, "name": message.name}
+    plain: dict[str, Any] = {"role": message.role, "content": message.content, "name": message.name}
+    if message.tool_calls:
+        plain["tool_calls"] = [{"name": c.name, "arguments": c.arguments, "id": c.id} for c in message.tool_calls]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain

@@ -27,6 +27,7 @@ class TurnSaying(_Saying):
     parent: Annotated[int, Field(ge=0)] | None
     append: Annotated[str, Field(min_length=1)] | Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None
+    tools: list[str] | None = None
 
 
 class ToolSaying(_Saying):

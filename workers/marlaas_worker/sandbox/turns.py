@@ -148,7 +148,8 @@ class _Waiting:
         """Return the next result or failure, None after a silence."""
         while True:
             try:
-                reply = await asyncio.wait_for(self._heard.get(), silence_s)
+                async with asyncio.timeout(silence_s):
+                    reply = await self._heard.get()
             except TimeoutError:
                 return None
             if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
