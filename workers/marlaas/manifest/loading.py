@@ -8,7 +8,7 @@ from marlaas.manifest.crosscheck import Contents, advice, claims, duplicates, mi
 from marlaas.manifest.environments import check_environments
 from marlaas.manifest.files import File, read_files
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
-from marlaas.manifest.models import check_models
+from marlaas.manifest.models import check_models, memory_notes
 from marlaas.manifest.objects import Objects, read_objects
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 
@@ -45,14 +45,15 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
         *claims(contents.tenants),
         *refusals(contents, runnable),
         *misfits(contents, unknown),
-        *check_models(contents.pools, runnable),
+        *check_models(contents, runnable),
         *check_environments(contents.jobs),
     ]
     if not errors and runnable and not contents.jobs:
         errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: there is nothing to run"))
     if errors:
         raise InvalidManifest(_in_order(errors, labels))
-    return _manifest(contents, _in_order([*objects.notes, *advice(contents, unknown)], labels))
+    notes = [*objects.notes, *advice(contents, unknown), *(memory_notes(contents) if runnable else ())]
+    return _manifest(contents, _in_order(notes, labels))
 
 
 def _read(paths: Sequence[str]) -> tuple[list[str], Objects]:

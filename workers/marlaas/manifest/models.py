@@ -1,30 +1,119 @@
-"""The base models that pools name: builtin ones by name, and folders of this machine."""
+"""The base models that pools name: whether they exist, can be adapted, have the layers that jobs want, and fit this machine.
 
-from collections.abc import Iterable, Iterator
+What lies on this disk is looked into (`marlaas.models.inspect`: headers alone); of a hub model that was never fetched nothing is known yet, and its
+workers say it when they start.
+"""
 
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from marlaas.manifest.crosscheck import Contents
 from marlaas.manifest.findings import Finding, Placed
-from marlaas.models import ModelError, list_models, resolve
-from marlaas_api.kinds import ModelPool
+from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
+from marlaas.models.architectures import ADAPTABLE
+from marlaas.models.hub import cached
+from marlaas.models.memory import Demand, Machine, demands, has_gpu, machine, shortage
+from marlaas_api.kinds import ModelPool, ModelSpec, RLJob
 from marlaas_api.kinds.nearest import did_you_mean, listed
-from marlaas_api.kinds.problems import Problem
+from marlaas_api.kinds.problems import Loc, Problem
+
+_MODEL = ("spec", "model")
 
 
-def check_models(pools: Iterable[Placed[ModelPool]], runnable: bool) -> Iterator[Finding]:
-    """Yield pools whose builtin model there is not; of those to be run here, also whose folder holds no model."""
+def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
+    """Yield what is wrong with pools' models; of those to be run here, also whether they are here at all and fit the memory."""
+    here = machine() if runnable and not has_gpu() else None
+    known = []
+    for pool in contents.pools:
+        try:
+            facts = _facts(pool.object.spec.model, runnable)
+        except ModelError as error:
+            yield pool.source.finding(Problem((*_MODEL, _source(pool.object.spec.model)), str(error)))
+            continue
+        if facts is not None:
+            known.append((pool, facts))
+            yield from pool.source.findings(unadaptable(facts, pool.object))
+            for job in contents.jobs:
+                if job.object.spec.pool_ref.name == pool.object.metadata.name:
+                    yield from job.source.findings(unknown_targets(facts, job.object))
+    if here is not None:
+        yield from _too_big(known, here.limit)
+
+
+def memory_notes(contents: Contents) -> Iterator[Finding]:
+    """Yield what would fit this machine, were it not for what else runs on it now."""
+    here: Machine | None = None if has_gpu() else machine()
+    known = []
+    for pool in contents.pools:
+        facts = _facts(pool.object.spec.model, runnable=False)
+        if facts is not None:
+            known.append((pool, facts))
+    if here is not None:
+        yield from _too_big(known, here.free, " now, because of what else runs on this machine")
+
+
+def unadaptable(facts: ModelFacts, pool: ModelPool) -> Iterator[Problem]:
+    """Yield why the pool's engine could not serve adapters of the model."""
+    loc = (*_MODEL, _source(pool.spec.model))
+    if pool.spec.rollout.engine == "vllm" and not ADAPTABLE & set(facts.architectures):
+        names = listed([f"'{name}'" for name in facts.architectures]) if facts.architectures else "not named"
+        yield Problem(
+            loc,
+            f"the model's architecture is {names}, and vLLM serves LoRA adapters of {len(ADAPTABLE)} others "
+            "(LlamaForCausalLM, Qwen3ForCausalLM and so on: docs/models.md has the list); choose one of those",
+        )
+    elif not facts.linear_layers:
+        yield Problem(loc, "the model has no linear layers that an adapter could be trained on; choose another")
+
+
+def unknown_targets(facts: ModelFacts, job: RLJob) -> Iterator[Problem]:
+    """Yield adapter targets that are no linear layer of the model, each with the nearest one that is."""
+    names = list(facts.linear_layers)
+    for at, agent in enumerate(job.spec.agents if names else ()):
+        for position, target in enumerate(agent.adapter.targets):
+            if target not in facts.linear_layers:
+                loc: Loc = ("spec", "agents", at, "adapter", "targets", position)
+                text = f"the model has no linear layer '{target}'; it has {listed(names)}"
+                yield Problem(loc, f"{text}{did_you_mean(target, names)}")
+
+
+def _facts(model: ModelSpec, runnable: bool) -> ModelFacts | None:
+    """What is known of a model; None if it does not lie here. Raises ModelError for what is wrong with it.
+
+    A path that is not to be used here may be one of another machine.
+    """
+    if model.builtin is not None:
+        _known(model.builtin)
+        folder = prepared(model.builtin)
+    elif model.path is not None:
+        there = Path(model.path).expanduser().is_dir()
+        folder = resolve(model) if runnable or there else None
+    else:
+        folder = cached(model.hub.id, model.hub.revision) if model.hub is not None else None
+    return inspect(folder) if folder is not None else None
+
+
+def _known(name: str) -> None:
     names = [model.name for model in list_models()]
-    for pool in pools:
-        model = pool.object.spec.model
-        if model.builtin is not None and model.builtin not in names:
-            text = f"there is no builtin model '{model.builtin}'; there are {listed(names)}"
-            yield pool.source.finding(
-                Problem(("spec", "model", "builtin"), f"{text}{did_you_mean(model.builtin, names)}")
-            )
-        elif model.path is not None and runnable:
-            yield from _folder(pool)
+    if name not in names:
+        text = f"there is no builtin model '{name}'; there are {listed(names)}"
+        raise ModelError(f"{text}{did_you_mean(name, names)}")
 
 
-def _folder(pool: Placed[ModelPool]) -> Iterator[Finding]:
-    try:
-        resolve(pool.object.spec.model)
-    except ModelError as error:
-        yield pool.source.finding(Problem(("spec", "model", "path"), str(error)))
+def _too_big(
+    known: Sequence[tuple[Placed[ModelPool], ModelFacts]], available: int, when: str = ""
+) -> Iterator[Finding]:
+    """All pools run on one machine; the one that needs most is to blame."""
+    needs = [(pool, demands(facts, pool.object.spec)) for pool, facts in known]
+    text = shortage([demand for _, some in needs for demand in some], available)
+    if text is not None:
+        pool = max(needs, key=lambda need: _total(need[1]))[0]
+        yield pool.source.finding(Problem(_MODEL, f"{text[0]}{when}{text[1]}"))
+
+
+def _total(some: Iterable[Demand]) -> int:
+    return sum(demand.total for demand in some)
+
+
+def _source(model: ModelSpec) -> str:
+    return next(name for name in ("builtin", "path", "pvc", "hub") if getattr(model, name) is not None)

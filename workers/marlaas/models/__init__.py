@@ -12,6 +12,7 @@ from marlaas.models.errors import (
     NotAModel,
     UnknownModel,
 )
+from marlaas.models.inspection import ModelFacts, inspect
 from marlaas.models.registry import BuiltinModel, list_models, prepare, prepared, resolve
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "HubUnavailable",
     "MissingWeights",
     "ModelError",
+    "ModelFacts",
     "NotAModel",
     "UnknownModel",
+    "inspect",
     "list_models",
     "prepare",
     "prepared",

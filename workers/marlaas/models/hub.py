@@ -1,32 +1,140 @@
-"""The gateway to the Hugging Face hub."""
+"""The gateway to the Hugging Face hub: what it has, what its cache on this machine has, and what its refusals mean."""
 
+import errno
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from marlaas.models.errors import HubUnavailable, UnknownModel
+from marlaas.models.errors import CacheFull, CacheUnusable, HubUnavailable, ModelError, UnknownModel
 
+ATTEMPTS = 4
 _FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+_FIRST_PAUSE_S = 1.0
+_LATER = {408, 425, 429, 500, 502, 503, 504}
 
 
-def fetch(repository: str, revision: str) -> Path:
+def fetch(repository: str, revision: str, pause: Callable[[float], None] = time.sleep) -> Path:
     """Return the folder of a hub model, after downloading what the hub's own cache does not have.
+
+    What may pass is tried `ATTEMPTS` times, with pauses of 1, 2 and 4 seconds; a download goes on where it was cut off.
 
     Raises:
         UnknownModel: the hub has no such repository or revision, or does not show it to us.
         HubUnavailable: the hub does not answer, and the files are not in its cache.
+        CacheUnusable, CacheFull: the hub's cache on this machine takes no files.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-    from huggingface_hub.errors import RevisionNotFoundError as NoRevision
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _download(repository, revision)
+        except Exception as error:
+            if attempt == ATTEMPTS or not _may_pass(error):
+                raise _explained(error, f"{repository}@{revision}", attempt) from error
+            pause(_FIRST_PAUSE_S * 2 ** (attempt - 1))
+    raise AssertionError("the last attempt returns or raises")
 
-    name = f"{repository}@{revision}"
+
+def cached(repository: str, revision: str) -> Path | None:
+    """Return the folder of a hub model that was fetched before, whole or not; None if it was not. Asks nobody."""
+    if not (_cache() / f"models--{repository.replace('/', '--')}").is_dir():
+        return None
+    from huggingface_hub import snapshot_download
+
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES))
-    except (RepositoryNotFoundError, NoRevision) as error:
-        raise UnknownModel(
-            f"the hub has no model {name}, or it is gated: check the name, or set HF_TOKEN to a token that may read it"
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError, TimeoutError) as error:
-        raise HubUnavailable(
-            f"the hub does not give model {name}, and it is not in the cache: connect this machine, or give a folder (path) "
-            "or a builtin model"
-        ) from error
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def _download(repository: str, revision: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same call may do better in a moment: not for what the hub or the disk have decided."""
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    if _offline() or isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
+        return False
+    status = _status(error)
+    return status in _LATER if status is not None else _disk(error) is None
+
+
+def _explained(error: Exception, name: str, attempts: int) -> Exception:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return UnknownModel(f"the hub's model {name} is gated: accept its terms on its page, then {_token()}")
+    if isinstance(error, RevisionNotFoundError):
+        return UnknownModel(
+            f"the hub has no revision of that name: {name}; give a branch, a tag or a commit of that model"
+        )
+    if isinstance(error, RepositoryNotFoundError) or _status(error) in (401, 403):
+        return UnknownModel(f"the hub shows us no model {name}: check the name, and if it is private, {_token()}")
+    on_disk = _disk(error)
+    if on_disk is not None:
+        return on_disk
+    return _unreachable(error, name, attempts)
+
+
+def _unreachable(error: Exception, name: str, attempts: int) -> ModelError:
+    otherwise = "or give a folder (path) or a builtin model"
+    if _offline():
+        return HubUnavailable(
+            f"model {name} is not in the hub's cache {_cache()}, and HF_HUB_OFFLINE forbids to fetch it: unset that and connect this "
+            f"machine, copy the cache from one that has it, {otherwise}"
+        )
+    status = _status(error)
+    why = f"it answers {status}" if status is not None else "it does not answer"
+    return HubUnavailable(
+        f"the hub does not give model {name} ({why}, after {attempts} attempts), and it is not in the cache {_cache()}: "
+        f"connect this machine, set HF_ENDPOINT to a hub that it can reach, {otherwise}"
+    )
+
+
+def _token() -> str:
+    if os.environ.get("HF_TOKEN"):
+        return "give in HF_TOKEN the token of somebody who may read it; the present one may not"
+    return "set HF_TOKEN to a token that may read it"
+
+
+def _disk(error: BaseException | None) -> ModelError | None:
+    """What this machine's disk says, wherever in the chain of causes."""
+    while error is not None:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return CacheFull(
+                f"no room in the hub's cache {_cache()}: free some, or set HF_HOME to a folder on another disk"
+            )
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            return CacheUnusable(
+                f"cannot write into the hub's cache {_cache()}: set HF_HOME to a folder that can be written"
+            )
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The hub's answer, wherever in the chain of causes."""
+    while error is not None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _cache() -> Path:
+    own = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if own:
+        return Path(own).expanduser()
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(home).expanduser() / "hub"

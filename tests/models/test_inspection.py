@@ -1,0 +1,72 @@
+import json
+from pathlib import Path
+
+import pytest
+from tests.models.model_folders import SHAPES, write_header, write_model
+
+from marlaas.models import NotAModel, inspect, prepare
+
+
+def test_a_model_is_known_from_its_headers(tmp_path: Path) -> None:
+    facts = inspect(write_model(tmp_path / "m"))
+    assert facts.architectures == ("LlamaForCausalLM",)
+    assert facts.num_parameters == 2 * 100 * 8 + 2 * (64 + 256) + 8 + 8
+    assert facts.linear_layers == {"down_proj": ((8, 32), (8, 32)), "q_proj": ((8, 8), (8, 8))}
+    assert facts.max_positions == 512
+    assert facts.adapter_parameters(4) == 4 * 2 * (8 + 8) + 4 * 2 * (8 + 32)
+
+
+def test_the_files_of_the_index_count_and_no_others(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    names = sorted(SHAPES)
+    for number, some in enumerate((names[:3], names[3:])):
+        write_header(folder / f"part{number}.safetensors", {name: SHAPES[name] for name in some})
+    write_header(folder / "consolidated.safetensors", {"layers.0.attention.wq.weight": (8, 8)})
+    index = {"weight_map": {name: f"part{int(name in names[3:])}.safetensors" for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert inspect(folder) == inspect(write_model(tmp_path / "whole"))
+
+
+def test_a_model_with_a_picture_side_keeps_its_positions_with_the_text(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", max_position_embeddings=None, text_config={"max_position_embeddings": 64})
+    assert inspect(folder).max_positions == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors", b"", "model.safetensors is damaged"),
+        ("model.safetensors", b"\xff" * 8, "model.safetensors is damaged"),
+        ("model.safetensors", b"\x02\0\0\0\0\0\0\0{x", "model.safetensors is damaged"),
+        ("config.json", b"{", "config.json cannot be read"),
+        ("config.json", b"[]", "config.json holds no JSON object"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "part1.safetensors"}}', "part1.safetensors is missing"),
+    ],
+)
+def test_what_is_damaged_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / name).write_bytes(content)
+    with pytest.raises(NotAModel, match=said):
+        inspect(folder)
+
+
+def test_weights_in_another_format_are_not_served(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(NotAModel, match="not in safetensors format"):
+        inspect(folder)
+
+
+def test_the_builtin_model_has_the_layers_that_manifests_are_checked_against() -> None:
+    from marlaas_api.kinds.checks import LINEAR_LAYERS
+
+    assert set(inspect(prepare("tiny")).linear_layers) == set(LINEAR_LAYERS)
+
+
+def test_the_layers_are_those_that_the_engine_and_the_trainer_adapt() -> None:
+    from marlaas_worker.rollout.vllm_settings import adaptable_layers
+    from marlaas_worker.trainer.model import BaseModel
+
+    folder = prepare("tiny")
+    assert set(inspect(folder).linear_layers) == adaptable_layers(folder) == set(BaseModel(str(folder)).linear_layers)

@@ -1,0 +1,98 @@
+"""The estimate against numbers worked out by hand, and limits read from files as the kernel writes them."""
+
+from pathlib import Path
+
+import pytest
+from tests.models.model_folders import write_model
+
+from marlaas.models import inspect
+from marlaas.models.memory import (
+    ENGINE_PROCESS_BYTES,
+    TRAINER_PROCESS_BYTES,
+    Machine,
+    demands,
+    has_gpu,
+    machine,
+    shortage,
+)
+from marlaas_api.kinds import ModelPoolSpec
+
+KIB = 1024
+GIB = 2**30
+LARGE = {"model.embed_tokens.weight": (2**20, 2**10), "model.layers.0.mlp.up_proj.weight": (2**16, 2**15)}
+
+
+def pool(**spec: object) -> ModelPoolSpec:
+    return ModelPoolSpec.model_validate({"model": {"path": "m"}, "adapterSlots": 3, "maxRank": 8} | spec)
+
+
+def test_weights_cache_and_adapters_of_both_roles(tmp_path: Path) -> None:
+    facts = inspect(write_model(tmp_path / "m", LARGE))
+    engine, trainer = demands(facts, pool(rollout={"dtype": "bfloat16", "kvCacheBytes": "1Gi", "replicas": 2}))
+    adapter = 8 * (2**16 + 2**15)
+    assert list(engine.parts.values()) == [3 * GIB * 2, GIB, 3 * 4 * adapter * 2, ENGINE_PROCESS_BYTES]
+    assert engine.total == 2 * sum(engine.parts.values())
+    assert list(trainer.parts.values()) == [3 * GIB * 4, 5 * adapter * 4, TRAINER_PROCESS_BYTES]
+
+
+def test_the_reference_engine_has_no_cache_of_its_own(tmp_path: Path) -> None:
+    engine, _ = demands(inspect(write_model(tmp_path / "m")), pool(rollout={"engine": "reference"}))
+    assert list(engine.parts) == ["weights as 32-bit numbers", "adapters", "process"]
+
+
+def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_path: Path) -> None:
+    needed = demands(inspect(write_model(tmp_path / "m", LARGE)), pool())
+    told = shortage(needed, 16 * GIB)
+    assert told is not None
+    assert "".join(told) == (
+        "about 26.8 GiB of memory are needed and 16.0 GiB are there (in GiB, engine: weights as 32-bit numbers 12.0 + KV cache "
+        "0.5 + adapters 0.0 + process 1.5; trainer: weights as 32-bit numbers 12.0 + adapter 0.0 + process 0.8): use a smaller "
+        "model, a dtype of 16 bits or fewer replicas, or lower kvCacheBytes, adapterSlots or maxRank"
+    )
+    assert shortage(needed, 27 * GIB) is None
+
+
+def kernel(folder: Path, group: str = "0::/a/b\n", **limits: str) -> tuple[Path, Path]:
+    proc, cgroups = folder / "proc", folder / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal:  4000 kB\nMemFree: 1000 kB\nMemAvailable:  3000 kB\nHugePages_Total: 0\n")
+    (proc / "self" / "cgroup").write_text(group)
+    for name, text in limits.items():
+        file = cgroups / name.replace("__", "/") / "memory.max"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return proc, cgroups
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit", "free"),
+    [
+        ({}, 4000, 3000),
+        ({"a": "max\n"}, 4000, 3000),
+        ({"a__b": f"{3500 * KIB}\n"}, 3500, 3000),
+        ({"a": f"{2000 * KIB}\n", "a__b": f"{3500 * KIB}\n"}, 2000, 2000),
+        ({"other": "1\n"}, 4000, 3000),
+    ],
+    ids=["no limit", "unlimited", "its own group's", "an outer group's", "another group's"],
+)
+def test_memory_is_the_machines_or_the_tightest_groups(
+    tmp_path: Path, limits: dict[str, str], limit: int, free: int
+) -> None:
+    assert machine(*kernel(tmp_path, **limits)) == Machine(limit * KIB, free * KIB)
+
+
+def test_the_older_groups_limit_counts_too(tmp_path: Path) -> None:
+    proc, cgroups = kernel(tmp_path, "4:memory:/docker/x\n")
+    (cgroups / "memory").mkdir(parents=True)
+    (cgroups / "memory" / "memory.limit_in_bytes").write_text(f"{1000 * KIB}\n")
+    assert machine(proc, cgroups) == Machine(1000 * KIB, 1000 * KIB)
+
+
+def test_where_memory_cannot_be_told_nothing_is_said(tmp_path: Path) -> None:
+    assert machine(tmp_path / "none") is None
+
+
+def test_an_accelerator_is_seen_by_its_device(tmp_path: Path) -> None:
+    assert not has_gpu(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert has_gpu(tmp_path)

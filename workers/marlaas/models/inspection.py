@@ -1,0 +1,114 @@
+"""What a model's folder says of itself without its weights being loaded: config.json and the headers of the safetensors files.
+
+Standard library only, a few milliseconds: it runs in `marlaas validate`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marlaas.models.errors import NotAModel
+
+_NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
+_LARGEST_HEADER = 100 * 2**20
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model, from the outside.
+
+    Attributes:
+        architectures: as config.json names them.
+        num_parameters: numbers in the weights' files.
+        linear_layers: names that an adapter may target (`q_proj`), each with the shapes [out, in] of its weights, one per layer of the model.
+        max_positions: longest conversation that the model was made for, in tokens; None if config.json does not say.
+    """
+
+    architectures: tuple[str, ...]
+    num_parameters: int
+    linear_layers: dict[str, tuple[tuple[int, int], ...]]
+    max_positions: int | None
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Numbers in an adapter of all linear layers: A [rank, in] and B [out, rank] for each."""
+        return sum(rank * (out + into) for shapes in self.linear_layers.values() for out, into in shapes)
+
+
+def inspect(folder: Path) -> ModelFacts:
+    """Read a folder in Hugging Face format.
+
+    Raises:
+        NotAModel: config.json or a header cannot be read, or no weights are in safetensors format.
+    """
+    config = _json(folder / "config.json")
+    text = config.get("text_config")
+    shapes = dict(_shapes(folder))
+    positions = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return ModelFacts(
+        architectures=tuple(str(name) for name in config.get("architectures") or ()),
+        num_parameters=sum(math.prod(shape) for shape in shapes.values()),
+        linear_layers=_linear_layers(shapes),
+        max_positions=positions if isinstance(positions, int) else None,
+    )
+
+
+def _linear_layers(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int, int], ...]]:
+    """All matrices but embeddings, head, routers and experts, by the last part of their modules' names."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for key, shape in shapes.items():
+        module = key.removesuffix(_WEIGHT)
+        if key.endswith(_WEIGHT) and len(shape) == 2 and not _NOT_ADAPTED.search(module):
+            found.setdefault(module.rpartition(".")[2], []).append((shape[0], shape[1]))
+    return {name: tuple(found[name]) for name in sorted(found)}
+
+
+def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for file in _files(folder):
+        for key, entry in _header(file).items():
+            if key != "__metadata__":
+                yield key, tuple(int(size) for size in entry["shape"])
+
+
+def _files(folder: Path) -> list[Path]:
+    """The index's files, or all: a folder may hold a second copy of the weights under other names."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+    single = folder / "model.safetensors"
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise NotAModel(
+            f"no base model in {folder}: its weights are not in safetensors format, which is the only one served"
+        )
+    return files
+
+
+def _header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length)) if 0 < length <= _LARGEST_HEADER else None
+    except FileNotFoundError:
+        raise NotAModel(
+            f"no base model in {file.parent}: {file.name} is missing; the download may be incomplete"
+        ) from None
+    except (OSError, ValueError):
+        header = None
+    if not isinstance(header, dict):
+        raise NotAModel(f"no base model in {file.parent}: {file.name} is damaged: it has no safetensors header")
+    return header
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotAModel(f"no base model in {file.parent}: {file.name} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise NotAModel(f"no base model in {file.parent}: {file.name} holds no JSON object")
+    return found
