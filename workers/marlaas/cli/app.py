@@ -53,6 +53,12 @@ COMMANDS = {
         "episodes",
         "marlaas episodes runs/first --worst --step 3",
     ),
+    "plot": Command(
+        "Draw one or several runs into one picture.",
+        "marlaas.cli.plot",
+        "plot",
+        "marlaas plot runs/first runs/second --out both.html",
+    ),
     "models": Command(
         "Show and prepare the builtin base models.", "marlaas.cli.models", "app", "marlaas models list", is_group=True
     ),

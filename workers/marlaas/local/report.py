@@ -52,6 +52,7 @@ class Report:
             ("adapter", folder / "adapter"),
             ("curve", folder / "curve.png"),
             ("record", folder / "steps.jsonl"),
+            ("episodes", folder / "episodes.jsonl"),
             ("logs", folder / "logs"),
         ]
         return [(name, path) for name, path in named if path.exists()]

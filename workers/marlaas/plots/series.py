@@ -1,0 +1,116 @@
+"""From a job's records to the curves of a picture. Pure; knows no drawing.
+
+A curve's x counts finished steps, as people do: the evaluation before training is at 0, the first step's figures at 1. NaN is a gap.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
+
+NAN = float("nan")
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points, and for each the half-width of its band if it has one; `bounds`: what the band cannot leave."""
+
+    points: Points
+    band: tuple[float, ...] = ()
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+
+    @property
+    def xs(self) -> list[float]:
+        """Finished steps."""
+        return [x for x, _ in self.points]
+
+    @property
+    def ys(self) -> list[float]:
+        """Values."""
+        return [y for _, y in self.points]
+
+    def edges(self) -> tuple[list[float], list[float]]:
+        """Lower and upper edge of the band."""
+        low, high = self.bounds
+        pairs = list(zip(self.ys, self.band, strict=True))
+        return [max(low, y - half) for y, half in pairs], [min(high, y + half) for y, half in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class JobCurves:
+    """Everything of one job that is drawn over steps: curves by the title of their panel."""
+
+    name: str
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+
+
+REWARD, EVAL, LENGTH, ENTROPY = (
+    "reward in training",
+    "reward, held out",
+    "tokens per episode",
+    "entropy, nats per token",
+)
+KL, GAP, STALENESS, WALL = "KL per token", "logprob gap, trainer to engine", "staleness, versions", "seconds per step"
+PANELS = (REWARD, EVAL, LENGTH, ENTROPY, KL, GAP, STALENESS, WALL)
+
+
+def job_curves(name: str, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> JobCurves:
+    """All curves of a job; steps and evals in order. KL is towards version 0 if the job pays for it, else towards the behaviour policy."""
+    size = document.spec.rollout.group_size
+    kl = "kl" if document.spec.training.kl.coefficient > 0 else "behaviour_kl"
+    return JobCurves(
+        name,
+        {
+            REWARD: reward_curve(steps),
+            EVAL: eval_curve(evals),
+            LENGTH: _over(steps, lambda step: length(step, size)),
+            ENTROPY: _metric(steps, "entropy"),
+            KL: _metric(steps, kl),
+            GAP: _metric(steps, "logprob_gap"),
+            STALENESS: _over(steps, lambda step: step.staleness_mean if step.num_groups else NAN),
+            WALL: _over(steps, lambda step: step.wall_s),
+        },
+    )
+
+
+def reward_curve(steps: Sequence[StepRecord]) -> Curve:
+    """Mean reward of each step's episodes; the band is its standard error, which never leaves the rewards' own range."""
+    points = tuple((step.step + 1.0, step.reward_mean) for step in steps)
+    return Curve(points, tuple(_standard_error(step) for step in steps), reward_range(steps))
+
+
+def eval_curve(evals: Sequence[EvalRecord]) -> Curve:
+    """Mean reward on held-out tasks, by the finished steps that came before."""
+    return Curve(tuple((float(record.step), record.reward_mean) for record in evals))
+
+
+def length(step: StepRecord, group_size: int) -> float:
+    """Generated tokens per trained episode; NaN for a step that trained none."""
+    trained = step.num_groups * group_size
+    return step.metrics.get("tokens", NAN) / trained if trained else NAN
+
+
+def reward_range(steps: Sequence[StepRecord]) -> tuple[float, float]:
+    """Bounds of the rewards as far as means and deviations tell: [0, 1] if every step could come from there, else none.
+
+    Rewards in [0, 1] with mean m have a variance of at most m (1 - m) (Bhatia and Davis, 2000).
+    """
+    fits = all(
+        0.0 <= step.reward_mean <= 1.0 and step.reward_std**2 <= step.reward_mean * (1.0 - step.reward_mean) + 1e-9
+        for step in steps
+    )
+    return (0.0, 1.0) if fits else (-math.inf, math.inf)
+
+
+def _standard_error(step: StepRecord) -> float:
+    return step.reward_std / math.sqrt(step.num_episodes) if step.num_episodes else 0.0
+
+
+def _metric(steps: Sequence[StepRecord], name: str) -> Curve:
+    return _over(steps, lambda step: step.metrics.get(name, NAN) if step.num_groups else NAN)
+
+
+def _over(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> Curve:
+    return Curve(tuple((step.step + 1.0, value(step)) for step in steps))

@@ -1,0 +1,84 @@
+"""When engine, environment and trainer worked for a job, from its episodes and steps. Pure.
+
+engine: some turn of the job was being generated. environment: some episode was between two turns, in its own code or a tool. trainer: the step's
+computing, as the trainer measured it, up to the step's end. Unix seconds.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from marlaas.episodes.record import EpisodeRecord
+from marlaas_api.messages import StepRecord
+
+Interval = tuple[float, float]
+TRAIN_S = "train_s"
+"""Metric of a step: seconds of the trainer's forward, backward and optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Disjoint intervals in order. None: nothing on record says when that was."""
+
+    name: str
+    begin: float
+    end: float
+    engine: tuple[Interval, ...] | None
+    environment: tuple[Interval, ...] | None
+    trainer: tuple[Interval, ...] | None
+
+    def lanes(self) -> dict[str, tuple[Interval, ...] | None]:
+        """The three, by name."""
+        return {"engine": self.engine, "environment": self.environment, "trainer": self.trainer}
+
+    def share(self, intervals: Sequence[Interval]) -> float:
+        """Share of the whole time that they cover."""
+        return sum(end - begin for begin, end in intervals) / max(self.end - self.begin, 1e-9)
+
+
+def timeline(name: str, episodes: Iterable[EpisodeRecord], steps: Sequence[StepRecord]) -> Timeline | None:
+    """None if nothing on record says who worked when."""
+    records = list(episodes)
+    engine = union(_generating(records))
+    environment = union(interval for record in records for interval in _playing(record))
+    trainer = union((step.at - step.metrics[TRAIN_S], step.at) for step in steps if TRAIN_S in step.metrics)
+    whole = union([*engine, *environment, *((step.at - step.wall_s, step.at) for step in steps)])
+    has_turns, has_training = bool(engine), bool(trainer)
+    if not (has_turns or has_training):
+        return None
+    return Timeline(
+        name,
+        whole[0][0],
+        max(end for _, end in whole),
+        engine if has_turns else None,
+        environment if has_turns else None,
+        trainer if has_training else None,
+    )
+
+
+def union(intervals: Iterable[Interval], gap_s: float = 0.0) -> tuple[Interval, ...]:
+    """Disjoint intervals that cover the same time, in order; those up to `gap_s` apart become one."""
+    joined: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if joined and begin - joined[-1][1] <= gap_s:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return tuple(joined)
+
+
+def _generating(records: Iterable[EpisodeRecord]) -> Iterator[Interval]:
+    for record in records:
+        for turn in record.turns:
+            yield (turn.at - turn.engine_s, turn.at)
+
+
+def _playing(record: EpisodeRecord) -> Iterator[Interval]:
+    """Between the end of a turn and the request for the next, and after the last one if the episode's end is on record."""
+    turns = sorted(record.turns, key=lambda turn: turn.at)
+    for before, after in pairwise(turns):
+        yield (before.at, after.at - after.engine_s - after.queue_s)
+    if turns:
+        yield (turns[-1].at, record.at)
