@@ -1,0 +1,142 @@
+"""Models of a hub: fetched over HTTP from one that runs here, and what is said when it does not give them.
+
+The hub's client reads its settings when it is imported, so every case is a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.models.hub_server import COMMIT, Hub, serving
+
+from marlaas.models import inspect, prepare
+
+NAME = "some/tiny"
+FETCH = """
+import json, sys
+from marlaas.models.errors import ModelError
+from marlaas.models.hub import cached, fetch
+pauses = []
+try: folder, error = str(fetch(*sys.argv[1:], pause=pauses.append)), None
+except ModelError as caught: folder, error = None, [type(caught).__name__, str(caught)]
+found = cached(*sys.argv[1:])
+print(json.dumps([folder, error, pauses, found and str(found)]))
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving(NAME, prepare("tiny")) as one:
+        yield one
+
+
+@pytest.fixture
+def fetched(tmp_path: Path) -> Callable[..., tuple[str | None, list[str] | None, list[float], str | None]]:
+    """Folder, error as (type, text), pauses, and what the cache then has."""
+
+    def of(endpoint: str, name: str = NAME, revision: str = "main", **variables: str):
+        environment = {"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": endpoint} | variables
+        environment |= {"PYTHONPATH": ":".join(filter(None, sys.path)), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        command = [sys.executable, "-c", FETCH, name, revision]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return of
+
+
+def test_a_model_is_fetched_once_and_then_works_without_the_hub(hub: Hub, fetched) -> None:
+    folder, error, pauses, found = fetched(hub.url, revision="v1")
+    assert (error, pauses, found) == (None, [], folder)
+    assert Path(folder).name == COMMIT
+    assert inspect(Path(folder)) == inspect(prepare("tiny"))
+    asked = len(hub.asked)
+    assert fetched(hub.url, revision="v1")[0] == folder
+    assert not any(" /some/tiny/resolve/" in one for one in hub.asked[asked:]), "no file is fetched again"
+    hub.shutdown()
+    hub.server_close()
+    assert fetched(hub.url, revision="v1")[0] == folder
+    assert fetched(hub.url, revision="v1", HF_HUB_OFFLINE="1")[0] == folder
+
+
+def test_a_hub_that_is_busy_for_a_moment_delays_and_no_more(hub: Hub, fetched) -> None:
+    hub.refusals = [(500, ""), (502, "")]
+    folder, error, pauses, _ = fetched(hub.url)
+    assert error is None
+    assert Path(folder).is_dir()
+    assert pauses == [1.0, 2.0]
+
+
+def test_a_hub_that_stays_broken_is_given_up_after_a_bound(hub: Hub, fetched) -> None:
+    hub.refusals = [(500, "")] * 100
+    _, (kind, text), pauses, found = fetched(hub.url)
+    assert kind == "HubUnavailable"
+    assert f"the hub does not give model {NAME}@main (it answers 500, after 4 attempts)" in text
+    assert pauses == [1.0, 2.0, 4.0]
+    assert found is None
+
+
+def test_a_hub_that_is_not_there(fetched) -> None:
+    with serving(NAME, Path("/nowhere")) as gone:
+        url = gone.url
+    _, (kind, text), pauses, _ = fetched(url)
+    assert kind == "HubUnavailable"
+    assert "(it does not answer, after 4 attempts)" in text
+    assert (
+        "connect this machine, set HF_ENDPOINT to a hub that it can reach, or give a folder (path) or a builtin" in text
+    )
+    assert len(pauses) == 3
+
+
+def test_offline_by_choice_is_said_to_be_so(hub: Hub, fetched, tmp_path: Path) -> None:
+    _, (kind, text), pauses, _ = fetched(hub.url, HF_HUB_OFFLINE="1")
+    assert kind == "HubUnavailable"
+    assert f"is not in the hub's cache {tmp_path}/hf/hub, and HF_HUB_OFFLINE forbids to fetch it" in text
+    assert pauses == []
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "variables", "said"),
+    [
+        (
+            "some/tyni",
+            "main",
+            {},
+            "the hub shows us no model some/tyni@main: check the name, and if it is private, set HF_TOKEN",
+        ),
+        (NAME, "v9", {}, "the hub has no revision of that name: some/tiny@v9; give a branch, a tag or a commit"),
+    ],
+    ids=["a wrong name", "a wrong revision"],
+)
+def test_what_the_hub_does_not_have_is_not_asked_for_twice(
+    hub: Hub, fetched, name: str, revision: str, variables: dict[str, str], said: str
+) -> None:
+    _, (kind, text), pauses, _ = fetched(hub.url, name, revision, **variables)
+    assert kind == "UnknownModel"
+    assert text.startswith(said)
+    assert pauses == []
+
+
+def test_a_gated_model_needs_the_token_of_somebody_who_may_read_it(hub: Hub, fetched) -> None:
+    hub.private = "right"
+    _, (kind, text), _, _ = fetched(hub.url)
+    assert kind == "UnknownModel"
+    assert (
+        text
+        == f"the hub's model {NAME}@main is gated: accept its terms on its page, then set HF_TOKEN to a token that may read it"
+    )
+    _, (_, text), _, _ = fetched(hub.url, HF_TOKEN="wrong")
+    assert text.endswith("give in HF_TOKEN the token of somebody who may read it; the present one may not")
+    assert fetched(hub.url, HF_TOKEN="right")[1] is None
+
+
+def test_a_cache_that_cannot_be_written(hub: Hub, fetched, tmp_path: Path) -> None:
+    (tmp_path / "hf").write_text("a file, where the cache should be")
+    _, (kind, text), pauses, _ = fetched(hub.url)
+    assert (kind, pauses) == ("CacheUnusable", [])
+    assert text == f"cannot write into the hub's cache {tmp_path}/hf/hub: set HF_HOME to a folder that can be written"
