@@ -40,7 +40,7 @@ class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hub, path = self.server, self.path.partition("?")[0]
         hub.asked.append(f"{self.command} {path}")
-        if hub.refusals and path.startswith("/api/"):
+        if hub.refusals and path.startswith("/api/models/"):
             self._refuse(*hub.refusals.pop(0))
         elif not path.removeprefix("/api/models").startswith(f"/{hub.name}/"):
             self._refuse(401, "RepoNotFound")

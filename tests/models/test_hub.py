@@ -64,7 +64,7 @@ def test_a_model_is_fetched_once_and_then_works_without_the_hub(hub: Hub, fetche
 
 
 def test_a_hub_that_is_busy_for_a_moment_delays_and_no_more(hub: Hub, fetched) -> None:
-    hub.refusals = [(500, ""), (502, "")]
+    hub.refusals = [(429, ""), (500, "")]
     folder, error, pauses, _ = fetched(hub.url)
     assert error is None
     assert Path(folder).is_dir()
