@@ -2,6 +2,8 @@
 
 BUILTINS = {
     "calculator": "marlaas.envs.calculator:Calculator",
+    "guess-number": "marlaas.envs.guess_number:GuessNumber",
+    "python-tool": "marlaas.envs.python_tool:PythonTool",
     "reasoning-gym": "marlaas.envs.reasoning:ReasoningGym",
     "reverse": "marlaas.envs.reverse:Reverse",
 }

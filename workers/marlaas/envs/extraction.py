@@ -6,11 +6,13 @@ Knows no dataset. Wordy but right replies must not lose to their length, so answ
 import re
 from collections.abc import Callable
 
+from marlaas.envs.loading import nearest
 from marlaas_api.errors import InvalidInput
 
 Extract = Callable[[str], str | None]
 _NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_PROGRAM = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)```|<python>(.*?)</python>", re.DOTALL | re.IGNORECASE)
 _BOXED = "\\boxed{"
 
 
@@ -23,7 +25,8 @@ def extractor(kind: str, pattern: str | None = None) -> Extract:
     try:
         return _EXTRACTORS[kind]
     except KeyError:
-        raise InvalidInput(f"answer is {kind!r}; expected one of {', '.join(_EXTRACTORS)}, regex") from None
+        hint = nearest(kind, [*_EXTRACTORS, "regex"])
+        raise InvalidInput(f"answer is {kind!r}{hint}; expected one of {', '.join(_EXTRACTORS)}, regex") from None
 
 
 def last_number(reply: str) -> str | None:
@@ -52,6 +55,12 @@ def tag(reply: str) -> str | None:
 def whole(reply: str) -> str | None:
     """Return the reply without the white space around it."""
     return reply.strip() or None
+
+
+def program(reply: str) -> str | None:
+    """Return the last Python program: a fenced block that says python, or `<python>…</python>`. One that is not closed is none."""
+    found = _PROGRAM.findall(reply)
+    return "".join(found[-1]).strip("\n") if found else None
 
 
 def _regex(pattern: str | None) -> Extract:

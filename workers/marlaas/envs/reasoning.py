@@ -1,40 +1,15 @@
 """`reasoning-gym`: any dataset of the package reasoning-gym (a hundred kinds of puzzles with checkable answers), in one turn."""
 
-import random
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from marlaas.environment import Agent, Message, Score, Task
 from marlaas.envs.extraction import extractor
 from marlaas.envs.loading import nearest
+from marlaas.envs.puzzles import Puzzles
 from marlaas_api.errors import InvalidInput
 
 _SHAPING = ("exact", "format")
-
-
-class _Dataset(Protocol):
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Puzzle:
-    dataset: _Dataset
-    entry: dict[str, Any]
-
-    @property
-    def question(self) -> str:
-        return str(self.entry["question"])
-
-    def score(self, answer: str | None) -> float:
-        """1 for the dataset's own answer, else what the dataset gives for it, 0 to 1."""
-        if answer is None:
-            return 0.0
-        if answer == self.entry["answer"]:
-            return 1.0
-        return min(1.0, max(0.0, float(self.dataset.score_answer(answer, self.entry))))
 
 
 class ReasoningGym:
@@ -45,6 +20,8 @@ class ReasoningGym:
     Args:
         dataset: name in reasoning-gym, for example chain_sum.
         config: arguments of the dataset, for example {max_digits: 2}.
+        curriculum: levels of the dataset's own curriculum, {attribute: level} or {attribute: [first, last]}.
+        curriculum_tasks: training tasks over which levels rise from first to last; held-out tasks have the last.
         answer: where the answer is: last_number, boxed, tag (<answer>…</answer>), regex, or whole reply.
         pattern: the regular expression for answer: regex; its first group is the answer.
         system: system prompt.
@@ -57,24 +34,24 @@ class ReasoningGym:
         self,
         dataset: str,
         config: dict[str, Any] | None = None,
+        curriculum: dict[str, Any] | None = None,
+        curriculum_tasks: int = 0,
         answer: str = "last_number",
         pattern: str | None = None,
         system: str | None = None,
         suffix: str = "",
         shaping: dict[str, float] | None = None,
     ) -> None:
-        self._dataset = dataset
-        self._config = config or {}
+        self._puzzles = Puzzles(dataset, config or {}, curriculum or {}, curriculum_tasks)
         self._extract = extractor(answer, pattern)
         self._is_delimited = answer in ("boxed", "tag", "regex")
         self._system = (Message("system", system),) if system else ()
         self._suffix = suffix
         self._shaping = _checked_shaping(shaping or {})
-        self._create = _creator(dataset, self._config)
 
     def play(self, task: Task, agent: Agent) -> Score:
         """One turn."""
-        puzzle = task.draw(self._draw, lambda puzzle: puzzle.question)
+        puzzle = self._puzzles.draw(task)
         reply = agent.ask((*self._system, Message("user", puzzle.question + self._suffix))).text
         answer = self._extract(reply)
         correct = puzzle.score(answer)
@@ -82,47 +59,7 @@ class ReasoningGym:
         formed = float(answer is not None and (bare or self._is_delimited))
         exact, form = self._shaping["exact"], self._shaping["format"]
         reward = (1 - exact - form) * correct + exact * correct * bare + form * formed
-        return Score(reward, {"correct": correct, "formed": formed})
-
-    def _draw(self, rng: random.Random) -> _Puzzle:
-        dataset = self._create(rng.getrandbits(31))
-        return _Puzzle(dataset, dataset[0])
-
-
-class _Create(Protocol):
-    def __call__(self, seed: int) -> _Dataset: ...
-
-
-def _creator(name: str, config: Mapping[str, Any]) -> _Create:
-    """Return what makes the dataset from a seed, after trying it once. Raises InvalidInput."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    if name not in DATASETS:
-        raise InvalidInput(f"reasoning-gym has no dataset {name!r}{nearest(name, DATASETS)}")
-    _check_config(name, DATASETS[name][1], config)
-
-    def create(seed: int) -> _Dataset:
-        dataset: _Dataset = reasoning_gym.create_dataset(name, **{**config, "seed": seed, "size": 1})
-        return dataset
-
-    try:
-        create(0)
-    except Exception as error:
-        raise InvalidInput(
-            f"reasoning-gym's dataset {name!r} refuses its config: {type(error).__name__}: {error}"
-        ) from error
-    return create
-
-
-def _check_config(name: str, kind: type, config: Mapping[str, Any]) -> None:
-    known = [field for field in getattr(kind, "__dataclass_fields__", {}) if field not in ("seed", "size")]
-    for key in config:
-        if key not in known:
-            raise InvalidInput(
-                f"reasoning-gym's dataset {name!r} has no argument {key!r}{nearest(key, known)}; it takes {', '.join(known)}"
-            )
+        return Score(reward, {"correct": correct, "formed": formed, **puzzle.metrics()})
 
 
 def _checked_shaping(shaping: Mapping[str, float]) -> dict[str, float]:

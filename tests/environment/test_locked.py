@@ -1,0 +1,235 @@
+"""Programs that a policy wrote, locked up: what they try to break, and what is left of it."""
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import marlaas.envs.locked.program as program_module
+from marlaas.envs.locked import landlock
+from marlaas.envs.locked.limits import Limits
+from marlaas.envs.locked.probe import prove
+from marlaas.envs.locked.program import NotLocked, Ran, run_program
+
+GENEROUS = Limits(cpu_s=30, wall_s=120)
+IMPATIENT = Limits(cpu_s=20, wall_s=0.5)
+
+
+def run(*lines: str, limits: Limits = GENEROUS) -> Ran:
+    return run_program("\n".join(lines), limits)
+
+
+def unharmed() -> bool:
+    """Whether the next program runs as if nothing had been."""
+    return run("print(6 * 7)") == Ran("42\n", 0)
+
+
+def test_a_program_computes_and_prints() -> None:
+    ran = run("import math, json, sqlite3, zlib", "print(json.dumps(math.factorial(20)))")
+    assert (ran, ran.is_ok) == (Ran("2432902008176640000\n", 0), True)
+
+
+def test_a_program_that_raises_shows_its_own_lines_only() -> None:
+    ran = run("def half(x):", "    return x / 0", "half(1)")
+    assert ran.output.splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "program.py", line 3, in <module>',
+        "    half(1)",
+        '  File "program.py", line 2, in half',
+        "    return x / 0",
+        "           ~~^~~",
+        "ZeroDivisionError: division by zero",
+    ]
+    assert (ran.exit_code, ran.stopped, ran.is_ok) == (1, None, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("import sys; sys.exit(3)", 3), ("raise SystemExit", 0), ("exit_ = 1 +", 1), ("raise SystemExit('no')", 1)],
+)
+def test_how_a_program_exits_is_told(line: str, code: int) -> None:
+    assert run(line).exit_code == code
+
+
+def test_scratch_files_work_and_are_gone_afterwards() -> None:
+    ran = run(
+        "import os, tempfile",
+        "open('a', 'w').write('hi'); os.rename('a', 'b')",
+        "with tempfile.TemporaryFile('w+') as file: file.write('x')",
+        "print(open('b').read(), os.listdir(), os.getcwd(), sep='|')",
+    )
+    said, listed, scratch = ran.output.strip().split("|")
+    assert (said, listed) == ("hi", "['b']")
+    assert not Path(scratch).exists()
+
+
+REFUSED = {
+    "a socket": "import socket; socket.socket()",
+    "a unix socket": "import socket; socket.socketpair()",
+    "a fork": "import os; os.fork()",
+    "another program": "import os; os.execv('/bin/sh', ['sh'])",
+    "a subprocess": "import subprocess; subprocess.run(['/bin/true'])",
+    "writing outside": "open('/tmp/from-a-policy', 'w')",
+    "writing beside its scratch": "import os; open(os.getcwd() + '-beside', 'w')",
+    "reading outside": "open('/etc/hostname')",
+    "listing outside": "import os; os.listdir('/')",
+    "a link to outside": "import os; os.symlink('/etc', 'etc')",
+    "a folder": "import os; os.mkdir('deep')",
+    "another mode": "import os; os.chmod('.', 0o777)",
+    "its environment block": "open('/proc/self/environ')",
+    "its parent's environment": "import os; open(f'/proc/{os.getppid()}/environ')",
+    "its parent's memory": "import os; open(f'/proc/{os.getppid()}/mem', 'rb')",
+    "killing its parent": "import os; os.kill(os.getppid(), 9)",
+    "killing its group": "import os; os.kill(0, 9)",
+    "killing all": "import os; os.kill(-1, 9)",
+    "its parent's limits": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+    "signals by files": "import fcntl, os; fcntl.fcntl(1, fcntl.F_SETOWN, os.getppid())",
+    "being another user": "import os; os.setuid(1)",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED.values(), ids=REFUSED.keys())
+def test_a_program_is_refused(line: str) -> None:
+    ran = run(line)
+    assert ran.output.splitlines()[-1].startswith("PermissionError"), ran
+    assert (ran.exit_code, ran.stopped) == (1, None)
+
+
+def test_a_system_call_without_python_is_refused_as_well() -> None:
+    ran = run(
+        "import ctypes, os",
+        "libc, parent, buffer = ctypes.CDLL(None, use_errno=True), os.getppid(), ctypes.create_string_buffer(64)",
+        "def tried(function, *arguments):",
+        "    return (getattr(libc, function)(*arguments), ctypes.get_errno())",
+        "print(tried('ptrace', 0x4206, parent, 0, 0), tried('process_vm_readv', parent, buffer, 1, buffer, 1, 0))",
+        "print(tried('mount', b'none', b'/', b'tmpfs', 0, 0), tried('unshare', 0x10000000), tried('prctl', 4, 1))",
+    )
+    assert ran.output.replace("(-1, 1)", "no").split() == ["no"] * 5
+
+
+def test_nothing_of_the_environment_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "of the supervisor")
+    ran = run("import os, sys", "print(dict(os.environ), [name for name in sys.modules if 'locked' in name])")
+    assert ran.output == "{} []\n"
+
+
+def test_no_descriptor_is_inherited(tmp_path: Path) -> None:
+    with (tmp_path / "open").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        ran = run("import os", "def is_open(number):", "    try: os.fstat(number); return True", "    except OSError: pass",
+                  "print([number for number in range(64) if is_open(number)])")  # fmt: skip
+    assert ran.output == "[0, 1, 2]\n"
+
+
+def test_installed_packages_cannot_be_read() -> None:
+    ran = run(f"print(open({pytest.__file__!r}).read())")
+    assert ran.output.splitlines()[-1].startswith("PermissionError")
+    assert "ModuleNotFoundError" in run("import marlaas").output
+
+
+def test_forking_without_end_is_contained() -> None:
+    ran = run("import os, threading", "for start in (os.fork, threading.Thread(target=print).start) * 3:",
+              "    try: start()", "    except (OSError, RuntimeError) as error: print(type(error).__name__)")  # fmt: skip
+    assert set(ran.output.split()) == {"PermissionError", "RuntimeError"}
+    assert unharmed()
+
+
+def test_allocating_without_end_is_contained() -> None:
+    ran = run("held = []", "while True: held.append(bytearray(1 << 20))")
+    assert (ran.output.splitlines()[-1], ran.exit_code) == ("MemoryError", 1)
+    assert unharmed()
+
+
+def test_sleeping_for_ever_is_stopped() -> None:
+    ran = run("import time", "print('zzz')", "time.sleep(10**6)", limits=IMPATIENT)
+    assert (ran.output, ran.stopped) == ("zzz\n", "it took longer than 0.5 s")
+    assert unharmed()
+
+
+def test_a_program_that_closes_its_output_and_hangs_is_stopped() -> None:
+    ran = run("import os, signal", "os.close(1); os.close(2)", "while True: signal.pause()", limits=IMPATIENT)
+    assert ran.stopped == "it took longer than 0.5 s"
+
+
+def test_computing_for_ever_is_stopped_by_processor_time() -> None:
+    ran = run("while True: pass", limits=Limits(cpu_s=1, wall_s=600))
+    assert ran.stopped == "it used more processor time or memory than it may use"
+
+
+def test_ignoring_signals_does_not_help() -> None:
+    ran = run("import signal", "for number in range(1, 32):", "    try: signal.signal(number, signal.SIG_IGN)",
+              "    except OSError: pass", "while True: signal.pause()", limits=IMPATIENT)  # fmt: skip
+    assert ran.stopped == "it took longer than 0.5 s"
+
+
+def test_flooding_the_output_is_stopped_and_cut() -> None:
+    ran = run("while True: print('x' * 1000)")
+    assert (ran.stopped, len(ran.output)) == ("it printed more than 256 KiB", 256 << 10)
+    assert unharmed()
+
+
+def test_a_large_file_is_refused_and_many_files_are_stopped() -> None:
+    assert "OSError: [Errno 27] File too large" in run("open('a', 'wb').write(bytes(2 << 20))").output
+    endless = run("n = 0", "while True: n += 1; open(str(n), 'wb').write(bytes(100_000))")
+    assert endless.stopped == "it wrote more than 8 MiB or 1000 files"
+    assert unharmed()
+
+
+def test_a_crash_of_the_interpreter_is_told() -> None:
+    assert run("import ctypes; ctypes.string_at(0)").stopped == "the interpreter crashed (SIGSEGV)"
+
+
+def test_a_program_may_signal_itself() -> None:
+    assert run("import os; os.abort()").stopped == "the interpreter crashed (SIGABRT)"
+
+
+def test_odd_texts_are_programs_too() -> None:
+    assert run("print('ä€😀')").output == "ä€😀\n"
+    assert run("print('\ud800')").exit_code == 1
+    assert run("print(1)\0").exit_code == 1
+
+
+_ORPHANING = """
+import signal
+import marlaas.envs.locked.program as program
+
+def abandoned(process, limits, scratch):
+    print(process.pid, flush=True)
+    signal.pause()
+
+program._watched = abandoned
+program.run_program("import signal; signal.pause()")
+"""
+
+
+def test_the_program_goes_when_its_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", _ORPHANING], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    assert select.select([child], [], [])[0] == [child]
+    os.close(child)
+
+
+def test_hashes_are_the_same_in_every_run() -> None:
+    assert run("print(hash('a'))").output == run("print(hash('a'))").output
+
+
+def test_the_locks_can_be_proved() -> None:
+    prove()
+
+
+def test_a_kernel_without_landlock_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The child is told to look for Landlock under a system call that no kernel has."""
+    package = shutil.copytree(Path(landlock.__file__).parent, tmp_path / "locked")
+    text = (package / "landlock.py").read_text()
+    (package / "landlock.py").write_text(text.replace("= 444, 445, 446", "= 9444, 9445, 9446"))
+    monkeypatch.setattr(
+        program_module, "_START", program_module._START.replace(str(Path(landlock.__file__).parents[1]), str(tmp_path))
+    )
+    with pytest.raises(NotLocked, match=r"so none is run: OSError: the kernel has no Landlock"):
+        run("open('ran', 'w')")

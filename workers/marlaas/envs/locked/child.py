@@ -1,0 +1,106 @@
+"""The process of one program: reads its orders, locks itself up, says so, and runs the program in this very interpreter.
+
+Started afresh by `program` (`python -S -P -c "…"`), never forked, so that it shares no memory with the episode: the answer is not in it.
+This package is then found by itself, as `locked`, and so imports nothing but its siblings and the standard library.
+Orders are JSON on standard input; descriptor `ready` hears LOCKED and is closed before the program's first line runs, so
+that the program cannot pretend. What it prints goes to standard output, errors too.
+"""
+
+import io
+import json
+import linecache
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any, NoReturn
+
+from . import landlock, limits, seccomp
+
+LOCKED = b"locked"
+NAME = "program.py"
+_OURS = str(__package__)
+_STDLIB_WITHOUT = ("site-packages", "dist-packages", "__pycache__")
+
+
+def main() -> NoReturn:
+    """Lock up and run. Ends the process: 0, or 1 after an exception, or what the program exits with."""
+    orders = json.load(sys.stdin)
+    _lock(orders)
+    os.write(orders["ready"], LOCKED)
+    os.close(orders["ready"])
+    _end(_run(orders["program"]))
+
+
+def _lock(orders: dict[str, Any]) -> None:
+    """Order matters: namespaces need capabilities, Landlock needs their absence, and the filter forbids all of these calls."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    readable = readable_paths()
+    limits.limit_resources(orders["cpu_s"], orders["memory_bytes"], orders["file_bytes"])
+    limits.leave_namespaces()
+    limits.give_up_privileges(orders["parent"])
+    landlock.restrict(readable, str(Path.cwd()))
+    seccomp.install()
+
+
+def readable_paths() -> list[str]:
+    """Return what a program may read: the standard library without installed packages, the libraries of the system, time zones."""
+    library = Path(os.__file__).parent
+    modules = [entry.path for entry in os.scandir(library) if entry.name not in _STDLIB_WITHOUT]
+    multiarch = getattr(sys.implementation, "_multiarch", "")
+    system = [f"{root}/{multiarch}" for root in ("/lib", "/usr/lib") if multiarch]
+    return [*modules, *system, "/lib64", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+
+
+def _run(program: str) -> int:
+    """Run, as a script, without a trace of ours; return the exit code."""
+    _hide()
+    sys.argv = [NAME]
+    linecache.cache[NAME] = (len(program), None, program.splitlines(keepends=True), NAME)
+    try:
+        code: CodeType = compile(program, NAME, "exec", dont_inherit=True)
+        exec(code, {"__name__": "__main__", "__builtins__": __builtins__})
+    except SystemExit as end:
+        return _exit_code(end)
+    except BaseException as error:
+        _report(error)
+        return 1
+    return 0
+
+
+def _hide() -> None:
+    os.environ.clear()
+    sys.path[:] = [path for path in sys.path if not (Path(path) / _OURS).is_dir()]
+    for name in [name for name in sys.modules if name.split(".")[0] == _OURS]:
+        del sys.modules[name]
+
+
+def _report(error: BaseException) -> None:
+    """Print the traceback from the program's own first frame on."""
+    here: TracebackType | None = error.__traceback__
+    while here is not None and here.tb_frame.f_code.co_filename != NAME:
+        here = here.tb_next
+    traceback.print_exception(type(error), error, here, chain=False)
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)  # noqa: T201  # what Python itself does
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """Leave at once: nothing of the interpreter's own end is worth running, and exit handlers might hang."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # closed by the program, or full: it has said what it could
+            code = code or 1
+    os._exit(code)

@@ -1,0 +1,86 @@
+"""Which files this process may touch, by Landlock: a lock that any Linux process may put on itself (kernel 5.13 and newer).
+
+Files that are open already stay open. Newer kernels lock more, and what they can is used: cutting files (6.2), TCP (6.7), devices (6.10),
+signals to and abstract sockets of processes outside (6.12). Source: Linux, Documentation/userspace-api/landlock.rst.
+"""
+
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_FLAG = 1
+_RULE_PATH_BENEATH = 1
+_WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_FILE, _MAKE_FILE, _TRUNCATE = (
+    1 << 1,
+    1 << 2,
+    1 << 3,
+    1 << 5,
+    1 << 8,
+    1 << 14,
+)
+_NUM_RIGHTS_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15}
+_MAX_RIGHTS = 16
+_VERSION_WITH_TRUNCATE, _VERSION_WITH_TCP, _VERSION_WITH_SCOPES = 3, 4, 6
+_ALL_TCP = 0b11
+_ALL_SCOPES = 0b11
+
+
+def version() -> int:
+    """Return the kernel's version of Landlock; 0 when it has none, or when it is not switched on."""
+    with contextlib.suppress(OSError):
+        return _syscall(_CREATE_RULESET, 0, 0, _VERSION_FLAG)
+    return 0
+
+
+def restrict(readable: Iterable[str], scratch: str) -> None:
+    """Allow reading these files and folders, and plain files in the scratch folder; nothing else. Raises OSError.
+
+    This process must have given up new privileges before.
+    """
+    known = version()
+    if known == 0:
+        raise OSError(
+            "the kernel has no Landlock, or it is switched off (it needs Linux 5.13 and `landlock` in `lsm=`)"
+        )
+    ruleset = _create_ruleset(known)
+    for path in readable:
+        _allow(ruleset, path, _READ_FILE | (_READ_DIR if Path(path).is_dir() else 0))
+    cut = _TRUNCATE if known >= _VERSION_WITH_TRUNCATE else 0
+    _allow(ruleset, scratch, _READ_FILE | _READ_DIR | _WRITE_FILE | _REMOVE_FILE | _MAKE_FILE | cut)
+    _syscall(_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def _create_ruleset(known: int) -> int:
+    fields = [(1 << _NUM_RIGHTS_BY_VERSION.get(known, _MAX_RIGHTS)) - 1]
+    if known >= _VERSION_WITH_TCP:
+        fields.append(_ALL_TCP)
+    if known >= _VERSION_WITH_SCOPES:
+        fields.append(_ALL_SCOPES)
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    return _syscall(_CREATE_RULESET, attributes, len(attributes), 0)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:  # what is not there needs no permission
+        return
+    try:
+        _syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
+    finally:
+        os.close(beneath)
+
+
+def _syscall(number: int, *arguments: int | bytes) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
+    returned = int(libc.syscall(ctypes.c_long(number), *words))
+    if returned < 0:
+        failed = ctypes.get_errno()
+        raise OSError(failed, f"Landlock: {os.strerror(failed)}")
+    return returned

@@ -1,0 +1,186 @@
+"""Start a locked-up program, watch it, stop it, and say how it ended. Everything that the program does is the policy's doing.
+
+Raises NotLocked, and runs nothing, when a lock could not be put in place: that is never the policy's doing.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from marlaas.envs.locked.child import LOCKED
+from marlaas.envs.locked.limits import Limits
+
+_PACKAGE = Path(__file__).parent
+_START = f"import sys; sys.path.append({str(_PACKAGE.parent)!r}); from {_PACKAGE.name}.child import main; main()"
+_FLAGS = ("-S", "-P", "-B", "-X", "utf8")
+_START_S = 60.0
+_LOOK_S = 0.1
+_PART_BYTES = 64 << 10
+_MAX_FILES = 1000
+_BLOCK_BYTES = 512
+_SIGNALS = {
+    signal.SIGXCPU: "more processor time than it may use",
+    signal.SIGKILL: "more processor time or memory than it may use",
+    signal.SIGSYS: "a forbidden system call",
+}
+
+
+class NotLocked(Exception):
+    """This machine cannot lock a program up, so none runs here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a program ended. output: what it printed; stopped: why it was stopped, None if it ended by itself."""
+
+    output: str
+    exit_code: int
+    stopped: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it ran to its end without an error."""
+        return self.exit_code == 0 and self.stopped is None
+
+
+def run_program(program: str, limits: Limits | None = None) -> Ran:
+    """Run a Python program, locked up, and return what came of it. Raises NotLocked."""
+    limits = limits or Limits()
+    with (
+        tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as scratch,
+        _started(program, limits, scratch) as (process, ready),
+    ):
+        _wait_for_locks(process, ready)
+        output, stopped = _watched(process, limits, scratch)
+        return _ended(output, process.returncode, stopped)
+
+
+@contextlib.contextmanager
+def _started(program: str, limits: Limits, scratch: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start the process; it is gone when the context ends."""
+    ready, says_ready = os.pipe()
+    try:
+        with tempfile.TemporaryFile() as orders:
+            wanted = {"program": program, "parent": os.getpid(), "ready": says_ready, **asdict(limits)}
+            orders.write(json.dumps(wanted).encode())
+            orders.seek(0)
+            process = _popen(orders, says_ready, scratch)
+    finally:
+        os.close(says_ready)
+    try:
+        with process:
+            try:
+                yield process, ready
+            finally:
+                process.kill()
+    finally:
+        os.close(ready)
+
+
+def _popen(orders: IO[bytes], says_ready: int, scratch: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *_FLAGS, "-c", _START],
+        stdin=orders,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(says_ready,),
+        cwd=scratch,
+        env={"PYTHONHASHSEED": "0", **{k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}},
+        bufsize=0,
+    )
+
+
+def _wait_for_locks(process: subprocess.Popen[bytes], ready: int) -> None:
+    """Wait until the process has locked itself up; starting is not the program's time. Raises NotLocked."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(ready, selectors.EVENT_READ)
+        in_time = selector.select(_START_S)
+    if in_time and os.read(ready, len(LOCKED)) == LOCKED:
+        return
+    process.kill()
+    said = process.stdout.read().decode(errors="replace").strip() if process.stdout else ""
+    why = said.splitlines()[-1] if said else f"its process did not start in {_START_S:g} s"
+    raise NotLocked(f"programs of a policy cannot be locked up on this machine, so none is run: {why}")
+
+
+def _watched(process: subprocess.Popen[bytes], limits: Limits, scratch: str) -> tuple[bytes, str | None]:
+    """Collect what is printed until the process ends or has to be stopped; it has ended then."""
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    ended = os.pidfd_open(process.pid)
+    printed, stopped = bytearray(), None
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(ended, selectors.EVENT_READ)
+            selector.register(process.stdout, selectors.EVENT_READ)
+            deadline = time.monotonic() + limits.clock_s
+            while stopped is None:
+                ready = {key.fd for key, _ in selector.select(min(_LOOK_S, max(0.0, deadline - time.monotonic())))}
+                if process.stdout.fileno() in ready and not _take(process.stdout, printed):
+                    selector.unregister(process.stdout)
+                if ended in ready:
+                    break
+                stopped = _excess(limits, len(printed), scratch, time.monotonic() >= deadline)
+        process.kill()
+        process.wait()
+        while len(printed) <= limits.output_bytes and _take(process.stdout, printed):
+            pass
+    finally:
+        os.close(ended)
+    return bytes(printed[: limits.output_bytes]), stopped
+
+
+def _take(stream: IO[bytes], printed: bytearray) -> bool:
+    """Read a part; False at the end, and when a dead process has left no more."""
+    part = stream.read(_PART_BYTES)
+    printed += part or b""
+    return bool(part)
+
+
+def _excess(limits: Limits, num_printed: int, scratch: str, is_late: bool) -> str | None:
+    """Say what a running program has too much of."""
+    if num_printed > limits.output_bytes:
+        return f"it printed more than {limits.output_bytes >> 10} KiB"
+    if is_late:
+        return f"it took longer than {limits.clock_s:g} s"
+    num_files, held_bytes = _contents(scratch)
+    if num_files > _MAX_FILES or held_bytes > limits.scratch_bytes:
+        return f"it wrote more than {limits.scratch_bytes >> 20} MiB or {_MAX_FILES} files"
+    return None
+
+
+def _contents(scratch: str) -> tuple[int, int]:
+    """Return how many files are in the folder, counted until there are too many, and their bytes on the disk."""
+    num_files, held_bytes = 0, 0
+    with os.scandir(scratch) as entries:
+        for entry in itertools.islice(entries, _MAX_FILES + 1):
+            num_files += 1
+            with contextlib.suppress(OSError):  # gone already
+                held_bytes += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+    return num_files, held_bytes
+
+
+def _ended(output: bytes, code: int, stopped: str | None) -> Ran:
+    text = output.decode(errors="replace")
+    if stopped is None and code < 0:
+        stopped = _SIGNALS.get(signal.Signals(-code)) if -code in list(_SIGNALS) else None
+        stopped = f"it used {stopped}" if stopped else f"the interpreter crashed ({_signal_name(-code)})"
+    return Ran(text, code, stopped)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

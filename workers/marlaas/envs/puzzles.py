@@ -1,0 +1,170 @@
+"""Puzzles of the package reasoning-gym, drawn for tasks: the only module that knows the package."""
+
+import hashlib
+import random
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+from marlaas.environment import Task
+from marlaas.envs.levels import Levels, checked_levels
+from marlaas.envs.loading import nearest
+from marlaas_api.errors import InvalidInput
+
+_COMPOSITE = "composite"
+_ALIKE = (
+    "string_splitting",
+)  # differ in a few digits only; the checksum behind `Task.draw` is linear, and holds none out
+_OURS = ("seed", "size")
+
+
+class _Dataset(Protocol):
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Puzzle:
+    """One question with its scoring, and the curriculum's levels that it was made at."""
+
+    dataset: _Dataset
+    entry: dict[str, Any]
+    levels: Mapping[str, int]
+
+    @property
+    def question(self) -> str:
+        """The question's text."""
+        return str(self.entry["question"])
+
+    def score(self, answer: str | None) -> float:
+        """1 for the dataset's own answer, else what the dataset gives for it, 0 to 1."""
+        if answer is None:
+            return 0.0
+        if answer == self.entry["answer"]:
+            return 1.0
+        return min(1.0, max(0.0, float(self.dataset.score_answer(answer, self.entry))))
+
+    def metrics(self) -> dict[str, float]:
+        """`level_<attribute>` for every attribute of the curriculum that was asked for."""
+        return {f"level_{name}": float(level) for name, level in self.levels.items()}
+
+
+class Puzzles:
+    """A dataset by name, with the config and the curriculum that a manifest gives it. Raises InvalidInput."""
+
+    def __init__(
+        self, dataset: str, config: Mapping[str, Any], curriculum: Mapping[str, object], curriculum_tasks: int
+    ) -> None:
+        self._name = dataset
+        self._config = _checked_config(dataset, config)
+        self._levels = self._checked_levels(curriculum, curriculum_tasks)
+        for levels in self._levels.all():
+            self._try(levels)
+
+    def draw(self, task: Task) -> Puzzle:
+        """Return the task's puzzle: every one has a seed of its own, and is trained on or held out by its question's text."""
+        levels = self._levels.at(task.split, task.index)
+        config = self._at(levels)
+
+        def generate(rng: random.Random) -> Puzzle:
+            dataset = _create(self._name, config, rng.getrandbits(31))
+            return Puzzle(dataset, dataset[0], levels)
+
+        return task.draw(generate, self._split_text)
+
+    def _split_text(self, puzzle: Puzzle) -> str:
+        """What decides whether a question is held out: its text, or a digest of it where questions are too much alike."""
+        digest = hashlib.sha256(puzzle.question.encode()).hexdigest()
+        return digest if self._name in _ALIKE else puzzle.question
+
+    def _checked_levels(self, curriculum: Mapping[str, object], num_tasks: int) -> Levels:
+        if not curriculum:
+            return Levels({}, 0)
+        what = f"reasoning-gym's dataset {self._name!r}"
+        if self._name not in _gym().CURRICULA:
+            raise InvalidInput(f"{what} has no curriculum; its config sets the difficulty")
+        attributes = _gym().CURRICULA[self._name]().attributes
+        levels = checked_levels(what, curriculum, num_tasks, {n: len(a.levels) for n, a in attributes.items()})
+        for name in curriculum:
+            for field in _fields(attributes[name]):
+                if field in self._config:
+                    raise InvalidInput(
+                        f"config sets {field!r}, and so does the curriculum's {name!r}: give one of them"
+                    )
+        return levels
+
+    def _at(self, levels: Mapping[str, int]) -> dict[str, Any]:
+        """Config at these levels. Attributes that the manifest does not name have their first level, unless the config sets them."""
+        if not levels:
+            return self._config
+        curriculum = _gym().CURRICULA[self._name]()
+        for name, level in levels.items():
+            curriculum.set_attr_level(name, level)
+        made = curriculum.generate_configuration()
+        fields = [field for attribute in curriculum.attributes.values() for field in _fields(attribute)]
+        return {**{field: getattr(made, field) for field in fields}, **self._config}
+
+    def _try(self, levels: Mapping[str, int]) -> None:
+        at = f" at the levels {dict(levels)}" if levels else ""
+        try:
+            _create(self._name, self._at(levels), 0)
+        except Exception as error:
+            raise InvalidInput(
+                f"reasoning-gym's dataset {self._name!r} refuses its config{at}: {type(error).__name__}: {error}"
+            ) from error
+
+
+@lru_cache(maxsize=1)
+def _gym() -> Any:
+    """The package's registry of datasets and curricula; importing it takes a second."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import reasoning_gym
+    return reasoning_gym.factory
+
+
+def dataset_names() -> list[str]:
+    """Return the names of all datasets."""
+    return sorted(_gym().DATASETS)
+
+
+def _create(name: str, config: Mapping[str, Any], seed: int) -> _Dataset:
+    dataset: _Dataset = _gym().create_dataset(name, **{**config, "seed": seed, "size": 1})
+    return dataset
+
+
+def _fields(attribute: Any) -> list[str]:
+    """Fields of the config that an attribute of a curriculum sets."""
+    if hasattr(attribute, "field_name"):
+        return [attribute.field_name]
+    return [attribute.lower_field_name, attribute.upper_field_name]
+
+
+def _checked_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    datasets = _gym().DATASETS
+    if name not in datasets:
+        raise InvalidInput(f"reasoning-gym has no dataset {name!r}{nearest(name, datasets)}")
+    known = [field for field in getattr(datasets[name][1], "__dataclass_fields__", {}) if field not in _OURS]
+    for key in config:
+        if key not in known:
+            raise InvalidInput(
+                f"reasoning-gym's dataset {name!r} has no argument {key!r}{nearest(key, known)}; it takes {', '.join(known)}"
+            )
+    return {**config, "datasets": _parts(config)} if name == _COMPOSITE else dict(config)
+
+
+def _parts(config: Mapping[str, Any]) -> list[Any]:
+    """Datasets of a composite, each {name, weight, config}."""
+    from reasoning_gym.composite import DatasetSpec
+
+    parts = []
+    for part in config.get("datasets") or []:
+        if not isinstance(part, Mapping) or "name" not in part or set(part) - {"name", "weight", "config"}:
+            raise InvalidInput(f"a dataset of reasoning-gym's composite is {part!r:.80}; expected name, weight, config")
+        inner = _checked_config(str(part["name"]), part.get("config") or {})
+        parts.append(DatasetSpec(name=str(part["name"]), weight=float(part.get("weight", 1.0)), config=inner))
+    if not parts:
+        raise InvalidInput("reasoning-gym's composite needs its config: datasets, a list of {name, weight, config}")
+    return parts
