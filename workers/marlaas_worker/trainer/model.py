@@ -28,6 +28,8 @@ from marlaas_api.names import derive_seed
 from marlaas_worker.adapters import AdapterConfig, tensor_name
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.head import token_logprobs
+from marlaas_worker.trainer.lora import fuse
+from marlaas_worker.trainer.recompute import LayerRecompute
 from marlaas_worker.trainer.rows import Segment, chain, plant
 
 log = logging.getLogger(__name__)
@@ -89,13 +91,14 @@ class BaseModel:
     """A causal language model in Hugging Face format: float32 on a CPU, bfloat16 on a GPU; adapters are float32 on both.
 
     linear_layers: names that an adapter may target, the decoder's linear layers; neither head nor embeddings. pairs_per_token: for `rows.plant`, 0 if the
-    architecture cannot share beginnings.
+    architecture cannot share beginnings. activation_bytes: a micro-batch whose activations need more memory computes its layers again in the
+    backward pass; the same bits, a third slower. None: never.
 
     Raises:
         ModelUnusable: the folder cannot be read, or the architecture changes its logits after the head.
     """
 
-    def __init__(self, path: str, device: str | None = None) -> None:
+    def __init__(self, path: str, device: str | None = None, activation_bytes: int | None = None) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.device.type == "cuda":
             _make_deterministic()
@@ -103,11 +106,17 @@ class BaseModel:
         self._model: Any = _load(path, torch.float32 if self.device.type == "cpu" else torch.bfloat16, self.device)
         self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
         self.linear_layers = _linear_layers(self._decoder)
+        self._recompute = LayerRecompute(self._decoder, activation_bytes)
         self._peft: Any = None
         self._numbers = itertools.count(1)
         self._active: str | None = None
         self._check_head()
         self.pairs_per_token = self._measure_sharing()
+
+    @property
+    def activation_bytes_per_token(self) -> float:
+        """What a padded token takes between forward and backward pass where layers are not recomputed; 0 before there is an adapter."""
+        return self._recompute.bytes_per_token
 
     @property
     def vocab_size(self) -> int:
@@ -125,12 +134,16 @@ class BaseModel:
             self._peft = get_peft_model(self._model, config, adapter_name=name)
         else:
             self._peft.add_adapter(name, config)
+        fuse(self._model)
         parameters = dict(self._parameters_of(name))
         with torch.no_grad():
             for parameter in parameters.values():
                 parameter.zero_()
         self._active = None
-        return AttachedAdapter(name, AdapterConfig(rank, alpha, self._name), parameters)
+        adapter = AttachedAdapter(name, AdapterConfig(rank, alpha, self._name), parameters)
+        if not self._recompute.bytes_per_token:
+            self._measure_activations(adapter)
+        return adapter
 
     def detach(self, adapter: AttachedAdapter) -> None:
         """Remove an adapter and free its memory; no error when it is gone."""
@@ -144,7 +157,7 @@ class BaseModel:
 
         Carries the gradient of the adapter's parameters. Only hidden states before generated tokens go through the head. Raises OutOfMemory.
         """
-        with _memory_errors(batch):
+        with _memory_errors(batch), self._recompute.choose(batch.num_padded_tokens):
             self._activate(adapter)
             before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
             return token_logprobs(before, self._head.weight, self._tensor(batch.targets), temperature)
@@ -160,12 +173,16 @@ class BaseModel:
         if batch.depths is not None and batch.sees is not None:
             attention = {
                 "position_ids": self._tensor(batch.depths),
-                "attention_mask": self._tensor(batch.sees)[:, None],
+                "attention_mask": self._additive(self._tensor(batch.sees)[:, None]),
             }
         hidden: Tensor = self._decoder(
             input_ids=self._tensor(batch.ids), use_cache=False, **attention
         ).last_hidden_state
         return hidden
+
+    def _additive(self, sees: Tensor) -> Tensor:
+        """0 where a token sees another, -inf elsewhere: the form that attention computes with, made once for all layers, which keep it."""
+        return torch.zeros(sees.shape, dtype=self._head.weight.dtype, device=self.device).masked_fill_(~sees, -math.inf)
 
     def _tensor(self, values: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -229,6 +246,11 @@ class BaseModel:
             return 0
         alone = self.logprobs(None, collate([chain(segment) for segment in segments]), 1.0)
         return 6 * int(config.hidden_size) if (shared - alone).abs().max().item() < self._tolerance else 0
+
+    def _measure_activations(self, adapter: AttachedAdapter) -> None:
+        batch = collate([chain(_example([number % self.vocab_size for number in range(64)]))])
+        self._recompute.measure(lambda: self.logprobs(adapter, batch, 1.0), batch.num_padded_tokens)
+        log.info("activations take %.0f KiB per token", self._recompute.bytes_per_token / 1024)
 
     @property
     def _tolerance(self) -> float:
