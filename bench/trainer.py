@@ -80,9 +80,11 @@ def document(budget: int) -> JobDocument:
     return JobDocument(namespace="bench", job="bench", uid="1", pool="bench", tenant="bench", spec=parsed)
 
 
-def ours(folder: Path, parts: list[list[Segment]], budget: int) -> Callable[[], None]:
+def ours(
+    folder: Path, parts: list[list[Segment]], budget: int, activation_bytes: int | None = None
+) -> Callable[[], None]:
     job = document(budget)
-    base = BaseModel(str(folder))
+    base = BaseModel(str(folder), activation_bytes=activation_bytes)
     learner = Learner(base, Assignment(job, job.spec.agents[0]))
     learner.begin()
     batches = microbatches(parts, base.pairs_per_token, budget)

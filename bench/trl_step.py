@@ -1,0 +1,130 @@
+"""The trainer beside TRL's `GRPOTrainer` on the same weights, LoRA and batch: `python -m bench trl_step`.
+
+Each side is a process of its own (TRL in an environment of its own); they take their steps in turns, one resting while the other computes, after a warm-up
+each. A step is the loss and the backward pass of the whole batch, clipping and AdamW, in float32. Speed: TRL without gradient checkpointing, at the best of several
+per-device batch sizes. Memory: the highest resident memory of a fresh process, above what it held when the model was loaded, and in all.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.runs import table
+from bench.trl_data import SHAPES, batch, num_tokens
+from bench.trl_env import ROOT, surroundings, trl_python
+from marlaas.models import prepare
+
+MODEL = "smollm2-135m-instruct"
+
+
+class Side:
+    """A loaded process that takes a step when asked."""
+
+    def __init__(self, command: Sequence[str], threads: int) -> None:
+        self._process = subprocess.Popen(
+            [*command],
+            cwd=ROOT,
+            env=surroundings(threads),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.resident = int(self._hear()["resident"])
+
+    def step(self) -> dict[str, float]:
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        return self._hear()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _hear(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):
+                heard: dict[str, float] = json.loads(line)
+                return heard
+        raise RuntimeError(f"a side of the comparison died: {self._process.args!r}")
+
+
+def our_command(model: Path, shape: str, threads: int, *more: str) -> list[str]:
+    words = ["--model", str(model), "--shape", shape, "--threads", str(threads), *more]
+    return [sys.executable, "-m", "bench.trl_own", *words]
+
+
+def trl_command(model: Path, shape: str, per_device: int, *more: str) -> list[str]:
+    words = ["--model", str(model), "--shape", shape, "--per-device", str(per_device), *more]
+    return [str(trl_python()), "-m", "bench.trl_peer", *words]
+
+
+def speed(model: Path, shape: str, threads: int, repeats: int) -> list[Any]:
+    """Tokens per second of both: medians of so many steps each."""
+    commands = {"ours": our_command(model, shape, threads)}
+    commands |= {f"TRL, {size} at once": trl_command(model, shape, size) for size in SHAPES[shape].per_device}
+    sides = {name: Side(command, threads) for name, command in commands.items()}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(repeats + 1):
+        for name, side in sides.items():
+            took = side.step()["wall_s"]
+            if turn:
+                times[name].append(took)
+    for side in sides.values():
+        side.close()
+    tokens = num_tokens(batch(SHAPES[shape]))
+    rates = {name: tokens / statistics.median(taken) for name, taken in times.items()}
+    best = max((name for name in rates if name != "ours"), key=lambda name: rates[name])
+    pairs = [trl / own for own, trl in zip(times["ours"], times[best], strict=True)]
+    ratio = f"{statistics.median(pairs):.2f} ({min(pairs):.2f}–{max(pairs):.2f})"
+    return [shape, tokens, f"{rates['ours']:.0f}", f"{rates[best]:.0f} ({best})", ratio]
+
+
+def memory(model: Path, shape: str, threads: int) -> list[list[Any]]:
+    """Peak memory in MiB after two steps, each in a process of its own."""
+    commands = {
+        "ours": our_command(model, shape, threads),
+        "ours, layers recomputed": our_command(model, shape, threads, "--activation-bytes", "0"),
+        "TRL, 1 at once": trl_command(model, shape, 1),
+        "TRL, 1 at once, gradient checkpointing": trl_command(model, shape, 1, "--checkpointing"),
+    }
+    rows = []
+    for name, command in commands.items():
+        side = Side(command, threads)
+        side.step()
+        last = side.step()
+        side.close()
+        above, peak, all_of_it = last["peak"] - side.resident, last["peak"], last["max_rss"]
+        rows.append([shape, name, *(round(value / 1024) for value in (above, side.resident, peak, all_of_it))])
+    return rows
+
+
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench trl_step", description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all of them")
+    parser.add_argument("--only", choices=("speed", "memory"))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args(words)
+    model = Path(prepare(MODEL))
+    shapes = options.shape or list(SHAPES)
+    if options.only != "memory":
+        rates = []
+        for shape in shapes:
+            rates.append(speed(model, shape, options.threads, options.repeats))
+            print(*rates[-1], flush=True)
+        print(table(["batch", "tokens", "ours, tokens/s", "TRL, tokens/s", "ours / TRL"], rates), end="\n\n")
+    if options.only != "speed":
+        rows = [row for shape in shapes for row in memory(model, shape, options.threads)]
+        print(table(["batch", "side", "MiB above loaded", "loaded", "peak since", "ru_maxrss"], rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
