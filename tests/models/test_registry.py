@@ -8,6 +8,7 @@ from marlaas.models import (
     CacheFull,
     CacheUnusable,
     HubUnavailable,
+    MissingPackage,
     NotAModel,
     UnknownModel,
     list_models,
@@ -123,3 +124,20 @@ def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
     assert "Qwen/Qwen3-0.6B@main" in done.stdout
     assert "connect this machine" in done.stdout
     assert issubclass(HubUnavailable, InvalidInput)
+
+
+def test_a_model_that_needs_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "marlaas.models.tiny", raising=False)
+    with pytest.raises(
+        MissingPackage, match="model tiny cannot be made here: the Python package torch is not installed; inst"
+    ):
+        prepare("tiny")
+
+
+def test_a_hub_whose_client_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        MissingPackage, match=r"model Qwen/Qwen3-0\.6B@main cannot be fetched: the Python package huggingface_hub is"
+    ):
+        resolve(ModelSpec.model_validate({"hub": {"id": "Qwen/Qwen3-0.6B"}}))

@@ -19,6 +19,15 @@ class MissingWeights(ModelError):
     """The Python package that carries a builtin model's weights is not installed, or is not the right one."""
 
 
+class MissingPackage(ModelError):
+    """A Python package that fetching or making a model needs is not installed."""
+
+    def __init__(self, what: str, error: ImportError) -> None:
+        package = (error.name or "").partition(".")[0]
+        why = f"the Python package {package} is not installed" if package else str(error).strip()
+        super().__init__(f"{what}: {why}; install MARLaaS with its extra cpu or gpu: pip install 'marlaas[cpu]'")
+
+
 class CacheUnusable(ModelError):
     """The cache folder cannot be written."""
 

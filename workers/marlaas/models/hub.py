@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from marlaas.models.errors import CacheFull, CacheUnusable, HubUnavailable, ModelError, UnknownModel
+from marlaas.models.errors import CacheFull, CacheUnusable, HubUnavailable, MissingPackage, ModelError, UnknownModel
 
 ATTEMPTS = 4
 _FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
@@ -23,10 +23,13 @@ def fetch(repository: str, revision: str, pause: Callable[[float], None] = time.
         UnknownModel: the hub has no such repository or revision, or does not show it to us.
         HubUnavailable: the hub does not answer, and the files are not in its cache.
         CacheUnusable, CacheFull: the hub's cache on this machine takes no files.
+        MissingPackage: the hub's client is not installed.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _download(repository, revision)
+        except ImportError as error:
+            raise MissingPackage(f"model {repository}@{revision} cannot be fetched", error) from error
         except Exception as error:
             if attempt == ATTEMPTS or not _may_pass(error):
                 raise _explained(error, f"{repository}@{revision}", attempt) from error
@@ -38,11 +41,11 @@ def cached(repository: str, revision: str) -> Path | None:
     """Return the folder of a hub model that was fetched before, whole or not; None if it was not. Asks nobody."""
     if not (_cache() / f"models--{repository.replace('/', '--')}").is_dir():
         return None
-    from huggingface_hub import snapshot_download
-
     try:
+        from huggingface_hub import snapshot_download
+
         return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=True))
-    except (OSError, ValueError):
+    except (ImportError, OSError, ValueError):
         return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marlaas.models.cache import build_once, cache_folder
-from marlaas.models.errors import NotAModel, UnknownModel
+from marlaas.models.errors import MissingPackage, NotAModel, UnknownModel
 
 if TYPE_CHECKING:
     from marlaas_api.kinds import ModelSpec
@@ -95,7 +95,7 @@ def prepare(name: str, *, progress: Progress | None = None) -> Path:
 
     Raises:
         UnknownModel: no builtin model has this name.
-        MissingWeights: the Python package with the weights is not installed.
+        MissingWeights, MissingPackage: the Python package with the weights, or one that unpacks them, is not installed.
         CacheUnusable: the cache cannot be written.
         CacheFull: the cache's disk has no room.
     """
@@ -103,7 +103,10 @@ def prepare(name: str, *, progress: Progress | None = None) -> Path:
 
     def build(folder: Path) -> None:
         module, function = recipe.build.split(":")
-        getattr(importlib.import_module(module), function)(folder, progress or _unheard)
+        try:
+            getattr(importlib.import_module(module), function)(folder, progress or _unheard)
+        except ImportError as error:
+            raise MissingPackage(f"model {name} cannot be made here", error) from error
 
     return build_once(_folder(recipe), build, recipe.model.size_bytes)
 
@@ -115,7 +118,7 @@ def resolve(model: ModelSpec, progress: Progress | None = None) -> Path:
         NotAModel: the path is not a model's folder, or the model lies on a cluster's volume.
         UnknownModel: neither a builtin model nor the hub has this name.
         HubUnavailable: the hub does not answer.
-        MissingWeights, CacheUnusable, CacheFull: as `prepare`.
+        MissingWeights, MissingPackage, CacheUnusable, CacheFull: as `prepare`.
     """
     if model.builtin is not None:
         return prepare(model.builtin, progress=progress)
