@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,13 @@ from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepR
 
 log = logging.getLogger(__name__)
 
+Tell = Callable[[JobDocument, Sequence[StepRecord], Sequence[EvalRecord]], None]
+"""Called with a job's records as they stand, whenever there are more; must return at once."""
+
+
+def _nobody(document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
+    """Nobody else wants to know."""
+
 
 @dataclass(slots=True)
 class Collector:
@@ -26,6 +33,7 @@ class Collector:
     folder: OutFolder
     bus: Bus
     blobs: Blobs
+    tell: Tell = _nobody
     _records: dict[str, Records] = field(default_factory=dict)
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _published: set[tuple[str, str, int, Phase]] = field(default_factory=set)
@@ -45,6 +53,7 @@ class Collector:
         records = self._records.setdefault(document.uid, Records(document.ref))
         if await records.read(self.bus) or not (self.folder.job(document.ref) / "steps.jsonl").exists():
             records.write(self.folder)
+            self.tell(document, *records.in_order())
         self.folder.link_logs(document.ref)
 
     async def result(self, document: JobDocument, level: Progress | None, failure: Failure | None) -> JobResult:

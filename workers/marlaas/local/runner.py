@@ -26,6 +26,8 @@ from marlaas.local.server import message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.wanted import Wanted, read
 from marlaas.local.watch import Watch
+from marlaas.trackers.desk import Desk, Place
+from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -103,6 +105,7 @@ class _Run:
         wanted = read(self._request.files, self._request.seed)
         for note in wanted.notes:
             self._display.note(note)
+        require(wanted.jobs)
         with hold(self._request.out) as folder:
             record = folder.read_record()
             jobs = documents.merge(record.jobs, wanted.jobs)
@@ -147,10 +150,14 @@ class _Run:
             )
             blobs = open_blobs(folder.blobs)
             recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
-            watch = Watch(server.bus, Collector(folder, server.bus, blobs), self._display, content.jobs, content.pools)
+            desk = Desk(Place(folder.state, lambda job: folder.job(job.ref)), self._display.note)
+            collector = Collector(folder, server.bus, blobs, desk.tell)
+            watch = Watch(server.bus, collector, self._display, content.jobs, content.pools)
             await self._supervise(watch, launcher, recorder)
             results = await watch.results()
-            await recorder.forget([one.document.ref for one in results if one.phase.final])
+            finished = [one.document for one in results if one.phase.final]
+            await recorder.forget([document.ref for document in finished])
+            await desk.close(content.jobs, {document.uid for document in finished})
             return results
 
     async def _supervise(self, watch: "Watch", launcher: Launcher, recorder: Recorder) -> None:

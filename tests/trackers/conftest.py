@@ -1,0 +1,58 @@
+from collections.abc import Callable
+
+import pytest
+
+from marlaas_api.kinds import RLJobSpec
+from marlaas_api.messages import EvalRecord, JobDocument, StepOutcome, StepRecord
+
+BODY = {"namespace": "team-a", "job": "reverse", "uid": "uid-1"}
+
+
+@pytest.fixture
+def document() -> Callable[..., JobDocument]:
+    """A job that tells these trackers."""
+
+    def build(*trackers: str) -> JobDocument:
+        spec = {
+            "poolRef": {"name": "tiny"},
+            "environment": {"name": "reverse"},
+            "training": {"steps": 3},
+            "export": {"trackers": list(trackers)},
+        }
+        return JobDocument(**BODY, pool="tiny", tenant="team-a", spec=RLJobSpec.model_validate(spec))
+
+    return build
+
+
+@pytest.fixture
+def steps() -> Callable[[int], list[StepRecord]]:
+    """The first n steps."""
+
+    def build(number: int) -> list[StepRecord]:
+        figures = {"wall_s": 1.0, "reward_std": 0.2, "num_groups": 8, "num_episodes": 64, "faults": {"env": 1}}
+        return [
+            StepRecord(
+                **BODY,
+                **figures,
+                step=n,
+                outcome=StepOutcome.COMMITTED,
+                version=n + 1,
+                at=100.0 + n,
+                reward_mean=0.25 * n,
+                indices=(n,),
+                metrics={"entropy": 1.5, "loss": float("nan")},
+            )
+            for n in range(number)
+        ]
+
+    return build
+
+
+@pytest.fixture
+def evaluation() -> Callable[[int], EvalRecord]:
+    def build(done: int) -> EvalRecord:
+        return EvalRecord(
+            **BODY, step=done, version=done, at=99.5 + done, reward_mean=0.5, num_episodes=8, metrics={"is right?": 1.0}
+        )
+
+    return build

@@ -1,0 +1,69 @@
+"""The libraries themselves, without a network: what was told lies where the gateway says."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from marlaas.trackers.rows import rows
+from marlaas.trackers.seam import open_tracker
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings of the person who runs the tests."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def _told(name, document, folder, steps, evaluation):
+    """Two processes, one after the other."""
+    told = rows(steps(2), [evaluation(0)])
+    for numbers, finished in ((range(2), False), (range(2, 3), True)):
+        tracker = open_tracker(name, document(name), folder)
+        for number in numbers:
+            tracker.log(number, told[number])
+        tracker.close(finished=finished)
+    return tracker
+
+
+def test_tensorboard_reads_back_every_figure_at_its_step(document, steps, evaluation, tmp_path):
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.util import tensor_util
+
+    tracker = _told("tensorboard", document, tmp_path, steps, evaluation)
+    assert str(tmp_path / "tensorboard") in tracker.where
+    events = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [
+        (event.step, event.wall_time, float(tensor_util.make_ndarray(event.tensor_proto)))
+        for event in events.Tensors(".", "reward/train")
+    ]
+    assert sorted(found) == [(1, 100.0, 0.0), (2, 101.0, 0.25)]
+
+
+def test_mlflow_goes_on_with_the_run_of_the_job(document, steps, evaluation, tmp_path):
+    from mlflow import MlflowClient
+
+    _told("mlflow", document, tmp_path, steps, evaluation)
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("marlaas").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["training.optimizer.learningRate"] == "0.0001"
+    history = client.get_metric_history(run.info.run_id, "reward/train")
+    assert [(metric.step, metric.timestamp, metric.value) for metric in history] == [
+        (1, 100000, 0.0),
+        (2, 101000, 0.25),
+    ]
+
+
+@pytest.mark.slow
+def test_wandb_works_offline_under_the_jobs_own_id(document, steps, evaluation, tmp_path):
+    tracker = _told("wandb", document, tmp_path, steps, evaluation)
+    assert "wandb sync" in tracker.where
+    files = list(tmp_path.glob("wandb/offline-run-*-uid-1/run-uid-1.wandb"))
+    assert files
+    assert all(b"reward/train" in path.read_bytes() for path in files)

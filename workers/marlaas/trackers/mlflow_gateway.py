@@ -1,0 +1,64 @@
+"""Gateway to MLflow's client. MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where; without a URI it is a folder beside the job's files."""
+
+import os
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run
+
+from marlaas.trackers.rows import Row, settings
+from marlaas_api.messages import JobDocument
+
+_UID = "marlaas.uid"
+_MAX_TEXT = 500
+_MAX_PARAMS = 100
+
+
+class MlflowTracker:
+    """A run that carries the job's uid as a tag, by which a later process finds it again."""
+
+    def __init__(self, client: MlflowClient, run: Run, uri: str) -> None:
+        self._client = client
+        self._run_id = run.info.run_id
+        self._uri = uri
+
+    @property
+    def where(self) -> str:
+        return f"mlflow ui --backend-store-uri {self._uri} (run {self._run_id})"
+
+    def log(self, number: int, row: Row) -> None:
+        at_ms = round(row.at * 1000)
+        metrics = [Metric(name, value, at_ms, row.finished) for name, value in row.figures.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self, *, finished: bool) -> None:
+        if finished:
+            self._client.set_terminated(self._run_id, "FINISHED")
+
+
+def open_tracker(document: JobDocument, folder: Path) -> MlflowTracker:
+    """Take up the run of the job's uid, or begin one."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri is None:
+        # MLflow wants a database for anything but a small private store; this is one, and needs no database driver.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        uri = (folder / "mlruns").absolute().as_uri()
+    client = MlflowClient(tracking_uri=uri)
+    experiment = _experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME", "marlaas"))
+    return MlflowTracker(client, _run(client, experiment, document), uri)
+
+
+def _experiment(client: MlflowClient, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    return str(found.experiment_id if found is not None else client.create_experiment(name))
+
+
+def _run(client: MlflowClient, experiment: str, document: JobDocument) -> Run:
+    found = client.search_runs([experiment], f"tags.`{_UID}` = '{document.uid}'", max_results=1)
+    if found:
+        client.update_run(found[0].info.run_id, status="RUNNING")
+        return found[0]
+    run = client.create_run(experiment, run_name=str(document.ref), tags={_UID: document.uid})
+    pairs = list(settings(document).items())[:_MAX_PARAMS]
+    client.log_batch(run.info.run_id, params=[Param(name, str(value)[:_MAX_TEXT]) for name, value in pairs])
+    return run

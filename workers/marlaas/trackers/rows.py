@@ -1,0 +1,73 @@
+"""From records to rows of figures, by names that group well in every tracker. Pure.
+
+`finished` counts finished steps: the evaluation before training is at 0, the first step at 1. Not every figure is a number: NaN is left out.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
+
+_NOT_ALLOWED = re.compile(r"[^\w\-./ ]")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record's figures. key: unique in its job; at: unix seconds."""
+
+    key: str
+    finished: int
+    at: float
+    figures: Mapping[str, float]
+
+
+def rows(steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> list[Row]:
+    """All records as rows, in the order in which they happened."""
+    found = [*map(_step_row, steps), *map(_eval_row, evals)]
+    return sorted(found, key=lambda row: (row.finished, row.key.startswith("eval")))
+
+
+def settings(document: JobDocument) -> dict[str, object]:
+    """The job's spec as flat pairs, `training.optimizer.learningRate` and the like."""
+    return dict(_flat(document.spec.model_dump(mode="json", by_alias=True, exclude_none=True)))
+
+
+def _step_row(step: StepRecord) -> Row:
+    figures = {
+        "reward/train": step.reward_mean,
+        "reward/train_deviation": step.reward_std,
+        "staleness/mean": step.staleness_mean,
+        "staleness/max": step.staleness_max,
+        "step/seconds": step.wall_s,
+        "step/groups": step.num_groups,
+        "step/episodes": step.num_episodes,
+        "step/zero_variance": step.num_zero_variance,
+        "step/dropped": step.num_dropped,
+        "step/version": step.version,
+        **{f"faults/{name}": count for name, count in step.faults.items()},
+        **{f"train/{name}": value for name, value in step.metrics.items()},
+    }
+    return Row(f"step {step.step}", step.step + 1, step.at, _told(figures.items()))
+
+
+def _eval_row(record: EvalRecord) -> Row:
+    metrics = ((f"held_out/{name}", value) for name, value in record.metrics.items())
+    figures = _told([("reward/held_out", record.reward_mean), *metrics])
+    return Row(f"eval {record.version}", record.step, record.at, figures)
+
+
+def _told(figures: Iterable[tuple[str, float]]) -> dict[str, float]:
+    return {_NOT_ALLOWED.sub("_", name): float(value) for name, value in figures if math.isfinite(value)}
+
+
+def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _flat(item, f"{path}.{index}")
+    elif value != {}:
+        yield path, value

@@ -1,0 +1,33 @@
+"""Gateway to TensorBoard's own writer: event files in the job's folder, for `tensorboard --logdir DIR`."""
+
+from pathlib import Path
+
+from tensorboard.summary import Writer  # type: ignore[import-untyped]
+
+from marlaas.trackers.rows import Row
+from marlaas_api.messages import JobDocument
+
+
+class TensorBoardTracker:
+    """Every process adds an event file of its own; TensorBoard shows them as one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer = Writer(str(folder))
+
+    @property
+    def where(self) -> str:
+        return f"tensorboard --logdir {self._folder}"
+
+    def log(self, number: int, row: Row) -> None:
+        for name, value in row.figures.items():
+            self._writer.add_scalar(name, value, row.finished, wall_time=row.at)
+        self._writer.flush()
+
+    def close(self, *, finished: bool) -> None:
+        self._writer.close()
+
+
+def open_tracker(document: JobDocument, folder: Path) -> TensorBoardTracker:
+    """Write into `tensorboard` in the folder."""
+    return TensorBoardTracker(folder / "tensorboard")

@@ -1,0 +1,63 @@
+"""Gateway to Weights & Biases. WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and the API key are the library's own business.
+
+Without a mode and without a key it works offline: `wandb sync` sends what lies in the job's folder later.
+"""
+
+import netrc
+import os
+from pathlib import Path
+
+import wandb
+
+from marlaas.trackers.rows import Row, settings
+from marlaas_api.messages import JobDocument
+
+_HOST = "api.wandb.ai"
+_AXIS = "finished_steps"
+
+
+class WandbTracker:
+    """A run whose id is the job's uid: a later process goes on with the same one. Its steps are the numbers of our rows."""
+
+    def __init__(self, run: wandb.Run, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+        run.define_metric(_AXIS)
+        run.define_metric("*", step_metric=_AXIS)
+
+    @property
+    def where(self) -> str:
+        return self._run.url or f"wandb sync {self._folder / 'wandb'}/offline-run-*"
+
+    def log(self, number: int, row: Row) -> None:
+        self._run.log({**row.figures, _AXIS: row.finished}, step=number)
+
+    def close(self, *, finished: bool) -> None:
+        self._run.finish()
+
+
+def open_tracker(document: JobDocument, folder: Path) -> WandbTracker:
+    """Take up the run of the job's uid."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "marlaas"),
+        id=document.uid,
+        name=str(document.ref),
+        group=document.namespace,
+        dir=str(folder),
+        mode=None if _may_be_online() else "offline",
+        resume="allow",
+        config=settings(document),
+        settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
+    )
+    return WandbTracker(run, folder)
+
+
+def _may_be_online() -> bool:
+    """Whether somebody chose a mode, or left a key."""
+    if "WANDB_MODE" in os.environ or "WANDB_API_KEY" in os.environ:
+        return True
+    try:
+        return netrc.netrc().authenticators(_HOST) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
