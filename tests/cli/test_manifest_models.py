@@ -112,3 +112,15 @@ def test_a_hub_model_in_the_cache_is_looked_into_and_one_that_is_not_is_left_to_
     (repository / "refs" / "main").write_text("a" * 40)
     (line,) = complaints(hub, targets("qproj"))
     assert line.endswith("did you mean 'q_proj'?")
+
+
+def test_packages_that_the_workers_lack_are_named_before_anything_is_started(
+    complaints: Complaints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "find_spec", lambda name: None if name in ("vllm", "peft") else name)
+    how = "install MARLaaS with its extra cpu or gpu: pip install 'marlaas[cpu]'"
+    assert complaints() == [
+        f"job.yaml:4: spec: its workers need peft, not installed here; {how}",
+        f"job.yaml:4: spec.rollout.engine: the Python package vllm is not installed; {how} (reference needs none, and is slow)",
+    ]
+    assert complaints(runnable=False) == []

@@ -5,6 +5,7 @@ workers say it when they start.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from marlaas.manifest.crosscheck import Contents
@@ -18,6 +19,7 @@ from marlaas_api.kinds.nearest import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 
 _MODEL = ("spec", "model")
+_WORKERS_NEED = ("torch", "transformers", "peft")
 
 
 def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
@@ -25,6 +27,8 @@ def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
     here = machine() if runnable and not has_gpu() else None
     known = []
     for pool in contents.pools:
+        if runnable:
+            yield from pool.source.findings(missing_packages(pool.object))
         try:
             facts = _facts(pool.object.spec.model, runnable)
         except ModelError as error:
@@ -50,6 +54,17 @@ def memory_notes(contents: Contents) -> Iterator[Finding]:
             known.append((pool, facts))
     if here is not None:
         yield from _too_big(known, here.free, " now, because of what else runs on this machine")
+
+
+def missing_packages(pool: ModelPool) -> Iterator[Problem]:
+    """Yield the Python packages that the pool's workers need and this installation lacks; looked for, not imported."""
+    how = "install MARLaaS with its extra cpu or gpu: pip install 'marlaas[cpu]'"
+    lacking = [name for name in _WORKERS_NEED if find_spec(name) is None]
+    if lacking:
+        yield Problem(("spec",), f"its workers need {listed(lacking)}, not installed here; {how}")
+    if pool.spec.rollout.engine == "vllm" and find_spec("vllm") is None:
+        text = f"the Python package vllm is not installed; {how} (reference needs none, and is slow)"
+        yield Problem(("spec", "rollout", "engine"), text)
 
 
 def unadaptable(facts: ModelFacts, pool: ModelPool) -> Iterator[Problem]:
