@@ -1,19 +1,22 @@
 """Puzzles of the package reasoning-gym, drawn for tasks: the only module that knows the package."""
 
 import hashlib
+import math
 import random
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from marlaas.environment import Task
+from marlaas.environment import Agent, Task, ToolError
 from marlaas.envs.levels import Levels, checked_levels
 from marlaas.envs.loading import nearest
 from marlaas_api.errors import InvalidInput
 
 _COMPOSITE = "composite"
+_MAX_SCORING_S = 20.0
 _ALIKE = (
     "string_splitting",
 )  # differ in a few digits only; the checksum behind `Task.draw` is linear, and holds none out
@@ -38,13 +41,22 @@ class Puzzle:
         """The question's text."""
         return str(self.entry["question"])
 
-    def score(self, answer: str | None) -> float:
-        """1 for the dataset's own answer, else what the dataset gives for it, 0 to 1."""
+    def score(self, agent: Agent, answer: str | None) -> float:
+        """1 for the dataset's own answer, else what the dataset gives for it, 0 to 1.
+
+        Datasets parse answers, some as mathematics. An answer that breaks that, or keeps it busy, is the policy's doing: 0.
+        """
         if answer is None:
             return 0.0
         if answer == self.entry["answer"]:
             return 1.0
-        return min(1.0, max(0.0, float(self.dataset.score_answer(answer, self.entry))))
+        is_main = threading.current_thread() is threading.main_thread()
+        try:
+            with agent.tool(timeout_s=_MAX_SCORING_S if is_main else None):
+                given = float(self.dataset.score_answer(answer, self.entry))
+        except ToolError:
+            return 0.0
+        return min(1.0, max(0.0, given)) if math.isfinite(given) else 0.0
 
     def metrics(self) -> dict[str, float]:
         """`level_<attribute>` for every attribute of the curriculum that was asked for."""

@@ -74,7 +74,7 @@ class PythonTool:
         while (text := program(reply)) is not None:
             all_ran.append(self._run(agent, text))
             reply = agent.ask(Message("tool", told(all_ran[-1], self._max_output), name="python")).text
-        correct = puzzle.score(self._extract(reply))
+        correct = puzzle.score(agent, self._extract(reply))
         num_ok = sum(ran.is_ok for ran in all_ran)
         reward = correct if num_ok or not self._needs_program else 0.0
         return Score(reward, {"correct": correct, **_counted(all_ran), **puzzle.metrics()})

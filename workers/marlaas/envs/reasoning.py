@@ -54,7 +54,7 @@ class ReasoningGym:
         puzzle = self._puzzles.draw(task)
         reply = agent.ask((*self._system, Message("user", puzzle.question + self._suffix))).text
         answer = self._extract(reply)
-        correct = puzzle.score(answer)
+        correct = puzzle.score(agent, answer)
         bare = answer is not None and reply.strip() == answer
         formed = float(answer is not None and (bare or self._is_delimited))
         exact, form = self._shaping["exact"], self._shaping["format"]

@@ -1,0 +1,132 @@
+"""`python-tool`: what the policy hears of its programs, and what its answer is worth."""
+
+from typing import Any
+
+import pytest
+
+from marlaas.environment import EpisodeState, Message, Split, Task, TurnRequest
+from marlaas.envs.extraction import program
+from marlaas.envs.loading import resolve
+from marlaas.envs.locked.program import Ran
+from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.python_tool import told
+from marlaas.envs.scripted import RecordedReplies
+from marlaas_api.errors import InvalidInput
+
+SUMS = {"config": {"min_terms": 2, "max_terms": 2, "operators": ["+"], "allow_negation": False}, "memory_mib": 128}
+
+
+def play(*replies: str, **args: Any) -> tuple[Outcome, list[str]]:
+    """Play with these replies; `§` stands for what the tool said last. Return what the policy heard, the question first."""
+    heard: list[str] = []
+
+    def answer(request: TurnRequest) -> str:
+        last = request.append[-1]
+        assert isinstance(last, Message)
+        heard.append(last.content)
+        return replies[len(heard) - 1].replace("§", last.content)
+
+    environment = resolve("python-tool", {**SUMS, **args}).create()
+    state = EpisodeState(["policy"], RecordedReplies(answer, max_turns=len(replies)))
+    return play_episode(environment, Task(Split.TRAIN, 0, 7), state), heard
+
+
+def block(code: str) -> str:
+    return f"Let me compute.\n```python\n{code}\n```\nThat is it."
+
+
+def asked_sum() -> str:
+    _, (question, *_) = play("?")
+    return question.removeprefix("Calculate ").rstrip(".").removesuffix("=").strip(" =.")
+
+
+def test_a_program_is_run_and_its_output_told() -> None:
+    outcome, heard = play(block(f"print({asked_sum()})"), "It is §.")
+    assert heard[1].strip("-").isdigit()
+    assert outcome.rewards == {"policy": 1.0}
+    assert outcome.metrics == {"correct": 1.0, "programs": 1.0, "programs_failed": 0.0, "programs_stopped": 0.0}
+    assert outcome.tool_s > 0
+
+
+def test_an_answer_needs_no_program_unless_it_is_asked_for() -> None:
+    right = str(eval(asked_sum()))
+    assert play(right)[0].rewards == {"policy": 1.0}
+    assert play(right, needs_program=True)[0].rewards == {"policy": 0.0}
+    assert play(block("1/0"), right, needs_program=True)[0].rewards == {"policy": 0.0}
+    assert play(block("pass"), right, needs_program=True)[0].rewards == {"policy": 1.0}
+
+
+def test_what_a_program_breaks_is_told_and_the_episode_goes_on() -> None:
+    outcome, heard = play(
+        block("import socket; socket.socket()"),
+        block("import time; print('soon'); time.sleep(99)"),
+        block("x = 1"),
+        block("import sys; sys.exit(2)"),
+        "1",
+        cpu_s=1,
+    )
+    assert heard[1].endswith("PermissionError: [Errno 1] Operation not permitted")
+    assert heard[2:] == ["soon\n[stopped: it took longer than 4 s]", "[no output]", "[exit code 2]"]
+    assert (outcome.ending, outcome.metrics["programs"]) == ("completed", 4.0)
+    assert (outcome.metrics["programs_failed"], outcome.metrics["programs_stopped"]) == (3.0, 1.0)
+
+
+def test_calling_for_ever_runs_out_of_turns() -> None:
+    assert play(block("print(1)"), block("print(1)"))[0].ending == "max_turns"
+
+
+def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = resolve("python-tool", SUMS).create()
+    state = EpisodeState(["policy"], RecordedReplies(lambda _: block("print(1)")))
+    monkeypatch.setattr("marlaas.envs.locked.program._START", "raise SystemExit('no locks here')")
+    with pytest.raises(Exception, match="so none is run: no locks here"):
+        play_episode(environment, Task(Split.TRAIN, 0, 7), state)
+    with pytest.raises(InvalidInput, match="python-tool: programs of a policy cannot be locked up on this machine"):
+        resolve("python-tool", SUMS).create()
+
+
+@pytest.mark.parametrize(
+    ("ran", "max_chars", "text"),
+    [
+        (Ran("12\n", 0), 9, "12"),
+        (Ran("", 0), 9, "[no output]"),
+        (Ran("abcdefghijkl", 0), 5, "abc\n[7 characters cut]\nkl"),
+        (Ran("ab", 0), 1, "a\n[1 characters cut]\n"),
+        (Ran("", -9, "it took long"), 9, "[stopped: it took long]"),
+        (Ran("a", -9, "it took long"), 9, "a\n[stopped: it took long]"),
+    ],
+)
+def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str) -> None:
+    assert told(ran, max_chars) == text
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        ("```python\na\nb\n```", "a\nb"),
+        ("```py\na\n``` then ```Python\nb\n```", "b"),
+        ("<python>a</python>", "a"),
+        ("```python\nnever closed", None),
+        ("```\n42\n```", None),
+        ("```bash\nls\n```", None),
+        ("42", None),
+    ],
+)
+def test_programs_are_found(reply: str, code: str | None) -> None:
+    assert program(reply) == code
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"cpu_s": 0}, "cpu_s is 0"),
+        ({"memory_mib": 16}, "expected 64 or more"),
+        ({"max_output": 0}, "expected 1 character or more"),
+        ({"dataset": "chain_sums", "config": {}}, "did you mean 'chain_sum'"),
+        ({"answer": "tags"}, "did you mean 'tag'"),
+        ({"cpus": 1}, "did you mean 'cpu_s'"),
+    ],
+)
+def test_arguments_that_it_cannot_take(args: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        resolve("python-tool", {**SUMS, **args}).create()

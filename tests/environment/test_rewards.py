@@ -1,0 +1,88 @@
+"""Rubrics: weighted sums of named parts, by hand-worked numbers."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from marlaas.environment import Reply
+from marlaas.rewards import Rubric, answer_reward, format_reward, length_penalty
+from marlaas_api.errors import InvalidInput
+
+
+def half(reply: Reply) -> float:
+    return 0.5
+
+
+def same(reply: Reply, truth: str, factor: float = 1.0) -> float:
+    return factor * (reply.text == truth)
+
+
+def broken(reply: Reply) -> float:
+    return math.nan
+
+
+def test_a_reward_is_the_weighted_sum_and_every_part_is_logged() -> None:
+    score = Rubric((2.0, same), (-0.5, half), (0, len_of_text)).score(reply=Reply("abc"), truth="abc")
+    assert score.reward == 2.0 * 1.0 - 0.5 * 0.5
+    assert score.metrics == {"same": 1.0, "half": 0.5, "len_of_text": 3.0}
+
+
+def len_of_text(*, reply: Reply) -> int:
+    return len(reply.text)
+
+
+def test_a_part_is_given_what_it_names() -> None:
+    assert Rubric((1, same)).score(reply=Reply("a"), truth="a", factor=0.25, unused=1).reward == 0.25
+
+
+def test_a_part_that_lacks_something_says_so() -> None:
+    with pytest.raises(InvalidInput, match="'same' wants 'truth'; did you mean 'truths'"):
+        Rubric((1, same)).score(reply=Reply("a"), truths="a")
+
+
+def test_a_part_that_returns_no_number_says_so() -> None:
+    with pytest.raises(InvalidInput, match="'broken' returned nan"):
+        Rubric((1, broken)).score(reply=Reply("a"))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Rubric(), "at least one part"),
+        (lambda: Rubric((1, half), (2, half)), "two parts called 'half'"),
+        (lambda: Rubric((1, lambda reply: 1.0)), "the function needs a name"),
+        (lambda: Rubric(("1", half)), "a weight is a finite number"),  # type: ignore[arg-type]
+        (lambda: Rubric((math.inf, half)), "a weight is a finite number"),
+        (lambda: format_reward("("), "no regular expression"),
+        (lambda: length_penalty(10, 10), "expected 0 <= free_tokens < max_tokens"),
+        (lambda: answer_reward("box"), "did you mean 'boxed'"),
+    ],
+)
+def test_rubrics_that_cannot_be(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        make()
+
+
+def test_the_length_penalty_is_dapos() -> None:
+    penalty = length_penalty(100, 200)
+    assert [penalty(Reply("", num_tokens=n)) for n in (0, 100, 125, 200, 999)] == [0.0, 0.0, -0.25, -1.0, -1.0]
+
+
+def test_the_form_of_the_whole_reply_counts() -> None:
+    form = format_reward(r"<think>.*</think>\s*<answer>.*</answer>")
+    texts = (
+        " <think>a\nb</think>\n<answer>c</answer>\n",
+        "well <think></think><answer></answer>",
+        "<answer>c</answer>",
+    )
+    assert [form(Reply(text)) for text in texts] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "reward"),
+    [("so 7.0", 7, 1.0), ("1,000", "1000", 1.0), ("8", 7, 0.0), ("none", 7, 0.0), ("it is 0.50", 0.5, 1.0)],
+)
+def test_answers_are_compared_as_numbers_when_both_are(text: str, truth: object, reward: float) -> None:
+    assert answer_reward("last_number")(Reply(text), truth) == reward
+    assert answer_reward("whole")(Reply("Paris"), "Paris") == 1.0

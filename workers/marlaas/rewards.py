@@ -1,0 +1,137 @@
+"""Rewards from named parts: a weighted sum of small functions, each of them logged, and the parts that are asked for most.
+
+    answer = extractor("boxed")
+
+    def correct(reply, truth):
+        return float(answer(reply.text) == truth)
+
+    RUBRIC = Rubric((1.0, correct), (0.1, format_reward(r"<think>.*</think>.*")), (0.5, length_penalty(200, 300)))
+
+    def play(task, agent):
+        ...
+        return RUBRIC.score(reply=reply, truth=truth)
+
+A part is a function of the things that it names among those `score` is given; it knows nothing of weights or of other parts. Imports
+the standard library and the environment SDK only.
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from marlaas.environment import Reply, Score
+from marlaas.envs.extraction import Extract, extractor
+from marlaas.envs.loading import nearest
+from marlaas_api.errors import InvalidInput
+
+__all__ = ["Extract", "Part", "Rubric", "answer_reward", "extractor", "format_reward", "length_penalty"]
+
+Part = Callable[..., float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighted:
+    weight: float
+    name: str
+    part: Part
+    wants: tuple[str, ...]
+
+
+class Rubric:
+    """A reward as a weighted sum of parts, `(weight, function)` each; a part of weight 0 is only logged.
+
+    Raises InvalidInput for parts of one name (it is the metric's, so a lambda has none) and weights that are no finite numbers.
+    """
+
+    def __init__(self, *parts: tuple[float, Part]) -> None:
+        self._parts = [_weighted(weight, part) for weight, part in parts]
+        names = [part.name for part in self._parts]
+        if not names:
+            raise InvalidInput("a rubric needs at least one part, (weight, function)")
+        if doubled := [name for name in names if names.count(name) > 1]:
+            raise InvalidInput(f"a rubric has two parts called {doubled[0]!r}: name them, they are metrics")
+
+    def score(self, **things: Any) -> Score:
+        """Return the reward, and every part before its weight as a metric.
+
+        Raises InvalidInput when a part wants something that is not given, or returns no finite number: a fault of the environment.
+        """
+        values = {part.name: _value(part, things) for part in self._parts}
+        return Score(sum(part.weight * values[part.name] for part in self._parts), values)
+
+
+def format_reward(pattern: str) -> Part:
+    r"""Return a part `format`: 1 if the whole reply, but for white space around it, has this form (a regular expression; . is any character)."""
+    try:
+        form = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise InvalidInput(f"pattern {pattern!r} is no regular expression: {error}") from error
+
+    def format(reply: Reply) -> float:
+        return float(form.fullmatch(reply.text.strip()) is not None)
+
+    return format
+
+
+def length_penalty(free_tokens: int, max_tokens: int) -> Part:
+    """Return a part `length`: 0 up to `free_tokens` tokens, then falling in a line to -1 at `max_tokens` and beyond.
+
+    Source: DAPO (arXiv 2503.14476), equation 13, soft overlong punishment, with L_max = max_tokens, L_cache = max_tokens - free_tokens.
+    """
+    if not 0 <= free_tokens < max_tokens:
+        raise InvalidInput(f"length_penalty({free_tokens}, {max_tokens}): expected 0 <= free_tokens < max_tokens")
+
+    def length(reply: Reply) -> float:
+        return -min(1.0, max(0.0, (reply.num_tokens - free_tokens) / (max_tokens - free_tokens)))
+
+    return length
+
+
+def answer_reward(kind: str, pattern: str | None = None) -> Part:
+    """Return a part `correct`: 1 if the answer in the reply is `truth`; as numbers, when both are. Kinds are those of `extractor`."""
+    extract = extractor(kind, pattern)
+
+    def correct(reply: Reply, truth: object) -> float:
+        answer = extract(reply.text)
+        return float(answer is not None and (answer == str(truth) or _same_number(answer, str(truth))))
+
+    return correct
+
+
+def _same_number(one: str, other: str) -> bool:
+    try:
+        return math.isclose(float(one.replace(",", "")), float(other.replace(",", "")), rel_tol=1e-9)
+    except ValueError:
+        return False
+
+
+def _weighted(weight: float, part: Part) -> _Weighted:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise InvalidInput(
+            f"a rubric's part is (weight, function), and a weight is a finite number, not {weight!r:.80}"
+        )
+    name = getattr(part, "__name__", type(part).__name__)
+    if not callable(part) or not name.isidentifier():
+        raise InvalidInput(f"a rubric's part is (weight, function), and the function needs a name, not {part!r:.80}")
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(part).parameters.values()
+    return _Weighted(float(weight), name, part, tuple(p.name for p in parameters if p.kind in kinds))
+
+
+def _value(part: _Weighted, things: dict[str, Any]) -> float:
+    parameters = inspect.signature(part.part).parameters
+    for name in part.wants:
+        if name not in things and parameters[name].default is inspect.Parameter.empty:
+            hint = nearest(name, things)
+            raise InvalidInput(f"the rubric's part {part.name!r} wants {name!r}{hint}; given are {', '.join(things)}")
+    value = part.part(**{name: things[name] for name in part.wants if name in things})
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidInput(f"the rubric's part {part.name!r} returned {value!r:.80}; expected a finite number")
+    return number
