@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant, quantity
@@ -6,6 +8,7 @@ from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.messages import JobDocument
 from marlaas_api.wire import decode, encode
 
+CRDS = Path(__file__).parents[2] / "crds"
 BODY = {
     "apiVersion": "marlaas.dev/v1alpha1",
     "kind": "RLJob",
@@ -94,3 +97,32 @@ def test_no_near_name_gives_no_hint() -> None:
 def test_names_are_listed_as_people_list_them() -> None:
     assert listed(["a"]) == "a"
     assert listed(["a", "b", "c"]) == "a, b and c"
+
+
+@pytest.mark.parametrize(
+    ("training", "text"),
+    [
+        (
+            {"algorithm": "reinforce++", "maxStaleness": 0},
+            "spec.training: reinforce++ compares a reward with those of the whole step, and maxStaleness 0 (strict) allows no statistic that "
+            "spans the batch: choose another algorithm, or maxStaleness 1 or more",
+        ),
+        (
+            {"algorithm": "rloo", "clip": {"high": 0.3}},
+            "spec.training: rloo has no clip: remove clip, or choose another algorithm; correction bounds rloo's weights",
+        ),
+        (
+            {"correction": {"type": "masked-token", "floor": 0.5}},
+            "spec.training.correction: floor belongs to type: icepop, the only correction with a bound below; remove floor, or choose icepop",
+        ),
+    ],
+)
+def test_what_an_algorithm_cannot_have_is_refused_in_words_and_by_a_rule(
+    training: dict[str, object], text: str
+) -> None:
+    body = {**BODY, "spec": {**BODY["spec"], "training": {"steps": 3, **training}}}
+    with pytest.raises(InvalidObject) as caught:
+        parse(RLJob, body)
+    assert str(caught.value) == text
+    (committed,) = [path for path in CRDS.iterdir() if "rljobs" in path.name]
+    assert text.split(": ", 1)[1] in " ".join(committed.read_text(encoding="utf-8").replace("''", "'").split())

@@ -101,7 +101,7 @@ TABLE = {
     ),
     "a word that is no choice": (
         (TRAINING, "training: {steps: 3, algorithm: gropo}"),
-        "21: spec.training.algorithm: must be one of grpo, reinforce; found 'gropo'; did you mean 'grpo'?",
+        "21: spec.training.algorithm: must be one of grpo, dr-grpo, dapo, gspo, rloo, reinforce++, cispo; found 'gropo'; did you mean 'grpo'?",
     ),
     "a number that is no choice": (
         _agent("adapter: {rank: 12}"),

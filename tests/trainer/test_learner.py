@@ -6,13 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.rl.papers import OBJECTIVES
 from tests.trainer.conftest import VOCABULARY, assignment_of, job
 from torch import Tensor
 
-from marlaas_api.kinds import OptimizerSpec
+from marlaas_api.kinds import OptimizerSpec, TrainingSpec
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
+from marlaas_worker.rl.algorithms import ALGORITHMS
+from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.trainer.batching import pack
-from marlaas_worker.trainer.learner import GradientInvalid, Learner, learning_rate
+from marlaas_worker.trainer.learner import GradientInvalid, Learner, learning_rate, loss_config
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, plant
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
@@ -46,9 +49,9 @@ def step(
 
 
 def slow_step(
-    folder: Path, weights: dict[str, Tensor], parts: list[Segment], settings: dict[str, float]
+    folder: Path, weights: dict[str, Tensor], parts: list[Segment], settings: dict[str, Any]
 ) -> tuple[dict[str, Tensor], float]:
-    """Token by token, segment by segment, without padding; the loss as its formula is written."""
+    """Token by token, segment by segment, without padding; the loss as its paper writes it."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -59,33 +62,40 @@ def slow_step(
     with torch.no_grad():
         for name, value in named.items():
             value.copy_(weights[name])
-    count, total = sum(int(part.generated.sum()) for part in parts), torch.zeros(())
+    batch, penalty = [], torch.zeros(())
     for part in parts:
         logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE
         with torch.no_grad(), model.disable_adapter():
             reference = (model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE).log_softmax(-1)
-        for place in np.flatnonzero(part.generated).tolist():
-            token = int(part.ids[place])
-            logprob = logits[place - 1].log_softmax(-1)[token]
-            weight = (logprob.detach() - float(part.behaviour[place])).exp().clamp(max=2.0)
-            gap = logprob.detach() - reference[place - 1, token]
-            total = total - weight * (part.advantage - settings["kl"] * gap) * logprob
-    (total / count).backward()  # type: ignore[no-untyped-call]
+        places = np.flatnonzero(part.generated).tolist()
+        pi = [logits[place - 1].log_softmax(-1)[int(part.ids[place])] for place in places]
+        mu = [float(part.behaviour[place]) for place in places]
+        batch.append((pi, mu, part.advantage))
+        for place, p, m in zip(places, pi, mu, strict=True):
+            gap = p.detach() - reference[place - 1, int(part.ids[place])]
+            penalty = penalty + (p.detach() - m).exp() * gap * p / (len(pi) * len(parts))
+    (settings["kl"] * penalty - OBJECTIVES[settings["algorithm"]](batch)).backward()
     norm = float(torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"]))
     torch.optim.AdamW(named.values(), lr=settings["rate"], weight_decay=0.0).step()
     return {name: value.detach().clone() for name, value in named.items()}, norm
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.2])
-def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base: BaseModel, tiny_model: Path, kl: float) -> None:
-    learner = learner_of(base, kl={"coefficient": kl}, optimizer={"learningRate": 1e-2, "maxGradNorm": 0.5})
+@pytest.mark.parametrize(
+    ("algorithm", "kl"), [(name, 0.0) for name in OBJECTIVES if name != "reinforce++"] + [("grpo", 0.2)]
+)
+def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(
+    base: BaseModel, tiny_model: Path, algorithm: str, kl: float
+) -> None:
+    job = {"algorithm": algorithm, "correction": {"type": "none"}, "kl": {"coefficient": kl}}
+    learner = learner_of(base, **job, optimizer={"learningRate": 1e-2, "maxGradNorm": 0.5})
     learner.begin()
     step(learner, segments(0))  # away from the zero adapter, where half of the gradient vanishes
     before = learner.weights()
-    fresh = learner_of(base, kl={"coefficient": kl}, optimizer={"learningRate": 1e-3, "maxGradNorm": 0.5})
+    fresh = learner_of(base, **job, optimizer={"learningRate": 1e-3, "maxGradNorm": 0.5})
     fresh.restore(before, TrainingState())
     metrics = step(fresh, segments(1))
-    expected, norm = slow_step(tiny_model, before, segments(1), {"kl": kl, "rate": 1e-3, "max_norm": 0.5})
+    settings = {"algorithm": algorithm, "kl": kl, "rate": 1e-3, "max_norm": 0.5}
+    expected, norm = slow_step(tiny_model, before, segments(1), settings)
     assert (metrics["kl"] > 0) == (kl > 0)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     for name, value in fresh.weights().items():
@@ -94,10 +104,23 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base: BaseMode
         assert torch.allclose(value, expected[name], atol=2e-5), name
 
 
-def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base: BaseModel) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "correction"),
+    [
+        ("grpo", "truncated"),
+        ("dapo", "masked-token"),
+        ("gspo", "masked-sequence"),
+        ("rloo", "icepop"),
+        ("cispo", "none"),
+    ],
+)
+def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(
+    base: BaseModel, algorithm: str, correction: str
+) -> None:
     results = []
+    job = {"algorithm": algorithm, "correction": {"type": correction}}
     for budget, pairs_per_token in ((1 << 20, 0), (64, 0), (36, 384), (20, 384)):
-        learner = learner_of(base, optimizer={"learningRate": 1e-2})
+        learner = learner_of(base, **job, optimizer={"learningRate": 1e-2})
         learner.begin()
         step(learner, segments(0), 0, budget, pairs_per_token)
         metrics = step(learner, segments(1), 1, budget, pairs_per_token)
@@ -109,6 +132,27 @@ def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base: BaseModel) 
             assert metrics[name] == pytest.approx(expected[name], rel=1e-4)
         assert metrics["microbatches"] > expected["microbatches"] == 1
         assert all(torch.allclose(found[name], value, atol=2e-4) for name, value in whole.items())
+
+
+def test_a_job_has_its_algorithms_bounds_unless_it_gives_its_own() -> None:
+    plain = loss_config(TrainingSpec(steps=1, algorithm="dapo"), 40)
+    assert (plain.rule, plain.clip_low, plain.clip_high, plain.budget) == (ALGORITHMS["dapo"], 0.2, 0.28, 40)
+    assert plain.correction == Bounds("truncated", 2.0, 0.5)
+    assert loss_config(TrainingSpec(steps=1, algorithm="cispo"), 40).correction.type == "none"
+    given = {"steps": 1, "algorithm": "cispo", "clip": {"high": 1.0}, "correction": {"type": "icepop", "floor": 0.25}}
+    config = loss_config(TrainingSpec.model_validate(given), 40)
+    assert (config.clip_low, config.clip_high, config.correction) == (1.0, 1.0, Bounds("icepop", 5.0, 0.25))
+
+
+def test_a_step_of_which_everything_is_masked_moves_nothing(base: BaseModel) -> None:
+    learner = learner_of(base, correction={"type": "masked-token", "cap": 1.0})
+    learner.begin()
+    before, parts = learner.weights(), segments(0)
+    for part in parts:
+        part.behaviour[part.generated] = -90.0
+    metrics = step(learner, parts)
+    assert (metrics["masked_fraction"], metrics["grad_norm"]) == (1.0, 0.0)
+    assert all(torch.equal(value, before[name]) for name, value in learner.weights().items())
 
 
 def test_only_generated_tokens_count_whatever_else_is_said_of_the_others(base: BaseModel) -> None:

@@ -115,6 +115,7 @@ def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_who
     assert batch.targets.tolist() == [2, 2, 5]
     assert batch.advantages.tolist() == [1.5, -2.0, -2.0]
     assert batch.behaviour.tolist() == [-1.0, -1.0, -2.5]
+    assert batch.sequences.tolist() == [0, 1, 1]
     assert (batch.num_padded_tokens, batch.sees, batch.depths) == (12, None, None)
 
 
@@ -128,6 +129,18 @@ def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_
     seen = [np.flatnonzero(places).tolist() for places in batch.sees[0]]
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5]]
     assert (batch.sees[1] == np.tri(6, dtype=np.bool_)).all()
+
+
+@given(ids=alike, pairs_per_token=st.sampled_from([0, 1000]))
+def test_the_generated_tokens_of_a_segment_are_one_sequence_of_its_microbatch(
+    ids: list[list[int]], pairs_per_token: int
+) -> None:
+    segments = [segment(values, float(number)) for number, values in enumerate(ids)]
+    batch = collate(plant(segments, pairs_per_token, 1 << 20))
+    assert len(batch.sequences) == len(batch.targets)
+    whose = set(zip(batch.sequences.tolist(), batch.advantages.tolist(), strict=True))
+    assert len(whose) == len({sequence for sequence, _ in whose}) == len({segment for _, segment in whose}) == len(ids)
+    assert {sequence for sequence, _ in whose} == set(range(len(ids)))
 
 
 def test_segments_without_generated_tokens_make_an_empty_microbatch() -> None:

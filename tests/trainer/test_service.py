@@ -10,7 +10,8 @@ import torch
 from tests.trainer.conftest import QUICK, World, job
 
 from marlaas_api import subjects, wire
-from marlaas_api.messages import JobDocument, Phase, ReplicaReport, StoryEvent
+from marlaas_api.messages import JobDocument, Phase, ReplicaReport, StoryEvent, TrajectoryRef
+from marlaas_api.names import episode_id, train_group
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter, write_adapter
 from marlaas_worker.trainer.model import BaseModel, ModelUnusable, initial_weights
 
@@ -122,7 +123,7 @@ async def test_agents_trained_in_turn_end_exactly_where_each_ends_alone(
     world: World, tiny_model: Path, tmp_path: Path
 ) -> None:
     wide = job(
-        "wide", agent={"adapter": {"rank": 16, "alpha": 16, "targets": ["q_proj", "down_proj"]}}, algorithm="reinforce"
+        "wide", agent={"adapter": {"rank": 16, "alpha": 16, "targets": ["q_proj", "down_proj"]}}, algorithm="rloo"
     )
     documents = [job("one"), wide, job("other", microbatchTokens=16, kl={"coefficient": 0.05})]
     together = await trained(world, *documents)
@@ -130,6 +131,27 @@ async def test_agents_trained_in_turn_end_exactly_where_each_ends_alone(
         alone = World(tiny_model, tmp_path, world.sampler)
         await alone.bus.ensure()
         assert await trained(alone, document) == [among_others]
+
+
+async def test_rewards_that_are_compared_across_a_step_wait_for_its_end_and_teach_between_groups(world: World) -> None:
+    gradients = {}
+    for algorithm in ("grpo", "reinforce++"):
+        document = job(algorithm.strip("+"), algorithm=algorithm, maxStaleness=1)
+        await world.admit(document)
+        async with world.trainer(), asyncio.timeout(WITHIN_S):
+            await world.version(document, 0)
+            for position in (0, 1):  # everybody right in one group, everybody wrong in the other
+                episodes = [episode_id(train_group(document.ref, position), member, 1) for member in range(3)]
+                refs = tuple(
+                    TrajectoryRef(member=member, episode=episode, leaves=(0,), reward=float(position))
+                    for member, episode in enumerate(episodes)
+                )
+                await world.assign(document, 0, [position], trajectories=refs)
+            await world.close(document, 0, 2)
+            await world.version(document, 1)
+        gradients[algorithm] = (await world.history(document))[0].metrics["grad_norm"]
+    assert gradients["grpo"] == 0.0
+    assert gradients["reinforce++"] > 0.0
 
 
 async def test_groups_of_the_next_step_that_come_early_wait_for_it(world: World) -> None:

@@ -15,14 +15,17 @@ from marlaas_api.messages import GroupReady, Meter, StopReason, TrajectoryRef, T
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,
+    Trajectory,
     TrajectoryInvalid,
     TurnMissing,
+    Weighing,
     check_turn,
     read_group,
     segments_of,
 )
 
-EXPECTED = Expectation("grpo", 1.0, 1000, {4: "a" * 64})
+EXPECTED = Expectation(1.0, 1000, {4: "a" * 64})
+GRPO = Weighing("standardised", max_tokens=4, overlong_tokens=0)
 
 
 def turn(number: int, parent: int | None = None, *, opens: bool | None = None, **changes: Any) -> Turn:
@@ -143,6 +146,35 @@ def check_contexts(part: Segment, turns: dict[int, Turn]) -> None:
         assert not turns[number].opens_segment
 
 
+# advantages ---------------------------------------------------------------------------------------------------------
+
+
+def played(reward: float, *turns: Turn) -> Trajectory:
+    return Trajectory({made.turn: made for made in turns}, (max(made.turn for made in turns),), reward)
+
+
+def test_rewards_are_compared_across_all_groups_that_are_given_together() -> None:
+    one, two = [played(1.0, turn(0)), played(0.0, turn(0))], [played(1.0, turn(0)), played(1.0, turn(0))]
+    centred = Weighing("centred", 4, 0)
+    apart = [part.advantage for group in (one, two) for part in centred.segments([group])[0]]
+    together = [[part.advantage for part in parts] for parts in centred.segments([one, two])]
+    assert apart == [0.5, -0.5, 0.0, 0.0]
+    assert together == [[0.25, -0.75], [0.25, 0.25]]
+
+
+def test_every_segment_of_a_trajectory_has_the_trajectorys_advantage() -> None:
+    branched = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 0)}, (1, 2), 1.0)
+    (parts,) = Weighing("centred", 4, 0).segments([[branched, played(0.0, turn(0))]])
+    assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
+
+
+def test_a_turn_near_the_bound_costs_reward_however_short_the_others() -> None:
+    long = turn(1, 0, output_ids=pack_ids([1, 2, 3]), logprobs=pack_logprobs([-1.0, -1.0, -1.0]))
+    group = [played(1.0, turn(0), long), played(1.0, turn(0), turn(1, 0))]
+    (parts,) = Weighing("centred", max_tokens=4, overlong_tokens=2).segments([group])
+    assert [part.advantage for part in parts] == [-0.25, 0.25]  # rewards 1 - 1/2 and 1
+
+
 # checks -------------------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +219,7 @@ async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewa
         ids: dict[str, Any] = {"member": member, "episode": f"uid-t0-{member}-1"}
         for made in (turn(0, **ids), turn(1, 0, **ids), turn(2, 1, **ids), turn(3, 0, **ids)):
             await world.publish_turn(made)
-    segments = await read_group(world.bus, world.blobs, group((2,), (2, 3)), EXPECTED)
+    (segments,) = GRPO.segments([await read_group(world.bus, world.blobs, group((2,), (2, 3)), EXPECTED)])
     assert [len(part) for part in segments] == [12, 12, 8]
     assert np.allclose([part.advantage for part in segments], [-1.0, 1.0, 1.0], atol=1e-4)
 

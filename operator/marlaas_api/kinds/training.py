@@ -23,6 +23,14 @@ _NOT_REPRODUCIBLE = (
     "minTokens",
 )
 _PROMOTE_NEEDS_TASKS = "promote: best chooses by evaluation, and tasks is 0: raise tasks, or promote: last"
+_FLOOR_IS_ICEPOPS = (
+    "floor belongs to type: icepop, the only correction with a bound below; remove floor, or choose icepop"
+)
+_STRICT_SPANS_NO_BATCH = (
+    "reinforce++ compares a reward with those of the whole step, and maxStaleness 0 (strict) allows no statistic that spans the batch: choose another "
+    "algorithm, or maxStaleness 1 or more"
+)
+_RLOO_HAS_NO_CLIP = "rloo has no clip: remove clip, or choose another algorithm; correction bounds rloo's weights"
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -72,14 +80,20 @@ class OptimizerSpec(Spec):
 
 
 class ClipSpec(Spec):
-    """Bounds of the importance ratio: [1 - low, 1 + high] (PPO; asymmetric as in DAPO)."""
+    """Bounds of the ratio of the trained policy to the one that sampled: [1 - low, 1 + high]. rloo has none.
 
-    low: float = Field(0.2, gt=0, lt=1, description="How far below 1 the ratio still counts.")
-    high: float = Field(
-        0.28,
+    Absent, they are those of the algorithm's paper: 0.2 and 0.2 for grpo, dr-grpo and reinforce++, 0.2 and 0.28 for dapo, 0.0003 and 0.0004 for gspo,
+    and for cispo no bound below and 4 above.
+    """
+
+    low: float | None = Field(
+        None, gt=0, lt=1, description="How far below 1 the ratio still counts. Absent: the algorithm's own."
+    )
+    high: float | None = Field(
+        None,
         gt=0,
         le=1000,
-        description="How far above 1 the ratio still counts; more than low, so that rare tokens can rise.",
+        description="How far above 1 the ratio still counts; cispo lets a token weigh at most 1 + high. Absent: the algorithm's own.",
     )
 
 
@@ -89,23 +103,63 @@ class KlSpec(Spec):
     coefficient: float = Field(
         0.0, ge=0, le=1000, description="Weight of the KL term; 0 leaves it, and its extra forward pass, out."
     )
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="How KL is estimated at a token, with l = log(policy/reference): k1 is l, k2 l^2/2, k3 exp(-l) - 1 + l. All three have a gradient "
+        "that is right on average; k1's is noisier, k2 and k3 have the same.",
+    )
 
 
 class CorrectionSpec(Spec):
-    """What is done about trainer and sampler not being the same function: truncated importance sampling."""
+    """What is done about trainer and sampler not being the same function: bounds for the ratio trainer/sampler of a token."""
 
-    type: Literal["truncated", "none"] = Field(
-        "truncated", description="truncated: weigh a token by min(trainer/behaviour, cap)."
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("!has(self.floor) || (has(self.type) && self.type == 'icepop')", _FLOOR_IS_ICEPOPS),
+        )
     )
-    cap: float = Field(2.0, ge=1, le=1000, description="Largest weight.")
+    type: Literal["truncated", "masked-token", "masked-sequence", "icepop", "none"] | None = Field(
+        None,
+        description="truncated: no token weighs more than cap. masked-token: tokens above cap do not count. masked-sequence: sequences whose tokens' ratios "
+        "multiply to more than cap do not count. icepop: tokens outside floor to cap do not count. Absent: none for cispo, whose clip bounds weights "
+        "already; truncated for the others.",
+    )
+    cap: float | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="Largest ratio. Absent: 2 if truncated, 3 if masked, 5 for icepop.",
+    )
+    floor: float | None = Field(None, gt=0, le=1, description="Smallest ratio, for icepop alone. Absent: 0.5.")
+
+    @model_validator(mode="after")
+    def _floor_fits(self) -> Self:
+        if self.floor is not None and self.type != "icepop":
+            raise ValueError(_FLOOR_IS_ICEPOPS)
+        return self
 
 
 class TrainingSpec(Spec):
     """The learning side."""
 
-    algorithm: Literal["grpo", "reinforce"] = Field(
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.algorithm) || self.algorithm != 'reinforce++' || !has(self.maxStaleness) || self.maxStaleness > 0",
+                _STRICT_SPANS_NO_BATCH,
+            ),
+            (
+                "!has(self.algorithm) || self.algorithm != 'rloo' || !has(self.clip) || (!has(self.clip.low) && !has(self.clip.high))",
+                _RLOO_HAS_NO_CLIP,
+            ),
+        )
+    )
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = Field(
         "grpo",
-        description="grpo: advantage in units of the group's deviation; reinforce: leave-one-out baseline.",
+        description="What is learnt from rewards; docs/algorithms.md says which when. grpo: rewards in units of their group's deviation. dr-grpo: without "
+        "the deviation, and every token alike. dapo: grpo over all tokens alike, rare ones free to rise, overlong replies punished. gspo: one ratio per "
+        "sequence. rloo: the plain policy gradient, each reward against the group's others. reinforce++: rewards in units of the step's deviation, not "
+        "in strict mode. cispo: weights bounded, no token let go of.",
         json_schema_extra=FIXED,
     )
     steps: int = Field(
@@ -155,6 +209,14 @@ class TrainingSpec(Spec):
         description="Correction for trainer and sampler not being the same function.",
         json_schema_extra=FIXED,
     )
+    overlong_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=1_048_576,
+        description="Over the last so many of maxTokens a turn's reward falls by up to 1, for learning alone (DAPO); 0 punishes nothing. Absent: a fifth of "
+        "maxTokens for dapo, 0 for the others.",
+        json_schema_extra=FIXED,
+    )
     data: DataSpec = Field(
         default_factory=lambda: DataSpec(), description="Which tasks, in which order.", json_schema_extra=FIXED
     )
@@ -165,6 +227,14 @@ class TrainingSpec(Spec):
         description="Seed of tasks, sampling and initial weights.",
         json_schema_extra=FIXED,
     )
+
+    @model_validator(mode="after")
+    def _algorithm_fits(self) -> Self:
+        if self.algorithm == "reinforce++" and self.max_staleness == 0:
+            raise ValueError(_STRICT_SPANS_NO_BATCH)
+        if self.algorithm == "rloo" and (self.clip.low is not None or self.clip.high is not None):
+            raise ValueError(_RLOO_HAS_NO_CLIP)
+        return self
 
 
 class EvaluationSpec(Spec):

@@ -4,28 +4,44 @@ Whatever ends it, the committed version and the log of groups are all that count
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
 from marlaas_api.background import background
 from marlaas_api.blobs import sha256_hex
 from marlaas_api.errors import Retryable
+from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.failpoints import failpoint
+from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack
 from marlaas_worker.trainer.commit import Lease, PolicyKey, StepResult, patiently
 from marlaas_worker.trainer.inbox import StepInbox
 from marlaas_worker.trainer.intake import Intake
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.rows import Row, Segment, plant
+from marlaas_worker.trainer.rows import Row, plant
 from marlaas_worker.trainer.shared import Shared
-from marlaas_worker.trainer.trajectories import Expectation, TrajectoryInvalid, TurnMissing, read_group
+from marlaas_worker.trainer.trajectories import (
+    Expectation,
+    Trajectory,
+    TrajectoryInvalid,
+    TurnMissing,
+    Weighing,
+    read_group,
+)
 from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, read_version
 
 T = TypeVar("T")
+
+
+def weighing(spec: RLJobSpec) -> Weighing:
+    """How a job's rewards become advantages: what it says, and else what its algorithm says."""
+    rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
+    overlong = spec.training.overlong_tokens
+    return Weighing(rule.advantage, max_tokens, int(rule.overlong * max_tokens) if overlong is None else overlong)
 
 
 class AgentTraining:
@@ -36,6 +52,9 @@ class AgentTraining:
         self._shared, self._assignment, self._policy = shared, assignment, policy
         self._spec = assignment.document.spec
         self._adapters: dict[int, str] = {}
+        self._rule = ALGORITHMS[self._spec.training.algorithm]
+        self._weighing = weighing(self._spec)
+        self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
 
     async def run(self) -> None:
@@ -88,15 +107,24 @@ class AgentTraining:
                     await intake.changed.wait()
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
-        """Backward of every micro-batch that the group fills; the rest waits for the next group."""
-        segments = await self._read(group)
-        budget = self._spec.training.microbatch_tokens
-        full, self._pending = pack(self._pending, plant(segments, self._shared.model.pairs_per_token, budget), budget)
+        """Backward of every micro-batch that the group fills; the rest waits for the next group, or for the step if rewards are compared across it."""
+        self._held.append(await self._read(group))
+        if self._rule.over == "group":
+            await self._learn(learner)
+
+    async def _learn(self, learner: Learner) -> None:
+        """Backward of every micro-batch that the held groups fill."""
+        groups, self._held = self._weighing.segments(self._held), []
+        pairs_per_token, budget = self._shared.model.pairs_per_token, self._spec.training.microbatch_tokens
+        rows = [row for segments in groups for row in plant(segments, pairs_per_token, budget)]
+        full, self._pending = pack(self._pending, rows, budget)
         for batch in full:
             await self._compute(partial(learner.accumulate, batch))
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
         """Backward of what is left, the optimizer step, the commit."""
+        if self._held:
+            await self._learn(learner)
         if self._pending:
             await self._compute(partial(learner.accumulate, self._pending))
             self._pending = []
@@ -111,12 +139,10 @@ class AgentTraining:
         self._adapters[result.version] = sha256_hex(contents.files[TENSORS_FILE])
         await self._shared.tell(self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}")
 
-    async def _read(self, group: GroupReady) -> Sequence[Segment]:
-        """The group's segments; a turn that stays missing is lost. Raises TrajectoryInvalid."""
+    async def _read(self, group: GroupReady) -> list[Trajectory]:
+        """The group's trajectories; a turn that stays missing is lost. Raises TrajectoryInvalid."""
         context = self._shared.context
-        expected = Expectation(
-            self._spec.training.algorithm, self._spec.rollout.temperature, self._shared.model.vocab_size, self._adapters
-        )
+        expected = Expectation(self._spec.rollout.temperature, self._shared.model.vocab_size, self._adapters)
         since = context.now()
         while True:
             try:

@@ -1,5 +1,6 @@
 """Rows into padded micro-batches, purely: which tokens share a forward pass depends on the step's data alone, never on when it came."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ class MicroBatch:
     """Right-padded rows for one forward and backward pass.
 
     ids: int64 [B, T], 0 beyond a row's end. before, targets: int64 [N], the place in the flattened ids from which each generated token is predicted, and
-    its id. behaviour, advantages: float32 [N]. depths: int64 [B, T], and sees: bool [B, T, T], which tokens a token attends to; both are absent
+    its id. behaviour, advantages: float32 [N]. sequences: int64 [N], which segment of the micro-batch it belongs to; none is cut. depths: int64 [B, T], and sees: bool [B, T, T], which tokens a token attends to; both are absent
     when every row is a chain, since a causal decoder then lets no token see a later one, and padding comes last.
     """
 
@@ -26,6 +27,7 @@ class MicroBatch:
     targets: npt.NDArray[np.int64]
     behaviour: npt.NDArray[np.float32]
     advantages: npt.NDArray[np.float32]
+    sequences: npt.NDArray[np.int64]
     depths: npt.NDArray[np.int64] | None = None
     sees: npt.NDArray[np.bool_] | None = None
 
@@ -56,12 +58,14 @@ def collate(rows: Sequence[Row]) -> MicroBatch:
     width = max(map(len, rows), default=0)
     plain = all(row.is_chain for row in rows)
     starts = range(0, len(rows) * width, width or 1)
+    segments = itertools.accumulate((row.num_segments for row in rows), initial=0)
     return MicroBatch(
         ids=_padded([row.ids for row in rows], width),
         before=_joined([row.before + start for row, start in zip(rows, starts, strict=True)], np.int64),
         targets=_joined([row.targets for row in rows], np.int64),
         behaviour=_joined([row.behaviour for row in rows], np.float32),
         advantages=_joined([row.advantages for row in rows], np.float32),
+        sequences=_joined([row.sequences + start for row, start in zip(rows, segments, strict=False)], np.int64),
         depths=None if plain else _padded([row.depths for row in rows], width),
         sees=None if plain else np.stack([_sees(row, width) for row in rows]),
     )

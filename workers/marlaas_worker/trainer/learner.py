@@ -3,6 +3,7 @@
 Knows neither bus nor blobs. Everything that it changes is its own: adapter parameters, their gradients, their moments.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Tensor
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import OptimizerSpec, TrainingSpec
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
+from marlaas_worker.rl.algorithms import ALGORITHMS
+from marlaas_worker.rl.corrections import CAPS, FLOOR, Bounds
 from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import MicroBatch, collate
@@ -25,14 +28,18 @@ class GradientInvalid(Permanent):
     """A step's gradient is not finite; its version would be ruined."""
 
 
-def loss_config(training: TrainingSpec) -> LossConfig:
-    """The job's loss."""
+def loss_config(training: TrainingSpec, max_tokens: int) -> LossConfig:
+    """The job's loss: what it says, and else what its algorithm says. max_tokens: of a turn."""
+    rule, clip, correction = ALGORITHMS[training.algorithm], training.clip, training.correction
+    kind = correction.type or rule.correction
     return LossConfig(
-        clip_low=training.clip.low,
-        clip_high=training.clip.high,
-        correction=training.correction.type,
-        cap=training.correction.cap,
+        rule=rule,
+        clip_low=rule.clip[0] if clip.low is None else clip.low,
+        clip_high=rule.clip[1] if clip.high is None else clip.high,
+        correction=Bounds(kind, correction.cap or CAPS.get(kind, math.inf), correction.floor or FLOOR),
         kl_coefficient=training.kl.coefficient,
+        kl_estimator=training.kl.estimator,
+        budget=max_tokens,
     )
 
 
@@ -49,7 +56,7 @@ class Learner:
         self._assignment = assignment
         self._training = assignment.document.spec.training
         self._temperature = assignment.document.spec.rollout.temperature
-        self._loss = loss_config(self._training)
+        self._loss = loss_config(self._training, assignment.document.spec.rollout.max_tokens)
         spec = assignment.agent.adapter
         self._adapter = model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference: AttachedAdapter | None = None
@@ -98,8 +105,9 @@ class Learner:
         trainer = self._model.logprobs(self._adapter, batch, self._temperature)
         behaviour = torch.from_numpy(batch.behaviour).to(trainer)
         advantages = torch.from_numpy(batch.advantages).to(trainer)
-        loss, sums = policy_loss(TokenRecord(trainer, behaviour, advantages, reference), self._loss)
-        if sums.num_tokens:
+        sequences = torch.from_numpy(batch.sequences).to(trainer.device)
+        loss, sums = policy_loss(TokenRecord(trainer, behaviour, advantages, sequences, reference), self._loss)
+        if sums.num_counted:
             self._model.backward(loss, batch)
         self._sums += sums
         self._work["microbatches"] += 1
@@ -112,13 +120,13 @@ class Learner:
         Besides those of the loss: computed_tokens went through the model, padding included, for segment_tokens of all segments; less where
         beginnings are shared.
 
-        Without a single generated token the weights stay as they are. Raises GradientInvalid.
+        Without a single generated token that counts the weights stay as they are. Raises GradientInvalid.
         """
         sums, metrics = self._sums, self._sums.metrics()
         metrics |= {name: float(value) for name, value in self._work.items()}
         metrics |= {"learning_rate": learning_rate(self._training.optimizer, version), "grad_norm": 0.0}
-        if sums.num_tokens:
-            metrics["grad_norm"] = self._update(sums.num_tokens, metrics["learning_rate"])
+        if sums.denominator:
+            metrics["grad_norm"] = self._update(sums.denominator, metrics["learning_rate"])
         self._optimizer.zero_grad(set_to_none=True)
         self._sums, self._work = LossSums(), Counter[str]()
         return metrics
@@ -171,12 +179,12 @@ class Learner:
         with torch.no_grad():
             return self._model.logprobs(self._reference, batch, self._temperature)
 
-    def _update(self, num_tokens: int, rate: float) -> float:
+    def _update(self, denominator: int, rate: float) -> float:
         parameters = list(self._adapter.parameters.values())
         for parameter in parameters:
             if parameter.grad is None:  # a layer that no token went through
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.div_(num_tokens)
+            parameter.grad.div_(denominator)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._training.optimizer.max_grad_norm))
         if not norm < float("inf"):
             raise GradientInvalid(f"the gradient of {self._assignment.key} has norm {norm}")

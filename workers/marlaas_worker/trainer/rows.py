@@ -38,7 +38,8 @@ class Row:
     """A tree of tokens, and the generated tokens that it predicts.
 
     ids, parents, depths: int32 [T]; a root's parent is -1 and its depth 0. before, targets: int32 [N], the place from which each generated token
-    is predicted, and its id. behaviour, advantages: float32 [N]. num_segment_tokens: tokens of its segments, shared ones counted in each.
+    is predicted, and its id. behaviour, advantages: float32 [N]. sequences: int32 [N], which of the row's num_segments segments it belongs to.
+    num_segment_tokens: tokens of its segments, shared ones counted in each.
     """
 
     ids: npt.NDArray[np.int32]
@@ -48,6 +49,8 @@ class Row:
     targets: npt.NDArray[np.int32]
     behaviour: npt.NDArray[np.float32]
     advantages: npt.NDArray[np.float32]
+    sequences: npt.NDArray[np.int32]
+    num_segments: int
     num_segment_tokens: int
 
     def __len__(self) -> int:
@@ -88,7 +91,8 @@ class _Tree:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     children: dict[tuple[int, int], int] = field(default_factory=dict)
-    predicted: list[tuple[int, int, float, float]] = field(default_factory=list)
+    predicted: list[tuple[int, int, float, float, int]] = field(default_factory=list)
+    num_segments: int = 0
     num_segment_tokens: int = 0
 
     def gain(self, segment: Segment, pairs_per_token: int, budget: int) -> int:
@@ -109,12 +113,13 @@ class _Tree:
         for token, generated, behaviour in values:
             before, place = place, self._child(place, token)
             if generated:
-                self.predicted.append((before, token, behaviour, segment.advantage))
+                self.predicted.append((before, token, behaviour, segment.advantage, self.num_segments))
+        self.num_segments += 1
         self.num_segment_tokens += len(segment)
 
     def row(self) -> Row:
-        before, targets, behaviour, advantages = (
-            zip(*self.predicted, strict=True) if self.predicted else ((), (), (), ())
+        before, targets, behaviour, advantages, sequences = (
+            zip(*self.predicted, strict=True) if self.predicted else ((), (), (), (), ())
         )
         return Row(
             ids=np.array(self.ids, np.int32),
@@ -124,6 +129,8 @@ class _Tree:
             targets=np.array(targets, np.int32),
             behaviour=np.array(behaviour, np.float32),
             advantages=np.array(advantages, np.float32),
+            sequences=np.array(sequences, np.int32),
+            num_segments=self.num_segments,
             num_segment_tokens=self.num_segment_tokens,
         )
 

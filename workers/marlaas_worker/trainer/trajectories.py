@@ -17,7 +17,7 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import GroupReady, TrajectoryRef, Turn
-from marlaas_worker.rl.advantages import Algorithm, advantages
+from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.trainer.rows import Segment
 
 MAX_CONCURRENT_READS = 32
@@ -40,14 +40,49 @@ class TurnMissing(Retryable):
 class Expectation:
     """What the job says of every turn. adapters: sha256 of the adapter file by version, as far as the trainer knows it."""
 
-    algorithm: Algorithm
     temperature: float
     vocab_size: int
     adapters: Mapping[int, str]
 
 
-async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Segment]:
-    """Fetch a group's turns and return its segments, member by member.
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One agent's turns in one episode, by number, the last of each conversation, and the environment's reward."""
+
+    turns: Mapping[int, Turn]
+    leaves: tuple[int, ...]
+    reward: float
+
+    @property
+    def longest_turn(self) -> int:
+        """Most tokens generated in one turn."""
+        return max((len(unpack_ids(turn.output_ids)) for turn in self.turns.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """How a job's rewards become advantages. overlong_tokens: the last of max_tokens over which a reward falls."""
+
+    estimator: Estimator
+    max_tokens: int
+    overlong_tokens: int
+
+    def segments(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Segment]]:
+        """Segments of each group, member by member, where rewards are compared across all trajectories given."""
+        rewards = [
+            member.reward + overlong_penalty(member.longest_turn, self.max_tokens, self.overlong_tokens)
+            for group in groups
+            for member in group
+        ]
+        values = iter(advantages(self.estimator, rewards))
+        return [
+            [part for member in group for part in segments_of(member.turns, member.leaves, next(values))]
+            for group in groups
+        ]
+
+
+async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Trajectory]:
+    """Fetch a group's turns, member by member.
 
     Raises:
         TrajectoryInvalid: something recorded is not what it must be.
@@ -55,13 +90,10 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
     """
     reader = _TurnReader(bus, blobs, group)
     members = await _all(reader.trajectory(ref) for ref in group.trajectories)
-    values = advantages(expected.algorithm, [ref.reward for ref in group.trajectories])
-    segments: list[Segment] = []
-    for ref, turns, advantage in zip(group.trajectories, members, values, strict=True):
+    for ref, turns in zip(group.trajectories, members, strict=True):
         for turn in turns.values():
             check_turn(turn, group, ref, expected)
-        segments += segments_of(turns, ref.leaves, advantage)
-    return segments
+    return [Trajectory(turns, ref.leaves, ref.reward) for ref, turns in zip(group.trajectories, members, strict=True)]
 
 
 def segments_of(turns: Mapping[int, Turn], leaves: Sequence[int], advantage: float) -> list[Segment]:

@@ -1,0 +1,64 @@
+"""Records for the tests of the loss."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tests.rl.papers import BUDGET
+from torch import Tensor
+
+from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm
+from marlaas_worker.rl.corrections import Bounds
+from marlaas_worker.rl.losses import LossConfig, TokenRecord, policy_loss
+
+NONE = Bounds("none")
+
+
+def f64(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def config_of(algorithm: Algorithm, correction: Bounds = NONE, **changes: Any) -> LossConfig:
+    """The algorithm with its paper's bounds."""
+    rule = ALGORITHMS[algorithm]
+    settings = {"clip_low": rule.clip[0], "clip_high": rule.clip[1], "budget": BUDGET} | changes
+    return LossConfig(rule=rule, correction=correction, **settings)
+
+
+def record_of(sequences: Sequence[tuple[float, Sequence[float]]], gaps: Sequence[float] | None = None) -> TokenRecord:
+    """Sequences of (advantage, ratios pi / mu of the tokens). gaps: log ref / pi of all tokens."""
+    numbers = [number for number, (_, ratios) in enumerate(sequences) for _ in ratios]
+    advantages = [advantage for advantage, ratios in sequences for _ in ratios]
+    behaviour = torch.linspace(-3.0, -0.5, len(numbers), dtype=torch.float64)
+    logs = [math.log(ratio) for _, ratios in sequences for ratio in ratios]
+    trainer = (behaviour + f64(logs)).requires_grad_()
+    reference = None if gaps is None else (trainer + f64(gaps)).detach()
+    return TokenRecord(trainer, behaviour, f64(advantages), torch.tensor(numbers), reference)
+
+
+def random_record(num_sequences: int = 9, seed: int = 0, spread: float = 0.4, reference: bool = False) -> TokenRecord:
+    """Sequences of 1 to 7 tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 8, (num_sequences,), generator=draw)
+    numbers = torch.repeat_interleave(torch.arange(num_sequences), lengths)
+    size = len(numbers)
+    behaviour = -3.0 * torch.rand(size, generator=draw, dtype=torch.float64) - 0.1
+    trainer = (behaviour + spread * torch.randn(size, generator=draw, dtype=torch.float64)).requires_grad_()
+    advantages = torch.randn(num_sequences, generator=draw, dtype=torch.float64)[numbers]
+    gaps = 0.7 * torch.randn(size, generator=draw, dtype=torch.float64)
+    return TokenRecord(trainer, behaviour, advantages, numbers, (trainer + gaps).detach() if reference else None)
+
+
+def part_of(record: TokenRecord, places: Tensor) -> TokenRecord:
+    """Some sequences of a record, numbered anew from 0; places: bool [T]."""
+    left = record.where(places)
+    _, numbers = torch.unique(left.sequences, return_inverse=True)
+    return TokenRecord(left.trainer, left.behaviour, left.advantages, numbers, left.reference)
+
+
+def normalised(record: TokenRecord, config: LossConfig) -> tuple[float, Tensor]:
+    """The loss of a step that consists of this record, and its gradient by the trainer's logprobs."""
+    loss, sums = policy_loss(record, config)
+    (gradient,) = torch.autograd.grad(loss, record.trainer)
+    return loss.item() / sums.denominator, gradient / sums.denominator

@@ -1,0 +1,158 @@
+"""Every algorithm against numbers from paper and pencil, and against its paper's formula written out slowly."""
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from tests.rl.papers import OBJECTIVES
+from tests.rl.records import config_of, f64, normalised, random_record, record_of
+
+from marlaas_api.kinds import CorrectionSpec, TrainingSpec
+from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm, Correction
+from marlaas_worker.rl.corrections import Bounds
+from marlaas_worker.rl.losses import policy_loss
+
+NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
+
+# Three sequences: better than expected and above every clip; worse and below; a long one whose ratios multiply to 1.
+BATCH = [(1.0, [1.5, 1.0]), (-2.0, [0.5]), (1.0, [2.0, 0.5, 1.0, 1.0])]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "objective", "slopes"),
+    [
+        # (1.2 + 1)/2 - 2 * 0.8 + (1.2 + 0.5 + 1 + 1)/4, over 3 sequences
+        ("grpo", (1.1 - 1.6 + 0.925) / 3, [0, 1 / 6, 0, 0, 0.5 / 12, 1 / 12, 1 / 12]),
+        ("reinforce++", (1.1 - 1.6 + 0.925) / 3, [0, 1 / 6, 0, 0, 0.5 / 12, 1 / 12, 1 / 12]),
+        # the same sums, undivided by lengths: over 3 sequences of a budget of 256
+        ("dr-grpo", (2.2 - 1.6 + 3.7) / 768, [0, 1 / 768, 0, 0, 0.5 / 768, 1 / 768, 1 / 768]),
+        # held at 1.28 instead of 1.2, over 7 tokens
+        ("dapo", (2.28 - 1.6 + 3.78) / 7, [0, 1 / 7, 0, 0, 0.5 / 7, 1 / 7, 1 / 7]),
+        # s = sqrt(1.5) is held at 1.0004, 0.5 at 0.9997, and the geometric mean of the third is 1
+        ("gspo", (1.0004 - 2 * 0.9997 + 1) / 3, [0, 0, 0, 1 / 12, 1 / 12, 1 / 12, 1 / 12]),
+        # every token by its ratio, over 3 sequences
+        ("rloo", (2.5 - 1 + 4.5) / 3, [1.5 / 3, 1 / 3, -1 / 3, 2 / 3, 0.5 / 3, 1 / 3, 1 / 3]),
+        # every token by its ratio up to 5, over 7 tokens
+        ("cispo", (2.5 - 1 + 4.5) / 7, [1.5 / 7, 1 / 7, -1 / 7, 2 / 7, 0.5 / 7, 1 / 7, 1 / 7]),
+    ],
+)
+def test_the_objective_and_its_slopes_are_the_ones_computed_by_hand(
+    algorithm: Algorithm, objective: float, slopes: list[float]
+) -> None:
+    loss, gradient = normalised(record_of(BATCH), config_of(algorithm))
+    assert loss == pytest.approx(-objective)
+    assert torch.allclose(-gradient, f64(slopes), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("spread", [1e-4, 0.05, 0.6])
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm: Algorithm, spread: float) -> None:
+    for seed in range(5):
+        record = random_record(seed=seed, spread=spread)
+        leaves = [value.detach().clone().requires_grad_() for value in record.trainer]
+        batch = []
+        for number in range(9):
+            places = torch.nonzero(record.sequences == number).flatten().tolist()
+            behaviour = [record.behaviour[place].item() for place in places]
+            batch.append(([leaves[place] for place in places], behaviour, record.advantages[places[0]].item()))
+        OBJECTIVES[algorithm](batch).backward()  # type: ignore[no-untyped-call]
+        expected = torch.stack([torch.zeros(()).double() if leaf.grad is None else leaf.grad for leaf in leaves])
+        assert torch.allclose(-normalised(record, config_of(algorithm))[1], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_a_token_of_zero_advantage_teaches_nothing(algorithm: Algorithm) -> None:
+    record = record_of([(0.0, [1.5, 0.5]), (1.0, [1.0])])
+    assert normalised(record, config_of(algorithm))[1].tolist()[:2] == [0.0, 0.0]
+
+
+def test_on_policy_algorithms_that_differ_by_their_clip_alone_are_the_same() -> None:
+    record = random_record(spread=0.0)
+    slopes = {name: normalised(record, config_of(name))[1] for name in NAMES}
+    assert torch.allclose(slopes["grpo"], slopes["gspo"])
+    assert torch.allclose(slopes["dapo"], slopes["cispo"])
+    assert torch.allclose(slopes["dr-grpo"] * 256, slopes["rloo"])
+    assert not torch.allclose(slopes["grpo"], slopes["dapo"])
+
+
+def test_rare_tokens_rise_further_with_dapo_than_with_grpo_and_cispo_never_lets_go() -> None:
+    record = record_of([(1.0, [1.25])])
+    assert normalised(record, config_of("grpo"))[1].item() == 0.0
+    assert normalised(record, config_of("dapo"))[1].item() == pytest.approx(-1.25)
+    far = record_of([(1.0, [20.0]), (-1.0, [20.0])])
+    assert normalised(far, config_of("cispo"))[1].tolist() == pytest.approx([-2.5, 2.5])
+    assert policy_loss(far, config_of("cispo"))[1].metrics()["clip_fraction"] == 1.0
+
+
+def test_long_wrong_replies_are_punished_per_token_as_short_ones_unless_grpo_divides_by_length() -> None:
+    record = record_of([(-1.0, [1.0]), (-1.0, [1.0] * 9)])
+    for name, favour in (("grpo", 9), ("dr-grpo", 1), ("dapo", 1), ("rloo", 1)):
+        slopes = normalised(record, config_of(name))[1]  # type: ignore[arg-type]
+        assert (slopes[0] / slopes[1]).item() == pytest.approx(favour), name
+
+
+def test_gspo_moves_the_tokens_of_a_sequence_alike() -> None:
+    record = record_of([(1.0, [4.0, 0.2, 1.1])])
+    slopes = normalised(record, config_of("gspo"))[1]
+    assert slopes.tolist() == pytest.approx([-((4.0 * 0.2 * 1.1) ** (1 / 3)) / 3] * 3)
+
+
+def test_the_policy_gradient_is_that_of_the_exact_return_in_expectation() -> None:
+    draw = torch.Generator().manual_seed(6)
+    logits = torch.randn(6, generator=draw, dtype=torch.float64).requires_grad_()
+    behaviour = torch.log_softmax(torch.randn(6, generator=draw, dtype=torch.float64), 0)
+    values = torch.randn(6, generator=draw, dtype=torch.float64)
+    policy = torch.log_softmax(logits, 0)
+    exact = torch.autograd.grad(-(policy.exp() * values).sum(), logits, retain_graph=True)[0]
+    estimate = torch.zeros_like(exact)
+    for token in range(6):  # every reply once, weighed by how often the behaviour policy gives it
+        record = record_of([(values[token].item(), [1.0])])
+        one = type(record)(
+            policy[token : token + 1], behaviour[token : token + 1], *(record.advantages, record.sequences)
+        )
+        loss = policy_loss(one, config_of("rloo"))[0]
+        estimate += behaviour[token].exp() * torch.autograd.grad(loss, logits, retain_graph=True)[0]
+    assert torch.allclose(estimate, exact, rtol=1e-12, atol=1e-14)
+
+
+# the table ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_kinds_the_table_and_the_page_name_the_same_algorithms_and_corrections() -> None:
+    assert tuple(ALGORITHMS) == NAMES == get_args(TrainingSpec.model_fields["algorithm"].annotation)
+    literal = get_args(CorrectionSpec.model_fields["type"].annotation)[0]
+    assert get_args(Correction) == get_args(literal)
+
+
+def test_bounds_that_a_job_does_not_give_are_those_of_the_papers() -> None:
+    assert {name: rule.clip for name, rule in ALGORITHMS.items() if rule.surrogate != "weighted"} == {
+        "grpo": (0.2, 0.2),
+        "dr-grpo": (0.2, 0.2),
+        "dapo": (0.2, 0.28),
+        "gspo": (3e-4, 4e-4),
+        "reinforce++": (0.2, 0.2),
+        "cispo": (1.0, 4.0),
+    }
+
+
+def test_only_what_strict_mode_refuses_compares_across_the_step() -> None:
+    spanning = [name for name, rule in ALGORITHMS.items() if rule.over == "step"]
+    assert spanning == ["reinforce++"]
+    for name in NAMES:
+        body = {"steps": 1, "algorithm": name}
+        assert TrainingSpec.model_validate({**body, "maxStaleness": 1}).algorithm == name
+        if name in spanning:
+            with pytest.raises(ValueError, match="allows no statistic that spans the batch"):
+                TrainingSpec.model_validate({**body, "maxStaleness": 0})
+        else:
+            assert TrainingSpec.model_validate({**body, "maxStaleness": 0}).max_staleness == 0
+
+
+def test_truncation_closes_the_side_that_the_clip_leaves_open() -> None:
+    record = record_of([(-1.0, [6.0]), (1.0, [6.0]), (-1.0, [1.5])])
+    free = normalised(record, config_of("grpo"))[1]
+    bounded = normalised(record, config_of("grpo", Bounds("truncated", cap=2.0)))[1]
+    assert free.tolist() == pytest.approx([2.0, 0.0, 0.5])
+    assert bounded.tolist() == pytest.approx([2 / 3, 0.0, 0.5])
+    assert math.isfinite(bounded.sum().item())

@@ -1,0 +1,61 @@
+"""The estimators by hand, and their gradients against that of the exact KL."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.rl.records import config_of, f64, normalised, record_of
+
+from marlaas_worker.rl.kl import KlEstimator, kl_estimate, kl_penalty
+
+LOG2 = math.log(2.0)
+ALL: tuple[KlEstimator, ...] = ("k1", "k2", "k3")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "slope"),
+    [("k1", -LOG2, 1.0 - LOG2), ("k2", LOG2**2 / 2, -LOG2), ("k3", 2.0 - 1.0 - LOG2, -LOG2)],
+)
+def test_value_and_slope_are_the_ones_computed_by_hand(estimator: KlEstimator, value: float, slope: float) -> None:
+    record = record_of([(0.0, [1.0])], [LOG2])  # the reference finds the token twice as likely
+    loss, gradient = normalised(record, config_of("dapo", kl_coefficient=0.5, kl_estimator=estimator))
+    assert loss == pytest.approx(0.5 * value)
+    assert gradient.item() == pytest.approx(0.5 * slope)
+
+
+def test_off_policy_tokens_are_weighed_by_their_ratio() -> None:
+    record = record_of([(0.0, [3.0])], [LOG2])
+    loss, gradient = normalised(record, config_of("dapo", kl_coefficient=1.0))
+    assert loss == pytest.approx(3.0 * (1.0 - LOG2))
+    assert gradient.item() == pytest.approx(-3.0 * LOG2)
+
+
+@pytest.mark.parametrize("estimator", ALL)
+def test_the_gradient_is_that_of_the_exact_reverse_kl_in_expectation(estimator: KlEstimator) -> None:
+    draw = torch.Generator().manual_seed(5)
+    logits = torch.randn(6, generator=draw, dtype=torch.float64).requires_grad_()
+    reference = torch.log_softmax(torch.randn(6, generator=draw, dtype=torch.float64), 0)
+    behaviour = torch.log_softmax(torch.randn(6, generator=draw, dtype=torch.float64), 0)
+    policy = torch.log_softmax(logits, 0)
+    exact = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)[0]
+    per_token = kl_penalty(estimator, policy, reference, (policy - behaviour).exp().detach())  # each token once,
+    estimate = torch.autograd.grad((behaviour.exp() * per_token).sum(), logits)[0]  # sampled from the behaviour policy
+    assert torch.allclose(estimate, exact, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_unbiased_estimators_are_right_on_average(estimator: KlEstimator) -> None:
+    draw = torch.Generator().manual_seed(7)
+    policy, reference = (torch.log_softmax(torch.randn(6, generator=draw, dtype=torch.float64), 0) for _ in "ab")
+    exact = (policy.exp() * (policy - reference)).sum()
+    assert (policy.exp() * kl_estimate(estimator, policy, reference)).sum().item() == pytest.approx(exact.item())
+
+
+@given(gap=st.floats(-10, 10))
+def test_k2_and_k3_are_never_negative_and_zero_only_for_equal_policies(gap: float) -> None:
+    for estimator in ("k2", "k3"):
+        estimate = kl_estimate(estimator, f64([-1.0]), f64([-1.0 + gap])).item()  # type: ignore[arg-type]
+        assert estimate >= 0.0
+        assert estimate > 0.0 or abs(gap) < 1e-6
