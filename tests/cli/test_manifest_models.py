@@ -71,8 +71,9 @@ def test_a_damaged_file_is_named(complaints: Complaints, tmp_path: Path) -> None
     ]
 
 
-def test_a_path_of_another_machine_is_not_judged(complaints: Complaints) -> None:
-    assert complaints((BUILTIN, "{path: /nowhere/model}"), targets("anything"), runnable=False) == []
+@pytest.mark.parametrize("path", ["/nowhere/model", "."])
+def test_a_path_of_another_machine_is_not_judged(complaints: Complaints, path: str) -> None:
+    assert complaints((BUILTIN, f"{{path: {path}}}"), targets("anything"), runnable=False) == []
 
 
 def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(complaints: Complaints, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def _facts(model: ModelSpec, runnable: bool) -> ModelFacts | None:
         _known(model.builtin)
         folder = prepared(model.builtin)
     elif model.path is not None:
-        there = Path(model.path).expanduser().is_dir()
+        there = (Path(model.path).expanduser() / "config.json").is_file()
         folder = resolve(model) if runnable or there else None
     else:
         folder = cached(model.hub.id, model.hub.revision) if model.hub is not None else None
