@@ -1,0 +1,115 @@
+"""Every dataset of reasoning-gym, and the levels of its curricula."""
+
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from marlaas.environment import Agent, EpisodeState, Split, Task
+from marlaas.envs.loading import resolve
+from marlaas.envs.playing import play_episode
+from marlaas.envs.puzzles import Puzzles, dataset_names
+from marlaas.envs.scripted import ScriptedReplies
+from marlaas_api.errors import InvalidInput
+
+ODD_ANSWERS = ("", "?", "1", "-1e999", "{", "[[1", "9" * 5000, "((", "x=1/0", "\0", "a\nb", "None")
+NEEDS_A_CONFIG = {"composite": {"datasets": [{"name": "chain_sum"}, {"name": "leg_counting", "weight": 2}]}}
+HAVE_NO_ANSWER_OF_THEIR_OWN = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
+CURRICULUM = {"dataset": "chain_sum", "curriculum": {"num_terms": [0, 4], "num_digits": 1}, "curriculum_tasks": 10}
+
+
+def agent() -> Agent:
+    return EpisodeState(["policy"], ScriptedReplies([])).agents()["policy"]
+
+
+def outcomes(name: str) -> list[object]:
+    """What is wrong with a dataset: for one task of each split, its own answer earns 1, odd ones earn 0 to 1 and break nothing."""
+    wrong: list[object] = []
+    puzzles = Puzzles(name, NEEDS_A_CONFIG.get(name, {}), {}, 0)
+    for split in Split:
+        puzzle = puzzles.draw(Task(split, 0, 7))
+        scores = [puzzle.score(agent(), answer) for answer in ODD_ANSWERS]
+        own = 1.0 if name in HAVE_NO_ANSWER_OF_THEIR_OWN else puzzle.score(agent(), puzzle.entry["answer"])
+        if own != 1.0 or not all(0 <= score <= 1 for score in scores):
+            wrong.append((name, split, own, scores))
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the package's
+def test_every_dataset_can_be_played() -> None:
+    assert len(dataset_names()) == 106
+    assert [found for name in dataset_names() for found in outcomes(name)] == []
+
+
+def test_a_composite_needs_its_parts() -> None:
+    with pytest.raises(InvalidInput, match="composite needs its config: datasets, a list"):
+        Puzzles("composite", {}, {}, 0)
+    with pytest.raises(InvalidInput, match="expected name, weight, config"):
+        Puzzles("composite", {"datasets": [{"nam": "chain_sum"}]}, {}, 0)
+    with pytest.raises(InvalidInput, match="did you mean 'chain_sum'"):
+        Puzzles("composite", {"datasets": [{"name": "chain_sums"}]}, {}, 0)
+
+
+def drawn(split: Split, index: int, args: dict[str, Any] = CURRICULUM) -> str:
+    replies = ScriptedReplies(["0"])
+    play_episode(resolve("reasoning-gym", args).create(), Task(split, index, 7), EpisodeState(["policy"], replies))
+    return str(replies.asked[0].request.append[-1].content)  # type: ignore[union-attr]
+
+
+def num_terms(question: str) -> int:
+    return len(re.findall(r"\d+", question))
+
+
+def test_a_curriculum_makes_later_tasks_harder_and_the_held_out_ones_hardest() -> None:
+    assert [num_terms(drawn(Split.TRAIN, index)) for index in (0, 1)] == [2, 2]
+    assert max(num_terms(drawn(Split.TRAIN, index)) for index in range(10, 20)) > 4
+    assert max(num_terms(drawn(Split.EVAL, index)) for index in range(10)) > 4
+    assert max(len(number) for number in re.findall(r"\d+", drawn(Split.TRAIN, 0))) <= 2
+
+
+def test_a_task_is_the_same_whatever_was_played_before() -> None:
+    later = drawn(Split.TRAIN, 8)
+    assert [drawn(Split.TRAIN, index) for index in (8, 0, 8)] == [later, drawn(Split.TRAIN, 0), later]
+
+
+def test_levels_are_logged() -> None:
+    environment = resolve("reasoning-gym", CURRICULUM).create()
+    outcome = play_episode(environment, Task(Split.TRAIN, 5, 7), EpisodeState(["policy"], ScriptedReplies(["0"])))
+    assert outcome.metrics.items() >= {"level_num_terms": 2.0, "level_num_digits": 1.0}.items()
+
+
+def test_attributes_that_are_not_named_keep_the_config_or_the_first_level() -> None:
+    args = {"dataset": "chain_sum", "curriculum": {"num_terms": 0}, "config": {"min_digits": 4, "max_digits": 4}}
+    assert {len(number) for number in re.findall(r"\d+", drawn(Split.TRAIN, 0, args))} == {4}
+    del args["config"]
+    assert {len(number) for number in re.findall(r"\d+", drawn(Split.TRAIN, 0, args))} == {1}
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"curriculum": {"num_term": 1}}, "did you mean 'num_terms'.*it has num_terms, num_digits"),
+        ({"curriculum": {"num_terms": 11}}, "a level from 0 to 10"),
+        ({"curriculum": {"num_terms": [0, 1]}}, "curriculum_tasks"),
+        ({"curriculum": {"num_terms": 1}, "config": {"max_terms": 3}}, "config sets 'max_terms'"),
+        ({"dataset": "acre", "curriculum": {"a": 1}}, "has no curriculum; its config"),
+        ({"dataset": "rubiks_cube", "curriculum": {"cube_size": 4}}, r"at the levels \{'cube_size': 4\}"),
+    ],
+)
+def test_curricula_that_cannot_be_taken(args: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        resolve("reasoning-gym", {"dataset": "chain_sum", **args}).create()
+
+
+def test_answers_are_scored_in_any_thread() -> None:
+    puzzle = Puzzles("chain_sum", {}, {}, 0).draw(Task(Split.TRAIN, 0, 7))
+    scores: list[float] = []
+    answer = f"{puzzle.entry['answer']}.00"
+    thread = threading.Thread(target=lambda: scores.append(puzzle.score(agent(), answer)))
+    thread.start()
+    thread.join()
+    assert scores == [1.0]
