@@ -34,3 +34,29 @@ def test_groups_without_signal_say_why(document, play, rewards, verdict, kept):
     assert group.verdict is verdict
     assert len(group.trajectories) == kept
     assert group.faults.get("env", 0) == 2 - kept
+
+
+@pytest.mark.parametrize(
+    ("rewards", "difficulty"),
+    [
+        ((1.0, 0.0), "varied"),
+        ((0.8, 0.8), "solved"),
+        ((0.5, 0.5), "solved"),
+        ((0.4, 0.4), "hopeless"),
+        ((0.0, 0.0), "hopeless"),
+        ((1.0, None), None),
+    ],
+)
+def test_a_group_says_how_hard_its_task_was_unless_faults_left_nothing_to_say(document, play, rewards, difficulty):
+    store = Experience("policy", 2)
+    group = [store.add(episode) for episode in play(document(), 0, rewards)][-1]
+    assert group is not None
+    assert group.difficulty(0.5) == difficulty
+
+
+def test_a_task_that_comes_again_has_a_group_of_its_own(document, play):
+    store = Experience("policy", 2)
+    again = [episode.model_copy(update={"index": 1}) for episode in play(document(), 5, (1.0, 0.0))]
+    group = [store.add(episode) for episode in again][-1]
+    assert group is not None
+    assert (group.index, group.task) == (5, 1)

@@ -92,3 +92,26 @@ async def another(folder):
     made = Stage(folder / "other")
     await made.bus.ensure()
     return made
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+async def test_killed_while_sampling_runs_ahead_no_group_is_doubled_and_no_skip_is_lost(stage, document, seam):
+    job = document(steps=8, maxStaleness=2, data=DATA)
+    count = 0
+
+    def hook(name: str) -> None:
+        nonlocal count
+        if name == seam:
+            count += 1
+            if count % 4 == 3:
+                raise Killed(name)
+
+    failpoints.hook = hook
+    played, steps, level = await play(stage, job)
+    assert stage.deaths > 0
+    indices = [index for step in steps for index in step.indices]
+    assert len(indices) == len(set(indices))
+    skipped = level.skipped_solved + level.skipped_hopeless
+    issued = {int(group.rpartition("t")[2]) for group in played}
+    assert len(issued) + skipped == max(issued) + 1, "gaps are skips"
+    assert 0 < sum(step.skipped_solved + step.skipped_hopeless for step in steps) <= skipped
