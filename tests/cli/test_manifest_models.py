@@ -125,3 +125,8 @@ def test_packages_that_the_workers_lack_are_named_before_anything_is_started(
         f"job.yaml:4: spec.rollout.engine: the Python package vllm is not installed; {how} (reference needs none, and is slow)",
     ]
     assert complaints(runnable=False) == []
+
+
+def test_a_wrong_layer_of_a_builtin_model_is_told_once(complaints: Complaints) -> None:
+    (line,) = complaints(targets("qproj"))
+    assert line.endswith("found 'qproj'; did you mean 'q_proj'?")

@@ -37,9 +37,7 @@ def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
         if facts is not None:
             known.append((pool, facts))
             yield from pool.source.findings(unadaptable(facts, pool.object))
-            for job in contents.jobs:
-                if job.object.spec.pool_ref.name == pool.object.metadata.name:
-                    yield from job.source.findings(unknown_targets(facts, job.object))
+            yield from _wrong_targets(contents, pool.object, facts)
     if here is not None:
         yield from _too_big(known, here.limit)
 
@@ -54,6 +52,13 @@ def memory_notes(contents: Contents) -> Iterator[Finding]:
             known.append((pool, facts))
     if here is not None:
         yield from _too_big(known, here.free, " now, because of what else runs on this machine")
+
+
+def _wrong_targets(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
+    if pool.spec.model.builtin is None:  # those are known without looking: `kinds.checks`
+        for job in contents.jobs:
+            if job.object.spec.pool_ref.name == pool.metadata.name:
+                yield from job.source.findings(unknown_targets(facts, job.object))
 
 
 def missing_packages(pool: ModelPool) -> Iterator[Problem]:
