@@ -116,6 +116,17 @@ def test_a_leaf_within_another_leafs_conversation_adds_nothing() -> None:
     assert cut(turn(0), turn(1, 0), leaves=(0, 1)) == cut(turn(0), turn(1, 0), leaves=(1,))
 
 
+NOTHING = {"prompt_ids": b"", "output_ids": b"", "logprobs": b"", "stop_reason": StopReason.CONTEXT}
+
+
+def test_a_prompt_that_never_fitted_the_context_leaves_no_segment_and_breaks_nothing() -> None:
+    too_long = turn(0, **NOTHING)
+    check_turn(too_long, group((0,)), group((0,)).trajectories[0], EXPECTED)
+    assert cut(too_long, leaves=(0,)) == []
+    rewritten = turn(1, 0, opens=True, **NOTHING)
+    assert cut(turn(0), rewritten, leaves=(1,)) == cut(turn(0), leaves=(0,))
+
+
 def test_a_member_in_which_the_agent_never_spoke_has_no_segments() -> None:
     assert cut(leaves=()) == []
 

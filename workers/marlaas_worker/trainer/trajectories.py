@@ -99,7 +99,8 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
 def segments_of(turns: Mapping[int, Turn], leaves: Sequence[int], advantage: float) -> list[Segment]:
     """Cut a trajectory into segments: one per way from a leaf, or from where a segment was left, back to where its segment opens.
 
-    A turn on several ways is trained on the first of them and context on the others.
+    A turn on several ways is trained on the first of them and context on the others. A prompt that did not fit the context window was
+    never fed: it opened a segment of no tokens, of which nothing is left here.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
     ways = {tip: _way(turns, tip) for tip in sorted({*leaves, *left})}
@@ -110,7 +111,7 @@ def segments_of(turns: Mapping[int, Turn], leaves: Sequence[int], advantage: flo
         if tip not in inner:
             segments.append(_segment(way, trained, advantage))
             trained |= {turn.turn for turn in way}
-    return segments
+    return [segment for segment in segments if len(segment)]
 
 
 def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:
@@ -147,7 +148,7 @@ def _check_tokens(turn: Turn, vocab_size: int) -> None:
     prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
     if len(output) != len(logprobs):
         raise _invalid(turn, f"{len(output)} generated tokens with {len(logprobs)} logprobs")
-    if turn.opens_segment and not len(prompt):
+    if turn.opens_segment and len(output) and not len(prompt):
         raise _invalid(turn, "it opens a segment without a prompt")
     if not np.isfinite(logprobs).all() or (logprobs > ROUNDING).any():
         raise _invalid(turn, "a logprob is above zero or not finite")
