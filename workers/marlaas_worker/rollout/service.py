@@ -25,6 +25,7 @@ from marlaas_worker.rollout.report import Reporter
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.story import Story
 from marlaas_worker.rollout.supervision import SupervisedEngine
+from marlaas_worker.rollout.templates import EndingTokenizer, TemplateNotice
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.versions import Versions
 
@@ -51,7 +52,7 @@ def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int
     return VllmEngine(model, pool.spec, end_ids, context.scratch)
 
 
-async def serve_engine(context: RoleContext, pool: str, tokenizer: Tokenizer, engine: Engine) -> None:
+async def serve_engine(context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine) -> None:
     """Serve a pool with a given engine, started and stopped here, until told to stop."""
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -64,7 +65,7 @@ class _Rollout:
     """The parts and how they call each other."""
 
     def __init__(
-        self, context: RoleContext, pool: str, tokenizer: Tokenizer, engine: Engine, tasks: asyncio.TaskGroup
+        self, context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine, tasks: asyncio.TaskGroup
     ) -> None:
         self._context = context
         self._pool = pool
@@ -78,6 +79,7 @@ class _Rollout:
         self._meter = EngineMeter()
         self._policies = Policies(context.bus, pool, self._changed.set)
         self._story = Story(context)
+        self._template = TemplateNotice(self._story, tokenizer)
         self._reporter = Reporter(context, pool, self._report)
         self._library = Library(self._policies, context.blobs, context.scratch / "adapters")
         self._versions = Versions(self._engine, self._library, load_proven, self._story, self._reporter.changed)
@@ -148,6 +150,7 @@ class _Rollout:
 
     async def _listen(self) -> None:
         served = [] if self._draining else self._policies.served()
+        self._template.tell(one.document.ref for one in served)
         try:
             await self._reception.listen_to({one.subject for one in served})
         except BusUnavailable as error:

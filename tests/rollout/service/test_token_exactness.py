@@ -1,0 +1,239 @@
+"""Token in, token out, through the whole of it: 1,000 random episodes, from the requests of a sandbox to the segments of a trainer.
+
+What is compared was written down by neither side: what the engine was fed and what it drew.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.rollout.service.conftest import LIMITS, POOL, Job, ScriptedEngine
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from marlaas.models import prepare
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.messages import ChatMessage, GenerateRequest, GroupReady, StopReason, ToolCall, TrajectoryRef
+from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.engine import Completion, LoadedAdapter, Sampling
+from marlaas_worker.rollout.service import serve_engine
+from marlaas_worker.rollout.templates import rewritten
+from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
+from marlaas_worker.sandbox.ledger import Ledger
+from marlaas_worker.sandbox.said import TurnSaying
+from marlaas_worker.sandbox.turns import TurnClient
+from marlaas_worker.trainer.rows import Segment
+from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group, segments_of
+
+MEMBERS = 2
+FORGETFUL = "forgetful"
+MAX_TURNS = 6
+WORDS = [
+    "reverse: ",
+    "abc",
+    "3 + 4",
+    " is",
+    "\n",
+    "  ",
+    "é",
+    "</think>",
+    "<tool_call>",
+    "<|end|>",
+    "<|im_end|>",
+    "the",
+    " ",
+]
+TOOL = json.dumps({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}})
+THINKS = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template that drops reasoning from its past, as some do, and shows tools."""
+
+
+def forgetful() -> PretrainedTokenizer:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(["the tool answers three plus fourteen user assistant system"] * 8, trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", chat_template=THINKS)
+    return PretrainedTokenizer(made)
+
+
+def tokenizer_of(name: str) -> PretrainedTokenizer:
+    return forgetful() if name == FORGETFUL else PretrainedTokenizer.load(str(prepare(name)))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One generation as the engine saw it."""
+
+    prompt: list[int]
+    output: list[int]
+    logprobs: list[float]
+
+
+@dataclass
+class DrawingEngine(ScriptedEngine):
+    """Draws words, or any ids at all, and keeps what it was fed and what it drew, by episode."""
+
+    tokenizer: PretrainedTokenizer | None = None
+    vocabulary: int = 0
+    drawn: dict[str, list[Drawn]] = field(default_factory=lambda: defaultdict(list))
+
+    async def generate(
+        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+    ) -> Completion:
+        assert self.tokenizer is not None
+        rng = random.Random(sampling.seed)
+        room = min(sampling.max_tokens, self.limits.max_model_len - len(prompt_ids))
+        ids = [one for _ in range(rng.randint(0, 5)) for one in self._some(rng)]
+        if rng.random() < 0.7:
+            ids.append(rng.choice(sorted(self.tokenizer.end_ids)))
+        ends = bool(ids) and ids[-1] in self.tokenizer.end_ids and len(ids) <= room
+        ids = ids[:room] or self._some(rng)[:1]
+        stop = StopReason.STOP if ends else StopReason.LENGTH if room == sampling.max_tokens else StopReason.CONTEXT
+        logprobs = [-rng.random() for _ in ids]
+        self.drawn[request.partition(".")[0]].append(Drawn(prompt_ids.tolist(), ids, logprobs))
+        return Completion(tuple(ids), tuple(logprobs), stop)
+
+    def _some(self, rng: random.Random) -> list[int]:
+        """A word as text would be tokenised, or ids as no tokenizer would choose them; no end token within."""
+        assert self.tokenizer is not None
+        word = self.tokenizer.encode(rng.choice(WORDS)) if rng.random() < 0.7 else [rng.randrange(self.vocabulary)]
+        return [one for one in word if one not in self.tokenizer.end_ids] or [self.vocabulary - 1]
+
+
+@dataclass
+class Play:
+    """One random episode as a sandbox plays it."""
+
+    client: TurnClient
+    job: Job
+    group: int
+    member: int
+    tools: bool
+    ledger: Ledger = field(default_factory=lambda: Ledger(("policy",), MAX_TURNS))
+    raw: set[int] = field(default_factory=set)
+
+    async def run(self) -> TrajectoryRef:
+        rng = random.Random(f"{self.group}/{self.member}")
+        for number in range(rng.randint(1, MAX_TURNS)):
+            await self._turn(rng, number)
+        episode = self.job.request(self.group, self.member).episode
+        return TrajectoryRef(member=self.member, episode=episode, leaves=self.ledger.leaves()["policy"], reward=0.0)
+
+    async def _turn(self, rng: random.Random, number: int) -> None:
+        parent = rng.choice([None, *range(number), number - 1, number - 1]) if number else None
+        raw = parent in self.raw or rng.random() < 0.15
+        if raw and (parent is None or parent in self.raw):
+            self.raw.add(number)  # began as raw text: it cannot go on as chat
+        append = _text(rng) if raw else tuple(_message(rng) for _ in range(rng.randint(1, 3)))
+        tools = (TOOL,) * rng.randint(0, 1) if self.tools and not raw and rng.random() < 0.5 else None
+        changes = {"parent": parent, "append": append, "tools": tools, "max_tokens": rng.choice([None, 1, 4, 30])}
+        request = self.job.request(self.group, self.member, number, **changes)
+        reply = await self.client.generate(request)
+        assert reply.stop_reason is not None
+        self.ledger.note(_saying(request), reply.stop_reason)
+
+
+def _saying(request: GenerateRequest) -> TurnSaying:
+    return TurnSaying(kind="turn", agent=request.agent, parent=request.parent, append="x", max_tokens=None)
+
+
+def _text(rng: random.Random) -> str:
+    return "".join(rng.choice(WORDS) for _ in range(rng.randint(1, 6)))
+
+
+def _message(rng: random.Random) -> ChatMessage:
+    role = rng.choice(("user", "tool", "system", "assistant"))
+    calls = (ToolCall(name="add", arguments='{"a": 1}'),) * (role == "assistant" and rng.random() < 0.3)
+    return ChatMessage(role=role, content=_text(rng), tool_calls=calls)
+
+
+@contextlib.asynccontextmanager
+async def serving(town: Any, tokenizer: PretrainedTokenizer, engine: DrawingEngine) -> AsyncIterator[None]:
+    engine.open.set()
+    context = RoleContext("rollout-0", await town.connect("rollout-0"), town.blobs, town.scratch / "rollout-0")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve_engine(context, POOL, tokenizer, engine))
+        await town.report("rollout-0", lambda report: report.ready)
+        try:
+            yield
+        finally:
+            context.stop.set()
+
+
+async def read(town: Any, job: Job, group: int, refs: Sequence[TrajectoryRef], vocabulary: int) -> list[Trajectory]:
+    """What a trainer reads of a group, by member."""
+    request = job.request(group)
+    ready = GroupReady(
+        **request.model_dump(include={"namespace", "job", "uid", "agent", "group"}),
+        step=0,
+        base_version=0,
+        position=0,
+        index=group,
+        version=0,
+        trajectories=tuple(refs),
+    )
+    return await read_group(town.bus, MemoryBlobs(), ready, Expectation(1.0, vocabulary, {}))
+
+
+def assert_trained_as_drawn(drawn: list[Drawn], trained: list[Segment]) -> None:
+    """Every generated token is trained once, after exactly the ids that the engine was fed, and nothing else is."""
+    for one in drawn:
+        whole, begin, end = [*one.prompt, *one.output], len(one.prompt), len(one.prompt) + len(one.output)
+        places = [
+            segment
+            for segment in trained
+            if segment.ids[:end].tolist() == whole
+            and segment.generated[begin:end].all()
+            and np.array_equal(segment.behaviour[begin:end], np.asarray(one.logprobs, np.float32))
+        ]
+        assert len(places) == 1
+    assert sum(int(segment.generated.sum()) for segment in trained) == sum(len(one.output) for one in drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_episodes", "max_model_len"),
+    [("tiny", 400, 250), ("smollm2-135m-instruct", 400, 100), (FORGETFUL, 200, 400)],
+)
+async def test_what_was_generated_is_what_is_trained_token_for_token(
+    town: Any, name: str, num_episodes: int, max_model_len: int
+) -> None:
+    tokenizer = await asyncio.to_thread(tokenizer_of, name)
+    vocabulary = len(tokenizer._tokenizer)
+    engine = DrawingEngine(
+        limits=replace(LIMITS, max_model_len=max_model_len), tokenizer=tokenizer, vocabulary=vocabulary
+    )
+    job = await town.job(rollout={"maxTokens": 64})
+    num_rewritten = full = 0
+    async with serving(town, tokenizer, engine), TurnClient(town.bus) as client:
+        for group in range(num_episodes // MEMBERS):
+            plays = [Play(client, job, group, member, tools=name == FORGETFUL) for member in range(MEMBERS)]
+            refs = await asyncio.gather(*(play.run() for play in plays))
+            for ref, read_back in zip(refs, await read(town, job, group, refs, vocabulary), strict=True):
+                trained = segments_of(read_back.turns, read_back.leaves, 1.0)
+                assert_trained_as_drawn(engine.drawn[ref.episode], trained)
+                num_rewritten += sum(
+                    turn.opens_segment and turn.parent is not None for turn in read_back.turns.values()
+                )
+                full += sum(turn.stop_reason is StopReason.CONTEXT for turn in read_back.turns.values())
+    assert full > 0
+    assert (num_rewritten > 0) is bool(rewritten(tokenizer)) is (name == FORGETFUL)
