@@ -35,7 +35,7 @@ class BucketSpec:
 STREAMS = (
     StreamSpec(TASKS, ("task.*.*",), work_queue=True),
     StreamSpec(TURNS, ("turn.*.*.*.*",), max_age_s=7 * 86400.0, max_bytes=8 << 30),
-    StreamSpec(EPISODES, ("episode.*.*",)),
+    StreamSpec(EPISODES, ("episode.*.*",), max_age_s=7 * 86400.0),
     StreamSpec(GROUPS, ("group.*.*.*",)),
     StreamSpec(STEPS, ("step.*.*.*", "eval.*.*.*")),
     StreamSpec(EVENTS, ("event.*.*.>",), max_age_s=86400.0, max_bytes=64 << 20),

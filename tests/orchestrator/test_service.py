@@ -7,15 +7,17 @@ from tests.orchestrator.stage import SEAMS, Killed, final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.messages import (
+    Episode,
     Phase,
     ReplicaReport,
     StepOutcome,
     Task,
 )
 from marlaas_api.names import Split
-from marlaas_api.wire import encode
+from marlaas_api.wire import decode_as, encode
 from marlaas_worker import failpoints
 from marlaas_worker.orchestrator import service
+from marlaas_worker.orchestrator.records import Records
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -173,3 +175,18 @@ async def test_a_standby_waits_and_takes_over_when_the_leader_is_gone(stage, doc
     for player in players:
         player.cancel()
     await asyncio.gather(*players, return_exceptions=True)
+
+
+async def test_the_last_episodes_of_a_job_outlive_it_and_go_when_it_is_deleted(stage, document):
+    job = document(steps=4)
+
+    async def kept() -> set[int]:
+        stored = await stage.bus.replay(subjects.EPISODES, subjects.episode("team-a", job.job))
+        episodes = [decode_as(Episode, one.data) for one in stored]
+        return {episode.index for episode in episodes if episode.split is Split.TRAIN}
+
+    async with running(stage, job, mixed):
+        await stage.progress(job, final)
+    assert {6, 7} <= await kept() < set(range(8)), "those of the last step, but not all"
+    await Records(stage.context("orchestrator"), job).forget_work()
+    assert await kept() == set()

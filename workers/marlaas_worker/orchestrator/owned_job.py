@@ -46,6 +46,8 @@ class OwnedJob:
         if before is not None:
             self._figures.tokens.total, self._figures.engine_s.total = before.tokens, before.accelerator_s
         self._first_sequence: dict[str, int] = {}
+        self._last_sequence = 0
+        self._keep = 0
         self._state: JobState | None = None
         self.ended: tuple[Phase, str, str] | None = None
 
@@ -99,6 +101,7 @@ class OwnedJob:
 
     def _note(self, state: JobState, sequence: int, group: str) -> None:
         self._first_sequence.setdefault(group, sequence)
+        self._last_sequence = max(self._last_sequence, sequence)
 
     async def _advance(self, state: JobState) -> None:
         state.policy = await self._records.policy(state.agent)
@@ -162,14 +165,14 @@ class OwnedJob:
         raise AssertionError(f"{self.document.ref}: step {draft.step} is committed, but no manifest says so")
 
     async def _forget(self, state: JobState) -> None:
-        """Drop episodes and assignments that no recovery will need."""
+        """Drop episodes that no recovery will need; one step late, so that whoever shows them to people has the time to read them."""
         ref = self.document.ref
         open_groups = {state.train_task(index).group for index in state.in_flight | state.unrecorded}
         if state.evaluation is not None:
             open_groups |= {group for group in self._first_sequence if group.endswith(f"v{state.evaluation.version}")}
         self._first_sequence = {g: s for g, s in self._first_sequence.items() if g in open_groups}
-        if self._first_sequence:
-            keep = min(self._first_sequence.values())
+        keep, self._keep = self._keep, min(self._first_sequence.values(), default=self._last_sequence + 1)
+        if keep > 1:
             await self._context.bus.purge(subjects.EPISODES, subjects.episode(ref.namespace, ref.name), up_to=keep)
 
     async def _issue(self, state: JobState) -> None:

@@ -186,11 +186,14 @@ class Records:
         )
         await self.bus.publish(subjects.event(self.ref.namespace, self.ref.name, "orchestrator"), encode(story))
 
+    async def forget_tasks(self) -> None:
+        """Drop what is queued for a job that is over: nobody will want it. Its last episodes stay for readers, until they are old."""
+        await self.bus.purge(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
+
     async def forget_work(self) -> None:
-        """Drop what is queued for a job that is over: nobody will want it."""
-        ref = self.ref
-        await self.bus.purge(subjects.TASKS, subjects.task(ref.namespace, ref.name))
-        await self.bus.purge(subjects.EPISODES, subjects.episode(ref.namespace, ref.name))
+        """Drop everything that was played or is to be played for a job that is deleted."""
+        await self.forget_tasks()
+        await self.bus.purge(subjects.EPISODES, subjects.episode(self.ref.namespace, self.ref.name))
 
     async def _replay(self, stream: str, subject: str) -> list[Message]:
         stored = await self.bus.replay(stream, subject)

@@ -143,7 +143,7 @@ class _Service:
         elif level is not None and owned.ended is not None:
             await self._put(level)
             await Records(self._context, owned.document).tell(level.reason, level.message)
-            await Records(self._context, owned.document).forget_work()
+            await Records(self._context, owned.document).forget_tasks()
 
     async def _apply_documents(self) -> None:
         for uid, (owned, task) in list(self._owned.items()):
@@ -215,7 +215,7 @@ class _Service:
         await self._put(before.model_copy(update=update))
         records = Records(self._context, document)
         await records.tell(reason, message)
-        await records.forget_work()
+        await records.forget_tasks()
 
     def _queued(self, document: JobDocument, verdict: Admission) -> Progress:
         before = self._progress.get(document.uid) or self._admitted(document)
