@@ -85,7 +85,7 @@ def length_penalty(free_tokens: int, max_tokens: int) -> Part:
         raise InvalidInput(f"length_penalty({free_tokens}, {max_tokens}): expected 0 <= free_tokens < max_tokens")
 
     def length(reply: Reply) -> float:
-        return -min(1.0, max(0.0, (reply.num_tokens - free_tokens) / (max_tokens - free_tokens)))
+        return max(-1.0, min(0.0, (free_tokens - reply.num_tokens) / (max_tokens - free_tokens)))
 
     return length
 
