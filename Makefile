@@ -7,13 +7,16 @@ ACCEL ?= cpu
 export UV_PYTHON_DOWNLOADS ?= never
 STAMP := .venv/.installed-$(ACCEL)
 
-.PHONY: help demo test check lint bench crds lock setup clean
+.PHONY: help demo demo-tiny test check lint bench crds lock setup clean
 
 help:  ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: setup  ## Train two tiny-model jobs on this machine and show what they learnt
-	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+demo: setup  ## Teach a real language model arithmetic on this machine, and show what it learnt (about ten minutes)
+	$(BIN)/marlaas run examples/arithmetic.yaml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+demo-tiny: setup  ## Train two teams' jobs on a tiny model that this machine makes itself (about three minutes)
+	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-tiny-$$(date +%Y%m%d-%H%M%S)
 
 test: setup  ## Run every test
 	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest $(PYTEST_ARGS)
