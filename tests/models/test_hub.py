@@ -3,6 +3,7 @@
 The hub's client reads its settings when it is imported, so every case is a process of its own.
 """
 
+import errno
 import json
 import os
 import subprocess
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 from tests.models.hub_server import COMMIT, Hub, serving
 
-from marlaas.models import inspect, prepare
+from marlaas.models import CacheFull, inspect, prepare
+from marlaas.models import hub as models_hub
+from marlaas.models.hub import fetch
 
 NAME = "some/tiny"
 FETCH = """
@@ -140,3 +143,22 @@ def test_a_cache_that_cannot_be_written(hub: Hub, fetched, tmp_path: Path) -> No
     _, (kind, text), pauses, _ = fetched(hub.url)
     assert (kind, pauses) == ("CacheUnusable", [])
     assert text == f"cannot write into the hub's cache {tmp_path}/hf/hub: set HF_HOME to a folder that can be written"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_at_once_even_deep_within_the_hubs_own_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    pauses: list[float] = []
+
+    def full(*_: str) -> Path:
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError as error:
+            raise RuntimeError("Data processing error") from error
+
+    monkeypatch.setattr(models_hub, "_download", full)
+    with pytest.raises(CacheFull, match=f"no room in the hub's cache {tmp_path}: free some, or set HF_HOME"):
+        fetch(NAME, "main", pauses.append)
+    assert pauses == []
