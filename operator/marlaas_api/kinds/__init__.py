@@ -11,6 +11,7 @@ from marlaas_api.kinds.modelpool import (
     ModelPoolSpec,
     ModelSpec,
     RolloutWorkers,
+    TrainerWorkers,
     WorkersSpec,
 )
 from marlaas_api.kinds.rljob import RLJob, RLJobSpec
@@ -80,6 +81,7 @@ __all__ = [
     "Tenant",
     "TenantSpec",
     "TenantStatus",
+    "TrainerWorkers",
     "TrainingSpec",
     "WorkersSpec",
     "WorkersStatus",

@@ -18,6 +18,7 @@ import psutil
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.kinds import quantity
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
@@ -40,7 +41,8 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
     """
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
     try:
-        model = await compute.run(lambda: BaseModel(pool.model_path))
+        activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
+        model = await compute.run(lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes))
         log.info("base model %s is loaded", pool.model_path)
         await Trainer(Shared(context, model, compute, timing or Timing()), pool.name).run()
     finally:
