@@ -6,87 +6,89 @@ Draws docs/algorithms.png: reward in training, smoothed over three steps, and th
 import copy
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 from bench.runs import Run, documents, run, table
 from marlaas.plots import style
-from marlaas_worker.rl.algorithms import Algorithm
 
 PICTURE = Path(__file__).parent.parent / "docs" / "algorithms.png"
-NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
 STEPS = 28
-RECIPES: dict[str, dict[str, Any]] = {}
-"""What differs from the quickstart's `training`."""
+RECIPES: dict[str, dict[str, Any]] = {
+    "grpo": {"algorithm": "grpo"},
+    "dr-grpo": {"algorithm": "dr-grpo"},
+    "dapo": {"algorithm": "dapo"},
+    "gspo": {"algorithm": "gspo", "clip": {"low": 0.1, "high": 0.15}},
+    "rloo": {"algorithm": "rloo"},
+    "reinforce++": {"algorithm": "reinforce++"},
+    "cispo": {"algorithm": "cispo"},
+    "gspo, paper's clip": {"algorithm": "gspo"},
+}
+"""What differs from the quickstart's `training`. gspo's bounds are for a LoRA's learning rate: see docs/algorithms.md."""
+HEADERS = ["algorithm", "before", "after", "steps", "clip %", "mean gap", "grad norm", "phase"]
 
 
 def manifests() -> list[dict[str, Any]]:
-    """One pool, and a job in a namespace of its own for each algorithm."""
+    """One pool, and a job in a namespace of its own for each recipe."""
     pool, *_, first, _ = documents("quickstart.yaml")
-    pool["spec"]["adapterSlots"] = 3 * len(NAMES)
-    return [pool, *(_job(first, name) for name in NAMES)]
+    pool["spec"]["adapterSlots"] = 3 * len(RECIPES)
+    return [pool, *(_job(first, number) for number in range(len(RECIPES)))]
 
 
 def main() -> None:
     result = run(manifests())
-    rows = [_row(name, result) for name in NAMES]
-    print(table(["algorithm", "before", "after", "steps", "clip %", "mean gap", "grad norm", "phase"], rows))
-    print(f"\n{len(NAMES)} jobs on one pool: {result.wall_s:.0f} s in all")
+    print(table(HEADERS, [_row(number, result) for number in range(len(RECIPES))]))
+    print(f"\n{len(RECIPES)} jobs on one pool: {result.wall_s:.0f} s in all")
     draw(result, PICTURE)
 
 
 def draw(result: Run, path: Path) -> None:
-    """One small picture per algorithm, the others in grey behind it."""
+    """One small picture per recipe, the others in grey behind it."""
     figure = style.blank(10, 4.6)
     panels = figure.subplots(2, 4, sharex=True, sharey=True).flatten()
-    curves = {name: _smooth([record["reward_mean"] for record in _steps(result, name)]) for name in NAMES}
-    for panel, name, colour in zip(panels, NAMES, style.RUNS * 2, strict=False):
-        for curve in curves.values():
-            panel.plot(range(1, len(curve) + 1), curve, color="#d9d9d9", linewidth=0.8)
-        panel.plot(range(1, len(curves[name]) + 1), curves[name], color=colour, linewidth=2)
-        before, after = _evals(result, name)
-        panel.plot([0, len(curves[name])], [before, after], "o", color=colour, markersize=5)
+    curves = [_smooth([record["reward_mean"] for record in _steps(result, number)]) for number in range(len(RECIPES))]
+    for number, (panel, name) in enumerate(zip(panels, RECIPES, strict=True)):
+        colour, _ = style.of_run(number)
+        for curve in curves:
+            panel.plot(range(1, len(curve) + 1), curve, color=style.RULE, linewidth=0.6)
+        panel.plot(range(1, len(curves[number]) + 1), curves[number], color=colour, linewidth=2)
+        before, after = _evals(result, number)
+        panel.plot([0, len(curves[number])], [before, after], "o", color=colour, markersize=5)
         panel.set_title(f"{name}  {before:.2f} → {after:.2f}", loc="left", fontsize=10, color=style.INK)
         panel.set_ylim(0, 1.05)
         style.plain(panel)
-    for panel in panels[len(NAMES) :]:
-        panel.axis("off")
+    figure.supxlabel("step", fontsize=9, color=style.INK)
+    figure.supylabel("reward", fontsize=9, color=style.INK)
     figure.savefig(path, format="png", dpi=80)
 
 
-def _job(first: dict[str, Any], name: str) -> dict[str, Any]:
+def _job(first: dict[str, Any], number: int) -> dict[str, Any]:
     job = copy.deepcopy(first)
-    label = name.replace("+", "p")
-    job["metadata"] = {"name": label, "namespace": label}
-    job["spec"]["training"] |= {"algorithm": name, "steps": STEPS} | RECIPES.get(name, {})
+    recipe = list(RECIPES.values())[number]
+    job["metadata"] = {"name": f"recipe-{number}", "namespace": f"team-{number}"}
+    job["spec"]["training"] |= {"steps": STEPS} | recipe
     return job
 
 
-def _key(name: str) -> str:
-    return "/".join([name.replace("+", "p")] * 2)
+def _key(number: int) -> str:
+    return f"team-{number}/recipe-{number}"
 
 
-def _steps(result: Run, name: str) -> list[dict[str, Any]]:
-    return result.records[_key(name)]
+def _steps(result: Run, number: int) -> list[dict[str, Any]]:
+    return result.records[_key(number)]
 
 
-def _evals(result: Run, name: str) -> tuple[float, float]:
-    job = result.jobs()[_key(name)]
+def _evals(result: Run, number: int) -> tuple[float, float]:
+    job = result.jobs()[_key(number)]
     return job["evalBefore"], job["evalAfter"]
 
 
-def _row(name: str, result: Run) -> list[Any]:
-    metrics = [record["metrics"] for record in _steps(result, name) if record["metrics"]]
+def _row(number: int, result: Run) -> list[Any]:
+    metrics = [record["metrics"] for record in _steps(result, number) if record["metrics"]]
     mean = {key: fmean(each[key] for each in metrics) for key in ("clip_fraction", "logprob_gap", "grad_norm")}
-    before, after = _evals(result, name)
+    before, after = _evals(result, number)
     figures = [f"{100 * mean['clip_fraction']:.1f}", f"{mean['logprob_gap']:.3f}", f"{mean['grad_norm']:.2f}"]
-    return [
-        name,
-        f"{before:.3f}",
-        f"{after:.3f}",
-        len(_steps(result, name)),
-        *figures,
-        result.jobs()[_key(name)]["phase"],
-    ]
+    told = [f"{before:.3f}", f"{after:.3f}", len(_steps(result, number)), *figures]
+    return [list(RECIPES)[number], *told, result.jobs()[_key(number)]["phase"]]
 
 
 def _smooth(values: list[float]) -> list[float]:
