@@ -1,0 +1,116 @@
+"""`verifiers`: tasksets of the `verifiers` library (0.4, MIT) as environments, through its public API and the OpenAI door.
+
+Its agent runs the taskset's own task: its prompt, its hooks, its rewards and metrics. What plays the model's side is the smallest of its
+harnesses, a chat loop in this process, because the others start programs that fetch packages. See docs/openai.md for what that leaves out.
+Imported only when a job names it: the library is large and optional (`pip install 'marlaas[verifiers]'`).
+"""
+
+import asyncio
+import itertools
+import os
+from typing import Any
+
+from marlaas.environment import Agent, Score, Split, Task, split_of
+from marlaas.openai_door import Door
+from marlaas_api.errors import InvalidInput
+
+try:
+    import verifiers.v1 as vf  # type: ignore[import-untyped]
+    from openai import AsyncOpenAI
+except ModuleNotFoundError as error:
+    raise InvalidInput(
+        f"the environment 'verifiers' needs the package {error.name!r}: pip install 'marlaas[verifiers]'"
+    ) from error
+
+_KEY = "MARLAAS_DOOR_KEY"
+_MAX_TASKS = 10_000
+
+
+class Verifiers:
+    """Plays a taskset of the `verifiers` library.
+
+    The reward is the trace's: the weighted sum of the task's rewards; each of them and each metric is recorded by name.
+
+    Args:
+        taskset: id of an installed taskset (a module that exports it), as in `vf-eval <taskset>`.
+        config: the taskset's own configuration.
+        max_turns: model turns after which verifiers itself ends a rollout and scores it; 0: the job's maxTurns end it, unscored.
+        num_tasks: how many tasks are taken from a taskset without end.
+    """
+
+    def __init__(
+        self, taskset: str, config: dict[str, Any] | None = None, max_turns: int = 0, num_tasks: int = 1000
+    ) -> None:
+        self._max_turns = max_turns or None
+        self._tasks = _tasks_of(taskset, config or {}, num_tasks)
+
+    def play(self, task: Task, agent: Agent) -> Score:
+        """One rollout. Raises TurnLimit, and RuntimeError in the library's words for what it calls an error."""
+        tasks = self._tasks[task.split]
+        with agent.openai() as door:
+            trace = asyncio.run(self._run(tasks[task.index % len(tasks)], agent.name, door))
+            if not trace.ok:
+                raise RuntimeError("; ".join(f"{one.type}: {one.message}" for one in trace.errors) or "no rollout")
+        rewards = {f"reward/{name}": one.score for name, one in trace.rewards.items() if one is not None}
+        metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
+        return Score(trace.reward, rewards | metrics)
+
+    async def _run(self, task: Any, model: str, door: Door) -> Any:
+        os.environ[_KEY] = (
+            door.api_key
+        )  # the library takes keys by the name of a variable; this process is the episode's own
+        config = vf.AgentConfig(
+            harness=vf.HarnessConfig(id="null"),
+            runtime=vf.SubprocessConfig(),
+            model=model,
+            client=vf.EvalClientConfig(base_url=door.base_url, api_key_var=_KEY),
+            max_turns=self._max_turns,
+        )
+        agent = vf.make_agent(config)
+        agent.harness = ChatLoop(config.harness)
+        async with agent:
+            return await agent.run(task)
+
+
+class ChatLoop(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
+    """One reply to what the task begins with; who wants more turns sends the next message (`vf.Interaction`)."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(  # noqa: PLR0913  # the library's own signature
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: Any,
+    ) -> Any:
+        """See `vf.Harness.launch`: every call goes through `endpoint`, and nothing else is started."""
+        system, prompt = self.resolve_prompt(data)
+        messages: list[Any] = [{"role": "system", "content": system}] if system else []
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages += [message.model_dump(exclude_none=True) for message in prompt or []]
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
+            await client.chat.completions.create(model=ctx.model, messages=messages)
+        return vf.ProgramResult(0, "", "")
+
+
+def _tasks_of(taskset: str, config: dict[str, Any], num_tasks: int) -> dict[Split, list[Any]]:
+    """Tasks by split: one in eight is held out, by its own key. Raises InvalidInput."""
+    try:
+        loaded = vf.load_taskset(vf.taskset_config_type(taskset).model_validate(config | {"id": taskset}))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidInput(f"verifiers: taskset {taskset!r}: {error}") from error
+    split: dict[Split, list[Any]] = {one: [] for one in Split}
+    for task in itertools.islice(loaded, _MAX_TASKS if loaded.bounded else num_tasks):
+        split[split_of(task.key)].append(task)
+    if not all(split.values()):
+        raise InvalidInput(f"verifiers: taskset {taskset!r} has too few tasks: some are trained on, some held out")
+    return split
