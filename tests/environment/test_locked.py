@@ -223,13 +223,45 @@ def test_the_locks_can_be_proved() -> None:
     prove()
 
 
+def without(folder: Path, module: str, line: str, instead: str) -> str:
+    """The command that starts a child, from a copy of the package that lacks a line."""
+    package = Path(landlock.__file__).parent
+    copy = shutil.copytree(package, folder / package.name)
+    text = (copy / module).read_text()
+    assert line in text
+    (copy / module).write_text(text.replace(line, instead))
+    return program_module._START.replace(str(package.parent), str(folder))
+
+
 def test_a_kernel_without_landlock_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The child is told to look for Landlock under a system call that no kernel has."""
-    package = shutil.copytree(Path(landlock.__file__).parent, tmp_path / "locked")
-    text = (package / "landlock.py").read_text()
-    (package / "landlock.py").write_text(text.replace("= 444, 445, 446", "= 9444, 9445, 9446"))
-    monkeypatch.setattr(
-        program_module, "_START", program_module._START.replace(str(Path(landlock.__file__).parents[1]), str(tmp_path))
-    )
+    """The child looks for Landlock under system calls that no kernel has."""
+    start = without(tmp_path, "landlock.py", "= 444, 445, 446", "= 9444, 9445, 9446")
+    monkeypatch.setattr(program_module, "_START", start)
     with pytest.raises(NotLocked, match=r"so none is run: OSError: the kernel has no Landlock"):
         run("open('ran', 'w')")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("    seccomp.install()\n", "network, processes$"),
+        ('    landlock.restrict(readable, ".")\n', "reading, writing"),
+    ],
+)
+def test_a_lock_that_is_left_open_is_found(
+    line: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(program_module, "_START", without(tmp_path, "child.py", line, ""))
+    with pytest.raises(NotLocked, match=f"not locked: {found}"):
+        prove()
+
+
+def test_it_needs_no_privileges_at_all() -> None:
+    """Without any capability, as in a pod that drops all of them; the network namespace may then be missing."""
+    code = (
+        "import os\nfrom marlaas.envs.locked.privileges import give_up_privileges\ngive_up_privileges(os.getppid())\n"
+    )
+    code += "from marlaas.envs.locked.probe import prove\nprove()\nprint(open('/proc/self/status').read())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "CapEff:\t0000000000000000" in ended.stdout
+    assert "NoNewPrivs:\t1" in ended.stdout

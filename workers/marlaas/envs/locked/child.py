@@ -1,22 +1,25 @@
 """The process of one program: reads its orders, locks itself up, says so, and runs the program in this very interpreter.
 
 Started afresh by `program` (`python -S -P -c "…"`), never forked, so that it shares no memory with the episode: the answer is not in it.
-This package is then found by itself, as `locked`, and so imports nothing but its siblings and the standard library.
-Orders are JSON on standard input; descriptor `ready` hears LOCKED and is closed before the program's first line runs, so
+This package is then found by itself, as `locked`, and imports nothing but its siblings and what is quick of the standard library: a program's start is paid for
+by every turn that calls one.
+Orders are a dict, marshalled, on standard input; descriptor `ready` hears LOCKED and is closed before the program's first line runs, so
 that the program cannot pretend. What it prints goes to standard output, errors too.
 """
 
+from __future__ import annotations
+
 import io
-import json
-import linecache
+import marshal
 import os
 import sys
-import traceback
-from pathlib import Path
-from types import CodeType, TracebackType
-from typing import Any, NoReturn
 
-from . import landlock, limits, seccomp
+from . import landlock, privileges, seccomp
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, NoReturn
 
 LOCKED = b"locked"
 NAME = "program.py"
@@ -26,7 +29,7 @@ _STDLIB_WITHOUT = ("site-packages", "dist-packages", "__pycache__")
 
 def main() -> NoReturn:
     """Lock up and run. Ends the process: 0, or 1 after an exception, or what the program exits with."""
-    orders = json.load(sys.stdin)
+    orders = marshal.load(sys.stdin.buffer)
     _lock(orders)
     os.write(orders["ready"], LOCKED)
     os.close(orders["ready"])
@@ -42,16 +45,16 @@ def _lock(orders: dict[str, Any]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     readable = readable_paths()
-    limits.limit_resources(orders["cpu_s"], orders["memory_bytes"], orders["file_bytes"])
-    limits.leave_namespaces()
-    limits.give_up_privileges(orders["parent"])
-    landlock.restrict(readable, str(Path.cwd()))
+    privileges.limit_resources(orders["cpu_s"], orders["memory_bytes"], orders["file_bytes"])
+    privileges.leave_namespaces()
+    privileges.give_up_privileges(orders["parent"])
+    landlock.restrict(readable, ".")
     seccomp.install()
 
 
 def readable_paths() -> list[str]:
     """Return what a program may read: the standard library without installed packages, the libraries of the system, time zones."""
-    library = Path(os.__file__).parent
+    library = os.__file__.rpartition("/")[0]
     modules = [entry.path for entry in os.scandir(library) if entry.name not in _STDLIB_WITHOUT]
     multiarch = getattr(sys.implementation, "_multiarch", "")
     system = [f"{root}/{multiarch}" for root in ("/lib", "/usr/lib") if multiarch]
@@ -62,27 +65,29 @@ def _run(program: str) -> int:
     """Run, as a script, without a trace of ours; return the exit code."""
     _hide()
     sys.argv = [NAME]
-    linecache.cache[NAME] = (len(program), None, program.splitlines(keepends=True), NAME)
     try:
-        code: CodeType = compile(program, NAME, "exec", dont_inherit=True)
+        code = compile(program, NAME, "exec", dont_inherit=True)
         exec(code, {"__name__": "__main__", "__builtins__": __builtins__})
     except SystemExit as end:
         return _exit_code(end)
     except BaseException as error:
-        _report(error)
+        _report(error, program)
         return 1
     return 0
 
 
 def _hide() -> None:
     os.environ.clear()
-    sys.path[:] = [path for path in sys.path if not (Path(path) / _OURS).is_dir()]
     for name in [name for name in sys.modules if name.split(".")[0] == _OURS]:
         del sys.modules[name]
 
 
-def _report(error: BaseException) -> None:
+def _report(error: BaseException, program: str) -> None:
     """Print the traceback from the program's own first frame on."""
+    import linecache
+    import traceback
+
+    linecache.cache[NAME] = (len(program), None, program.splitlines(keepends=True), NAME)
     here: TracebackType | None = error.__traceback__
     while here is not None and here.tb_frame.f_code.co_filename != NAME:
         here = here.tb_next

@@ -4,12 +4,10 @@ Files that are open already stay open. Newer kernels lock more, and what they ca
 signals to and abstract sockets of processes outside (6.12). Source: Linux, Documentation/userspace-api/landlock.rst.
 """
 
-import contextlib
 import ctypes
 import os
+import stat
 import struct
-from collections.abc import Iterable
-from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1
@@ -27,16 +25,18 @@ _MAX_RIGHTS = 16
 _VERSION_WITH_TRUNCATE, _VERSION_WITH_TCP, _VERSION_WITH_SCOPES = 3, 4, 6
 _ALL_TCP = 0b11
 _ALL_SCOPES = 0b11
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
     """Return the kernel's version of Landlock; 0 when it has none, or when it is not switched on."""
-    with contextlib.suppress(OSError):
+    try:
         return _syscall(_CREATE_RULESET, 0, 0, _VERSION_FLAG)
-    return 0
+    except OSError:
+        return 0
 
 
-def restrict(readable: Iterable[str], scratch: str) -> None:
+def restrict(readable: list[str], scratch: str) -> None:
     """Allow reading these files and folders, and plain files in the scratch folder; nothing else. Raises OSError.
 
     This process must have given up new privileges before.
@@ -48,7 +48,7 @@ def restrict(readable: Iterable[str], scratch: str) -> None:
         )
     ruleset = _create_ruleset(known)
     for path in readable:
-        _allow(ruleset, path, _READ_FILE | (_READ_DIR if Path(path).is_dir() else 0))
+        _allow(ruleset, path, _READ_FILE | _READ_DIR)
     cut = _TRUNCATE if known >= _VERSION_WITH_TRUNCATE else 0
     _allow(ruleset, scratch, _READ_FILE | _READ_DIR | _WRITE_FILE | _REMOVE_FILE | _MAKE_FILE | cut)
     _syscall(_RESTRICT_SELF, ruleset, 0)
@@ -71,15 +71,15 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     except FileNotFoundError:  # what is not there needs no permission
         return
     try:
-        _syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
+        of_folders = 0 if stat.S_ISDIR(os.fstat(beneath).st_mode) else _READ_DIR
+        _syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights & ~of_folders, beneath), 0)
     finally:
         os.close(beneath)
 
 
 def _syscall(number: int, *arguments: int | bytes) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
     words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
-    returned = int(libc.syscall(ctypes.c_long(number), *words))
+    returned = int(_libc.syscall(ctypes.c_long(number), *words))
     if returned < 0:
         failed = ctypes.get_errno()
         raise OSError(failed, f"Landlock: {os.strerror(failed)}")

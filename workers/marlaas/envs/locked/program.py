@@ -5,7 +5,7 @@ Raises NotLocked, and runs nothing, when a lock could not be put in place: that 
 
 import contextlib
 import itertools
-import json
+import marshal
 import os
 import selectors
 import signal
@@ -22,7 +22,7 @@ from marlaas.envs.locked.child import LOCKED
 from marlaas.envs.locked.limits import Limits
 
 _PACKAGE = Path(__file__).parent
-_START = f"import sys; sys.path.append({str(_PACKAGE.parent)!r}); from {_PACKAGE.name}.child import main; main()"
+_START = f"import sys; sys.path.append({str(_PACKAGE.parent)!r}); from {_PACKAGE.name}.child import main; sys.path.pop(); main()"
 _FLAGS = ("-S", "-P", "-B", "-X", "utf8")
 _START_S = 60.0
 _LOOK_S = 0.1
@@ -73,7 +73,7 @@ def _started(program: str, limits: Limits, scratch: str) -> Iterator[tuple[subpr
     try:
         with tempfile.TemporaryFile() as orders:
             wanted = {"program": program, "parent": os.getpid(), "ready": says_ready, **asdict(limits)}
-            orders.write(json.dumps(wanted).encode())
+            orders.write(marshal.dumps(wanted))
             orders.seek(0)
             process = _popen(orders, says_ready, scratch)
     finally:

@@ -8,8 +8,6 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from .syscalls import ARCHITECTURES, AUDIT_ARCH, NUMBERS
 
@@ -29,37 +27,20 @@ _FIONCLEX, _FIOCLEX, _TCGETS, _FIONREAD = 0x5450, 0x5451, 0x5401, 0x541B
 _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Allow a call if this argument, cut to 32 bits, has one of these values."""
-
-    argument: int
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Unless:
-    """Allow a call unless this argument has this value under the mask."""
-
-    argument: int
-    mask: int
-    value: int
-
-
-def conditions(pid: int) -> dict[str, OneOf | Unless]:
-    """Return what a process of this id may do of the calls that are allowed in part: signals and limits concern itself only."""
+def conditions(pid: int) -> dict[str, list[bytes]]:
+    """Return how calls are decided that a process of this id may make in part: signals and limits concern itself only."""
     truncates = (
         _O_ACCMODE | _O_TRUNC,
         _O_TRUNC,
     )  # "read only, but empty it": Landlock before its third version lets it pass
     return {
-        "fcntl": OneOf(1, (*range(_F_DUPFD, _F_SETLKW + 1), _F_DUPFD_CLOEXEC, _F_GETPIPE_SZ)),
-        "ioctl": OneOf(1, (_FIONCLEX, _FIOCLEX, _TCGETS, _FIONREAD)),
-        "kill": OneOf(0, (pid,)),
-        "open": Unless(1, *truncates),
-        "openat": Unless(2, *truncates),
-        "prlimit64": OneOf(0, (0,)),
-        "tgkill": OneOf(0, (pid,)),
+        "fcntl": _one_of(1, (*range(_F_DUPFD, _F_SETLKW + 1), _F_DUPFD_CLOEXEC, _F_GETPIPE_SZ)),
+        "ioctl": _one_of(1, (_FIONCLEX, _FIOCLEX, _TCGETS, _FIONREAD)),
+        "kill": _one_of(0, (pid,)),
+        "open": _unless(1, *truncates),
+        "openat": _unless(2, *truncates),
+        "prlimit64": _one_of(0, (0,)),
+        "tgkill": _one_of(0, (pid,)),
     }
 
 
@@ -71,12 +52,12 @@ def bpf(machine: str, pid: int) -> bytes:
     parts = [_load(_AT_ARCHITECTURE), _if_equal(AUDIT_ARCH[machine], 1, 0), _instruction(_RETURN, _RET_KILL_PROCESS)]
     parts.append(_load(_AT_NUMBER))
     for name, number in numbers(machine).items():
-        parts += _rule(number, rules.get(name))
+        parts += _rule(number, rules.get(name) or [_instruction(_RETURN, _RET_ALLOW)])
     parts.append(_instruction(_RETURN, _RET_ERRNO | errno.EPERM))
     return b"".join(parts)
 
 
-def numbers(machine: str) -> Mapping[str, int]:
+def numbers(machine: str) -> dict[str, int]:
     """Return the allowed calls of an architecture, by name."""
     column = ARCHITECTURES.index(machine)
     return {name: number for name, row in NUMBERS.items() if (number := row[column]) is not None}
@@ -92,29 +73,25 @@ def install() -> None:
         raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls (seccomp)")
 
 
-def _rule(number: int, condition: OneOf | Unless | None) -> list[bytes]:
+def _rule(number: int, decision: list[bytes]) -> list[bytes]:
     """Instructions that decide this call, and that any other call jumps over."""
-    if condition is None:
-        decision = [_instruction(_RETURN, _RET_ALLOW)]
-    elif isinstance(condition, OneOf):
-        decision = _one_of(condition)
-    else:
-        decision = _unless(condition)
     return [_if_equal(number, 0, len(decision)), *decision]
 
 
-def _one_of(condition: OneOf) -> list[bytes]:
-    checks = [_load_argument(condition.argument)]
-    for value in condition.values:
+def _one_of(argument: int, values: tuple[int, ...]) -> list[bytes]:
+    """Allow a call if this argument, cut to 32 bits, has one of these values."""
+    checks = [_load_argument(argument)]
+    for value in values:
         checks += [_if_equal(value, 0, 1), _instruction(_RETURN, _RET_ALLOW)]
     return [*checks, _instruction(_RETURN, _RET_ERRNO | errno.EPERM)]
 
 
-def _unless(condition: Unless) -> list[bytes]:
+def _unless(argument: int, mask: int, value: int) -> list[bytes]:
+    """Allow a call unless this argument has this value under the mask."""
     return [
-        _load_argument(condition.argument),
-        _instruction(_AND, condition.mask),
-        _if_equal(condition.value, 1, 0),
+        _load_argument(argument),
+        _instruction(_AND, mask),
+        _if_equal(value, 1, 0),
         _instruction(_RETURN, _RET_ALLOW),
         _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
     ]
