@@ -139,6 +139,18 @@ class CorrectionSpec(Spec):
         return self
 
 
+class OverlongSpec(Spec):
+    """A penalty for turns that come near maxTokens, for learning alone: rewards in status and records are without it (DAPO)."""
+
+    tokens: int | None = Field(
+        None,
+        ge=0,
+        le=1_048_576,
+        description="Over the last so many of maxTokens the reward falls, by 1 at the end; 0 punishes nothing. Absent: a fifth of maxTokens for dapo, 0 "
+        "for the others.",
+    )
+
+
 class TrainingSpec(Spec):
     """The learning side."""
 
@@ -209,12 +221,9 @@ class TrainingSpec(Spec):
         description="Correction for trainer and sampler not being the same function.",
         json_schema_extra=FIXED,
     )
-    overlong_tokens: int | None = Field(
-        None,
-        ge=0,
-        le=1_048_576,
-        description="Over the last so many of maxTokens a turn's reward falls by up to 1, for learning alone (DAPO); 0 punishes nothing. Absent: a fifth of "
-        "maxTokens for dapo, 0 for the others.",
+    overlong: OverlongSpec = Field(
+        default_factory=lambda: OverlongSpec(),
+        description="Penalty for turns that come near maxTokens.",
         json_schema_extra=FIXED,
     )
     data: DataSpec = Field(

@@ -1,1 +1,1 @@
-"""Pure mathematics of the learning side: numbers in, numbers out. `advantages` needs no torch, `losses` does."""
+"""Pure mathematics of the learning side: numbers in, numbers out. `advantages` and `algorithms` need no torch, the others do."""

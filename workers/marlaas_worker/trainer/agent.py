@@ -40,7 +40,7 @@ T = TypeVar("T")
 def weighing(spec: RLJobSpec) -> Weighing:
     """How a job's rewards become advantages: what it says, and else what its algorithm says."""
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
-    overlong = spec.training.overlong_tokens
+    overlong = spec.training.overlong.tokens
     return Weighing(rule.advantage, max_tokens, int(rule.overlong * max_tokens) if overlong is None else overlong)
 
 
