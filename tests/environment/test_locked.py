@@ -256,6 +256,20 @@ def test_a_lock_that_is_left_open_is_found(
         prove()
 
 
+@pytest.mark.parametrize("known", range(1, 7))
+def test_older_kernels_locks_hold_too(known: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The child takes the kernel for an older one, whose Landlock knows less."""
+    if landlock.version() < known:
+        pytest.skip(f"this kernel's Landlock is of version {landlock.version()}")
+    start = without(tmp_path, "landlock.py", "    known = version()\n", f"    known = {known}\n")
+    monkeypatch.setattr(program_module, "_START", start)
+    prove()
+    ran = run("import os, sys", "os.open(sys.executable, os.O_RDONLY | os.O_TRUNC)")
+    assert ran.output.splitlines()[-1].startswith("PermissionError: [Errno 1]")
+    ran = run("open('a', 'w').write('abc')", "open('a', 'w').write('d')", "print(open('a').read())")
+    assert ran.output == "d\n"
+
+
 def test_it_needs_no_privileges_at_all() -> None:
     """Without any capability, as in a pod that drops all of them; the network namespace may then be missing."""
     code = (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOCKED = b"locked"
 NAME = "program.py"
 _OURS = str(__package__)
-_STDLIB_WITHOUT = ("site-packages", "dist-packages", "__pycache__")
+_STDLIB_WITHOUT = ("site-packages", "dist-packages")
 
 
 def main() -> NoReturn:
