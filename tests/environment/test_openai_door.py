@@ -105,6 +105,14 @@ def test_several_choices_are_siblings_and_each_goes_on() -> None:
     assert [one.request.parent for one in asked] == [None, None, None, 1]
 
 
+def test_choices_that_read_alike_go_on_in_their_order() -> None:
+    with opened("a", "a", "b", "c", "d") as (_, client, asked):
+        for choice in create(client, user("one"), n=2).choices:
+            create(client, user("one"), choice.message, user("two"))
+        create(client, user("one"), choice.message, user("three"))
+    assert [one.request.parent for one in asked] == [None, None, 0, 1, 0]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_is_called_and_answered(stream: bool) -> None:
     with opened(f"Let me see.\n{CALL}", "3") as (_, client, asked):

@@ -5,6 +5,7 @@ Assistants' messages count as they were answered, calls and their ids included; 
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,23 +32,30 @@ class Found:
 
 
 class Conversations:
-    """All conversations of an episode, by agent and by digest of their messages; the latest of those that read alike."""
+    """All conversations of an episode, by agent and by digest of their messages.
+
+    Replies may read alike (several choices do, once a policy is sure): then the list goes on with the first of them that nothing followed yet,
+    which is what an agent means that takes its choices in order.
+    """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, bytes], Place] = {}
+        self._places: defaultdict[tuple[str, bytes], list[Place]] = defaultdict(list)
+        self._followed: set[int | None] = set()
 
     def find(self, agent: str, messages: Sequence[Message]) -> Found:
-        """Find the longest known beginning that leaves something to append."""
+        """Find the longest known beginning that leaves something to append; from here on it counts as followed."""
         digests = _digests(messages)
         for known in range(len(messages) - 1, 0, -1):
-            place = self._places.get((agent, digests[known]))
-            if place is not None:
+            places = self._places.get((agent, digests[known]), [])
+            if places:
+                place = next((one for one in places if one.turn not in self._followed), places[0])
+                self._followed.add(place.turn)
                 return Found(place, tuple(messages[known:]), digests[-1])
         return Found(Place(), tuple(messages), digests[-1])
 
     def note(self, agent: str, found: Found, reply: Message, place: Place) -> None:
         """Remember where the conversation stands after a reply."""
-        self._places[agent, _digest(found.digest, reply)] = place
+        self._places[agent, _digest(found.digest, reply)].append(place)
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:
