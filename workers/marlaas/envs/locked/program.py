@@ -29,10 +29,9 @@ _LOOK_S = 0.1
 _PART_BYTES = 64 << 10
 _MAX_FILES = 1000
 _BLOCK_BYTES = 512
-_SIGNALS = {
-    signal.SIGXCPU: "more processor time than it may use",
-    signal.SIGKILL: "more processor time or memory than it may use",
-    signal.SIGSYS: "a forbidden system call",
+_BY_THE_KERNEL = {
+    signal.SIGKILL: "it used more processor time or memory than it may",
+    signal.SIGSYS: "it made a forbidden system call",
 }
 
 
@@ -56,6 +55,8 @@ class Ran:
 
 def run_program(program: str, limits: Limits | None = None) -> Ran:
     """Run a Python program, locked up, and return what came of it. Raises NotLocked."""
+    if sys.platform != "linux":
+        raise NotLocked(f"programs of a policy are locked up by Linux' own means, so none is run on {sys.platform}")
     limits = limits or Limits()
     with (
         tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as scratch,
@@ -174,13 +175,7 @@ def _contents(scratch: str) -> tuple[int, int]:
 def _ended(output: bytes, code: int, stopped: str | None) -> Ran:
     text = output.decode(errors="replace")
     if stopped is None and code < 0:
-        stopped = _SIGNALS.get(signal.Signals(-code)) if -code in list(_SIGNALS) else None
-        stopped = f"it used {stopped}" if stopped else f"the interpreter crashed ({_signal_name(-code)})"
+        known = {number.value: number.name for number in signal.Signals}
+        crashed = f"the interpreter crashed ({known.get(-code, f'signal {-code}')})"
+        stopped = next((why for number, why in _BY_THE_KERNEL.items() if number == -code), crashed)
     return Ran(text, code, stopped)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
