@@ -1,3 +1,4 @@
+import inspect
 import random
 import re
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import marlaas
 import marlaas.environment
 from marlaas.environment import Agent, Message, Score, Split, StopReason, Task, ToolError, TurnLimit, split_of
 from marlaas.envs.loading import resolve
@@ -45,8 +47,13 @@ def test_the_sdk_imports_nothing_heavy() -> None:
     assert not {"numpy", "pydantic", "asyncio", "nats", "torch", "transformers", "yaml", "rich"} & set(modules)
 
 
-def test_stop_reasons_are_those_of_the_wire() -> None:
-    assert {reason.value for reason in StopReason} == {reason.value for reason in messages.StopReason}
+def test_there_is_one_definition_of_stop_reasons() -> None:
+    assert StopReason is messages.StopReason
+
+
+def test_the_package_has_the_names_of_the_sdk_and_no_others() -> None:
+    names = {name for name, value in vars(marlaas).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert names == set(marlaas.environment.__all__)
 
 
 def test_a_conversation_goes_on_where_it_ended(play) -> None:

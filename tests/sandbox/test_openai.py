@@ -1,0 +1,43 @@
+"""The OpenAI door in an episode's own process: what crosses the pipe and the bus."""
+
+import json
+
+from marlaas_api.messages import ChatMessage, Ending, ToolCall
+
+CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+
+async def test_tools_and_their_answers_travel_to_the_rollout_role(stage) -> None:
+    def answer(request):
+        reply = stage.rollout.result(request, "3" if request.parent == 0 else CALL)
+        return [reply.model_copy(update={"num_prompt_tokens": 40})]
+
+    stage.rollout.answer = answer
+    document = stage.document("chatters:uses_a_tool")
+    rollout = document.spec.rollout.model_copy(update={"temperature": 0.5})
+    document = document.model_copy(update={"spec": document.spec.model_copy(update={"rollout": rollout})})
+    async with stage.open(document):
+        await stage.put(stage.task(document))
+        (episode,) = await stage.episodes(1)
+    first, second = stage.rollout.requests
+    assert episode.rewards == {"policy": 43.0}, episode.fault_text
+    assert json.loads(first.tools[0])["function"]["name"] == "add"
+    assert (second.parent, second.tools) == (0, None)
+    assert second.append == (ChatMessage(role="tool", content="3", tool_call_id="call_0_0"),)
+    assert episode.leaves == {"policy": (1,)}
+
+
+async def test_a_conversation_may_begin_with_a_call(stage) -> None:
+    (episode,) = await stage.play("chatters:begins_with_a_call")
+    (request,) = stage.rollout.requests
+    assert episode.fault is None, episode.fault_text
+    assert request.append == (
+        ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="add", arguments='{"a": 1}', id="c1"),)),
+        ChatMessage(role="tool", content="3", name="add", tool_call_id="c1"),
+    )
+
+
+async def test_running_out_of_turns_behind_the_door_is_scored(stage) -> None:
+    (episode,) = await stage.play("chatters:goes_on_for_ever")
+    assert (episode.fault, episode.ending, episode.rewards) == (None, Ending.MAX_TURNS, {"policy": 0.5})
+    assert episode.num_turns == 4
