@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.models.model_folders import write_model
 
 Edit = tuple[str, str]
 MODEL: Edit = ("{builtin: tiny}", "{path: model}")
@@ -17,9 +18,7 @@ MODEL: Edit = ("{builtin: tiny}", "{path: model}")
 @pytest.fixture
 def marlaas(manifest: Callable[..., Path], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command on the right manifest after edits, in a folder with a (hollow) model."""
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / "model" / name).write_text("{}")
+    write_model(tmp_path / "model")
 
     def run(*options: str, edits: tuple[Edit, ...] = (MODEL,)) -> subprocess.CompletedProcess[str]:
         manifest(*edits)

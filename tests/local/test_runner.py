@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tests.models.model_folders import write_model
 
 from marlaas_api.nats_server import EmbeddedNats
 
@@ -86,9 +88,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "out"
-        (folder / "model").mkdir()
-        for name in ("config.json", "model.safetensors", "tokenizer.json"):
-            (folder / "model" / name).write_text("{}")
+        write_model(folder / "model")
         self.runs: list[Run] = []
         self.write(reverse=3)
         self.script()
@@ -278,6 +278,24 @@ def test_nothing_outlives_a_runner_that_is_killed_and_the_same_command_goes_on(p
     place.go()
     assert place.start().end() == 0
     assert place.steps() == [0, 1, 2]
+
+
+def test_a_tracker_hears_of_every_step_once_however_often_the_run_is_stopped(place: Place) -> None:
+    manifest = place.folder / "jobs.yaml"
+    manifest.write_text(manifest.read_text().replace("training:", "export: {trackers: [tensorboard]}\n  training:"))
+    place.script(pause_at=2)
+    run = place.start()
+    run.until(type="progress", step=2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    place.go()
+    again = place.start()
+    assert again.end() == 0
+    events = EventMultiplexer().AddRunsFromDirectory(str(place.out / "team-a" / "reverse" / "tensorboard"))
+    events.Reload()
+    assert sorted(event.step for event in events.Tensors(".", "reward/train")) == [1, 2, 3]
+    assert sorted(event.step for event in events.Tensors(".", "reward/held_out")) == [0, 3]
+    assert any("tensorboard --logdir" in str(line.get("message")) for line in again.told)
 
 
 def test_more_steps_take_a_finished_job_further(place: Place) -> None:

@@ -19,6 +19,8 @@ YAML objects, the same for a cluster (`kubectl apply`) and for this machine (`ma
 EPILOG = """To begin:
 
 - `marlaas run examples/quickstart.yaml` trains two jobs on one tiny model, in minutes.
+- `marlaas init NAME` writes a project of your own to begin with.
+- `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` look inside a run.
 - `marlaas env play reverse` lets you be the policy; the README shows an environment of your own in ten lines.
 - `marlaas validate FILE` tells what is wrong with a manifest before anything starts."""
 
@@ -35,6 +37,12 @@ class Command:
 
 
 COMMANDS = {
+    "init": Command(
+        "Write a ready project: an environment with its test, a manifest.",
+        "marlaas.cli.init",
+        "init",
+        "marlaas init word-game",
+    ),
     "run": Command(
         "Train the jobs of manifests on this machine.",
         "marlaas.cli.run",
@@ -52,6 +60,12 @@ COMMANDS = {
         "marlaas.cli.episodes",
         "episodes",
         "marlaas episodes runs/first --worst --step 3",
+    ),
+    "chat": Command(
+        "Talk to the base model and the trained adapter side by side.",
+        "marlaas.cli.chat",
+        "chat",
+        "marlaas chat runs/first --prompt 'What is 3 + 4?'",
     ),
     "plot": Command(
         "Draw one or several runs into one picture.",

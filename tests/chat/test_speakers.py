@@ -1,0 +1,88 @@
+"""The real speaker on a real, very small model."""
+
+from pathlib import Path
+
+import pytest
+
+from marlaas.chat.sides import Chat, Sampling, Side
+from marlaas.chat.speakers import ModelSpeaker
+from marlaas.models import prepare
+from marlaas_api.errors import InvalidInput
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return prepare("tiny")
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that changes everything."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    torch.manual_seed(0)
+    tuned = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    folder = tmp_path_factory.mktemp("adapter")
+    tuned.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def speaker(model: Path, adapter: Path) -> ModelSpeaker:
+    return ModelSpeaker(model, adapter)
+
+
+def _base_alone(model: Path, prompt: str, num_tokens: int) -> str:
+    """Greedy, by a plain loop over the model without any adapter."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+    )
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    begin = len(ids)
+    for _ in range(num_tokens):
+        ids.append(int(base(torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] == base.generation_config.eos_token_id or ids[-1] == tokenizer.eos_token_id:
+            break
+    return tokenizer.decode(ids[begin:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def test_the_base_side_is_the_base_model_itself_and_the_adapter_is_not(model, speaker):
+    prompt, pieces = "reverse: hello", []
+    chat = Chat(speaker, Sampling(max_tokens=8, temperature=None))
+    replies = dict(chat.ask(prompt, lambda side, piece: pieces.append((side, piece))))
+    assert replies[Side.BASE] == _base_alone(model, prompt, 8)
+    assert replies[Side.ADAPTER] != replies[Side.BASE]
+    assert "".join(piece for side, piece in pieces if side is Side.BASE) == replies[Side.BASE]
+    again = dict(chat.ask(prompt, lambda side, piece: None))
+    assert set(again) == set(Side)
+    chat.begin()
+    assert dict(chat.ask(prompt, lambda side, piece: None)) == replies
+
+
+def test_draws_depend_on_the_seed_alone(speaker):
+    def drawn(seed: int) -> dict[Side, str]:
+        chat = Chat(speaker, Sampling(max_tokens=12, temperature=2.0, seed=seed))
+        return dict(chat.ask("reverse: hello", lambda side, piece: None))
+
+    assert drawn(1) == drawn(1)
+    assert len({str(drawn(seed)) for seed in range(4)}) > 1
+
+
+def test_a_conversation_that_does_not_fit_any_more_is_told(speaker):
+    chat = Chat(speaker, Sampling(max_tokens=4, temperature=None))
+    with pytest.raises(InvalidInput, match="begin anew with /new"):
+        list(chat.ask("a" * 100_000, lambda side, piece: None))
+
+
+def test_what_is_no_adapter_is_told(model, tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="cannot be put on the base model"):
+        ModelSpeaker(model, tmp_path)

@@ -1,0 +1,48 @@
+"""Two replies in two columns, as they come."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from marlaas.chat.sides import Side
+from marlaas.episodes.show import visible
+
+_STYLES = {Side.BASE: "yellow", Side.ADAPTER: "green"}
+
+
+class Columns:
+    """A context in which `hear` takes pieces; drawn as they come on a terminal, once at the end anywhere else."""
+
+    def __init__(self, console: Console, titles: dict[Side, str]) -> None:
+        self._console = console
+        self._titles = titles
+        self._texts = dict.fromkeys(Side, "")
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def hear(self, side: Side, piece: str) -> None:
+        """Add to a side's reply."""
+        self._texts[side] += piece
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+        elif kind is None:
+            self._console.print(self._table())
+
+    def _table(self) -> RenderableType:
+        table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
+        for side in Side:
+            table.add_column(Text(self._titles[side], style=f"bold {_STYLES[side]}"), ratio=1, overflow="fold")
+        table.add_row(*(Text(visible(self._texts[side])) for side in Side))
+        return table

@@ -1,0 +1,131 @@
+"""Who speaks: a base model with an adapter that is switched on and off (transformers and peft, imported when it is made), and a fake.
+
+Sampling is what training does and nothing else: a temperature, no top-p, no top-k, no penalties, whatever the model's own generation settings say.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marlaas.chat.sides import Said, Sampling, Side
+from marlaas_api.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedSpeaker:
+    """The fake: per side, a function of what was said; a piece a word."""
+
+    answers: Mapping[Side, Callable[[Said], str]]
+
+    def reply(self, side: Side, said: Said, sampling: Sampling, hear: Callable[[str], None]) -> str:
+        """Answer, with at most `max_tokens` words."""
+        words = self.answers[side](said).split(" ")[: sampling.max_tokens]
+        for at, word in enumerate(words):
+            hear(word if at == 0 else f" {word}")
+        return " ".join(words)
+
+
+class ModelSpeaker:
+    """A base model from a folder in Hugging Face format, and a PEFT folder. Raises InvalidInput when they cannot be loaded together."""
+
+    def __init__(self, model: Path, adapter: Path) -> None:
+        try:
+            import torch
+            from peft import PeftModel
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers.utils.logging import disable_progress_bar
+        except ImportError as error:
+            raise InvalidInput(
+                f"chat needs the models' libraries ({error.name}): pip install 'marlaas[worker]'"
+            ) from error
+        disable_progress_bar()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+            base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
+            self._model: Any = PeftModel.from_pretrained(base, str(adapter)).eval().to(device)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise InvalidInput(f"{adapter} cannot be put on the base model {model}: {error}") from error
+        self._torch = torch
+
+    def reply(self, side: Side, said: Said, sampling: Sampling, hear: Callable[[str], None]) -> str:
+        """Generate, and let `hear` have the text as it comes."""
+        ids = self._ids(said)
+        room = self._room(ids.shape[1])
+        pieces = _Pieces(self._tokenizer, ids.shape[1], hear)
+        self._torch.manual_seed(sampling.seed)
+        with self._model.disable_adapter() if side is Side.BASE else nullcontext(), self._torch.inference_mode():
+            self._model.generate(
+                input_ids=ids,
+                attention_mask=self._torch.ones_like(ids),
+                generation_config=self._settings(sampling, room),
+                streamer=pieces,
+            )
+        return pieces.text
+
+    def _ids(self, said: Said) -> Any:
+        messages = [{"role": role, "content": text} for role, text in said]
+        if self._tokenizer.chat_template is None:
+            text = "\n".join(message["content"] for message in messages)
+        else:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = self._tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        return ids.to(self._model.device)
+
+    def _room(self, num_prompt: int) -> int:
+        """Tokens that still fit. Raises InvalidInput when none does."""
+        context = int(getattr(self._model.config, "max_position_embeddings", 1 << 20))
+        if num_prompt >= context:
+            raise InvalidInput(
+                f"the conversation has {num_prompt} tokens and the model's context {context}: begin anew with /new"
+            )
+        return context - num_prompt
+
+    def _settings(self, sampling: Sampling, room: int) -> Any:
+        from transformers import GenerationConfig
+
+        own = self._model.generation_config
+        ends = {"eos_token_id": own.eos_token_id, "pad_token_id": own.pad_token_id}
+        if ends["pad_token_id"] is None:
+            ends["pad_token_id"] = self._tokenizer.eos_token_id
+        drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        way = {"do_sample": False} if sampling.temperature is None else drawn
+        return GenerationConfig(**ends, **way, max_new_tokens=min(sampling.max_tokens, room))
+
+
+class _Pieces:
+    """A streamer as `generate` takes it: tokens in, text out as soon as it is sure; `text` is all of it, without special tokens."""
+
+    def __init__(self, tokenizer: Any, num_prompt: int, hear: Callable[[str], None]) -> None:
+        self._tokenizer = tokenizer
+        self._left = num_prompt
+        self._hear = hear
+        self._ids: list[int] = []
+        self.text = ""
+
+    def put(self, value: Any) -> None:
+        """Take tokens; the prompt comes first and is passed over."""
+        ids = value.flatten().tolist()
+        skipped = min(self._left, len(ids))
+        self._left -= skipped
+        if skipped == len(ids):
+            return
+        self._ids += ids[skipped:]
+        text = self._decoded()
+        if not text.endswith("\ufffd"):  # half a character: wait for its other bytes
+            self._say(text)
+
+    def end(self) -> None:
+        """Say what is left."""
+        self._say(self._decoded())
+
+    def _decoded(self) -> str:
+        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _say(self, text: str) -> None:
+        if len(text) > len(self.text):
+            self._hear(text[len(self.text) :])
+        self.text = text

@@ -1,0 +1,112 @@
+"""`marlaas chat`: the base model and what a run made of it, side by side."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from marlaas.chat.show import Columns
+from marlaas.chat.sides import Chat, Sampling, Side
+from marlaas.chat.speakers import ModelSpeaker
+from marlaas.local.opened import OpenedJob, open_job
+from marlaas.local.preparation import describe
+from marlaas_api.errors import InvalidInput
+
+Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
+Job = Annotated[str | None, typer.Option(metavar="NAME", help="Which job, if there are several.")]
+Agent = Annotated[str | None, typer.Option(metavar="NAME", help="Which agent, if the job has several.")]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", "-p", metavar="TEXT", help="Ask this and end; repeat it to go on in the conversation."),
+]
+Greedy = Annotated[bool, typer.Option("--greedy", help="The likeliest token each time, instead of drawing.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0.01, max=2.0, help="Instead of the job's own, which it was trained at.")
+]
+MaxTokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of one reply; the job's own if absent.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the draws; the same for both, and for every reply.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per prompt, for machines.")]
+
+
+def chat(
+    folder: Dir,
+    job: Job = None,
+    agent: Agent = None,
+    prompt: Prompts = None,
+    greedy: Greedy = False,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Talk to the base model and to the trained adapter at once, their replies side by side.
+
+    What you type goes to both; each goes on in its own conversation. `/new` begins anew, Ctrl-D ends. With --prompt, or lines from a pipe, it
+    answers those and ends. Tokens are drawn as in training: at the job's temperature, from all of the vocabulary.
+
+    Exit code: 0 talked, 2 no such folder, job or adapter.
+    """
+    if greedy and temperature is not None:
+        raise InvalidInput("--greedy and --temperature exclude each other: choose one")
+    opened = open_job(folder, job)
+    rollout = opened.document.spec.rollout
+    heat = None if greedy else temperature or rollout.temperature
+    speaker = ModelSpeaker(Path(opened.pool.model_path), _adapter(opened, agent))
+    conversation = Chat(speaker, Sampling(max_tokens or rollout.max_tokens, heat, seed))
+    console = Console(highlight=False)
+    titles = {Side.BASE: describe(opened.pool.spec.model), Side.ADAPTER: f"{opened.name}, trained"}
+    for text in _prompts(console, prompt):
+        if text == "/new":
+            conversation.begin()
+        elif as_json:
+            replies = {side.value: reply for side, reply in conversation.ask(text, lambda side, piece: None)}
+            typer.echo(json.dumps({"prompt": text, **replies}, ensure_ascii=False))
+        else:
+            _answer(console, conversation, text, titles)
+
+
+def _answer(console: Console, conversation: Chat, text: str, titles: dict[Side, str]) -> None:
+    if not sys.stdin.isatty():
+        console.print(f"\nyou: {text}", markup=False, style="bold cyan")
+    with Columns(console, titles) as columns:
+        for _ in conversation.ask(text, columns.hear):
+            pass
+
+
+def _prompts(console: Console, given: Iterable[str] | None) -> Iterator[str]:
+    """What is asked: by option, by a pipe's lines, or from the keyboard; blank lines ask nothing."""
+    if given is not None:
+        yield from given
+    elif not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin if line.strip())
+    else:
+        yield from _typed(console)
+
+
+def _typed(console: Console) -> Iterator[str]:
+    while True:
+        try:
+            text = console.input("\n[bold cyan]you> [/bold cyan]").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if text:
+            yield text
+
+
+def _adapter(opened: OpenedJob, agent: str | None) -> Path:
+    """The folder with the agent's adapter. Raises InvalidInput."""
+    names = [one.name for one in opened.document.spec.agents]
+    if agent is not None and agent not in names:
+        raise InvalidInput(f"{opened.name} has no agent {agent}: it has {', '.join(names)}")
+    if agent is None and len(names) > 1:
+        raise InvalidInput(f"{opened.name} has several agents: say --agent {' or --agent '.join(names)}")
+    folder = opened.folder / "adapter" / ("" if len(names) == 1 else str(agent or names[0]))
+    if not (folder / "adapter_config.json").is_file():
+        raise InvalidInput(
+            f"{opened.name} has no adapter in {folder} yet: a run writes it when it ends, or is stopped with Ctrl-C"
+        )
+    return folder

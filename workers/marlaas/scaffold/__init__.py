@@ -1,0 +1,56 @@
+"""A new project: an environment with its test, a manifest, a README; from `template/`, where `$name` and `$module` are filled in."""
+
+import keyword
+import re
+import sys
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from marlaas.local.folder import translated, write
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import DNS_LABEL
+
+_FILES = {
+    "environment.py.txt": "{module}.py",
+    "test_environment.py.txt": "test_{module}.py",
+    "job.yaml.txt": "job.yaml",
+    "README.md.txt": "README.md",
+    "gitignore.txt": ".gitignore",
+}
+
+
+def project(name: str) -> dict[str, str]:
+    """Text of every file of a project by its name. Raises InvalidInput for a name that no job or no module can have."""
+    module = _module(name)
+    folder = files(__name__) / "template"
+    texts = {target: (folder / source).read_text(encoding="utf-8") for source, target in _FILES.items()}
+    return {
+        target.format(module=module): Template(text).substitute(name=name, module=module)
+        for target, text in texts.items()
+    }
+
+
+def create(folder: Path) -> list[Path]:
+    """Write a project named after the folder into it. Raises InvalidInput; also when something lies there already."""
+    texts = project(folder.absolute().name)
+    with translated(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidInput(f"{folder} is there already and not empty: choose another name")
+    for name, text in texts.items():
+        write(folder / name, text.encode())
+    return [folder / name for name in texts]
+
+
+def _module(name: str) -> str:
+    """The Python module that goes with a job's name."""
+    if not re.match(DNS_LABEL, name):
+        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        hint = f": how about {near}?" if near else ""
+        raise InvalidInput(f"{name!r} cannot be a job's name: lower-case letters, digits and '-', at most 63{hint}")
+    module = name.replace("-", "_")
+    if not module.isidentifier() or keyword.iskeyword(module):
+        raise InvalidInput(f"{name!r} cannot be a Python module's name: it must begin with a letter, and be no keyword")
+    if module in sys.stdlib_module_names or module in ("marlaas", "pytest"):
+        raise InvalidInput(f"a module {module!r} would hide the one that Python programs expect: choose another name")
+    return module
