@@ -136,9 +136,8 @@ def test_restored_from_its_log_an_assembly_decides_as_if_it_had_never_stopped():
         assert [(m.step, m.position, m.group) for m in readies] == [
             (m.step, m.position, m.group) for m in log if isinstance(m, GroupReady)
         ], f"cut after {cut}"
-        assert [m.step for m in again if isinstance(m, StepClosed)] == [
-            m.step for m in log if isinstance(m, StepClosed)
-        ]
+        closed = [(m.step, m.indices) for m in again if isinstance(m, StepClosed)]
+        assert closed == [(m.step, m.indices) for m in log if isinstance(m, StepClosed)], f"cut after {cut}"
 
 
 def test_what_was_dropped_before_a_crash_is_counted_after_it():
@@ -152,3 +151,14 @@ def test_what_was_dropped_before_a_crash_is_counted_after_it():
     for index in range(7):
         resumed.resolve(group(index), 0, 0.0)
     assert [[one.index for one in draft.dropped] for draft in resumed.drafts] == [[], [], [4]]
+
+
+def test_a_group_without_signal_keeps_its_step_when_the_orchestrator_died_before_the_step_was_closed():
+    whole, groups = fresh(STRICT), [group(0), flat(1), group(2)]
+    log = [message for one in groups for message in whole.resolve(one, 0, 0.0)]
+    resumed = fresh(STRICT)
+    resumed.restore(log[:-1], 0.0)
+    assert resumed.close_if_due(0.0) == []
+    assert [message for one in groups for message in resumed.resolve(one, 0, 0.0)] == log[-1:]
+    assert [one.index for one in resumed.drafts[0].resolved] == [0, 1, 2]
+    assert resumed.drafts[1].resolved == []

@@ -187,7 +187,8 @@ class Assembly:
         return self.rules.groups_per_step - len(draft.assigned)
 
     def _due(self, draft: StepDraft) -> bool:
-        return self._missing(draft) <= 0 or len(draft.resolved) >= self.rules.max_resolved
+        full = self._missing(draft) <= 0 and _is_caught_up(draft)
+        return full or len(draft.resolved) >= self.rules.max_resolved
 
     def _close(self, draft: StepDraft, now: float) -> None:
         draft.closed = True
@@ -215,3 +216,12 @@ class Assembly:
             version=version,
             trajectories=group.trajectories,
         )
+
+
+def _is_caught_up(draft: StepDraft) -> bool:
+    """Whether every group that the step trains was resolved in this life of the orchestrator too.
+
+    Until then groups without signal, of which the log says nothing, may still have their place between them.
+    """
+    resolved = {group.name for group in draft.resolved}
+    return all(ready.group in resolved for ready in draft.assigned)
