@@ -3,6 +3,7 @@
 It computes with a tool in two branches; with a streak of calls it runs out of turns.
 """
 
+import openai.resources.chat  # noqa: F401  # once, not in every episode
 from openai import OpenAI
 
 from marlaas.environment import Agent, Message, Task

@@ -1,6 +1,9 @@
 """The OpenAI door in an episode's own process: what crosses the pipe and the bus."""
 
 import json
+from pathlib import Path
+
+import pytest
 
 from marlaas_api.messages import ChatMessage, Ending, ToolCall
 
@@ -41,3 +44,12 @@ async def test_running_out_of_turns_behind_the_door_is_scored(stage) -> None:
     (episode,) = await stage.play("chatters:goes_on_for_ever")
     assert (episode.fault, episode.ending, episode.rewards) == (None, Ending.MAX_TURNS, {"policy": 0.5})
     assert episode.num_turns == 4
+
+
+@pytest.mark.slow
+async def test_a_taskset_of_the_verifiers_library_plays_in_a_child(stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "environment"))
+    episodes = await stage.play("marlaas.verifiers:Verifiers", group_size=2, args={"taskset": "sums-taskset"})
+    assert [episode.fault for episode in episodes] == [None, None], episodes[0].fault_text
+    assert [set(episode.metrics) for episode in episodes] == [{"reward/right", "length"}] * 2
+    assert len(stage.rollout.requests) == 2

@@ -15,8 +15,8 @@ from marlaas.openai_door import Door
 from marlaas_api.errors import InvalidInput
 
 try:
+    import openai.resources.chat  # now and once: it loads its parts when they are used, which is in every episode
     import verifiers.v1 as vf  # type: ignore[import-untyped]
-    from openai import AsyncOpenAI
 except ModuleNotFoundError as error:
     raise InvalidInput(
         f"the environment 'verifiers' needs the package {error.name!r}: pip install 'marlaas[verifiers]'"
@@ -97,7 +97,7 @@ class ChatLoop(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message.model_dump(exclude_none=True) for message in prompt or []]
-        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
             await client.chat.completions.create(model=ctx.model, messages=messages)
         return vf.ProgramResult(0, "", "")
 
