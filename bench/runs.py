@@ -59,7 +59,7 @@ def _watch(process: "subprocess.Popen[bytes]") -> dict[str, int]:
             now[child[0]] += child[1]
         for role, size in now.items():
             peak[role] = max(peak[role], size)
-        time.sleep(1)
+        time.sleep(5)  # reading what hundreds of processes share takes the kernel a while
     return dict(peak)
 
 
