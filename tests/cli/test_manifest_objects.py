@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from marlaas.envs import BUILTINS
 from marlaas.manifest import InvalidManifest, load
 
 Write = Callable[..., Path]
@@ -82,8 +83,9 @@ CROSS = {
     ),
     "an unknown environment": (
         (ENVIRONMENT, "environment: {name: revrse}"),
-        "19: spec.environment.name: there is no environment 'revrse'; did you mean 'reverse'?; builtins are calculator, "
-        "reasoning-gym, reverse; your own is module:attribute",
+        "19: spec.environment.name: there is no environment 'revrse'; did you mean 'reverse'?; builtins are "
+        + ", ".join(BUILTINS)
+        + "; your own is module:attribute",
     ),
     "an unknown argument of an environment": (
         (ENVIRONMENT, "environment: {name: reverse, args: {min_lenght: 3}}"),

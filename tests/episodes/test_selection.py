@@ -14,7 +14,8 @@ def _step(ref, number: int, *indices: int) -> StepRecord:
     return StepRecord(**body, **figures, outcome=StepOutcome.COMMITTED, indices=indices)
 
 
-def _centred(rewards):
+def _centred(members, agent):
+    rewards = [one.rewards[agent] for one in members]
     mean = sum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 

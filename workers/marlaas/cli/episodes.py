@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from marlaas.episodes import shelf, show
+from marlaas.episodes.advantages import advantages_of
 from marlaas.episodes.record import EpisodeRecord
 from marlaas.episodes.selection import Choice, Order, Played, Surroundings, chosen, placed
 from marlaas.local.opened import OpenedJob, open_jobs
@@ -80,7 +81,8 @@ def _order(worst: bool, best: bool, any_: bool) -> Order:
 
 
 def _placed(opened: OpenedJob, fresh: Sequence[EpisodeRecord] | None = None) -> list[Played]:
-    around = Surroundings(opened.name, opened.document.spec.rollout.group_size, opened.steps())
+    spec = opened.document.spec
+    around = Surroundings(opened.name, spec.rollout.group_size, opened.steps(), advantages_of(spec))
     if fresh is None:
         return placed(shelf.read(opened.folder), around)
     ids = {record.episode for record in fresh}

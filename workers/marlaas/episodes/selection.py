@@ -10,8 +10,8 @@ from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import StepRecord
 from marlaas_api.names import Split, group_token
 
-Advantages = Callable[[Sequence[float]], Sequence[float]]
-"""Rewards [G] of a group, two or more, to its advantages [G]."""
+Advantages = Callable[[Sequence[EpisodeRecord], str], Sequence[float]]
+"""The members [G] of a whole group that count, two or more, and an agent, to that agent's advantages [G]."""
 
 
 class Order(StrEnum):
@@ -114,8 +114,7 @@ def _advantages(group: Sequence[EpisodeRecord], around: Surroundings) -> Iterabl
         return []
     counting = sorted((one for one in group if one.fault is None), key=lambda one: one.member)
     by_episode: dict[str, dict[str, float]] = {one.episode: {} for one in counting}
-    for agent, rewards in _rewards(group).items():
-        if len(rewards) >= 2:
-            for one, advantage in zip(counting, around.advantages(rewards), strict=True):
-                by_episode[one.episode][agent] = advantage
+    for agent in _rewards(group) if len(counting) >= 2 else ():
+        for one, advantage in zip(counting, around.advantages(counting, agent), strict=True):
+            by_episode[one.episode][agent] = advantage
     return by_episode.items()
