@@ -6,6 +6,7 @@ do it for replies of which nobody thought here.
 
 import logging
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Protocol
 
 from marlaas_api.messages import ChatMessage, StopReason
@@ -44,22 +45,27 @@ class TemplateNotice:
     """Says it once in the log, and once to every job."""
 
     def __init__(self, story: Story, tokenizer: EndingTokenizer) -> None:
-        found = rewritten(tokenizer)
         self._story = story
+        self._tokenizer = tokenizer
         self._told: set[JobRef] = set()
-        self._text = (
+
+    def tell(self, jobs: Iterable[JobRef]) -> None:
+        """Tell the jobs that do not know yet; the log hears of it the first time, jobs or none."""
+        for job in set(jobs) - self._told if self._text else ():
+            self._told.add(job)
+            self._story.tell(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
+
+    @cached_property
+    def _text(self) -> str:
+        found = rewritten(self._tokenizer)
+        if not found:
+            return ""
+        text = (
             f"the base model's chat template rewrites its past after {', '.join(found)}: the next turn of such a conversation opens a "
             "new segment, with its whole prompt again"
         )
-        self._due = bool(found)
-        if found:
-            _log.warning("%s", self._text)
-
-    def tell(self, jobs: Iterable[JobRef]) -> None:
-        """Tell the jobs that do not know yet."""
-        for job in set(jobs) - self._told if self._due else ():
-            self._told.add(job)
-            self._story.tell(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
+        _log.warning("%s", text)
+        return text
 
 
 def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:
