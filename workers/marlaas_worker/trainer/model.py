@@ -8,7 +8,6 @@ import difflib
 import itertools
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.head import token_logprobs
 from marlaas_worker.trainer.lora import fuse
 from marlaas_worker.trainer.recompute import LayerRecompute
+from marlaas_worker.trainer.reproducible import compute_reproducibly
 from marlaas_worker.trainer.rows import Segment, chain, plant
 
 log = logging.getLogger(__name__)
@@ -100,8 +100,7 @@ class BaseModel:
 
     def __init__(self, path: str, device: str | None = None, activation_bytes: int | None = None) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if self.device.type == "cuda":
-            _make_deterministic()
+        compute_reproducibly(self.device)
         self._name = Path(path).name
         self._model: Any = _load(path, torch.float32 if self.device.type == "cpu" else torch.bfloat16, self.device)
         self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
@@ -256,12 +255,6 @@ class BaseModel:
     def _tolerance(self) -> float:
         """Largest difference of two logprobs that rounding explains: bfloat16 rounds a logit of 20 to eighths."""
         return 1e-2 if self._head.weight.dtype == torch.float32 else 0.25
-
-
-def _make_deterministic() -> None:
-    """Strict mode promises the same bits twice; some CUDA kernels add in the order in which threads arrive unless told not to."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def _load(path: str, dtype: torch.dtype, device: torch.device) -> Any:
