@@ -74,9 +74,12 @@ def speed(model: Path, shape: str, threads: int, repeats: int) -> list[Any]:
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
         for name, side in sides.items():
-            took = side.step()["wall_s"]
+            took = side.step()
+            print(
+                f"{shape}, turn {turn}, {name}: {took['wall_s']:.1f} s, {took['cpu_s']:.1f} s of CPU", file=sys.stderr
+            )
             if turn:
-                times[name].append(took)
+                times[name].append(took["wall_s"])
     for side in sides.values():
         side.close()
     tokens = num_tokens(batch(SHAPES[shape]))
@@ -102,19 +105,20 @@ def memory(model: Path, shape: str, threads: int) -> list[list[Any]]:
         last = side.step()
         side.close()
         above, peak, all_of_it = last["peak"] - side.resident, last["peak"], last["max_rss"]
+        print(f"{shape}, {name}: {above / 1024:.0f} MiB", file=sys.stderr)
         rows.append([shape, name, *(round(value / 1024) for value in (above, side.resident, peak, all_of_it))])
     return rows
 
 
 def main(words: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench trl_step", description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all of them")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: speed of three, memory of one")
     parser.add_argument("--only", choices=("speed", "memory"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args(words)
     model = Path(prepare(MODEL))
-    shapes = options.shape or list(SHAPES)
+    shapes = options.shape or ["short", "long reply", "long prompt"]
     if options.only != "memory":
         rates = []
         for shape in shapes:
@@ -122,7 +126,7 @@ def main(words: Sequence[str] = ()) -> None:
             print(*rates[-1], flush=True)
         print(table(["batch", "tokens", "ours, tokens/s", "TRL, tokens/s", "ours / TRL"], rates), end="\n\n")
     if options.only != "speed":
-        rows = [row for shape in shapes for row in memory(model, shape, options.threads)]
+        rows = [row for shape in options.shape or ["one long reply"] for row in memory(model, shape, options.threads)]
         print(table(["batch", "side", "MiB above loaded", "loaded", "peak since", "ru_maxrss"], rows))
 
 
