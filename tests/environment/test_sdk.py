@@ -12,12 +12,13 @@ import pytest
 
 import marlaas
 import marlaas.environment
-from marlaas.environment import Agent, Message, Score, Split, StopReason, Task, ToolError, TurnLimit, split_of
+from marlaas.environment import Agent, Message, Score, Split, StopReason, Task, ToolError, TurnLimit
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import InvalidScore, explain
 from marlaas.envs.scripted import RecordedReplies
 from marlaas_api import messages
 from marlaas_api.errors import InvalidInput
+from marlaas_api.names import split_of
 
 
 def example_of_the_docstring() -> str:

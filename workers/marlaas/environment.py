@@ -23,7 +23,6 @@ import random
 import signal
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +30,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from marlaas_api.errors import InvalidInput
-from marlaas_api.names import Split, StopReason, derive_seed
+from marlaas_api.names import Split, StopReason, derive_seed, split_of
 
 if TYPE_CHECKING:
     from marlaas.openai_door import Door
@@ -40,7 +39,6 @@ __all__ = ["Agent", "Message", "Reply", "Score", "Split", "StopReason", "Task", 
 
 _T = TypeVar("_T")
 _ROLES = ("system", "user", "assistant", "tool")
-_HELD_OUT_SHARE = 8
 _MAX_DRAWS = 1000
 
 
@@ -121,11 +119,6 @@ class Task:
             if split_of(text(content)) == self.split:
                 return content
         raise InvalidInput(f"no {self.split} task in {_MAX_DRAWS} draws: the environment has too few different tasks")
-
-
-def split_of(text: str) -> Split:
-    """Return the split to which a task with this text belongs."""
-    return Split.TRAIN if zlib.crc32(text.encode()) % _HELD_OUT_SHARE else Split.EVAL
 
 
 @dataclass(frozen=True, slots=True)

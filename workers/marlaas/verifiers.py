@@ -10,9 +10,10 @@ import itertools
 import os
 from typing import Any
 
-from marlaas.environment import Agent, Score, Split, Task, split_of
+from marlaas.environment import Agent, Score, Split, Task
 from marlaas.openai_door import Door
 from marlaas_api.errors import InvalidInput
+from marlaas_api.names import split_of
 
 try:
     import openai.resources.chat  # now and once: it loads its parts when they are used, which is in every episode

@@ -14,19 +14,17 @@ Invariant: a held-out task is never a training task, whatever the seeds; the spl
 import random
 import re
 import string
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from marlaas_api.names import Split
+from marlaas_api.names import Split, split_of
 
 MIN_LETTERS = 3
 MAX_LETTERS = 5
 MAX_OPERAND = 99
 OPERATORS = "+-*"
 TOOL_ERROR = "error"
-_HELD_OUT_SHARE = 8
 _EXPRESSION = re.compile(r"\s*(-?\d{1,9})\s*([-+*])\s*(-?\d{1,9})\s*")
 _CALL = re.compile(r"^calc:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
@@ -113,12 +111,8 @@ def _draw(split: Split, seed: int, candidate: Callable[[random.Random], _T]) -> 
     rng = random.Random(seed)
     while True:
         task = candidate(rng)
-        if _split_of(task.prompt) == split:
+        if split_of(task.prompt) == split:
             return task
-
-
-def _split_of(prompt: str) -> Split:
-    return Split.TRAIN if zlib.crc32(prompt.encode()) % _HELD_OUT_SHARE else Split.EVAL
 
 
 def _num_letters(rng: random.Random) -> int:
