@@ -5,6 +5,7 @@ episodes that no recovery needs, soon after their step; reading as they end is w
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +57,10 @@ class Recorder:
         self._stop.set()
 
     async def forget(self, finished: Collection[JobRef]) -> None:
-        """Remove the consumers of jobs that are over. Raises as `Bus.delete_consumer`."""
+        """Remove the consumers of jobs that are over; one that cannot be removed now costs nobody anything."""
         for ref in finished:
-            await self.bus.delete_consumer(subjects.EPISODES, consumer_name(ref))
+            with contextlib.suppress(Retryable, BusRefused):
+                await self.bus.delete_consumer(subjects.EPISODES, consumer_name(ref))
 
     async def _follow(self, job: JobDocument) -> None:
         shelf = Shelf(self.folder.job(job.ref), self.max_bytes)
