@@ -1,0 +1,42 @@
+"""A process of its own: one micro-batch's gradient on the trainer's compute thread, as `sha256 of its bytes`, `number of threads`."""
+
+import asyncio
+import hashlib
+import os
+import sys
+
+import numpy as np
+import torch
+
+from marlaas_worker.trainer.batching import collate
+from marlaas_worker.trainer.compute import Compute
+from marlaas_worker.trainer.model import BaseModel, initial_weights
+from marlaas_worker.trainer.rows import Segment, chain
+
+
+def digest(folder: str) -> str:
+    base = BaseModel(folder)
+    adapter = base.attach(8, 16, ())
+    adapter.load(initial_weights(adapter.parameters, 0, "policy"))
+    draw = np.random.default_rng(0)
+    segments = []
+    for length in (150, 170, 200, 230):
+        ids = draw.integers(0, base.vocab_size, length).astype(np.int32)
+        segments.append(Segment(ids, np.arange(length) > 9, np.zeros(length, np.float32), 0, 1.0))
+    batch = collate([chain(segment) for segment in segments])
+    base.backward(base.logprobs(adapter, batch, 1.0).sum(), batch)
+    found = hashlib.sha256()
+    for parameter in adapter.parameters.values():
+        assert parameter.grad is not None
+        found.update(parameter.grad.numpy().tobytes())
+    return found.hexdigest()
+
+
+async def main() -> None:
+    compute = Compute(int(sys.argv[2]))
+    found = await compute.run(lambda: digest(sys.argv[1]))
+    sys.stdout.write(f"{found} {await compute.run(torch.get_num_threads)} {os.environ['MKL_CBWR']}\n")
+    compute.close()
+
+
+asyncio.run(main())

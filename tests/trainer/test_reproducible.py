@@ -1,0 +1,28 @@
+"""Trainers that compute on two threads of a busy machine get the same bits."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "gradient_digest.py"
+
+
+def start(model: Path) -> "subprocess.Popen[str]":
+    """A fresh process that says a gradient's digest; nothing about threads is set from outside."""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
+    command = [sys.executable, str(PROGRAM), str(model), "2"]
+    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_processes_with_two_threads_compute_the_same_gradient_bytes_while_they_fight_for_the_processor(
+    tiny_model: Path,
+) -> None:
+    rivals = (os.cpu_count() or 1) + 1
+    processes = [start(tiny_model) for _ in range(min(rivals, 4))]
+    said = [process.communicate()[0].split() for process in processes]
+    assert all(words == said[0] for words in said)
+    assert said[0][1:] == ["2", "AUTO,STRICT"]
