@@ -30,7 +30,7 @@ from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.sandbox.ledger import Ledger
 from marlaas_worker.sandbox.said import TurnSaying
-from marlaas_worker.sandbox.turns import TurnClient
+from marlaas_worker.sandbox.turns import Patience, TurnClient
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group, segments_of
 
@@ -212,7 +212,7 @@ def assert_trained_as_drawn(drawn: list[Drawn], trained: list[Segment]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_episodes", "max_model_len"),
-    [("tiny", 400, 250), ("smollm2-135m-instruct", 400, 100), (FORGETFUL, 200, 400)],
+    [("tiny", 400, 100), ("smollm2-135m-instruct", 400, 100), (FORGETFUL, 200, 100)],
 )
 async def test_what_was_generated_is_what_is_trained_token_for_token(
     town: Any, name: str, num_episodes: int, max_model_len: int
@@ -224,7 +224,7 @@ async def test_what_was_generated_is_what_is_trained_token_for_token(
     )
     job = await town.job(rollout={"maxTokens": 64})
     num_rewritten = full = 0
-    async with serving(town, tokenizer, engine), TurnClient(town.bus) as client:
+    async with serving(town, tokenizer, engine), TurnClient(town.bus, Patience(heard_s=0.5)) as client:
         for group in range(num_episodes // MEMBERS):
             plays = [Play(client, job, group, member, tools=name == FORGETFUL) for member in range(MEMBERS)]
             refs = await asyncio.gather(*(play.run() for play in plays))
