@@ -64,7 +64,7 @@ class Run:
         self.steps = options.steps or int(self.job["training"]["steps"])
         self.seed, self.per_device = options.seed, options.per_device
         self.tasks = Tasks(self.job, options.seed)
-        self.tokenizer = AutoTokenizer.from_pretrained(options.model)
+        self.tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
         self.trainer = self._trainer(options.model)
         self.rewards: list[float] = []
 
@@ -128,7 +128,6 @@ class Run:
             [self.tasks.prompt(Split.EVAL, index) for index in range(number)],
             add_generation_prompt=True,
             padding=True,
-            padding_side="left",
             return_tensors="pt",
             return_dict=True,
         )
