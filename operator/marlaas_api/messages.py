@@ -285,7 +285,8 @@ class PolicyRecord(Message):
     """KV `policy`: what is true of an agent. Version and epoch only grow; changed by compare-and-set alone.
 
     epoch: bumped by every bind; a trainer whose epoch is past cannot commit. step: the step whose commit made this version (-1: version 0).
-    manifest: None until version 0 is published.
+    manifest: None until version 0 is published. train_s: seconds of the trainer's computing since the version before; not in the manifest, which a
+    retried commit must find again byte for byte.
     """
 
     uid: str
@@ -294,6 +295,7 @@ class PolicyRecord(Message):
     epoch: int = 0
     holder: str = ""
     step: int = -1
+    train_s: float = 0.0
 
 
 class Probe(Message):

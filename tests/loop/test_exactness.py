@@ -73,5 +73,6 @@ async def test_every_token_that_was_trained_was_sampled_by_the_version_on_record
         manifests = await loop.manifests(job)
     assert all(0 <= step.staleness_max <= 1 for step in steps)
     assert manifests[1].metrics["logprob_gap"] < 1e-4
+    assert all(step.metrics["train_s"] > 0 for step in steps)
     consumed = [name for manifest in manifests for name in manifest.consumed]
     assert len(consumed) == len(set(consumed))

@@ -30,6 +30,18 @@ found = cached(*sys.argv[1:])
 print(json.dumps([folder, error, pauses, found and str(found)]))
 """
 
+MANIFEST = """
+apiVersion: marlaas.dev/v1alpha1
+kind: ModelPool
+metadata: {name: fetched}
+spec: {model: {hub: {id: some/tiny}}}
+---
+apiVersion: marlaas.dev/v1alpha1
+kind: RLJob
+metadata: {name: reverse, namespace: team-a}
+spec: {poolRef: {name: fetched}, agents: [{name: policy, adapter: {targets: [qproj]}}], environment: {name: reverse}, training: {steps: 1}}
+"""
+
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
@@ -162,3 +174,18 @@ def test_a_full_disk_is_told_at_once_even_deep_within_the_hubs_own_error(
     with pytest.raises(CacheFull, match=f"no room in the hub's cache {tmp_path}: free some, or set HF_HOME"):
         fetch(NAME, "main", pauses.append)
     assert pauses == []
+
+
+def test_a_model_that_had_to_be_fetched_is_looked_into_before_anything_is_started(hub: Hub, tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
+    environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 2, done.stdout
+    assert "job.yaml:10:" in done.stdout
+    assert "did you mean 'q_proj'?" in " ".join(done.stdout.split())
+    assert not list((tmp_path / "out").rglob("*.log"))

@@ -138,7 +138,9 @@ class Stage:
             metrics={"loss": 0.5},
         )
         ref = await self.blobs.put("team-a/manifests", "manifest", encode(manifest))
-        fresh = PolicyRecord(uid=document.uid, version=version, manifest=ref, step=manifest.step, epoch=1, holder="t")
+        fresh = PolicyRecord(
+            uid=document.uid, version=version, manifest=ref, step=manifest.step, epoch=1, holder="t", train_s=1.5
+        )
         await (await self.bus.bucket(subjects.POLICY)).put(
             subjects.policy_key("team-a", document.job, "policy"), encode(fresh)
         )

@@ -34,7 +34,7 @@ async def test_a_job_runs_to_its_end_every_index_once_every_step_full(stage, doc
     records = await stage.steps(job)
     assert [record.step for record in records] == [0, 1, 2, 3, 4]
     assert all(record.staleness_max <= staleness for record in records)
-    assert records[0].metrics == {"loss": 0.5}
+    assert records[0].metrics == {"loss": 0.5, "train_s": 1.5}
 
 
 async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(stage, document):

@@ -127,11 +127,16 @@ class _Run:
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 
     async def _prepare(self, wanted: Wanted, guard: Warden) -> tuple[PoolDocument, ...]:
-        """Documents of the pools that jobs use, their models prepared."""
+        """Documents of the pools that jobs use, their models prepared.
+
+        A model that had to be fetched can be looked into only now: the manifests are read once more. Raises InvalidInput.
+        """
         pools = []
         for pool in wanted.pools:
             path = await prepare(pool.spec.model, self._display.waiting, guard)
             pools.append(PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool.spec))
+        if any(pool.spec.model.hub for pool in wanted.pools):
+            await asyncio.to_thread(read, self._request.files, self._request.seed)
         return tuple(pools)
 
     async def _serve(self, folder: OutFolder, content: "_Content", guard: Warden) -> list[JobResult]:

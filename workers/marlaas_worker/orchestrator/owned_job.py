@@ -153,6 +153,7 @@ class OwnedJob:
             skips=state.unrecorded_skips(),
             outcomes=state.outcomes(draft.resolved),
             dropped_tokens=await self._records.num_tokens(dropped),
+            train_s=state.policy.train_s if state.policy.step == draft.step else None,
         )
 
     async def _manifest(self, state: JobState, draft: StepDraft) -> Manifest:

@@ -27,19 +27,21 @@ from marlaas_worker.orchestrator.steps import StepDraft
 @dataclass(frozen=True, slots=True)
 class Around:
     """What a step's own groups do not say of it: when it began and ended (unix seconds), visits skipped (solved, hopeless) since the step
-    before, the difficulty of its tasks, and the tokens of what it dropped."""
+    before, the difficulty of its tasks, the tokens of what it dropped, and seconds of the trainer's computing where they are known."""
 
     began_at: float
     ended_at: float
     skips: tuple[int, int] = (0, 0)
     outcomes: tuple[TaskOutcome, ...] = ()
     dropped_tokens: int = 0
+    train_s: float | None = None
 
 
 def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | None, around: Around) -> StepRecord:
     """The record of a finished step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
     staleness = [ready.staleness for ready in draft.assigned]
+    timed = {} if around.train_s is None else {"train_s": around.train_s}
     return StepRecord(
         namespace=document.namespace,
         job=document.job,
@@ -63,7 +65,7 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
         staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
         staleness_max=max(staleness, default=0),
         faults=dict(draft.faults()),
-        metrics={} if manifest is None else manifest.metrics,
+        metrics={} if manifest is None else manifest.metrics | timed,
     )
 
 

@@ -56,6 +56,7 @@ class AgentTraining:
         self._weighing = weighing(self._spec)
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
+        self._computed_s = self._busy_s()
 
     async def run(self) -> None:
         """Train until cancelled; a frozen agent is done with version 0.
@@ -130,7 +131,8 @@ class AgentTraining:
             self._pending = []
         version = self.lease.record.version
         metrics = await self._compute(partial(learner.step, version))
-        await self._publish(learner, StepResult(version + 1, closed.step, consumed, metrics))
+        train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
+        await self._publish(learner, StepResult(version + 1, closed.step, consumed, metrics, train_s))
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
         vocab_size = self._shared.model.vocab_size
@@ -157,6 +159,9 @@ class AgentTraining:
         """Training states older than what is kept are of no use to anybody."""
         old = self.lease.record.version - self._spec.checkpoint.keep
         await self._patiently(lambda: self._policy.forget_state(old))
+
+    def _busy_s(self) -> float:
+        return self._shared.compute.busy_s_by_account.get(self._assignment.ref.uid, 0.0)
 
     async def _compute(self, work: Callable[[], T]) -> T:
         return await self._shared.compute.run(work, self._assignment.ref.uid)

@@ -40,12 +40,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What made a version. step: -1 for version 0. consumed: names of the groups trained, by position."""
+    """What made a version. step: -1 for version 0. consumed: names of the groups trained, by position. train_s: see `PolicyRecord`."""
 
     version: int
     step: int = -1
     consumed: tuple[str, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+    train_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +104,12 @@ class PolicyKey:
         failpoint("trainer.commit.after_blobs")
         ref = await self._put(manifest.version, "manifest", wire.encode(manifest))
         failpoint("trainer.commit.after_manifest")
-        update = {"version": manifest.version, "manifest": ref, "step": manifest.step}
+        update = {
+            "version": manifest.version,
+            "manifest": ref,
+            "step": manifest.step,
+            "train_s": contents.result.train_s,
+        }
         committed = await self._set(lease.record.model_copy(update=update), lease.revision)
         failpoint("trainer.commit.after_set")
         return committed
