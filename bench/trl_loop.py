@@ -18,7 +18,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.trl_data import CLIP_HIGH, CLIP_LOW, LAYERS
+from bench.trl_data import LAYERS
 from marlaas.environment import EpisodeState, Split, Task
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import play_episode
@@ -26,6 +26,8 @@ from marlaas.envs.scripted import RecordedReplies
 from marlaas_api.names import derive_seed
 
 AGENT = "policy"
+SAME_LOSS = {"grpo": ("grpo", 0.2, 0.2), "dapo": ("dapo", 0.2, 0.28)}
+"""Our algorithm: TRL's loss_type, epsilon and epsilon_high. grpo is the mean over sequences in both, dapo the mean over tokens."""
 
 
 class Tasks:
@@ -86,6 +88,7 @@ class Run:
     def _config(self) -> GRPOConfig:
         rollout, training = self.job["rollout"], self.job["training"]
         completions = rollout["groupSize"] * training["groupsPerStep"]
+        loss_type, low, high = SAME_LOSS[training.get("algorithm", "grpo")]
         return GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             use_cpu=True,
@@ -103,9 +106,9 @@ class Run:
             max_grad_norm=1.0,
             beta=0.0,
             num_iterations=1,
-            loss_type="dapo",
-            epsilon=CLIP_LOW,
-            epsilon_high=CLIP_HIGH,
+            loss_type=loss_type,
+            epsilon=low,
+            epsilon_high=high,
             shuffle_dataset=False,
             seed=self.seed,
             save_strategy="no",
