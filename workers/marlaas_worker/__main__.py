@@ -20,6 +20,7 @@ from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_worker.role import RoleContext, stop_on_signals
+from marlaas_worker.same_bits import ask_for_the_same_bits
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     _set_up_logging(options.name)
     _die_with_parent()
+    ask_for_the_same_bits()
     log = logging.getLogger("marlaas_worker")
     try:
         log.info("%s starts, process %d", options.role, os.getpid())
