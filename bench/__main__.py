@@ -3,7 +3,18 @@
 import importlib
 import sys
 
-NAMES = ("bus", "sandbox", "trainer", "rollout_service", "busy", "learning", "algorithms", "arithmetic", "trl_step", "trl")
+NAMES = (
+    "bus",
+    "sandbox",
+    "trainer",
+    "rollout_service",
+    "busy",
+    "learning",
+    "algorithms",
+    "arithmetic",
+    "trl_step",
+    "trl",
+)
 
 
 def main() -> None:
