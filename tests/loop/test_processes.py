@@ -9,11 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import yaml
 from tests.loop.harness import Loop, document, train
+
+from marlaas_api.messages import StepRecord
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +89,25 @@ def test_killed_one_after_another_the_run_ends_with_exact_accounting_and_the_sam
     assert [record["version"] for record in records] == sorted(record["version"] for record in records)
     indices = [index for record in records for index in record["indices"]]
     assert sorted(indices) == list(range(len(indices))), "every task once"
-    weights = hashlib.sha256((folder / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest()
-    assert weights == asyncio.run(undisturbed(tiny_model, tmp_path / "undisturbed"))
+    weights, steps = asyncio.run(undisturbed(tiny_model, tmp_path / "undisturbed"))
+    assert figures(records) == figures([step.model_dump(mode="json") for step in steps]), "the first step that differs"
+    assert hashlib.sha256((folder / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest() == weights
 
 
-async def undisturbed(tiny_model: Path, folder: Path) -> str:
-    """The last version's weights of the same job, in one process to which nothing happens."""
+def figures(records: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    """What a step was made of and what came of it, to the last bit."""
+    return [
+        (
+            record["indices"],
+            record["reward_mean"],
+            *(record["metrics"][name] for name in ("tokens", "loss", "grad_norm")),
+        )
+        for record in records
+    ]
+
+
+async def undisturbed(tiny_model: Path, folder: Path) -> tuple[str, list[StepRecord]]:
+    """The last version's weights of the same job and its records, in one process to which nothing happens."""
     async with Loop(tiny_model, folder) as loop:
-        weights, _ = await train(loop, document(steps=STEPS))
-        return weights[-1]
+        weights, steps = await train(loop, document(steps=STEPS))
+        return weights[-1], steps
