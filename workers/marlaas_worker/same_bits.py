@@ -1,7 +1,7 @@
 """The same bits twice: what a process must ask of MKL before its first computation, since MKL reads its settings once. Knows no torch.
 
-Unless told not to, MKL picks its order of summation by the alignment of what it is given, which differs from run to run, and its number of threads
-as it goes (Intel, "Obtaining Numerically Reproducible Results"). Found the hard way: one process in a thousand tests had other last bits.
+Unless told not to, MKL picks its order of summation by the alignment of what it is given, and its number of threads as it goes (Intel, "Obtaining Numerically
+Reproducible Results"). An adapter that was read from a file lies anywhere, so the same job could get other last bits in another process.
 """
 
 import os
