@@ -35,10 +35,17 @@ class JobMessage(Message):
         return JobRef(self.namespace, self.job, self.uid)
 
 
+class Verdict(Message):
+    """Why a job cannot go on, found by who looks after its pods. reason: CamelCase, for machines; message: for people, with what to do."""
+
+    reason: str
+    message: str
+
+
 class JobDocument(JobMessage):
     """What to run; KV `jobs`. The operator or `marlaas run` writes it, every worker re-reads it.
 
-    `deleted` asks the orchestrator to stop the job and forget it.
+    `deleted` asks the orchestrator to stop the job and forget it: it removes this key last. `verdict` asks it to end the job as failed.
     """
 
     generation: int = 1
@@ -48,6 +55,7 @@ class JobDocument(JobMessage):
     seed: int = 0
     spec: RLJobSpec
     deleted: bool = False
+    verdict: Verdict | None = None
 
 
 class Task(JobMessage):
@@ -427,7 +435,8 @@ class Progress(JobMessage):
     """KV `progress`: the level, last value wins; the orchestrator writes, the operator or `marlaas run` reads.
 
     reason: CamelCase, for machines; message: what is going on and what to do, for people. step: finished steps. promoted: per agent, the
-    version that a succeeded job publishes. skipped_*: visits to tasks that rested, because they were always right or always wrong.
+    version that a succeeded job publishes. adapters: per agent, the folder in the blob store of its newest version, or of the promoted one.
+    skipped_*: visits to tasks that rested, because they were always right or always wrong.
     """
 
     generation: int = 1
@@ -439,6 +448,7 @@ class Progress(JobMessage):
     steps: int
     versions: dict[str, int] = Field(default_factory=dict)
     promoted: dict[str, int] = Field(default_factory=dict)
+    adapters: dict[str, str] = Field(default_factory=dict)
     reward: float | None = None
     eval_before: float | None = None
     eval_last: float | None = None
