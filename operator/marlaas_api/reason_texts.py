@@ -1,0 +1,274 @@
+"""What every reason means and what to do about it: for `kubectl marlaas why`, docs/reasons.md and the README. Pure data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from marlaas_api.reasons import Reason
+
+
+class Stage(StrEnum):
+    """What a reason says of its object."""
+
+    WAITING = "waiting"
+    WORKING = "working"
+    FAULTY = "faulty"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class Actor(StrEnum):
+    """Whose turn it is. The tenant wrote the RLJob; the platform team runs the installation."""
+
+    NOBODY = "nobody"
+    TENANT = "tenant"
+    PLATFORM = "platform team"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """meaning: a whole sentence about the object. advice: whole sentences that begin with a verb, in the words of whoever is the actor."""
+
+    stage: Stage
+    actor: Actor
+    meaning: str
+    advice: str
+
+
+_NOTHING = "Do nothing."
+
+_JOURNEY = {
+    Reason.WAITING_FOR_ORCHESTRATOR: Text(
+        Stage.WAITING,
+        Actor.NOBODY,
+        "The operator has handed the job over and the orchestrator has not spoken of it yet.",
+        "Wait a few seconds. If it lasts, the platform team looks whether the orchestrator's pod runs.",
+    ),
+    Reason.ADMITTED: Text(
+        Stage.WORKING, Actor.NOBODY, "The job holds its adapter slots and its sandboxes may start.", _NOTHING
+    ),
+    Reason.SANDBOX_STARTING: Text(
+        Stage.WORKING, Actor.NOBODY, "The job is admitted and its sandbox pods are starting.", _NOTHING
+    ),
+    Reason.SANDBOX_READY: Text(Stage.WORKING, Actor.NOBODY, "The job's sandbox pods are ready.", _NOTHING),
+    Reason.WAITING_FOR_TRAINER: Text(
+        Stage.WORKING,
+        Actor.PLATFORM,
+        "The job is admitted and waits for a trainer of its pool to publish version 0 of the adapter.",
+        "Wait while the trainer starts. If it lasts, look at the pool's TRAINER column and its TrainerReady condition.",
+    ),
+    Reason.TRAINING: Text(Stage.WORKING, Actor.NOBODY, "Episodes are played and trained on.", _NOTHING),
+    Reason.EVALUATING: Text(
+        Stage.WORKING, Actor.NOBODY, "The steps are done and the last evaluation on held-out tasks runs.", _NOTHING
+    ),
+    Reason.FINISHED: Text(
+        Stage.ENDED,
+        Actor.TENANT,
+        "The job did all its steps and its adapter is published.",
+        "Fetch the adapter from where status.agents says that it lies.",
+    ),
+    Reason.SUSPENDED: Text(
+        Stage.WAITING,
+        Actor.TENANT,
+        "The job is stopped because spec.suspend is true; it keeps what it learnt and holds no slots.",
+        "Run `kubectl marlaas resume NAME` to go on from the last committed step.",
+    ),
+    Reason.DELETING: Text(
+        Stage.WAITING,
+        Actor.NOBODY,
+        "The object is being deleted: its slots, files and messages are given back first.",
+        "Wait; if the bus does not answer, the object goes after a minute all the same.",
+    ),
+    Reason.DELETED: Text(
+        Stage.ENDED, Actor.NOBODY, "The job is stopped and forgotten; only its object is still there.", _NOTHING
+    ),
+}
+
+_ADMISSION = {
+    Reason.NOT_ADMITTED: Text(
+        Stage.WAITING,
+        Actor.NOBODY,
+        "The job is not admitted, so nothing of it runs.",
+        "Look at the condition Admitted, which says what it waits for.",
+    ),
+    Reason.POOL_NOT_FOUND: Text(
+        Stage.WAITING,
+        Actor.TENANT,
+        "There is no ModelPool of the name in spec.poolRef; the job waits for one.",
+        "Choose a pool of `kubectl get modelpools`, in a new job, or ask the platform team for this one.",
+    ),
+    Reason.WAITING_FOR_POOL: Text(
+        Stage.WAITING,
+        Actor.PLATFORM,
+        "No engine of the pool is ready yet.",
+        "Wait while it starts. If it lasts, look at the pool's ROLLOUT column and its RolloutReady condition.",
+    ),
+    Reason.WAITING_FOR_SLOTS: Text(
+        Stage.WAITING,
+        Actor.NOBODY,
+        "Other jobs hold the pool's adapter slots.",
+        "Wait until one of them ends, raise spec.priority within the tenant, or ask for a pool with more adapterSlots.",
+    ),
+}
+
+_REFUSALS = {
+    Reason.NAMESPACE_NOT_ALLOWED: Text(
+        Stage.FAILED,
+        Actor.PLATFORM,
+        "The pool's spec.namespaces does not name the job's namespace.",
+        "Ask the platform team to add the namespace to the pool, or choose another pool; then create the job anew.",
+    ),
+    Reason.NEVER_FITS: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "The job asks for more than its pool can ever give; the message has both numbers.",
+        "Lower what the message names, or choose a larger pool; then create the job anew.",
+    ),
+    Reason.RANK_TOO_LARGE: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "The adapter's rank is above the pool's maxRank.",
+        "Lower spec.agents[].adapter.rank, or choose a pool with a larger maxRank; then create the job anew.",
+    ),
+    Reason.TOO_MANY_SLOTS: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "The job needs more adapter slots than the pool has, even alone.",
+        "Lower spec.training.maxStaleness (an agent needs maxStaleness + 2 slots), or choose a pool with more adapterSlots.",
+    ),
+    Reason.UNSUPPORTED: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "The job asks for something that this version of MARLaaS does not do; the message names it.",
+        "Change what the message names and create the job anew.",
+    ),
+    Reason.UNSUPPORTED_AGENTS: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "The job has several agents or a frozen one, which this version does not train yet.",
+        "Give exactly one trainable agent and create the job anew.",
+    ),
+}
+
+_FAULTS = {
+    Reason.BUS_UNAVAILABLE: Text(
+        Stage.FAULTY,
+        Actor.PLATFORM,
+        "The message bus (NATS) does not answer, so figures may be old; nothing is lost.",
+        "Look whether the NATS pod runs and its volume has space. Everything goes on by itself once it answers.",
+    ),
+    Reason.IMAGE_CANNOT_BE_PULLED: Text(
+        Stage.FAULTY,
+        Actor.TENANT,
+        "A container's image cannot be pulled; the message names the pod and the registry's answer.",
+        "Correct the image's name or give a pull secret: spec.environment of the job, or the pool's image.",
+    ),
+    Reason.POD_UNSCHEDULABLE: Text(
+        Stage.FAULTY,
+        Actor.PLATFORM,
+        "No node takes a pod; the message has the scheduler's words.",
+        "Ask for less (cpu, memory, gpus), correct node selectors and tolerations, or add a node.",
+    ),
+    Reason.POD_REFUSED: Text(
+        Stage.FAULTY,
+        Actor.PLATFORM,
+        "The cluster does not let a pod be created: a quota, a limit range or an admission rule of the namespace.",
+        "Do what the message says; it is the cluster's own sentence.",
+    ),
+    Reason.CONFIG_MISSING: Text(
+        Stage.FAULTY,
+        Actor.TENANT,
+        "A pod waits for a Secret, ConfigMap or volume that is not there.",
+        "Create what the message names, in the pod's namespace; the pod starts by itself.",
+    ),
+    Reason.MODEL_NOT_FOUND: Text(
+        Stage.FAULTY,
+        Actor.PLATFORM,
+        "The pool's base model is not where spec.model says.",
+        "Put the model there, or create a pool whose spec.model names the right place.",
+    ),
+    Reason.CONTAINER_CRASHING: Text(
+        Stage.FAULTY,
+        Actor.PLATFORM,
+        "A container ends again and again; the message names it and has its last words.",
+        "Read the last words. Of a sandbox, mend the environment's code; of a worker, the platform team reads `kubectl logs --previous`.",
+    ),
+    Reason.CONTAINER_OUT_OF_MEMORY: Text(
+        Stage.FAULTY,
+        Actor.TENANT,
+        "A container was killed because it went over its memory limit.",
+        "Raise the limit: spec.environment.memory for a sandbox, spec.rollout.memory or spec.trainer.memory of the pool for a worker.",
+    ),
+}
+
+_FAILURES = {
+    Reason.BACKOFF_LIMIT_EXCEEDED: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "The job's sandbox crashed more often than spec.backoffLimit allows.",
+        "Mend what the last words in the message say and create the job anew.",
+    ),
+    Reason.DEADLINE_EXCEEDED: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "The job was still running after spec.activeDeadlineSeconds.",
+        "Give it more time or fewer steps and create it anew.",
+    ),
+    Reason.TOO_MANY_FAULTS: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "Too large a share of the last episodes was lost to faults that the policy did not cause.",
+        "Read the last fault in the message: `env` is the environment's own error, `infra` the platform's. Mend it and create the job anew.",
+    ),
+    Reason.TRAINING_FAILED: Text(
+        Stage.FAILED,
+        Actor.TENANT,
+        "Every trainer of the pool gave the job up, in the words of the message.",
+        "Do what the message says: often a smaller spec.training.microbatchTokens or learning rate.",
+    ),
+    Reason.BROKEN_INVARIANT: Text(
+        Stage.FAILED,
+        Actor.PLATFORM,
+        "The orchestrator found the job's records contradicting themselves and stopped it rather than guess.",
+        "Report it with the orchestrator's log; it is a bug. Create the job anew to go on meanwhile.",
+    ),
+}
+
+_PLATFORM = {
+    Reason.ROLLOUT_STARTING: Text(
+        Stage.WAITING,
+        Actor.NOBODY,
+        "The pool's engines are starting.",
+        "Wait: loading a model takes from seconds to many minutes.",
+    ),
+    Reason.TRAINER_STARTING: Text(
+        Stage.WAITING,
+        Actor.NOBODY,
+        "The pool's trainers are starting.",
+        "Wait: loading a model takes from seconds to many minutes.",
+    ),
+    Reason.ROLLOUT_READY: Text(Stage.WORKING, Actor.NOBODY, "Every engine of the pool serves.", _NOTHING),
+    Reason.TRAINER_READY: Text(Stage.WORKING, Actor.NOBODY, "Every trainer of the pool is there.", _NOTHING),
+    Reason.READY: Text(Stage.WORKING, Actor.NOBODY, "The pool takes jobs.", _NOTHING),
+    Reason.IN_USE: Text(
+        Stage.WAITING,
+        Actor.TENANT,
+        "The pool is to be deleted and jobs that are not finished use it; it goes when they go.",
+        "Let the jobs that the message names finish, or delete them.",
+    ),
+    Reason.ACTIVE: Text(Stage.WORKING, Actor.NOBODY, "The tenant's weight and quota count.", _NOTHING),
+    Reason.CONFLICTING_TENANTS: Text(
+        Stage.FAULTY,
+        Actor.PLATFORM,
+        "Two Tenants claim the same namespace; the older one has it.",
+        "Remove the namespace from one of them.",
+    ),
+}
+
+TEXTS: Mapping[Reason, Text] = {**_JOURNEY, **_ADMISSION, **_REFUSALS, **_FAULTS, **_FAILURES, **_PLATFORM}
+"""Every reason, in the order in which people meet them."""
+
+
+def text_of(word: str) -> Text | None:
+    """What a reason means; None for a word that is none of ours (a newer operator's)."""
+    return TEXTS[Reason(word)] if word in TEXTS else None

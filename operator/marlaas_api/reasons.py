@@ -1,0 +1,65 @@
+"""The reasons that a status, a condition or a Kubernetes event of ours may give: one word each, the same everywhere.
+
+`Reason` is for whoever says one; `marlaas_api.reason_texts` tells people what it means and what to do. No other reason may be written into an
+object: the tests read the emitters.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """CamelCase words for machines; stable, because people write alerts on them."""
+
+    # What every job goes through.
+    WAITING_FOR_ORCHESTRATOR = "WaitingForOrchestrator"
+    ADMITTED = "Admitted"
+    SANDBOX_STARTING = "SandboxStarting"
+    SANDBOX_READY = "SandboxReady"
+    WAITING_FOR_TRAINER = "WaitingForTrainer"
+    TRAINING = "Training"
+    EVALUATING = "Evaluating"
+    FINISHED = "Finished"
+    SUSPENDED = "Suspended"
+    DELETING = "Deleting"
+    DELETED = "Deleted"
+
+    # What a job waits for before it is admitted.
+    NOT_ADMITTED = "NotAdmitted"
+    POOL_NOT_FOUND = "PoolNotFound"
+    WAITING_FOR_POOL = "WaitingForPool"
+    WAITING_FOR_SLOTS = "WaitingForSlots"
+
+    # What can never run as it is written.
+    NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"
+    NEVER_FITS = "NeverFits"
+    RANK_TOO_LARGE = "RankTooLarge"
+    TOO_MANY_SLOTS = "TooManySlots"
+    UNSUPPORTED = "Unsupported"
+    UNSUPPORTED_AGENTS = "UnsupportedAgents"
+
+    # What goes wrong with pods and the bus; it goes away by itself once the cause does.
+    BUS_UNAVAILABLE = "BusUnavailable"
+    IMAGE_CANNOT_BE_PULLED = "ImageCannotBePulled"
+    POD_UNSCHEDULABLE = "PodUnschedulable"
+    POD_REFUSED = "PodRefused"
+    CONFIG_MISSING = "ConfigMissing"
+    MODEL_NOT_FOUND = "ModelNotFound"
+    CONTAINER_CRASHING = "ContainerCrashing"
+    CONTAINER_OUT_OF_MEMORY = "ContainerOutOfMemory"
+
+    # What ends a job as Failed.
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    TOO_MANY_FAULTS = "TooManyFaults"
+    TRAINING_FAILED = "TrainingFailed"
+    BROKEN_INVARIANT = "BrokenInvariant"
+
+    # What pools and tenants say.
+    ROLLOUT_STARTING = "RolloutStarting"
+    TRAINER_STARTING = "TrainerStarting"
+    ROLLOUT_READY = "RolloutReady"
+    TRAINER_READY = "TrainerReady"
+    READY = "Ready"
+    IN_USE = "InUse"
+    ACTIVE = "Active"
+    CONFLICTING_TENANTS = "ConflictingTenants"

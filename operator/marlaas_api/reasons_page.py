@@ -1,0 +1,68 @@
+"""Writes docs/reasons.md from the table of reasons, or checks that it is what the table gives."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from marlaas_api.reason_texts import TEXTS, Stage
+from marlaas_api.reasons import Reason
+
+_HEADINGS = {
+    Stage.WAITING: (
+        "Waiting",
+        "Nothing is wrong with the object; something else has to happen first.",
+    ),
+    Stage.FAULTY: (
+        "Something is wrong and goes away by itself once its cause does",
+        "The job keeps its place, its slots and what it learnt.",
+    ),
+    Stage.FAILED: ("Failed for good", "A failed job stays as it is, to be read; a corrected one is a new object."),
+    Stage.WORKING: ("At work", "As it should be."),
+    Stage.ENDED: ("Ended well", "Nothing more happens."),
+}
+_PREFACE = """# Reasons: what a status says, and what to do
+
+Generated from `operator/marlaas_api/reason_texts.py` by `python -m marlaas_api.reasons_page docs/reasons.md`; do not edit.
+
+The REASON column of `kubectl get rljobs`, the conditions of `kubectl describe` and the events use these words and no others.
+`kubectl marlaas why NAME` puts the one that counts now into a sentence, with the message that belongs to it.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return _PREFACE + "".join(f"\n## {title}\n{words}\n\n{table(stage)}" for stage, (title, words) in _HEADINGS.items())
+
+
+def table(stage: Stage) -> str:
+    """The reasons of one stage as a Markdown table."""
+    rows = (_row(reason) for reason, text in TEXTS.items() if text.stage is stage)
+    return "| reason | what it means | what to do | who |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def _row(reason: Reason) -> str:
+    text = TEXTS[reason]
+    return f"| {reason} | {_cell(text.meaning)} | {_cell(text.advice)} | {text.actor} |\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page, or with --check compare it; 0 if all is well, 1 if it is stale."""
+    parser = argparse.ArgumentParser(prog="python -m marlaas_api.reasons_page", description="Generate docs/reasons.md.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
+    options = parser.parse_args(arguments)
+    if not options.check:
+        options.file.write_text(page(), encoding="utf-8")
+        return 0
+    if options.file.is_file() and options.file.read_text(encoding="utf-8") == page():
+        return 0
+    sys.stderr.write(f"{options.file} is stale: run `python -m marlaas_api.reasons_page {options.file}`\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

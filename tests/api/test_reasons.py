@@ -1,0 +1,91 @@
+"""The table of reasons is whole, and nobody says a reason that is not in it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marlaas_api.kinds.status import Condition
+from marlaas_api.reason_texts import TEXTS, Actor, Stage, text_of
+from marlaas_api.reasons import Reason
+from marlaas_api.reasons_page import main, page
+
+ROOT = Path(__file__).parents[2]
+ORCHESTRATOR = ROOT / "workers" / "marlaas_worker" / "orchestrator"
+OPERATOR = ROOT / "operator" / "marlaas_operator"
+CAMEL = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*")
+STORY = {"PolicyPublished", "Evaluated"}
+"""What the orchestrator tells as a story alone: it stands in no status."""
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_tells_in_whole_sentences_what_it_means_and_what_to_do(reason: Reason) -> None:
+    text = TEXTS[reason]
+    assert text.meaning.endswith(".")
+    assert text.meaning[0].isupper()
+    assert text.advice.endswith(".")
+    assert text.advice[0].isupper()
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_one_that_a_condition_takes(reason: Reason) -> None:
+    Condition(type="Admitted", status="False", reason=reason, last_transition_time="2026-01-01T00:00:00Z")
+    assert CAMEL.fullmatch(reason)
+
+
+def test_a_reason_that_waits_for_somebody_gives_them_something_to_do() -> None:
+    for reason, text in TEXTS.items():
+        if text.stage in (Stage.FAULTY, Stage.FAILED):
+            assert text.actor is not Actor.NOBODY, reason
+            assert text.advice != "Do nothing.", reason
+
+
+def test_a_word_that_is_none_of_ours_has_no_text() -> None:
+    assert text_of("BrandNew") is None
+    assert text_of("Training") is TEXTS[Reason.TRAINING]
+
+
+def test_the_orchestrator_says_no_other_reason() -> None:
+    said = {word for path in ORCHESTRATOR.glob("*.py") for word in _words(ast.parse(path.read_text()))}
+    assert {"WaitingForSlots", "TooManyFaults", "Training"} <= said
+    assert said - STORY <= set(Reason)
+
+
+def test_the_operator_writes_no_reason_as_a_literal_that_is_not_in_the_table() -> None:
+    said = {word for path in OPERATOR.rglob("*.py") for word in _given_as_reason(ast.parse(path.read_text()))}
+    assert said <= set(Reason)
+
+
+def test_the_page_is_what_the_table_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(ROOT / "docs" / "reasons.md"), "--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_page_is_found_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stale = tmp_path / "reasons.md"
+    assert main([str(stale), "--check"]) == 1
+    assert "is stale" in capsys.readouterr().err
+    assert main([str(stale)]) == 0
+    assert stale.read_text() == page()
+    assert all(f"| {reason} |" in page() for reason in Reason)
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    """Constants that are one CamelCase word; annotations in quotes name classes and are none."""
+    quoted = {id(one) for node in ast.walk(tree) if isinstance(node, ast.arg) for one in ast.walk(node)}
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in quoted)
+    yield from (text for text in texts if isinstance(text, str) and CAMEL.fullmatch(text))
+
+
+def _given_as_reason(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "reason" and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            yield from (
+                str(value.value)
+                for key, value in pairs
+                if isinstance(key, ast.Constant) and key.value == "reason" and isinstance(value, ast.Constant)
+            )
