@@ -74,9 +74,14 @@ class AdapterRef:
         return self.engine_name
 
 
+def job_prefix(job: JobRef) -> str:
+    """Folder of everything that a job owns in the blob store."""
+    return f"{job.namespace}/{job.name}/{job.uid}"
+
+
 def agent_prefix(job: JobRef, agent: str) -> str:
     """Folder of everything that an agent of a job owns in the blob store."""
-    return f"{job.namespace}/{job.name}/{job.uid}/{agent}"
+    return f"{job_prefix(job)}/{agent}"
 
 
 def train_group(job: JobRef, index: int) -> str:

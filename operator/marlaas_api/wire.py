@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from marlaas_api import messages
 from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.errors import Permanent, UnsupportedSchema
-from marlaas_api.messages import Message
+from marlaas_api.messages import JobMessage, Message
+from marlaas_api.names import job_prefix
 
 SCHEMA_VERSION = 1
 OLDEST_READABLE = 1
@@ -68,12 +69,12 @@ def _envelope(data: bytes) -> dict[str, Any]:
     return dict(envelope)
 
 
-async def pack(message: Message, blobs: Blobs, namespace: str, limit_bytes: int) -> bytes:
-    """Encode; above the limit, store the bytes as a claim of the namespace and encode its reference instead."""
+async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
+    """Encode; above the limit, store the bytes as a claim of the job and encode its reference instead."""
     data = encode(message)
     if len(data) <= limit_bytes:
         return data
-    ref = await blobs.put(f"{namespace}/claims", "message", data)
+    ref = await blobs.put(f"{job_prefix(message.ref)}/claims", "message", data)
     return ormsgpack.packb({"v": SCHEMA_VERSION, "t": "Claim", "d": ref.model_dump()})
 
 

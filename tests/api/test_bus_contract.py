@@ -476,6 +476,18 @@ async def test_an_update_needs_the_revision_it_saw(bus: Bus, ns: str) -> None:
     assert await bucket.get(key) == Entry(key, b"2", second)
 
 
+async def test_a_key_is_deleted_only_at_the_revision_that_was_named(bus: Bus, ns: str) -> None:
+    bucket = await bus.bucket(subjects.JOBS)
+    key = subjects.job_key(ns, "job")
+    first = await bucket.create(key, b"1")
+    second = await bucket.put(key, b"2")
+    with pytest.raises(Conflict):
+        await bucket.delete(key, first)
+    assert await bucket.get(key) == Entry(key, b"2", second)
+    await bucket.delete(key, second)
+    assert await bucket.get(key) is None
+
+
 async def test_a_deleted_key_is_absent_and_can_be_created_again(bus: Bus, ns: str) -> None:
     bucket = await bus.bucket(subjects.JOBS)
     key = subjects.job_key(ns, "job")

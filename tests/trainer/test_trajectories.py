@@ -237,9 +237,7 @@ async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewa
 
 async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(world: World) -> None:
     large = turn(0, member=0, text="x" * 1000)
-    await world.bus.publish(
-        "turn.team-a.sums.uid-t0-0-1.0", await wire.pack(large, world.blobs, "team-a", limit_bytes=500)
-    )
+    await world.bus.publish("turn.team-a.sums.uid-t0-0-1.0", await wire.pack(large, world.blobs, limit_bytes=500))
     await world.publish_turn(turn(0, member=1, episode="uid-t0-1-1"))
     assert world.blobs.contents
     assert len(await read_group(world.bus, world.blobs, group((0,), (0,)), EXPECTED)) == 2

@@ -45,8 +45,9 @@ class NatsBucket:
     async def update(self, key: str, data: bytes, revision: int) -> int:
         return await self._write(key, data, {"Nats-Expected-Last-Subject-Sequence": str(revision)})
 
-    async def delete(self, key: str) -> None:
-        await self._write(key, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub"})
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        at = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        await self._write(key, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **at})
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         return [entry for entry in await self._snapshot(prefix) if entry.data is not None]

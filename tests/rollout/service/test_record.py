@@ -62,7 +62,7 @@ async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store() -> N
     log = TurnLog(bus, blobs)
     large = turn(0, append="x" * bus.max_payload_bytes)
     await log.record(large)
-    assert [name.split("/")[:2] for name in blobs.contents] == [["team", "claims"]]
+    assert [name.split("/")[:4] for name in blobs.contents] == [["team", "job", "u", "claims"]]
     assert await log.find("team", "job", "u-t0-0-1", 0) == large
 
 

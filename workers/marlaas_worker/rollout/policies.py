@@ -13,7 +13,7 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.kinds import AgentSpec
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress
 from marlaas_api.names import AdapterRef, JobRef
-from marlaas_worker.rollout.mirror import Mirror
+from marlaas_worker.mirror import Mirror
 
 
 class RequestRefused(Permanent):

@@ -12,8 +12,8 @@ from marlaas_api import subjects, wire
 from marlaas_api.bus import Request
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateRequest, ReplicaReport
+from marlaas_worker.mirror import Mirror
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.mirror import Mirror
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.routing import owner
 

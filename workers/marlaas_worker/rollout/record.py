@@ -53,7 +53,7 @@ class TurnLog:
 
     async def _record(self, turn: Turn) -> Turn:
         limit = self._bus.max_payload_bytes - _HEADROOM_BYTES
-        data = await wire.pack(turn, self._blobs, turn.namespace, limit)
+        data = await wire.pack(turn, self._blobs, limit)
         failpoint("rollout.record.before_publish")
         try:
             await self._bus.publish(

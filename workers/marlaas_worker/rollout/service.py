@@ -6,6 +6,7 @@ from pathlib import Path
 
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import PoolDocument, ReplicaReport
+from marlaas_worker.mirror import REREAD_S
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.conversation import Tokenizer
 from marlaas_worker.rollout.dispatch import Door
@@ -14,7 +15,6 @@ from marlaas_worker.rollout.generation import Desk, Generation
 from marlaas_worker.rollout.histories import Histories
 from marlaas_worker.rollout.library import Library
 from marlaas_worker.rollout.metering import EngineMeter
-from marlaas_worker.rollout.mirror import REREAD_S
 from marlaas_worker.rollout.pause import pause
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies

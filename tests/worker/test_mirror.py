@@ -8,8 +8,8 @@ from marlaas_api import subjects, wire
 from marlaas_api.bus import Bucket, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.messages import Pin
-from marlaas_worker.rollout import mirror
-from marlaas_worker.rollout.mirror import Mirror
+from marlaas_worker import mirror
+from marlaas_worker.mirror import Mirror
 
 
 class Watched:
