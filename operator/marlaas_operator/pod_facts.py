@@ -1,0 +1,100 @@
+"""What a pod says of itself, as far as policies ask: parsed once from the API server's body. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+COMPONENT = "app.kubernetes.io/component"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """One container. waiting: the reason why it does not run, empty if it runs or has ended. exit_code: of the running container's
+    predecessor, or of itself if it has ended; None if neither ended. `message` belongs to `waiting`, `last_words` to `exit_code`."""
+
+    name: str
+    init: bool
+    ready: bool
+    restarts: int
+    image: str = ""
+    waiting: str = ""
+    message: str = ""
+    running: bool = False
+    exit_code: int | None = None
+    exit_reason: str = ""
+    last_words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """One pod. component: rollout, trainer or sandbox. unschedulable: the scheduler's words, empty if it has a node. created_at: unix seconds."""
+
+    name: str
+    component: str
+    phase: str
+    ready: bool
+    created_at: float
+    deleting: bool = False
+    reason: str = ""
+    message: str = ""
+    unschedulable: str = ""
+    containers: tuple[ContainerFacts, ...] = ()
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of its containers, init containers not counted: those start again by design until what they wait for is there."""
+        return sum(container.restarts for container in self.containers if not container.init)
+
+
+def pod_facts(body: Mapping[str, Any]) -> PodFacts:
+    """Facts of a pod's body."""
+    meta, status = body["metadata"], body.get("status") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled", {})
+    return PodFacts(
+        name=meta["name"],
+        component=(meta.get("labels") or {}).get(COMPONENT, ""),
+        phase=status.get("phase", "Pending"),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        created_at=unix_seconds(meta.get("creationTimestamp")) or 0.0,
+        deleting=meta.get("deletionTimestamp") is not None,
+        reason=status.get("reason") or "",
+        message=status.get("message") or "",
+        unschedulable=_words(scheduled) if scheduled.get("status") == "False" else "",
+        containers=tuple(_containers(status)),
+    )
+
+
+def unix_seconds(time: str | None) -> float | None:
+    """Unix seconds of a Kubernetes time; None of none."""
+    return None if time is None else datetime.fromisoformat(time).timestamp()
+
+
+def _words(condition: Mapping[str, Any]) -> str:
+    return str(condition.get("message") or condition.get("reason") or "no node")
+
+
+def _containers(status: Mapping[str, Any]) -> Iterator[ContainerFacts]:
+    for key in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(key) or ():
+            yield _container(container, init=key.startswith("init"))
+
+
+def _container(status: Mapping[str, Any], *, init: bool) -> ContainerFacts:
+    state, last = status.get("state") or {}, status.get("lastState") or {}
+    waiting = state.get("waiting") or {}
+    ended = state.get("terminated") or last.get("terminated") or {}
+    return ContainerFacts(
+        name=status["name"],
+        init=init,
+        ready=bool(status.get("ready")),
+        restarts=int(status.get("restartCount") or 0),
+        image=status.get("image") or "",
+        waiting=waiting.get("reason") or "",
+        message=waiting.get("message") or "",
+        running="running" in state,
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason") or "",
+        last_words=ended.get("message") or "",
+    )
