@@ -41,6 +41,8 @@ _KEPT = (
     "x-kubernetes-preserve-unknown-fields",
     _RULES,
 )
+_FREE = {"x-kubernetes-preserve-unknown-fields": True}
+"""Any value: of a mapping's entries, not of the mapping, because CEL's equality (immutability) overlooks a renamed key of a free object."""
 _ENVELOPE = {
     "apiVersion": {"description": "Group and version of the kind.", "type": "string"},
     "kind": {"description": "Name of the kind.", "type": "string"},
@@ -73,8 +75,6 @@ def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
         schema["enum"] = [schema["const"]]
     if "prefixItems" in schema:
         schema["items"] = schema["prefixItems"][0]
-    if schema.get("x-kubernetes-preserve-unknown-fields"):
-        del schema["type"]  # with a type, CEL's equality (immutability) overlooks a renamed key
     if schema.get("type") == "integer":
         schema["format"] = "int64"
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
@@ -105,7 +105,9 @@ def _convert_children(schema: Schema, definitions: Mapping[str, Schema]) -> None
     if "items" in schema:
         schema["items"] = _structural(schema["items"], definitions)
     additional = schema.pop("additionalProperties", None)
-    if isinstance(additional, dict):
+    if additional is True:
+        schema["additionalProperties"] = dict(_FREE)
+    elif isinstance(additional, dict):
         schema["additionalProperties"] = _structural(additional, definitions)
     if "properties" in schema:
         required = schema.get("required", [])

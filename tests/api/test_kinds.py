@@ -82,6 +82,51 @@ def test_an_invalid_object_says_everything_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cidr", "text"),
+    [
+        ("169.254.169.254/32", "link-local"),
+        ("169.254.0.0/16", "link-local"),
+        ("169.254.7.7/17", "link-local"),
+        ("fe80::/10", "link-local"),
+        ("fe80::1/128", "link-local"),
+        ("999.1.1.1/8", "must be an address range"),
+        ("10.0.0.0/33", "must be an address range"),
+        ("10.0.0.0/8", ""),
+        ("0.0.0.0/0", ""),
+        ("fc00::/7", ""),
+    ],
+)
+def test_no_environment_may_ask_for_link_local_addresses(cidr: str, text: str) -> None:
+    environment = {"name": "reverse", "egress": [{"cidr": cidr}]}
+    body = {**BODY, "spec": {**BODY["spec"], "environment": environment}}
+    if not text:
+        assert parse(RLJob, body).spec.environment.egress[0].cidr == cidr
+        return
+    with pytest.raises(InvalidObject, match=rf"^spec\.environment\.egress\[0\]\.cidr: cidr .*{text}"):
+        parse(RLJob, body)
+
+
+TOLERATIONS = {
+    "no key": ({"effect": "NoSchedule"}, "a toleration without a key must have operator: Exists"),
+    "a value for Exists": ({"key": "a", "operator": "Exists", "value": "b"}, "operator: Exists takes no value"),
+    "seconds without an end": ({"key": "a", "tolerationSeconds": 3}, "tolerationSeconds needs effect: NoExecute"),
+}
+
+
+@pytest.mark.parametrize(("toleration", "text"), TOLERATIONS.values(), ids=TOLERATIONS)
+def test_a_toleration_that_no_pod_could_have_is_refused(toleration: dict[str, object], text: str) -> None:
+    spec = {"model": {"builtin": "tiny"}, "trainer": {"tolerations": [toleration]}}
+    with pytest.raises(InvalidObject, match=text):
+        parse(ModelPool, {**BODY, "kind": "ModelPool", "spec": spec})
+
+
+def test_a_pull_secret_is_listed_once() -> None:
+    spec = {"model": {"builtin": "tiny"}, "rollout": {"imagePullSecrets": [{"name": "a"}, {"name": "a"}]}}
+    with pytest.raises(InvalidObject, match=r"^spec.rollout.imagePullSecrets: 'a' is listed twice$"):
+        parse(ModelPool, {**BODY, "kind": "ModelPool", "spec": spec})
+
+
+@pytest.mark.parametrize(
     ("name", "right"),
     [("max_tokens", "maxTokens"), ("MAXTOKENS", "maxTokens"), ("maxToken", "maxTokens"), ("topk", None), ("", None)],
 )

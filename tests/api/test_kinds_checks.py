@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from marlaas_api.kinds import ModelPool, RLJob
-from marlaas_api.kinds.checks import check_fit, check_local, check_local_pool, check_supported, remarks
+from marlaas_api.kinds.checks import (
+    check_fit,
+    check_local,
+    check_local_pool,
+    check_supported,
+    cluster_remarks,
+    pool_remarks,
+    remarks,
+)
 
 
 def _job(**spec: Any) -> RLJob:
@@ -63,6 +71,11 @@ MISFITS = {
         _job(agents=_agent(targets=["q_proj", "k_porj"])),
         _pool(),
         f"spec.agents[0].adapter.targets[1]: the builtin models have {LAYERS}, found 'k_porj'; did you mean 'k_proj'?",
+    ),
+    "memory": (
+        _job(environment={"name": "reverse", "memory": "2Gi"}),
+        _pool(sandbox={"maxMemory": "1Gi"}),
+        "spec.environment.memory: memory 2Gi is above sandbox.maxMemory 1Gi of ModelPool 'tiny'; lower the memory or raise the pool's",
     ),
 }
 
@@ -123,6 +136,42 @@ def test_images_secrets_and_volumes_need_a_cluster() -> None:
     assert [str(problem) for problem in check_local_pool(volume)] == [
         "spec.model.pvc: volumes need a cluster; for `marlaas run`, give the model as path, hub or builtin"
     ]
+    token = _pool(model={"hub": {"id": "a/b", "tokenSecretRef": {"name": "hub"}}})
+    assert [str(problem) for problem in check_local_pool(token)] == [
+        "spec.model.hub.tokenSecretRef: Secrets need a cluster; for `marlaas run`, remove it and set HF_TOKEN in your shell"
+    ]
+
+
+def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
+    job = _job(
+        backoffLimit=0, environment={"name": "reverse", "cpu": "500m", "imagePullSecrets": [{"name": "registry"}]}
+    )
+    pool = _pool(
+        sandbox={"runtimeClassName": "gvisor"},
+        trainer={
+            "nodeSelector": {"disk": "fast"},
+            "tolerations": [{"operator": "Exists"}],
+            "affinity": {"podAntiAffinity": {}},
+            "priorityClassName": "high",
+            "image": "worker:2",
+            "imagePullSecrets": [{"name": "registry"}],
+        },
+    )
+    told = [*cluster_remarks(job), *pool_remarks(pool)]
+    assert {problem.text for problem in told} == {"a cluster follows it; `marlaas run` does without"}
+    assert [problem.path for problem in told] == [
+        "spec.environment.imagePullSecrets",
+        "spec.environment.cpu",
+        "spec.backoffLimit",
+        "spec.sandbox",
+        "spec.trainer.nodeSelector",
+        "spec.trainer.tolerations",
+        "spec.trainer.affinity",
+        "spec.trainer.priorityClassName",
+        "spec.trainer.image",
+        "spec.trainer.imagePullSecrets",
+    ]
+    assert [*cluster_remarks(_job()), *pool_remarks(_pool())] == []
 
 
 REMARKS = {

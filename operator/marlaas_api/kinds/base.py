@@ -16,6 +16,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 LARGEST_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly."""
 
+_DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 _SUFFIXES = {
     "": 1,
@@ -77,11 +78,13 @@ Quantity = Annotated[
         }
     ),
 ]
-PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-LabelMap = Annotated[
-    dict[Annotated[str, StringConstraints(max_length=317)], Annotated[str, StringConstraints(max_length=63)]],
-    Field(max_length=64),
+ObjectName = Annotated[
+    str,
+    matching(_DNS_SUBDOMAIN, "a name of Kubernetes: lower-case letters, digits, '-' and single dots between them", 253),
 ]
+"""Name of somebody else's object, dots allowed; our own kinds have a DnsLabel."""
+
+PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Distinct = Annotated[
     tuple[T, ...], AfterValidator(_distinct), Field(json_schema_extra={"x-kubernetes-list-type": "set"})
 ]
@@ -123,7 +126,7 @@ def refuse(schema: JsonDict, model: type[BaseModel]) -> None:
     refused: Mapping[str, str] = getattr(model, "refused", {})
     properties = cast(JsonDict, schema["properties"])
     for key, sentence in refused.items():
-        properties[key] = {"type": "number", "description": f"{sentence.capitalize()}."}
+        properties[key] = {"type": "number", "description": f"{sentence[0].upper()}{sentence[1:]}."}
     schema |= rules(*((f"!has(self.{key})", f"{key} is {sentence}") for key, sentence in refused.items()))
 
 

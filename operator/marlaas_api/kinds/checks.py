@@ -4,11 +4,12 @@ Every check yields problems (refused) or remarks (told, not refused), located in
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from marlaas_api.kinds.modelpool import ModelPool
+from marlaas_api.kinds.base import quantity
+from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
 from marlaas_api.kinds.nearest import did_you_mean, listed
-from marlaas_api.kinds.problems import Problem
+from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.rljob import RLJob, RLJobSpec
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -56,6 +57,12 @@ def check_local_pool(pool: ModelPool) -> Iterator[Problem]:
             "volumes need a cluster; for `marlaas run`, give the model as path, hub or builtin",
         )
 
+    if pool.spec.model.hub is not None and pool.spec.model.hub.token_secret_ref is not None:
+        yield Problem(
+            ("spec", "model", "hub", "tokenSecretRef"),
+            "Secrets need a cluster; for `marlaas run`, remove it and set HF_TOKEN in your shell",
+        )
+
 
 def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     """What can never fit into the pool, with the numbers of both sides."""
@@ -64,6 +71,7 @@ def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     yield from _slots(job, pool)
     yield from _length(job, pool)
     yield from _targets(job, pool)
+    yield from _memory(job, pool)
 
 
 def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
@@ -88,6 +96,37 @@ def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
         )
     if pool is not None and spec.rollout.max_turns > 1:
         yield from _context(job, pool)
+
+
+def cluster_remarks(job: RLJob) -> Iterator[Problem]:
+    """Which fields of a job a cluster follows and `marlaas run` does without."""
+    environment = job.spec.environment
+    given: dict[Loc, bool] = {
+        ("spec", "environment", "imagePullSecrets"): bool(environment.image_pull_secrets),
+        ("spec", "environment", "cpu"): environment.cpu is not None,
+        ("spec", "backoffLimit"): "backoff_limit" in job.spec.model_fields_set,
+    }
+    yield from _left_to_a_cluster(given)
+
+
+def pool_remarks(pool: ModelPool) -> Iterator[Problem]:
+    """Which fields of a pool a cluster follows and `marlaas run` does without; located in the pool."""
+    given: dict[Loc, bool] = {("spec", "sandbox"): pool.spec.sandbox != SandboxBounds()}
+    for role, workers in (("rollout", pool.spec.rollout), ("trainer", pool.spec.trainer)):
+        at = ("spec", role)
+        given |= {
+            (*at, "nodeSelector"): bool(workers.node_selector),
+            (*at, "tolerations"): bool(workers.tolerations),
+            (*at, "affinity"): bool(workers.affinity),
+            (*at, "priorityClassName"): workers.priority_class_name is not None,
+            (*at, "image"): workers.image is not None,
+            (*at, "imagePullSecrets"): bool(workers.image_pull_secrets),
+        }
+    yield from _left_to_a_cluster(given)
+
+
+def _left_to_a_cluster(given: Mapping[Loc, bool]) -> Iterator[Problem]:
+    return (Problem(loc, "a cluster follows it; `marlaas run` does without") for loc, there in given.items() if there)
 
 
 def slots_needed(spec: RLJobSpec) -> int:
@@ -145,6 +184,15 @@ def _targets(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
                     f"the builtin models have {listed(LINEAR_LAYERS)}, found '{target}'"
                     f"{did_you_mean(target, LINEAR_LAYERS)}",
                 )
+
+
+def _memory(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
+    wanted, largest = job.spec.environment.memory, pool.spec.sandbox.max_memory
+    if largest is not None and quantity(wanted) > quantity(largest):
+        yield Problem(
+            ("spec", "environment", "memory"),
+            f"memory {wanted} is above sandbox.maxMemory {largest} of {_named(pool)}; lower the memory or raise the pool's",
+        )
 
 
 def _context(job: RLJob, pool: ModelPool) -> Iterator[Problem]:

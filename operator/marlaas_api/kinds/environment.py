@@ -1,14 +1,21 @@
 """The environment of a job: the code that plays its episodes, and the bounds it plays within."""
 
+import ipaddress
 from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from marlaas_api.kinds.base import DnsLabel, Quantity, Spec, list_map, matching, rules
+from marlaas_api.kinds.base import ObjectName, Quantity, Spec, list_map, matching, rules
+from marlaas_api.kinds.placement import Image, PullSecrets
 
 _ONE_SOURCE = "give exactly one of name and image"
 _ENTRYPOINT = "image needs entrypoint, the command that serves the environment"
 _NO_IMAGE = "entrypoint is the command of an image; there is no image"
+_NO_RANGE = "cidr must be an address range, for example 10.1.0.0/16"
+_LINK_LOCAL = (
+    "cidr lies in the link-local range, where machines keep their metadata and credentials: no environment may reach it"
+)
+_LINK_LOCAL_RANGES = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fe80::/10"))
 _DOTTED = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 _Port = Annotated[int, Field(ge=1, le=65535)]
 _Argument = Annotated[str, StringConstraints(max_length=4096)]
@@ -22,11 +29,40 @@ EnvironmentName = Annotated[
 ]
 
 
-class Egress(Spec):
-    """One destination that the environment may reach; everything else is denied."""
+def _reachable(cidr: str) -> str:
+    try:
+        network = ipaddress.ip_network(cidr, strict=False)
+    except ValueError:
+        raise ValueError(_NO_RANGE) from None
+    for banned in _LINK_LOCAL_RANGES:
+        if (
+            network.version == banned.version
+            and network.network_address in banned
+            and network.prefixlen >= banned.prefixlen
+        ):
+            raise ValueError(_LINK_LOCAL)
+    return cidr
 
-    cidr: Annotated[str, matching(r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$", "an address range, for example 10.1.0.0/16", 43)] = (
-        Field(description="Address range, for example 10.1.0.0/16.")
+
+_Cidr = Annotated[
+    str,
+    matching(r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$", "an address range, for example 10.1.0.0/16", 43),
+    AfterValidator(_reachable),
+]
+
+
+class Egress(Spec):
+    """One destination that the environment may reach; everything else is denied, and link-local addresses always are."""
+
+    cidr: _Cidr = Field(
+        description="Address range, for example 10.1.0.0/16. A range that holds the link-local one is opened without it.",
+        json_schema_extra=rules(
+            ("isCIDR(self)", _NO_RANGE),
+            (
+                "!isCIDR(self) || !['169.254.0.0/16', 'fe80::/10'].exists(banned, cidr(banned).containsCIDR(cidr(self).masked()))",
+                _LINK_LOCAL,
+            ),
+        ),
     )
     ports: Annotated[tuple[_Port, ...], Field(max_length=64)] = Field((), description="TCP ports; empty allows all.")
 
@@ -34,7 +70,7 @@ class Egress(Spec):
 class SecretRef(Spec):
     """A Secret of the job's own namespace whose keys the environment sees as environment variables."""
 
-    name: DnsLabel = Field(description="Name of the Secret.")
+    name: ObjectName = Field(description="Name of the Secret.")
 
 
 class EnvironmentSpec(Spec):
@@ -50,8 +86,11 @@ class EnvironmentSpec(Spec):
     name: EnvironmentName | None = Field(
         None, description="Builtin environment, or module:attribute of your own. Absent: image says what it is."
     )
-    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
+    image: Image | None = Field(
         None, description="Container image with the environment; needs entrypoint. Absent: name says what it is."
+    )
+    image_pull_secrets: PullSecrets = Field(
+        (), description="Secrets of the job's namespace with which its images are pulled; none by default."
     )
     entrypoint: Annotated[tuple[_Argument, ...], Field(max_length=64)] = Field(
         (), description="Command in the image that serves the environment."
@@ -59,7 +98,7 @@ class EnvironmentSpec(Spec):
     args: dict[str, Any] = Field(
         default_factory=dict,
         description="Keyword arguments of the environment; their names and types are the environment's own.",
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        max_length=256,
     )
     replicas: int = Field(1, ge=1, le=1000, description="Number of sandboxes; one plays many episodes at once.")
     concurrency: int = Field(
@@ -80,6 +119,9 @@ class EnvironmentSpec(Spec):
     memory: Quantity = Field(
         "512Mi",
         description="Memory of one child process that runs environment code, in bytes; above it the child is killed.",
+    )
+    cpu: Quantity | None = Field(
+        None, description="CPU request of one sandbox, in cores. Absent: the installation's own, a tenth of a core."
     )
     max_attempts: int = Field(3, ge=1, le=10, description="Plays of one episode before its fault stands.")
     max_fault_share: float = Field(

@@ -4,10 +4,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, LabelMap, PathText, Quantity, Spec, matching, rules
+from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, ObjectName, PathText, Quantity, Spec, matching, rules
+from marlaas_api.kinds.placement import Affinity, Image, LabelMap, PullSecrets, SecretKeyRef, Tolerations
 from marlaas_api.kinds.status import ModelPoolStatus
 
 _ONE_SOURCE = "give exactly one of builtin, path, pvc and hub"
+_SAME_MODEL = " && ".join(
+    f"self.{path} == oldSelf.{path}" for path in ("?builtin", "?path", "?pvc", "?hub.?id", "?hub.?revision")
+)
 _HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
 Rank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
@@ -21,12 +25,16 @@ class HubModel(Spec):
     revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
         "main", description="Branch, tag or commit; main because it always exists, but only a commit is reproducible."
     )
+    token_secret_ref: SecretKeyRef | None = Field(
+        None,
+        description="Secret with the hub's access token, for models that need one; may be given later. Absent: no token.",
+    )
 
 
 class ClaimModel(Spec):
     """A model on a PersistentVolumeClaim of the release's namespace."""
 
-    claim_name: DnsLabel = Field(description="Name of the PersistentVolumeClaim; it is mounted read-only.")
+    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim; it is mounted read-only.")
     path: PathText = Field(
         "/", description="Folder within the volume, in Hugging Face format; the volume's root by default."
     )
@@ -71,6 +79,22 @@ class WorkersSpec(Spec):
     node_selector: LabelMap = Field(
         default_factory=dict, description="Labels of the nodes that may run the workers; empty allows every node."
     )
+    tolerations: Tolerations = Field(
+        (), description="Taints of nodes that the workers put up with; none besides Kubernetes' own by default."
+    )
+    affinity: Affinity = Field(
+        default_factory=dict,
+        description="Rules of where the workers run, as `affinity` in a PodSpec; none by default.",
+    )
+    priority_class_name: ObjectName | None = Field(
+        None, description="PriorityClass of the workers. Absent: the cluster's default."
+    )
+    image: Image | None = Field(
+        None, description="Container image of the workers. Absent: the installation's, which fits the operator."
+    )
+    image_pull_secrets: PullSecrets = Field(
+        (), description="Secrets of the release's namespace with which the image is pulled, besides the installation's."
+    )
 
 
 class RolloutWorkers(WorkersSpec):
@@ -111,13 +135,30 @@ class TrainerWorkers(WorkersSpec):
     )
 
 
+class SandboxBounds(Spec):
+    """Where the sandboxes of the pool's jobs run and how large they may be. Tenants choose none of it."""
+
+    runtime_class_name: ObjectName | None = Field(
+        None, description="RuntimeClass of sandboxes, for example gvisor. Absent: the installation's, or the cluster's."
+    )
+    node_selector: LabelMap = Field(
+        default_factory=dict, description="Labels of the nodes that may run sandboxes; empty allows every node."
+    )
+    tolerations: Tolerations = Field(
+        (), description="Taints of nodes that sandboxes put up with; none besides Kubernetes' own by default."
+    )
+    max_memory: Quantity | None = Field(
+        None, description="Largest environment.memory that a job of this pool may have, in bytes. Absent: no bound."
+    )
+
+
 class ModelPoolSpec(Spec):
     """What the platform team offers: a base model, and the workers that tenants share."""
 
     model: ModelSpec = Field(
         description="The base model, frozen and shared by every adapter.",
         json_schema_extra=rules(
-            ("self == oldSelf", "cannot change: adapters belong to their base model; create another ModelPool")
+            (_SAME_MODEL, "cannot change: adapters belong to their base model; create another ModelPool")
         ),
     )
     tensor_parallel_size: int = Field(
@@ -135,6 +176,9 @@ class ModelPoolSpec(Spec):
     )
     rollout: RolloutWorkers = Field(default_factory=lambda: RolloutWorkers(), description="The engines.")
     trainer: TrainerWorkers = Field(default_factory=lambda: TrainerWorkers(), description="The trainers.")
+    sandbox: SandboxBounds = Field(
+        default_factory=lambda: SandboxBounds(), description="The sandboxes of the pool's jobs."
+    )
     namespaces: Distinct[DnsLabel] = Field(
         (), max_length=1024, description="Namespaces that may use the pool; empty allows all."
     )

@@ -14,7 +14,7 @@ _TEN_YEARS_S = 315_360_000
 
 
 class RLJobSpec(Spec):
-    """What the tenant wants. While the job exists, only steps (upwards), priority, suspend and the two times may change."""
+    """What the tenant wants. While the job exists, only steps (upwards), priority, suspend, the two times and backoffLimit may change."""
 
     pool_ref: PoolRef = Field(description="The ModelPool that serves and trains the job.", json_schema_extra=FIXED)
     agents: Annotated[tuple[AgentSpec, ...], Field(min_length=1, max_length=16)] = Field(
@@ -50,6 +50,13 @@ class RLJobSpec(Spec):
     )
     ttl_seconds_after_finished: float | None = Field(
         None, ge=0, le=_TEN_YEARS_S, description="Delete the object this many seconds after its end. Absent: never."
+    )
+
+    backoff_limit: int = Field(
+        6,
+        ge=0,
+        le=1000,
+        description="Crashes of sandbox pods after which the job fails; 0 fails it at the first, and 6 is what Kubernetes gives its own jobs.",
     )
 
     @model_validator(mode="after")

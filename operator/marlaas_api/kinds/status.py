@@ -9,7 +9,9 @@ from marlaas_api.kinds.base import DnsLabel, list_map
 
 _Text = Annotated[str, StringConstraints(max_length=32768)]
 _Reason = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
+_Name = Annotated[str, StringConstraints(max_length=253)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)]
+_Figures = Annotated[str, StringConstraints(max_length=64)]
 _Count = Annotated[int, Field(ge=0)]
 
 
@@ -25,7 +27,7 @@ class Condition(Status):
     """One aspect of an object's state, as Kubernetes' own conditions."""
 
     type: Annotated[str, StringConstraints(max_length=316)] = Field(description="Which aspect, for example Admitted.")
-    status: Literal["True", "False", "Unknown"]
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the aspect holds.")
     reason: _Reason = Field(description="Why, as one word for machines.")
     message: _Text = Field("", description="Why, and what to do, for people.")
     last_transition_time: _Time = Field(description="When `status` last changed.")
@@ -46,6 +48,7 @@ class AgentStatus(Status):
 
     name: DnsLabel = Field(description="Name of the agent.")
     policy_version: _Count | None = Field(None, description="Newest committed version; 0 is the initial one.")
+    promoted_version: _Count | None = Field(None, description="Version that the succeeded job publishes.")
     adapter: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
         None, description="Where the newest published adapter lies."
     )
@@ -57,10 +60,10 @@ class RLJobStatus(ObjectStatus):
     phase: Literal["Queued", "Running", "Suspended", "Succeeded", "Failed"] | None = Field(
         None, description="Where the job is; the last two are final."
     )
+    reason: _Reason | None = Field(None, description="Why it is there, as one word; README lists them all.")
     message: _Text | None = Field(None, description="What is going on and what to do.")
-    progress: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        None, description="step/steps, for people."
-    )
+    tenant: _Name | None = Field(None, description="Tenant that the job counts for: a Tenant, or else its namespace.")
+    progress: _Figures | None = Field(None, description="step/steps, for people.")
     step: _Count | None = Field(None, description="Finished steps, steps without signal included.")
     steps: _Count | None = Field(None, description="Steps to do.")
     agents: Annotated[tuple[AgentStatus, ...], Field(max_length=64)] = Field(
@@ -76,6 +79,9 @@ class RLJobStatus(ObjectStatus):
     faults: Annotated[dict[Annotated[str, StringConstraints(max_length=63)], _Count], Field(max_length=32)] | None = (
         Field(None, description="Episodes that did not count, by class: infra, env.")
     )
+    sandbox_crashes: _Count | None = Field(
+        None, description="Crashes of the job's sandbox pods; see spec.backoffLimit."
+    )
     started_at: _Time | None = Field(None, description="When the job was first admitted.")
     finished_at: _Time | None = Field(None, description="When the job reached a final phase.")
 
@@ -90,9 +96,17 @@ class WorkersStatus(Status):
 class ModelPoolStatus(ObjectStatus):
     """What a pool has and how much of it is taken."""
 
+    model: Annotated[str, StringConstraints(max_length=4352)] | None = Field(
+        None, description="The base model, for people."
+    )
     rollout: WorkersStatus | None = Field(None, description="The engines.")
     trainer: WorkersStatus | None = Field(None, description="The trainers.")
+    rollout_ready: _Figures | None = Field(None, description="Engines that serve / engines wanted, for people.")
+    trainer_ready: _Figures | None = Field(None, description="Trainers that serve / trainers wanted, for people.")
     jobs: _Count | None = Field(None, description="Admitted jobs.")
+    slots: _Figures | None = Field(
+        None, description="Adapter slots that admitted jobs hold / slots of one engine, for people."
+    )
     free_slots: _Count | None = Field(None, description="Adapter slots that no admitted job holds.")
 
 

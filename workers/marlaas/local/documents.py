@@ -6,7 +6,9 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import JobDocument, PoolDocument
 
-CHANGEABLE = frozenset({"training.steps", "priority", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"})
+CHANGEABLE = frozenset(
+    {"training.steps", "priority", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "backoffLimit"}
+)
 """Fields of a job's spec that may differ when it is taken up again; steps may only grow."""
 
 _ADVICE = "give it as it was, or choose another --out for a job of its own"

@@ -6,7 +6,16 @@ from pathlib import Path
 
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
-from marlaas_api.kinds.checks import check_fit, check_local, check_local_pool, check_supported, remarks, slots_needed
+from marlaas_api.kinds.checks import (
+    check_fit,
+    check_local,
+    check_local_pool,
+    check_supported,
+    cluster_remarks,
+    pool_remarks,
+    remarks,
+    slots_needed,
+)
 from marlaas_api.kinds.nearest import did_you_mean, nearest
 from marlaas_api.kinds.problems import Problem
 
@@ -87,10 +96,12 @@ def advice(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]
     pools = by_name(contents.pools)
     for pool in contents.pools:
         yield from pool.source.findings(check_local_pool(pool.object))
+        yield from pool.source.findings(pool_remarks(pool.object))
     for job in contents.jobs:
         name = job.object.spec.pool_ref.name
         yield from job.source.findings(remarks(job.object, pools.get(name)))
         yield from job.source.findings(check_local(job.object))
+        yield from job.source.findings(cluster_remarks(job.object))
         if unknown.get(name) is False:
             text = f"ModelPool '{name}' is not in these files; the job is not checked against it"
             yield job.source.finding(Problem(_POOL, text))
