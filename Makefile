@@ -27,6 +27,7 @@ check: setup  ## The law: format, lint, types, import contracts, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m marlaas_api.crd --check crds
+	$(BIN)/python -m marlaas_api.reasons_page docs/reasons.md --check
 
 lint: setup  ## Mend what a machine can mend
 	$(BIN)/ruff format .
@@ -35,8 +36,9 @@ lint: setup  ## Mend what a machine can mend
 bench: setup  ## Measure: every figure of the README and the notes (about 40 minutes)
 	$(BIN)/python -m bench
 
-crds: setup  ## Generate crds/ from the kinds
+crds: setup  ## Generate crds/ and the pages that come from the kinds
 	$(BIN)/python -m marlaas_api.crd crds
+	$(BIN)/python -m marlaas_api.reasons_page docs/reasons.md
 
 lock: $(UV)  ## Resolve the dependencies anew into locks/
 	for accel in cpu gpu; do $(UV) pip compile pyproject.toml --extra $$accel --extra operator --extra trackers --extra verifiers --group dev \
