@@ -63,7 +63,8 @@ class JobSnapshot:
     is one. tenants: all, in order of precedence (`policies.tenant.by_precedence`). document, progress: what stands on the bus under the job's key, whatever its uid.
     owned: its ServiceAccount, NetworkPolicy and Deployment where they exist (Secrets are never read). pods: of its sandbox; pool_pods: of its pool.
     credential: its sandbox's bus credential, minted for the present time window; None unless progress says admitted (or while keys are missing).
-    first_seen_at: when this operator process first saw the object, unix seconds.
+    first_seen_at: when this operator process first saw the object, unix seconds. refusal: the API server's sentence when it refused the last
+    apply for good (quota, admission), else empty.
     """
 
     meta: Meta
@@ -81,6 +82,7 @@ class JobSnapshot:
     pool_pods: tuple[PodFacts, ...] = ()
     credential: str | None = None
     first_seen_at: float = 0.0
+    refusal: str = ""
 
     @property
     def own_document(self) -> JobDocument | None:
@@ -130,7 +132,7 @@ def _last_known_phase(job: RLJob) -> Phase:
 class PoolSnapshot:
     """One ModelPool. jobs: all that name it. owned: its ConfigMap, ServiceAccount, StatefulSets, Services, PodDisruptionBudgets and
     NetworkPolicies in the release's namespace, where they exist. pods: its rollout and trainer workers. credentials: bus credentials of its workers by
-    role (rollout, trainer), minted for the present time window; empty while keys are missing."""
+    role (rollout, trainer), minted for the present time window; empty while keys are missing. refusal: as of a JobSnapshot."""
 
     meta: Meta
     bus: BusState
@@ -141,6 +143,7 @@ class PoolSnapshot:
     owned: Owned = field(default_factory=dict)
     pods: tuple[PodFacts, ...] = ()
     credentials: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

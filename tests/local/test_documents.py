@@ -1,6 +1,7 @@
 import pytest
 
-from marlaas.local.documents import differences, job_document, merge, refuse_other_models
+from marlaas.local.documents import differences, merge, refuse_other_models
+from marlaas_api.documents import job_document
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import PoolDocument

@@ -1,9 +1,9 @@
-"""Manifests to the documents that workers are started with, and what of a job may change while it exists. Pure."""
+"""Documents that jobs began with, taken up again: what of a job may change while it exists. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import ModelPool, RLJob, Tenant
+from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import JobDocument, PoolDocument
 
 CHANGEABLE = frozenset(
@@ -12,29 +12,6 @@ CHANGEABLE = frozenset(
 """Fields of a job's spec that may differ when it is taken up again; steps may only grow."""
 
 _ADVICE = "give it as it was, or choose another --out for a job of its own"
-
-
-def job_document(job: RLJob, tenants: Sequence[Tenant], uid: str, seed: int | None) -> JobDocument:
-    """What to run, from the manifest's object; `seed` None takes the manifest's own."""
-    tenant, weight = _tenant_of(job.metadata.namespace, tenants)
-    return JobDocument(
-        namespace=job.metadata.namespace,
-        job=job.metadata.name,
-        uid=uid,
-        pool=job.spec.pool_ref.name,
-        tenant=tenant,
-        tenant_weight=weight,
-        seed=job.spec.training.seed if seed is None else seed,
-        spec=job.spec,
-    )
-
-
-def _tenant_of(namespace: str, tenants: Sequence[Tenant]) -> tuple[str, float]:
-    """Name and weight; a namespace without a Tenant is one of weight 1."""
-    for tenant in tenants:
-        if namespace in tenant.spec.namespaces:
-            return tenant.metadata.name, tenant.spec.weight
-    return namespace, 1.0
 
 
 def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple[JobDocument, ...]:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marlaas.local import sessions
-from marlaas.local.last_words import last_words
 from marlaas.local.processes import Warden
 from marlaas.models import prepared, resolve
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.kinds import ModelSpec
+from marlaas_api.last_words import last_words
 
 Waiting = Callable[[str, float | None], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from marlaas.local import sessions
 from marlaas.local.folder import OutFolder, translated, write
-from marlaas.local.last_words import START_MARK
 from marlaas.local.plan import ProcessSpec
+from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
 ROLE_COMMAND = (sys.executable, "-P", "-m", "marlaas_worker")

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from marlaas.local.last_words import last_words
 from marlaas.local.plan import ProcessSpec, is_ready
 from marlaas.local.processes import Launcher, ask_to_end, kill
 from marlaas.local.restarts import Deaths, Life, after
 from marlaas.local.status import ProcessState
+from marlaas_api.last_words import last_words
 from marlaas_api.messages import ReplicaReport
 
 GRACE_S = 20.0

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas.local.documents import job_document
 from marlaas.local.plan import pool_names
 from marlaas.manifest import load
+from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import JobDocument
 

@@ -1,4 +1,4 @@
-from marlaas.local.last_words import START_MARK, last_words
+from marlaas_api.last_words import START_MARK, last_words
 
 OURS = """\
 2026-11-21T09:55:14.123Z INFO rollout-0 marlaas_worker: rollout starts, process 7
