@@ -41,7 +41,7 @@ def _kubernetes(name: str) -> Binary:
     return Binary(name, "kubernetes", f"k8s.io/kubernetes/cmd/{name}", _KUBERNETES_LDFLAGS)
 
 
-CONTROL_PLANE = ("etcd", "kube-apiserver", "kubectl")
+CONTROL_PLANE = ("etcd", "kube-apiserver")
 _TABLE = (
     Binary("etcd", "etcd", "go.etcd.io/etcd/server/v3"),
     _kubernetes("kube-apiserver"),

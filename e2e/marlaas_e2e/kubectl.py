@@ -29,7 +29,7 @@ def run(command: Sequence[str | Path], stdin: str | None = None, timeout_s: floa
 
 def run_kubectl(kubeconfig: Path, arguments: Sequence[str | Path], stdin: str | None = None) -> str:
     """Standard output of kubectl with this kubeconfig; raises CommandFailed."""
-    return run([binaries.path("kubectl"), "--kubeconfig", kubeconfig, *arguments], stdin)
+    return run([binaries.ensure(["kubectl"])["kubectl"], "--kubeconfig", kubeconfig, *arguments], stdin)
 
 
 def _environment() -> dict[str, str]:

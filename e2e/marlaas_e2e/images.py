@@ -1,0 +1,177 @@
+"""Container images without a registry: built by buildah, kept as archives in the cache, tagged `e2e.local/NAME:1`.
+
+The tag is fixed and not `latest`, so that the kubelet never tries to pull.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marlaas_e2e import binaries
+from marlaas_e2e.cache import cache_dir, file_lock
+from marlaas_e2e.kubectl import run
+
+RECIPES = Path(__file__).resolve().parent.parent / "images"
+BASE = "e2e.local/python:1"
+PAUSE = "e2e.local/pause:1"
+DNS = "e2e.local/coredns:1"
+_SUITE = "bookworm"
+_PACKAGES = "python3,python3-venv,ca-certificates"
+_LEFT_OUT = (
+    "./var/cache/apt/*",
+    "./var/lib/apt/lists/*",
+    "./usr/share/doc/*",
+    "./usr/share/man/*",
+    "./usr/share/locale/*",
+    "./dev/*",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to build: a Dockerfile, its context folder, and its build arguments."""
+
+    tag: str
+    dockerfile: Path
+    context: Path
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+def build(recipe: Recipe) -> Path:
+    """Build an image on top of the base (`--build-arg BASE=`) and return its OCI archive.
+
+    Layers are cached, and the archive is written anew only when the image differs. Raises CommandFailed.
+    """
+    base_archive()
+    return _archive(recipe, {"BASE": f"localhost/{BASE}", **recipe.arguments})
+
+
+def base_archive() -> Path:
+    """The image `e2e.local/python:1`: python3 with venv, and the certificates that this machine trusts."""
+    with file_lock(_folder() / "base.lock"):
+        rootfs = _rootfs()
+        return _archive(Recipe(BASE, RECIPES / "base" / "Dockerfile", rootfs.parent), {})
+
+
+def pause_archive() -> Path:
+    """The image that holds a pod's namespaces."""
+    return _from_binary("pause", PAUSE)
+
+
+def dns_archive() -> Path:
+    """CoreDNS."""
+    return _from_binary("coredns", DNS)
+
+
+def image_id(archive: Path) -> str:
+    """Digest of the image in an archive that `build` returned."""
+    return archive.with_suffix(".id").read_text()
+
+
+def tag_of(archive: Path) -> str:
+    """The name that an archive's image is imported under."""
+    return str(json.loads(run(["tar", "-xOf", archive, "index.json"]))["manifests"][0]["annotations"][_REFERENCE])
+
+
+_REFERENCE = "org.opencontainers.image.ref.name"
+
+
+def _from_binary(name: str, tag: str) -> Path:
+    program = binaries.ensure([name])[name]
+    return _archive(Recipe(tag, RECIPES / name / "Dockerfile", program.parent), {})
+
+
+def _archive(recipe: Recipe, arguments: Mapping[str, str]) -> Path:
+    with file_lock(_folder() / "build.lock"):
+        image = _buildah_build(recipe, arguments)
+        archive = _folder() / (recipe.tag.split("/", 1)[-1].replace("/", "_").replace(":", "_") + ".tar")
+        if not archive.exists() or image_id(archive) != image:
+            _push(recipe.tag, archive)
+            archive.with_suffix(".id").write_text(image)
+        return archive
+
+
+def _buildah_build(recipe: Recipe, arguments: Mapping[str, str]) -> str:
+    started = time.monotonic()
+    build_arguments = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+    with tempfile.NamedTemporaryFile("r") as identity:
+        options = ["--isolation=chroot", "--layers", "--timestamp=0", "--quiet", f"--iidfile={identity.name}"]
+        place = [f"--file={recipe.dockerfile}", f"--tag=localhost/{recipe.tag}", recipe.context]
+        run([*_buildah(), "build", *options, *build_arguments, *place], timeout_s=3000)
+        image = identity.read().strip()
+    print(f"image {recipe.tag}: built or found in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    return image
+
+
+def _push(tag: str, archive: Path) -> None:
+    temporary = archive.with_name(f".{archive.name}.new")
+    temporary.unlink(missing_ok=True)
+    compression = ["--disable-compression=true"]  # it is imported on the same machine: packing costs more than it saves
+    run(
+        [*_buildah(), "push", "--quiet", *compression, f"localhost/{tag}", f"oci-archive:{temporary}:{tag}"],
+        timeout_s=3000,
+    )
+    temporary.rename(archive)
+
+
+def _buildah() -> list[str]:
+    """A store of our own: the user's images and containers are not touched."""
+    return ["buildah", "--storage-driver=overlay", f"--root={_folder()}/storage", f"--runroot={_folder()}/storage-run"]
+
+
+def _folder() -> Path:
+    folder = cache_dir() / "e2e-images"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _rootfs() -> Path:
+    """Debian's minimal root file system as a tarball, made once (about a minute)."""
+    key = hashlib.sha256(f"{_SUITE} {_PACKAGES} {_LEFT_OUT}".encode()).hexdigest()[:12]
+    tarball = _folder() / f"rootfs-{key}" / "rootfs.tar"
+    if tarball.exists():
+        return tarball
+    print("building the base root file system (about a minute, kept)", file=sys.stderr, flush=True)
+    tarball.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="rootfs-", dir=_folder()))
+    try:
+        _debootstrap(work / "root")
+        run(
+            [
+                "tar",
+                "--numeric-owner",
+                *(f"--exclude={each}" for each in _LEFT_OUT),
+                "-C",
+                work / "root",
+                "-cf",
+                work / "tar",
+                ".",
+            ]
+        )
+        (work / "tar").rename(tarball)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return tarball
+
+
+def _debootstrap(root: Path) -> None:
+    run(["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, root], timeout_s=900)
+    trusted = Path("/etc/ssl/certs/ca-certificates.crt")
+    if trusted.exists():  # builds inside the image reach the package index by what this machine trusts
+        shutil.copy(trusted, root / "etc/ssl/certs/ca-certificates.crt")
+
+
+def missing_packages() -> list[str]:
+    """Programs that images and nodes need and that are not installed (`make e2e-packages`)."""
+    programs = ("buildah", "debootstrap", "containerd", "ctr", "runc", "nft", "iptables", "conntrack", "ipset", "ip")
+    found = [name for name in programs if shutil.which(name, path=_SEARCH) is None]
+    return found if Path("/usr/lib/cni/bridge").exists() else [*found, "containernetworking-plugins"]
+
+
+_SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
