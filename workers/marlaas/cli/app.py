@@ -22,18 +22,20 @@ EPILOG = """To begin:
 - `marlaas init NAME` writes a project of your own to begin with.
 - `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` look inside a run.
 - `marlaas env play reverse` lets you be the policy; the README shows an environment of your own in ten lines.
-- `marlaas validate FILE` tells what is wrong with a manifest before anything starts."""
+- `marlaas validate FILE` tells what is wrong with a manifest before anything starts.
+- `marlaas submit FILE` takes it to a cluster; `watch`, `why`, `suspend` and `resume` look after it there (`kubectl marlaas …` is the same)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One word after `marlaas`. attribute: a function, or a Typer application with commands of its own."""
+    """One word after `marlaas`. attribute: a function, or a Typer application with commands of its own. is_whole: it says enough alone."""
 
     summary: str
     module: str
     attribute: str
     example: str
     is_group: bool = False
+    is_whole: bool = False
 
 
 COMMANDS = {
@@ -76,6 +78,37 @@ COMMANDS = {
     "models": Command(
         "Show and prepare the builtin base models.", "marlaas.cli.models", "app", "marlaas models list", is_group=True
     ),
+    "submit": Command(
+        "Check manifests and apply them to a cluster.",
+        "marlaas.cli.cluster",
+        "submit",
+        "marlaas submit examples/quickstart.yaml --watch",
+    ),
+    "watch": Command(
+        "Show how jobs in the cluster stand, until they end.",
+        "marlaas.cli.cluster",
+        "watch",
+        "marlaas watch reverse -n team-a",
+        is_whole=True,
+    ),
+    "why": Command(
+        "Tell what a job in the cluster waits for, and what to do.",
+        "marlaas.cli.cluster",
+        "why",
+        "marlaas why reverse -n team-a",
+    ),
+    "suspend": Command(
+        "Stop a job in the cluster; it keeps what it learnt.",
+        "marlaas.cli.cluster",
+        "suspend",
+        "marlaas suspend reverse -n team-a",
+    ),
+    "resume": Command(
+        "Let a suspended job in the cluster go on.",
+        "marlaas.cli.cluster",
+        "resume",
+        "marlaas resume reverse -n team-a",
+    ),
     "env": Command(
         "Try an environment by hand, without training.",
         "marlaas.cli.env",
@@ -88,8 +121,17 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command that `sys.argv` says, and exit."""
+    _run("marlaas")
+
+
+def plugin() -> None:
+    """The same as a plugin of kubectl, which runs `kubectl-marlaas` for `kubectl marlaas`."""
+    _run("kubectl marlaas")
+
+
+def _run(called: str) -> None:
     try:
-        build(sys.argv[1:])()
+        build(sys.argv[1:])(prog_name=called)
     except Exception as error:
         code = exit_code_of(error)
         if code is None:
@@ -124,7 +166,7 @@ def _mount(app: typer.Typer, name: str, command: Command, is_asked: bool) -> Non
     if command.is_group:
         app.add_typer(target, name=name, help=command.summary, epilog=epilog, no_args_is_help=True)
     else:
-        app.command(name, epilog=epilog, no_args_is_help=True)(target)
+        app.command(name, epilog=epilog, no_args_is_help=not command.is_whole)(target)
 
 
 def _unasked() -> None:

@@ -5,25 +5,38 @@ from typing import Annotated, Any
 
 import typer
 
+from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
 from marlaas.cli.failures import INVALID, complain
 from marlaas.cli.summaries import summary
+from marlaas.cluster.submission import preview
 from marlaas.manifest import Finding, InvalidManifest, Manifest, load
 from marlaas_api.kinds import Kind, RLJob
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Manifests in YAML; - reads standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")]
+Server = Annotated[bool, typer.Option("--server", help="Ask the cluster too; nothing is changed there.")]
 
 
-def validate(files: Files, as_json: Json = False) -> None:
+def validate(
+    files: Files,
+    as_json: Json = False,
+    server: Server = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
     """Say what is wrong with manifests, by file, line and field.
 
     Checks everything that needs no cluster and starts nothing: fields, types and bounds, whether jobs fit their pools, whether environments
-    and builtin models exist and take their arguments. A pool that is not in the files is thought to be in the cluster.
+    and builtin models exist and take their arguments. A pool that is not in the files is thought to be in the cluster. With --server, the
+    cluster's API server is asked too (a dry run): its own rules, what may not change of a job that exists, and what you may do.
 
     Exit code: 0 all is right, 2 something must be changed.
     """
     try:
         manifest = load(files, runnable=False)
+        if server:
+            preview(gateway(context, namespace, kubeconfig), manifest.placed)
     except InvalidManifest as error:
         if not as_json:
             raise

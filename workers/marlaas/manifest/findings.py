@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from marlaas.manifest.documents import Document
 from marlaas_api.errors import InvalidInput
@@ -43,6 +43,14 @@ class Source:
     folder: Path
     document: Document
     prefix: Loc = ()
+
+    @property
+    def body(self) -> Any:
+        """The object as it was written, no default filled in."""
+        value = self.document.value
+        for step in self.prefix:
+            value = value[step]
+        return value
 
     def line(self, loc: Loc = ()) -> int:
         """Line of a field of the object."""

@@ -10,7 +10,7 @@ from marlaas.manifest.files import File, read_files
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
 from marlaas.manifest.models import check_models, memory_notes
 from marlaas.manifest.objects import Objects, read_objects
-from marlaas_api.kinds import ModelPool, RLJob, Tenant
+from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Manifest:
     """Objects that are right, each and together, in the order of the files.
 
     folders: where the jobs' files lie, each once; a job's own environment module is found there. notes: what is right and worth knowing.
+    placed: every object with where it stands and as it was written.
     """
 
     pools: tuple[ModelPool, ...]
@@ -25,6 +26,7 @@ class Manifest:
     jobs: tuple[RLJob, ...]
     folders: tuple[Path, ...] = ()
     notes: tuple[Finding, ...] = ()
+    placed: tuple[Placed[Kind], ...] = ()
 
 
 def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
@@ -53,7 +55,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
     if errors:
         raise InvalidManifest(_in_order(errors, labels))
     notes = [*objects.notes, *advice(contents, unknown), *(memory_notes(contents) if runnable else ())]
-    return _manifest(contents, _in_order(notes, labels))
+    return _manifest(contents, _in_order(notes, labels), objects.placed)
 
 
 def _read(paths: Sequence[str]) -> tuple[list[str], Objects]:
@@ -75,13 +77,14 @@ def _sorted_out(objects: Objects) -> Contents:
     )
 
 
-def _manifest(contents: Contents, notes: Iterable[Finding]) -> Manifest:
+def _manifest(contents: Contents, notes: Iterable[Finding], placed: Sequence[Placed[Kind]]) -> Manifest:
     return Manifest(
         pools=tuple(pool.object for pool in contents.pools),
         tenants=tuple(tenant.object for tenant in contents.tenants),
         jobs=tuple(job.object for job in contents.jobs),
         folders=tuple(dict.fromkeys(job.source.folder for job in contents.jobs)),
         notes=tuple(notes),
+        placed=tuple(placed),
     )
 
 

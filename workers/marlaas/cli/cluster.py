@@ -1,0 +1,190 @@
+"""The commands that talk to a cluster: submit, watch, suspend, resume, why. `kubectl marlaas` has them too."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
+from marlaas.cli.failures import FAILED, complain
+from marlaas.cli.summaries import summary
+from marlaas.cluster.errors import Forbidden, NotFound
+from marlaas.cluster.explain import explain
+from marlaas.cluster.kubectl import Kubectl
+from marlaas.cluster.sights import EventSight, JobSight, PoolSight, event_sight, job_sight, pool_sight
+from marlaas.cluster.submission import submit as submit_objects
+from marlaas.cluster.watching import PERIOD_S, ClusterWatch
+from marlaas.local.display import LiveDisplay, choose, failures, table
+from marlaas.manifest import load
+from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds import RLJob
+from marlaas_api.kinds.nearest import did_you_mean
+
+RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
+_INTERRUPTED = 130
+
+Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests in YAML; - reads standard input.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the RLJob.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Names of RLJobs; all when absent.")]
+Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines, instead of the table.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Then watch the submitted jobs until they end.")]
+JobsOnly = Annotated[bool, typer.Option("--jobs-only", help="Leave ModelPools and Tenants of the files alone.")]
+
+
+def submit(
+    files: Files,
+    watch: Watch = False,
+    jobs_only: JobsOnly = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Check manifests, here and on the API server, then apply them to the cluster.
+
+    The very files that `marlaas run` takes. Nothing is applied unless everything would be: what is wrong is told by file, line and field.
+
+    Exit code: 0 applied (with --watch: and every job succeeded), 1 it failed, 2 something must be changed first.
+    """
+    kubectl = gateway(context, namespace, kubeconfig)
+    manifest = load(files, runnable=False)
+    placed = [one for one in manifest.placed if not jobs_only or isinstance(one.object, RLJob)]
+    if not placed:
+        raise InvalidInput(f"nothing to submit in {', '.join(files)}")
+    jobs: dict[str, list[str]] = {}
+    for one, applied in zip(placed, submit_objects(kubectl, placed), strict=True):
+        typer.echo(f"{applied}; {summary(one.object)}")
+        if applied.kind == "RLJob":
+            jobs.setdefault(applied.namespace, []).append(applied.name)
+    if watch and jobs:
+        _watch([_Looker(_within(kubectl, there), names) for there, names in jobs.items()], as_json=False)
+    for there, names in jobs.items():
+        typer.echo(f"watch: kubectl marlaas watch -n {there} {' '.join(names)}")
+
+
+def watch(
+    names: Names = None,
+    everywhere: Everywhere = False,
+    as_json: Json = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show how jobs in the cluster stand, until all of them have ended: the live table of `marlaas run`.
+
+    Where the output is no terminal, a line for every change of phase. Ctrl-C ends the watching, not the jobs.
+
+    Exit code: 0 no watched job failed, 1 one did, 2 something must be changed first, 130 stopped by Ctrl-C.
+    """
+    kubectl = gateway(context, namespace, kubeconfig)
+    if everywhere and names:
+        raise InvalidInput("give names or -A, not both: a name belongs to one namespace")
+    look: _Look = partial(kubectl.list, RLJOBS, "--all-namespaces") if everywhere else _Looker(kubectl, names or ())
+    _watch([look], as_json)
+
+
+def suspend(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
+    """Stop a job at its next step and free what it holds; `resume` goes on from there."""
+    _set_suspend(gateway(context, namespace, kubeconfig), name, True)
+
+
+def resume(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
+    """Let a suspended job go on from its last committed step."""
+    _set_suspend(gateway(context, namespace, kubeconfig), name, False)
+
+
+def why(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
+    """Tell in one paragraph what a job is doing or waiting for, since when, and what to do."""
+    kubectl = gateway(context, namespace, kubeconfig)
+    job = job_sight(_job(kubectl, name))
+    typer.echo(explain(job, _pool(kubectl, job), _events(kubectl, job), time.time()))
+
+
+def _set_suspend(kubectl: Kubectl, name: str, wanted: bool) -> None:
+    body = _job(kubectl, name)
+    sight = job_sight(body)
+    phase = sight.status.phase if sight.status is not None else None
+    if phase in ("Succeeded", "Failed"):
+        raise InvalidInput(f"{sight.key} has {phase.lower()}: there is nothing to {'suspend' if wanted else 'resume'}")
+    if bool(body["spec"].get("suspend", False)) is wanted:
+        typer.echo(f"{sight.key}: spec.suspend is {str(wanted).lower()} already")
+        return
+    kubectl.patch(RLJOBS, name, {"spec": {"suspend": wanted}})
+    said = "will stop at its next step" if wanted else "goes on as soon as it is admitted"
+    other = "resume" if wanted else "why"
+    typer.echo(f"{sight.key}: {said}; kubectl marlaas {other} {name} -n {sight.namespace}")
+
+
+def _job(kubectl: Kubectl, name: str) -> dict[str, Any]:
+    """One job. Raises NotFound with the name that was perhaps meant."""
+    try:
+        return kubectl.get(RLJOBS, name)
+    except NotFound:
+        raise _unknown(kubectl, name, [body["metadata"]["name"] for body in kubectl.list(RLJOBS)]) from None
+
+
+def _unknown(kubectl: Kubectl, name: str, names: Sequence[str]) -> NotFound:
+    there = kubectl.namespace()
+    return NotFound(f"there is no RLJob '{name}' in namespace {there}{did_you_mean(name, names)}")
+
+
+def _pool(kubectl: Kubectl, job: JobSight) -> PoolSight | None:
+    """The job's pool, unless there is none or tenants may not see it."""
+    try:
+        return pool_sight(kubectl.get(MODELPOOLS, job.pool))
+    except (NotFound, Forbidden):
+        return None
+
+
+def _events(kubectl: Kubectl, job: JobSight) -> list[EventSight]:
+    try:
+        found = kubectl.list("events", f"--field-selector=involvedObject.uid={job.uid}")
+    except Forbidden:
+        return []
+    return [event_sight(body) for body in found]
+
+
+_Look = Callable[[], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(slots=True)
+class _Looker:
+    """Looks at the jobs of one namespace; the first look raises NotFound for a name that is not there."""
+
+    kubectl: Kubectl
+    names: Sequence[str]
+    is_first: bool = True
+
+    def __call__(self) -> list[dict[str, Any]]:
+        found = self.kubectl.list(RLJOBS)
+        there = [body["metadata"]["name"] for body in found]
+        missing = [name for name in self.names if name not in there]
+        if self.is_first and missing:
+            raise _unknown(self.kubectl, missing[0], there)
+        self.is_first = False
+        return [body for body in found if not self.names or body["metadata"]["name"] in self.names]
+
+
+def _within(kubectl: Kubectl, namespace: str) -> Kubectl:
+    return replace(kubectl, target=replace(kubectl.target, namespace=namespace))
+
+
+def _watch(looks: Sequence[_Look], as_json: bool) -> None:
+    display = choose(as_json)
+    watching = ClusterWatch(lambda: [body for look in looks for body in look()], display, time.time)
+    try:
+        watching.run(lambda: time.sleep(PERIOD_S))
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
+    finally:
+        display.close()
+    if not watching.views:
+        complain("no RLJobs")
+    elif isinstance(display, LiveDisplay):
+        Console().print(table([*watching.views.values()]), *failures([*watching.views.values()]), sep="\n")
+    if watching.failed:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,100 @@
+"""kubectl's standard error to our errors. Pure; the texts are kubectl's and the API server's own, of 1.30 and later."""
+
+import re
+from collections.abc import Callable
+
+from marlaas.cluster.errors import (
+    ClusterSilent,
+    CommandFailed,
+    Forbidden,
+    KindsMissing,
+    NoCluster,
+    NotFound,
+    NotLoggedIn,
+    Refused,
+)
+from marlaas_api.errors import MarlaasError
+
+INSTALL = "install MARLaaS there first (helm install marlaas charts/marlaas), or choose another --context"
+
+_CAUSE = re.compile(r"^\* (?P<field>[^:\s]+): (?P<text>.*)$", re.MULTILINE)
+_ONE_CAUSE = re.compile(r" is invalid: (?P<field>[a-z<][^:\s]*): (?P<text>.*)$", re.DOTALL)
+_NOISE = re.compile(r"^(?:error: |Error from server(?: \(\w+\))?: |The )", re.MULTILINE)
+
+
+def error_of(stderr: str) -> MarlaasError:
+    """What a failed call of kubectl means."""
+    text = _without_warnings(stderr)
+    for pattern, make in _MEANINGS:
+        if re.search(pattern, text):
+            return make(text)
+    return CommandFailed(_plain(text) or "kubectl failed and did not say why")
+
+
+def _without_warnings(stderr: str) -> str:
+    """Discovery logs its retries above the sentence that counts."""
+    lines = [line for line in stderr.splitlines() if not re.match(r"(?:[EWI]\d{4} |Warning: )", line)]
+    return "\n".join(lines).strip()
+
+
+def _plain(text: str) -> str:
+    return _NOISE.sub("", text).strip()
+
+
+def _kinds_missing(text: str) -> MarlaasError:
+    return KindsMissing(f"the cluster does not know MARLaaS's kinds: {INSTALL}")
+
+
+def _silent(text: str) -> MarlaasError:
+    words = _plain(text).splitlines()[-1].partition("; if you choose to ignore")[0]
+    return ClusterSilent(f"the cluster does not answer: {words}")
+
+
+def _no_cluster(text: str) -> MarlaasError:
+    words = _plain(text).splitlines()[0].partition("; if you choose to ignore")[0]
+    return NoCluster(
+        f"no cluster to talk to: {words}; see `kubectl config get-contexts`, then give --context or --kubeconfig"
+    )
+
+
+def _forbidden(text: str) -> MarlaasError:
+    return Forbidden(
+        f"not allowed: {_plain(text)}; ask the platform team for the role marlaas-editor or marlaas-viewer"
+    )
+
+
+def _refused(text: str) -> MarlaasError:
+    causes = tuple((match["field"], match["text"].strip()) for match in _CAUSE.finditer(text))
+    if not causes:
+        single = _ONE_CAUSE.search(text)
+        causes = ((single["field"], single["text"].strip()),) if single else ()
+    return Refused(_plain(text), causes)
+
+
+def _said_by(error: type[MarlaasError], words: str = "{}") -> Callable[[str], MarlaasError]:
+    return lambda text: error(words.format(_plain(text)))
+
+
+_MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
+    (
+        r"the server doesn't have a resource type|no matches for kind|could not find the requested resource",
+        _kinds_missing,
+    ),
+    (
+        r"localhost:8080|context .* does not exist|context was not found|no configuration has been provided",
+        _no_cluster,
+    ),
+    (r"stat .*: no such file or directory|error loading config file|Error in configuration", _no_cluster),
+    (r"\(Unauthorized\)|must be logged in|getting credentials", _said_by(NotLoggedIn, "not logged in: {}")),
+    (
+        r"connection .*refused|Unable to connect|i/o timeout|TLS handshake timeout|no such host|ServiceUnavailable",
+        _silent,
+    ),
+    (r"Client\.Timeout|connection reset|context deadline exceeded|\(InternalError\)|\(Timeout\)|EOF$", _silent),
+    (
+        r"\(Invalid\)| is invalid:|\(BadRequest\)|\(UnprocessableEntity\)|ValidatingAdmissionPolicy|denied the request",
+        _refused,
+    ),
+    (r"\(Forbidden\)", _forbidden),
+    (r"\(NotFound\)", _said_by(NotFound)),
+)

@@ -1,0 +1,180 @@
+"""`why`: what a job is doing or waiting for, since when, and what to do, as one paragraph. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from marlaas.cluster.sights import WARNING, EventSight, JobSight, PoolSight, condition, seconds
+from marlaas.local.table import duration, number, versions
+from marlaas_api.kinds.status import Condition, RLJobStatus
+from marlaas_api.reason_texts import Actor, Stage, Text, text_of
+from marlaas_api.reasons import Reason
+
+SILENCE_S = 60.0
+"""How long the operator may say nothing of a new job, or of a change, before that is worth a sentence."""
+RECENT_S = 600.0
+"""Older warnings are not told: what they were about is over, or is told by the reason."""
+
+_SILENT = "Look whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
+_CAUSES = {
+    Reason.WAITING_FOR_POOL: "RolloutReady",
+    Reason.WAITING_FOR_TRAINER: "TrainerReady",
+}
+"""Reasons whose own cause is what a condition of the pool says."""
+
+
+def explain(job: JobSight, pool: PoolSight | None, events: Sequence[EventSight], now: float) -> str:
+    """One paragraph; last words of several lines follow it, indented. pool None: there is none, or whoever asks may not see it."""
+    cause = _cause(job, pool)
+    sentences = [_where(job, now), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
+    sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
+    return "\n".join([" ".join(sentences), *_last_words(job)])
+
+
+def _where(job: JobSight, now: float) -> str:
+    """Where the job is, and since when."""
+    status = job.status
+    if job.deleted_at is not None:
+        return f"{job.key} has been being deleted for {_ago(job.deleted_at, now)}."
+    if status is None or status.phase is None:
+        return f"{job.key} was created {_ago(job.created_at, now)} ago and nothing is said of it yet."
+    since = _ago(_since(job, status), now)
+    match status.phase:
+        case "Queued":
+            return f"{job.key} has been queued for {since}{_at(status)}."
+        case "Suspended":
+            return f"{job.key} has been suspended for {since}{_at(status)}."
+        case "Running":
+            return f"{job.key} has been running for {since}{_at(status)}{_figures(status)}."
+        case "Succeeded":
+            return f"{job.key} succeeded {since} ago{_at(status)}{_figures(status)}."
+    return f"{job.key} failed {since} ago{_at(status)}."
+
+
+def _since(job: JobSight, status: RLJobStatus) -> float:
+    admitted = condition(status, "Admitted")
+    begun = {
+        "Running": status.started_at,
+        "Succeeded": status.finished_at,
+        "Failed": status.finished_at,
+    }.get(status.phase or "", admitted.last_transition_time if admitted is not None else None)
+    return seconds(begun) or job.created_at
+
+
+def _at(status: RLJobStatus) -> str:
+    return f", at step {status.step} of {status.steps}" if status.step and status.steps else ""
+
+
+def _figures(status: RLJobStatus) -> str:
+    said = {agent.name: agent.policy_version for agent in status.agents if agent.policy_version is not None}
+    parts = [f"version {versions(said)}"] if said else []
+    parts += [f"reward {number(status.reward)}"] if status.reward is not None else []
+    if status.eval_before is not None and status.eval_last is not None:
+        parts.append(f"evaluation {number(status.eval_before)} → {number(status.eval_last)}")
+    return f", {', '.join(parts)}" if parts else ""
+
+
+def _why(job: JobSight, now: float) -> Iterator[str]:
+    """The reason, in the table's words and in the status's own."""
+    if job.status is None or not job.status.reason:
+        return
+    reason, message = job.status.reason, (job.status.message or "").strip()
+    text = text_of(reason)
+    meaning = text.meaning if text is not None else "A newer MARLaaS says so; this command does not know the word."
+    fault = _fault_since(job.status) if text is not None and text.stage is Stage.FAULTY else None
+    since = f" (for {_ago(fault, now)})" if fault is not None else ""
+    yield f"{reason}{since}: {meaning}"
+    if message:
+        yield "Its last words stand below." if "\n" in message else f"It says: {_sentence(message)}"
+
+
+def _fault_since(status: RLJobStatus) -> float | None:
+    """When the condition that carries the reason turned."""
+    return next((seconds(one.last_transition_time) for one in status.conditions if one.reason == status.reason), None)
+
+
+def _cause(job: JobSight, pool: PoolSight | None) -> Condition | None:
+    """The condition of the pool that the job's own reason comes from."""
+    reason = job.status.reason if job.status is not None else None
+    kind = next((kind for waiting, kind in _CAUSES.items() if waiting == reason), None)
+    found = condition(pool.status, kind) if pool is not None and kind is not None else None
+    return found if found is not None and found.status != "True" else None
+
+
+def _pool(job: JobSight, pool: PoolSight | None, cause: Condition | None) -> Iterator[str]:
+    """How the pool stands, where that matters."""
+    if pool is None or not _minds_pool(job):
+        return
+    status = pool.status
+    engines = status.rollout.ready if status is not None and status.rollout is not None else 0
+    trainers = status.trainer.ready if status is not None and status.trainer is not None else 0
+    taken = "" if status is None or status.free_slots is None else f", {status.free_slots} of {pool.slots} slots free"
+    said = f"{engines or 0} of {pool.engines} engines and {trainers or 0} of {pool.trainers} trainers ready{taken}"
+    yield f"Pool {pool.name} has {said}."
+    if cause is not None:
+        text = text_of(cause.reason)
+        message = f" It says: {_sentence(cause.message)}" if cause.message.strip() else ""
+        yield f"The pool is not ready because of {cause.reason}{f': {text.meaning}' if text is not None else '.'}{message}"
+
+
+def _minds_pool(job: JobSight) -> bool:
+    if job.status is None or job.status.phase in ("Succeeded", "Failed", "Suspended"):
+        return False
+    text = text_of(job.status.reason or "")
+    told = (Reason.WAITING_FOR_TRAINER, Reason.WAITING_FOR_ORCHESTRATOR)
+    return text is not None and (text.stage in (Stage.WAITING, Stage.FAULTY) or job.status.reason in told)
+
+
+def _unseen(job: JobSight, now: float) -> Iterator[str]:
+    """Whether the operator has seen the job as it is now."""
+    status = job.status
+    if status is None:
+        if now - job.created_at > SILENCE_S:
+            yield f"The operator should have spoken within seconds. {_SILENT}"
+        return
+    seen = status.observed_generation
+    if seen is not None and seen < job.generation:
+        yield f"Its last change (generation {job.generation}) is not acted on yet; the status is that of generation {seen}."
+
+
+def _warning(events: Sequence[EventSight], told: str, now: float) -> Iterator[str]:
+    """The last warning of late that says something new."""
+    warnings = [event for event in events if event.kind == WARNING and now - event.at <= RECENT_S]
+    news = [event for event in warnings if event.message.rstrip(".") not in told]
+    if news:
+        last = max(news, key=lambda event: event.at)
+        yield f"Last warning, {_ago(last.at, now)} ago: {last.reason}: {_sentence(last.message)}"
+
+
+def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
+    if job.status is None or job.deleted_at is not None:
+        yield "What to do: wait." if job.deleted_at is None else f"What to do: {_text(Reason.DELETING).advice}"
+        return
+    text = (text_of(cause.reason) if cause is not None else None) or text_of(job.status.reason or "")
+    if text is None:
+        return
+    whom = " (platform team)" if text.actor is Actor.PLATFORM else ""
+    yield f"What to do{whom}: {text.advice.replace('NAME', f'{job.name} -n {job.namespace}')}"
+    if job.status.phase == "Succeeded":
+        yield from (f"Agent {agent.name}: {agent.adapter}" for agent in job.status.agents if agent.adapter)
+
+
+def _last_words(job: JobSight) -> Iterator[str]:
+    """A message of several lines, such as a traceback, as it is."""
+    message = (job.status.message or "").strip() if job.status is not None else ""
+    if "\n" in message:
+        yield from (f"  {line}" for line in message.splitlines())
+
+
+def _text(reason: Reason) -> Text:
+    text = text_of(reason)
+    assert text is not None
+    return text
+
+
+def _sentence(words: str) -> str:
+    """Close a sentence that was not closed; a pool's message of several lines keeps its last one."""
+    last = words.strip().splitlines()[-1] if words.strip() else ""
+    return last if last.endswith((".", "!", "?")) else f"{last}."
+
+
+def _ago(then: float, now: float) -> str:
+    return duration(max(0.0, now - then))

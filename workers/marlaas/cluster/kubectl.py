@@ -1,0 +1,92 @@
+"""The gateway to a cluster: kubectl as a child process.
+
+kubectl reads the kubeconfig, runs whatever plugin logs the person in, and speaks to the API server; we hand it flags and read JSON. It decides nothing
+and knows no kind of ours.
+"""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marlaas.cluster.answers import error_of
+from marlaas.cluster.errors import CommandFailed, KubectlMissing
+
+FIELD_MANAGER = "marlaas"
+REQUEST_TIMEOUT_S = 30
+_PROCESS_TIMEOUT_S = 120.0
+"""Longer than the request's: a login plugin may ask a person something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which cluster and namespace; None leaves it to the kubeconfig."""
+
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: str | None = None
+
+    def flags(self) -> tuple[str, ...]:
+        """The flags of kubectl that say the same."""
+        given = (("context", self.context), ("namespace", self.namespace), ("kubeconfig", self.kubeconfig))
+        return tuple(f"--{name}={value}" for name, value in given if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """One target's kubectl; `program` is looked for on PATH. Every method raises the errors of `marlaas.cluster.errors`."""
+
+    target: Target = Target()
+    program: str = "kubectl"
+
+    def get(self, resource: str, name: str) -> dict[str, Any]:
+        """One object. Raises NotFound."""
+        return self._json("get", resource, name)
+
+    def list(self, resource: str, *options: str) -> list[dict[str, Any]]:
+        """Objects of the namespace; `--all-namespaces` and selectors are options."""
+        items: list[dict[str, Any]] = self._json("get", resource, *options)["items"]
+        return items
+
+    def apply(self, body: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
+        """Server-side apply of what a person wrote; what they wrote counts, whoever set it before. Raises Refused."""
+        mode = ["--dry-run=server"] if dry_run else []
+        options = ["--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}", *mode]
+        return self._json("apply", *options, "--filename=-", stdin=json.dumps(body))
+
+    def patch(self, resource: str, name: str, change: dict[str, Any]) -> dict[str, Any]:
+        """Merge a change into an object. Raises NotFound and Refused."""
+        options = ["--type=merge", f"--field-manager={FIELD_MANAGER}", f"--patch={json.dumps(change)}"]
+        return self._json("patch", resource, name, *options)
+
+    def namespace(self) -> str:
+        """The namespace that commands without one mean."""
+        if self.target.namespace is not None:
+            return self.target.namespace
+        shown = self._run(("config", "view", "--minify", "--output=jsonpath={..namespace}"), None)
+        return shown.strip() or "default"
+
+    def _json(self, *arguments: str, stdin: str | None = None) -> dict[str, Any]:
+        options = ("--output=json", f"--request-timeout={REQUEST_TIMEOUT_S}s")
+        answer = self._run((*arguments, *options), stdin)
+        try:
+            parsed: dict[str, Any] = json.loads(answer)
+        except ValueError as error:
+            raise CommandFailed(f"kubectl answered something that is no JSON: {answer[:200]!r}") from error
+        return parsed
+
+    def _run(self, arguments: Sequence[str], stdin: str | None) -> str:
+        command = [self.program, *arguments, *self.target.flags()]
+        try:
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, text=True, check=False, timeout=_PROCESS_TIMEOUT_S
+            )
+        except FileNotFoundError as error:
+            text = f"there is no {self.program} on PATH: install it (https://kubernetes.io/docs/tasks/tools) to talk to a cluster"
+            raise KubectlMissing(text) from error
+        except subprocess.TimeoutExpired as error:
+            raise error_of(f"kubectl: i/o timeout after {_PROCESS_TIMEOUT_S:g} s") from error
+        if done.returncode != 0:
+            raise error_of(done.stderr)
+        return done.stdout

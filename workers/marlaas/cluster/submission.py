@@ -1,0 +1,92 @@
+"""Manifests to a cluster: first the API server says of every object whether it would take it, then all are applied, or none."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from marlaas.cluster.errors import Forbidden, NotFound, Refused
+from marlaas.cluster.kubectl import Kubectl
+from marlaas.manifest.findings import Finding, InvalidManifest, Placed, Source
+from marlaas_api.kinds import Kind, RLJob
+from marlaas_api.kinds.problems import Loc, Problem
+
+_STEP = re.compile(r"\[(?P<index>\d+)\]|\[(?P<key>[^\]]*)\]|(?P<name>[^.\[\]]+)")
+_NO_NAMESPACE = re.compile(r'namespaces "(?P<name>[^"]+)" not found')
+
+
+class Change(StrEnum):
+    """What an apply did."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """An object that the cluster has taken."""
+
+    kind: str
+    namespace: str
+    name: str
+    change: Change
+
+    def __str__(self) -> str:
+        place = f"{self.namespace}/" if self.namespace else ""
+        return f"{self.kind} {place}{self.name}: {self.change}"
+
+
+def submit(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[Applied]:
+    """Apply all objects. Raises InvalidManifest, before anything is applied, when the API server would not take one."""
+    previews = preview(kubectl, placed)
+    return [
+        _applied(dry, kubectl.apply(one.source.body, dry_run=False)) for one, dry in zip(placed, previews, strict=True)
+    ]
+
+
+def preview(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[dict[str, Any]]:
+    """What the API server would make of every object. Raises InvalidManifest with everything that it would refuse."""
+    previews: list[dict[str, Any]] = []
+    findings: list[Finding] = []
+    for one in placed:
+        try:
+            previews.append(kubectl.apply(one.source.body, dry_run=True))
+        except (Refused, Forbidden, NotFound) as error:
+            findings += _findings(one, error)
+    if findings:
+        raise InvalidManifest(findings)
+    return previews
+
+
+def loc_of(field: str) -> Loc:
+    """`spec.agents[1].name`, as the API server writes a field, as a place in the object; the object's root for `<nil>`."""
+    if field.startswith("<"):
+        return ()
+    steps = _STEP.finditer(field)
+    return tuple(int(step["index"]) if step["index"] else step["key"] or step["name"] for step in steps)
+
+
+def _findings(one: Placed[Kind], error: Refused | Forbidden | NotFound) -> Iterator[Finding]:
+    source: Source = one.source
+    absent = _NO_NAMESPACE.search(str(error))
+    if absent:
+        name = absent["name"]
+        text = f"there is no namespace {name} in the cluster; create it: kubectl create namespace {name}"
+        yield source.finding(Problem(("metadata", "namespace"), text))
+    elif isinstance(error, Refused) and error.causes:
+        yield from source.findings(Problem(loc_of(field), f"the cluster says: {text}") for field, text in error.causes)
+    elif isinstance(error, Forbidden) and not isinstance(one.object, RLJob):
+        hint = "; if it is there already, --jobs-only submits the jobs alone"
+        yield source.finding(Problem((), f"the cluster says: {error}{hint}"))
+    else:
+        yield source.finding(Problem((), f"the cluster says: {error}"))
+
+
+def _applied(before: dict[str, Any], after: dict[str, Any]) -> Applied:
+    meta = after["metadata"]
+    same = before["metadata"].get("resourceVersion") == meta["resourceVersion"]
+    is_new = before["metadata"].get("uid") != meta["uid"]
+    change = Change.UNCHANGED if same else Change.CREATED if is_new else Change.CHANGED
+    return Applied(after["kind"], meta.get("namespace", ""), meta["name"], change)

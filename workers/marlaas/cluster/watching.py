@@ -1,0 +1,93 @@
+"""The live table of jobs in a cluster. Looks again and again rather than holding a watch open: a look cannot silently die."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from marlaas.cluster.errors import ClusterSilent
+from marlaas.cluster.levels import headline, view
+from marlaas.local.display import Display
+from marlaas.local.eta import Mark, advanced, eta_s
+from marlaas.local.table import JobView
+from marlaas_api.kinds.problems import InvalidObject
+from marlaas_api.messages import Phase
+
+PERIOD_S = 2.0
+
+
+@dataclass(slots=True)
+class ClusterWatch:
+    """Shows what `look` finds: the bodies of the RLJobs to be watched, those gone left out."""
+
+    look: Callable[[], Sequence[Mapping[str, Any]]]
+    display: Display
+    now: Callable[[], float]
+    views: dict[str, JobView] = field(default_factory=dict)
+    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+
+    def run(self, pause: Callable[[], None]) -> None:
+        """Look and show until every job is final or gone."""
+        while self.round():
+            pause()
+
+    def round(self) -> bool:
+        """One look; False once nothing more will happen. A cluster that is silent for a while is said, and asked again."""
+        try:
+            bodies = self.look()
+        except ClusterSilent as error:
+            self.display.waiting(f"{error}; trying again")
+            return True
+        seen = [one for body in bodies if (one := self._view(body)) is not None]
+        self._forget_all_but(seen)
+        ordered = sorted(seen, key=lambda one: (_is_final(one), one.name))
+        self.display.waiting(headline(ordered))
+        self.display.jobs(ordered)
+        return not all(_is_final(one) for one in seen)
+
+    @property
+    def failed(self) -> bool:
+        """Some job that was seen last has failed."""
+        return any(one.progress is not None and one.progress.phase is Phase.FAILED for one in self.views.values())
+
+    def _view(self, body: Mapping[str, Any]) -> JobView | None:
+        try:
+            fresh = view(body, self.now())
+        except InvalidObject as error:
+            self._tell_once(f"{_key(body)} is of another version of MARLaaS than this command: {error}")
+            return None
+        return self._timed(fresh)
+
+    def _timed(self, fresh: JobView) -> JobView:
+        """With the time at which the level was new, and when the job will be done."""
+        level, uid = fresh.progress, fresh.document.uid
+        if level is None:
+            self.views[uid] = fresh
+            return fresh
+        before = self.views[uid].progress if uid in self.views else None
+        if before is not None and before.model_copy(update={"at": level.at}) == level:
+            level = before
+        if level.phase is Phase.RUNNING:
+            self.marks[uid] = advanced(self.marks.get(uid, ()), level.step, self.now())
+        timed = replace(fresh, progress=level, eta_s=eta_s(self.marks.get(uid, ()), level.steps, self.now()))
+        self.views[uid] = timed
+        return timed
+
+    def _forget_all_but(self, seen: Sequence[JobView]) -> None:
+        uids = {one.document.uid for one in seen}
+        for uid in [uid for uid in self.views if uid not in uids]:
+            gone = self.views.pop(uid)
+            self._tell_once(f"{gone.name} is deleted")
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self.told:
+            self.told.add(text)
+            self.display.note(text)
+
+
+def _is_final(one: JobView) -> bool:
+    return one.progress is not None and one.progress.phase.final
+
+
+def _key(body: Mapping[str, Any]) -> str:
+    return f"{body['metadata'].get('namespace', '')}/{body['metadata'].get('name', '')}"
