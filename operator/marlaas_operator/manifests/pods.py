@@ -1,0 +1,148 @@
+"""The parts that all our pods share: locked down to the restricted Pod Security level, probed, with bounded places to write.
+
+How many processes a pod may have is no field of a pod: the kubelet bounds it (`podPidsLimit`); docs/operations.md says so.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marlaas_api.kinds import PullSecret, Toleration
+
+UID = 10001
+HEALTH_PORT = 8081
+SCRATCH = "/scratch"
+BUS_FOLDER = "/etc/marlaas/bus"
+CREDENTIAL = "bus.creds"
+"""Key of a Secret and file in BUS_FOLDER. The folder is mounted whole, or a renewed credential would not reach the pod."""
+
+Part = dict[str, Any]
+"""A fragment of a manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a pod may run, and with what its images are pulled."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Toleration] = ()
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    priority_class_name: str | None = None
+    runtime_class_name: str | None = None
+    pull_secrets: Sequence[PullSecret | str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A volume and where it is mounted. source: the volume's source as a PodSpec says it."""
+
+    name: str
+    path: str
+    source: Part
+    read_only: bool = False
+
+
+def pod_spec(account: str, placement: Placement, volumes: Iterable[Volume], grace_s: int) -> Part:
+    """A PodSpec without its containers. grace_s: seconds from SIGTERM to SIGKILL."""
+    spec: Part = {
+        "serviceAccountName": account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_s,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "fsGroup": UID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": volume.name, **volume.source} for volume in volumes],
+    }
+    return {**spec, **_placed(placement)}
+
+
+def container(name: str, image: str, command: Sequence[str], volumes: Iterable[Volume]) -> Part:
+    """A container that may do nothing but compute, and write where a volume is mounted."""
+    return {
+        "name": name,
+        "image": image,
+        "command": list(command),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [_mount(volume) for volume in volumes],
+    }
+
+
+def worker_env(added: Mapping[str, str]) -> list[Part]:
+    """Environment variables of a worker; those added win.
+
+    A uid without an entry in the image's passwd file has neither home nor name, and libraries ask for both.
+    """
+    fixed = {"HOME": SCRATCH, "USER": "marlaas", "LOGNAME": "marlaas", "PYTHONUNBUFFERED": "1"}
+    values = [{"name": name, "value": value} for name, value in {**fixed, **added}.items()]
+    return [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, *values]
+
+
+def health(start_s: int) -> Part:
+    """Port and probes of a worker, which may take start_s seconds until it serves.
+
+    Liveness is patient: a busy machine is no reason to kill an engine that needs a minute to load again.
+    """
+    return {
+        "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
+        "startupProbe": {**_probe("/livez", 2), "failureThreshold": start_s // 2},
+        "livenessProbe": {**_probe("/livez", 10), "failureThreshold": 6},
+        "readinessProbe": {**_probe("/readyz", 2), "failureThreshold": 3},
+    }
+
+
+def empty(name: str, path: str, size: str | None = None, *, memory: bool = False) -> Volume:
+    """A place of the pod's own to write to. size: bound above which the pod is evicted; None: the node's."""
+    source = {**({"medium": "Memory"} if memory else {}), **({"sizeLimit": size} if size else {})}
+    return Volume(name, path, {"emptyDir": source})
+
+
+def claim(name: str, path: str, claim_name: str, *, read_only: bool = False) -> Volume:
+    """A PersistentVolumeClaim of the pod's namespace."""
+    source: Part = {"claimName": claim_name, **({"readOnly": True} if read_only else {})}
+    return Volume(name, path, {"persistentVolumeClaim": source}, read_only)
+
+
+def secret(name: str, path: str, secret_name: str) -> Volume:
+    """A Secret's keys as files; 0440 with fsGroup is what a process of UID can read."""
+    return Volume(name, path, {"secret": {"secretName": secret_name, "defaultMode": 0o440}}, read_only=True)
+
+
+def _mount(volume: Volume) -> Part:
+    return {
+        "name": volume.name,
+        "mountPath": volume.path,
+        **({"readOnly": True} if volume.read_only else {}),
+    }
+
+
+def _probe(path: str, period_s: int) -> Part:
+    return {"httpGet": {"path": path, "port": "health"}, "periodSeconds": period_s, "timeoutSeconds": 5}
+
+
+def _placed(placement: Placement) -> Part:
+    named = (secret if isinstance(secret, str) else secret.name for secret in placement.pull_secrets)
+    said: Part = {
+        "nodeSelector": dict(placement.node_selector),
+        "tolerations": [_toleration(toleration) for toleration in placement.tolerations],
+        "affinity": dict(placement.affinity),
+        "priorityClassName": placement.priority_class_name,
+        "runtimeClassName": placement.runtime_class_name,
+        "imagePullSecrets": [{"name": name} for name in dict.fromkeys(named)],
+    }
+    return {key: value for key, value in said.items() if value}
+
+
+def _toleration(toleration: Toleration) -> Part:
+    return toleration.model_dump(mode="json", by_alias=True, exclude_none=True)

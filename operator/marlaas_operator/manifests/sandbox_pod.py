@@ -1,0 +1,136 @@
+"""The pod of a sandbox: the supervisor, and with an image of the tenant's own a second container that runs it.
+
+Environment code never meets the bus's credential: with a builtin the supervisor hides it from its children, with an image it is mounted only
+beside it, and the two containers share nothing but the folder of a socket.
+
+Memory. `environment.memory` bounds one child process, and a sandbox plays `concurrency` episodes, each in a child of its own. All of
+them at their bound at once would be 32 GiB by default, which no node should promise; and children share most of their pages with the server that they are
+forked from. So a container may hold the supervisor's share and as many children at their bound as 16, and asks the scheduler for one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from marlaas_api.kinds import EnvironmentSpec, RLJob, SandboxBounds
+from marlaas_api.kinds.base import quantity
+from marlaas_api.messages import JobDocument
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests import names, pods
+from marlaas_operator.manifests.pods import Part, Placement, Volume
+from marlaas_operator.manifests.worker import packages_env, packages_volumes, worker_command
+from marlaas_operator.snapshot import Meta
+
+JOB_FILE = "job.json"
+ENVIRONMENT_PREFIX = "MARLAAS_ENVIRONMENT_"
+"""What the supervisor passes on to environment code (`marlaas_worker.sandbox.variables`)."""
+
+_SOCKET_FOLDER = "/run/marlaas"
+_SOCKET = f"{_SOCKET_FOLDER}/environment.sock"
+_BLOBS = f"file://{pods.SCRATCH}/blobs"
+"""A sandbox stores no blobs; the worker's command line wants a place all the same."""
+_GRACE_S = 15
+"""A sandbox drains within 5 s (`marlaas_worker.sandbox.service.DRAIN_S`) and then ends its children."""
+_START_S = 120
+_SUPERVISOR_LIMIT_BYTES, _SUPERVISOR_REQUEST_BYTES = 512 << 20, 256 << 20
+_CHILDREN_AT_THEIR_BOUND = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """What a job's sandbox is made of. bounds: its pool's. credential: text of its bus credential."""
+
+    meta: Meta
+    job: RLJob
+    document: JobDocument
+    bounds: SandboxBounds
+    credential: str
+
+    @property
+    def environment(self) -> EnvironmentSpec:
+        """The environment of the job."""
+        return self.job.spec.environment
+
+    @property
+    def name(self) -> str:
+        """Name of every object."""
+        return names.sandbox_name(self.meta.name)
+
+
+def sandbox_pod(sandbox: Sandbox, installation: Installation) -> Part:
+    """PodSpec of a sandbox."""
+    writable = (pods.empty("scratch", pods.SCRATCH, "2Gi"), pods.empty("tmp", "/tmp", "1Gi"))
+    credential = pods.secret("bus", pods.BUS_FOLDER, sandbox.name)
+    mine = (*writable, credential, *packages_volumes(installation))
+    if sandbox.environment.image is None:
+        supervisor = _supervisor(sandbox, installation, mine) | {"envFrom": _secrets(sandbox, ENVIRONMENT_PREFIX)}
+        return _spec(sandbox, installation, mine) | {"containers": [_without_empty(supervisor)]}
+    socket = pods.empty("socket", _SOCKET_FOLDER, "1Mi")
+    theirs = pods.empty("environment-tmp", "/tmp", "2Gi")
+    supervisor = _supervisor(sandbox, installation, (*mine, socket))
+    return _spec(sandbox, installation, (*mine, socket, theirs)) | {
+        "containers": [supervisor, _own_image(sandbox, sandbox.environment.image, (socket, theirs))]
+    }
+
+
+def _spec(sandbox: Sandbox, installation: Installation, volumes: Sequence[Volume]) -> Part:
+    bounds = sandbox.bounds
+    placement = Placement(
+        node_selector=bounds.node_selector,
+        tolerations=bounds.tolerations,
+        runtime_class_name=bounds.runtime_class_name or installation.sandbox.runtime_class_name,
+        # The installation's are found where the platform team has copied them into the namespace; a missing one costs nothing.
+        pull_secrets=(*sandbox.environment.image_pull_secrets, *installation.worker_image.pull_secrets),
+    )
+    return pods.pod_spec(sandbox.name, placement, volumes, _GRACE_S)
+
+
+def _supervisor(sandbox: Sandbox, installation: Installation, volumes: Sequence[Volume]) -> Part:
+    image = installation.worker_image
+    own = sandbox.environment.image is not None
+    command = [
+        *worker_command("sandbox", installation.nats_url, _BLOBS),
+        *("--job-file", f"{pods.BUS_FOLDER}/{JOB_FILE}"),
+        *(("--environment-socket", _SOCKET) if own else ()),
+    ]
+    return {
+        **pods.container("supervisor", image.name, command, volumes),
+        **pods.health(_START_S),
+        "imagePullPolicy": image.pull_policy,
+        "env": pods.worker_env(packages_env(installation)),
+        "resources": _resources(sandbox, installation.sandbox.default_cpu, children=not own),
+    }
+
+
+def _own_image(sandbox: Sandbox, image: str, volumes: Sequence[Volume]) -> Part:
+    """The tenant's container: their image, their command, their Secrets; no credential, no port."""
+    container = pods.container("environment", image, sandbox.environment.entrypoint, volumes)
+    return _without_empty(
+        {
+            **container,
+            "env": [{"name": "MARLAAS_ENVIRONMENT_SOCKET", "value": _SOCKET}, {"name": "HOME", "value": "/tmp"}],
+            "envFrom": _secrets(sandbox, ""),
+            "resources": _resources(sandbox, "0", children=True),
+        }
+    )
+
+
+def _secrets(sandbox: Sandbox, prefix: str) -> list[Part]:
+    """Every key of the job's Secrets as environment variables."""
+    sources = [{"secretRef": {"name": secret.name}} for secret in sandbox.environment.secret_refs]
+    return [{"prefix": prefix, **source} if prefix else source for source in sources]
+
+
+def _resources(sandbox: Sandbox, default_cpu: str, *, children: bool) -> Part:
+    """See this module's words on memory. The CPU is asked for once, by the container that plays episodes."""
+    environment = sandbox.environment
+    child = int(quantity(environment.memory)) if children else 0
+    held = child * min(environment.concurrency, _CHILDREN_AT_THEIR_BOUND)
+    cpu = environment.cpu if children and environment.cpu is not None else default_cpu
+    return {
+        "requests": {"cpu": cpu, "memory": str(_SUPERVISOR_REQUEST_BYTES + child)},
+        "limits": {"memory": str(_SUPERVISOR_LIMIT_BYTES + held)},
+    }
+
+
+def _without_empty(container: Part) -> Part:
+    return {key: value for key, value in container.items() if value != []}
