@@ -35,13 +35,14 @@ _KEPT = (
     "additionalProperties",
     "properties",
     "required",
+    "nullable",
     "x-kubernetes-int-or-string",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
     "x-kubernetes-preserve-unknown-fields",
     _RULES,
 )
-_FREE = {"x-kubernetes-preserve-unknown-fields": True}
+_FREE = {"nullable": True, "x-kubernetes-preserve-unknown-fields": True}
 """Any value: of a mapping's entries, not of the mapping, because CEL's equality (immutability) overlooks a renamed key of a free object."""
 _ENVELOPE = {
     "apiVersion": {"description": "Group and version of the kind.", "type": "string"},

@@ -96,7 +96,8 @@ def test_every_definition_is_small_enough_for_kubectl_apply() -> None:
 
 def test_schemas_hold_nothing_that_a_structural_schema_may_not() -> None:
     for path, part in _all_parts():
-        assert not {"$ref", "$defs", "title", "const", "oneOf", "allOf", "prefixItems", "nullable"} & set(part), path
+        assert not {"$ref", "$defs", "title", "const", "oneOf", "allOf", "prefixItems"} & set(part), path
+        assert "nullable" not in part or part.get("x-kubernetes-preserve-unknown-fields"), path
         assert part.get("additionalProperties") is not False, path
         assert isinstance(part.get("exclusiveMinimum", True), bool), path
         assert ("properties" in part) + ("additionalProperties" in part) < 2, path

@@ -74,6 +74,7 @@ Quantity = Annotated[
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "pattern": _QUANTITY,
             "maxLength": 32,
+            "minimum": 0,
             "x-kubernetes-int-or-string": True,
         }
     ),

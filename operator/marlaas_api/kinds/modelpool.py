@@ -9,8 +9,16 @@ from marlaas_api.kinds.placement import Affinity, Image, LabelMap, PullSecrets, 
 from marlaas_api.kinds.status import ModelPoolStatus
 
 _ONE_SOURCE = "give exactly one of builtin, path, pvc and hub"
+
+
+def _unchanged(name: str, *inner: str) -> str:
+    """Rule that an optional field is absent or there as before. (`self.?name == oldSelf.?name` has no bounded cost.)"""
+    same = " && ".join(f"self.{path} == oldSelf.{path}" for path in (inner or (name,)))
+    return f"(has(self.{name}) ? has(oldSelf.{name}) && {same} : !has(oldSelf.{name}))"
+
+
 _SAME_MODEL = " && ".join(
-    f"self.{path} == oldSelf.{path}" for path in ("?builtin", "?path", "?pvc", "?hub.?id", "?hub.?revision")
+    (_unchanged("builtin"), _unchanged("path"), _unchanged("pvc"), _unchanged("hub", "hub.id", "hub.revision"))
 )
 _HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
 Rank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
