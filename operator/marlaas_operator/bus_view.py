@@ -1,0 +1,196 @@
+"""The operator's mirror of the bus: job documents and progress, and the only writer of documents.
+
+A watch is a hint: the buckets are also read whole now and then. While the bus is away the mirror stays as it was and says so; nothing
+here makes a reconcile wait for it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bucket, Bus, BusRefused, BusUnavailable, Conflict, Entry
+from marlaas_api.errors import MarlaasError, Permanent, Retryable
+from marlaas_api.messages import JobDocument, Message, Progress
+from marlaas_api.wire import decode_as, encode
+from marlaas_operator.plan import WriteDocument
+from marlaas_operator.snapshot import BusState
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 2.0
+REREAD_S = 60.0
+_RETRY_S = 1.0
+M = TypeVar("M", bound=Message)
+_PROBE = "marlaas.operator"
+_MIRRORED = (subjects.JOBS, subjects.PROGRESS)
+
+
+class Stale(Retryable):
+    """The document on the bus is not the one that the plan was made from: observe and plan again."""
+
+
+class BusView:
+    """Mirror of the buckets `jobs` and `progress`; keys are `<namespace>.<job>`.
+
+    open_bus: connects; called until it succeeds. changed: told every key whose entry changed. changed_state: told that the bus went or came.
+    """
+
+    def __init__(
+        self,
+        open_bus: Callable[[], Awaitable[Bus]],
+        changed: Callable[[str], None],
+        changed_state: Callable[[], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._open_bus = open_bus
+        self._changed = changed
+        self._changed_state = changed_state
+        self._now = now
+        self._bus: Bus | None = None
+        self._buckets: dict[str, Bucket] = {}
+        self._entries: dict[str, dict[str, Entry]] = {name: {} for name in _MIRRORED}
+        self._read: set[str] = set()
+        self.state = BusState(available=False, since=now(), synced=False)
+
+    async def run(self) -> None:
+        """Mirror until cancelled."""
+        try:
+            await self._connect()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._beat())
+                for name in _MIRRORED:
+                    tasks.create_task(self._follow(name))
+                    tasks.create_task(self._reread(name))
+        finally:
+            if self._bus is not None:
+                await self._bus.close()
+
+    def document(self, key: str) -> JobDocument | None:
+        """The job's document, whatever its uid."""
+        return _decoded(JobDocument, self._entries[subjects.JOBS].get(key))
+
+    def progress(self, key: str) -> Progress | None:
+        """The job's progress, whatever its uid."""
+        return _decoded(Progress, self._entries[subjects.PROGRESS].get(key))
+
+    def revisions(self, key: str) -> tuple[int, int]:
+        """What changes when the job's document or progress does."""
+        found = (self._entries[name].get(key) for name in _MIRRORED)
+        document, progress = (entry.revision if entry is not None else 0 for entry in found)
+        return document, progress
+
+    def keys(self) -> list[str]:
+        """Keys that have a document."""
+        return list(self._entries[subjects.JOBS])
+
+    async def write(self, action: WriteDocument) -> None:
+        """Put a document where `action.replaces` stands. Raises Stale, BusUnavailable (at once while the bus is known to be away)."""
+        document = action.document
+        key = subjects.job_key(document.namespace, document.job)
+        if not self.state.available:
+            raise BusUnavailable("the bus does not answer at present")
+        if self.document(key) != action.replaces:
+            raise Stale(f"the document of {key} changed meanwhile")
+        entry = self._entries[subjects.JOBS].get(key)
+        bucket, data = self._buckets[subjects.JOBS], encode(document)
+        try:
+            revision = await (bucket.create(key, data) if entry is None else bucket.update(key, data, entry.revision))
+        except Conflict as error:
+            await self._look_at(key)
+            raise Stale(f"the document of {key} was changed by somebody else") from error
+        except BusUnavailable:
+            self._set_available(False)
+            raise
+        self._note(subjects.JOBS, Entry(key, data, revision))
+
+    async def _look_at(self, key: str) -> None:
+        entry = await self._buckets[subjects.JOBS].get(key)
+        if entry is None:
+            self._entries[subjects.JOBS].pop(key, None)
+        else:
+            self._note(subjects.JOBS, entry)
+
+    async def _connect(self) -> None:
+        while not self._buckets:
+            try:
+                self._bus = self._bus or await self._open_bus()
+                self._buckets = {name: await self._bus.bucket(name) for name in _MIRRORED}
+            except MarlaasError as error:
+                log.warning("no bus yet: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _beat(self) -> None:
+        """Whether the bus answers, asked anew every two seconds."""
+        while True:
+            try:
+                await self._buckets[subjects.JOBS].get(_PROBE)
+            except (BusUnavailable, BusRefused) as error:
+                log.debug("the bus does not answer: %s", error)
+                self._set_available(False)
+            else:
+                self._set_available(True)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _follow(self, name: str) -> None:
+        while True:
+            try:
+                watch: AbstractAsyncContextManager[AsyncIterator[Entry]] = self._buckets[name].watch()
+                async with watch as entries:
+                    async for entry in entries:
+                        self._note(name, entry)
+            except MarlaasError as error:
+                log.warning("watching %s: %s", name, error)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _reread(self, name: str) -> None:
+        """What is true, now and then; keys that went without a word go here."""
+        while True:
+            with contextlib.suppress(BusUnavailable):
+                before = dict(self._entries[name])
+                entries = await self._buckets[name].entries()
+                for entry in entries:
+                    self._note(name, entry)
+                present = {entry.key for entry in entries}
+                for key, entry in before.items():
+                    if key not in present and self._entries[name].get(key) == entry:
+                        self._note(name, Entry(key, None, entry.revision + 1))
+                self._set_read(name)
+            await asyncio.sleep(REREAD_S if name in self._read else _RETRY_S)
+
+    def _note(self, name: str, entry: Entry) -> None:
+        known = self._entries[name].get(entry.key)
+        if known is not None and entry.revision <= known.revision:
+            return
+        if entry.data is None:
+            if self._entries[name].pop(entry.key, None) is None:
+                return
+        else:
+            self._entries[name][entry.key] = entry
+        self._changed(entry.key)
+
+    def _set_read(self, name: str) -> None:
+        self._read.add(name)
+        if self._read == set(_MIRRORED) and not self.state.synced:
+            self.state = BusState(available=self.state.available, since=self.state.since, synced=True)
+            self._changed_state()
+
+    def _set_available(self, available: bool) -> None:
+        if available != self.state.available:
+            log.info("the bus %s", "answers" if available else "does not answer any more")
+            self.state = BusState(available=available, since=self._now(), synced=self.state.synced)
+            self._changed_state()
+
+
+def _decoded(kind: type[M], entry: Entry | None) -> M | None:
+    if entry is None or entry.data is None:
+        return None
+    try:
+        return decode_as(kind, entry.data)
+    except Permanent as error:  # a newer version's, or not ours: as if it were not there, but said
+        log.error("%s: %s", entry.key, error)
+        return None

@@ -1,0 +1,148 @@
+"""The real cluster: the `Cluster` seam over `kubernetes.aio`. The only module that imports the Kubernetes client.
+
+It uses the client's connection, credentials and TLS, and none of its models: bodies stay what the server sent.
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from marlaas_api.errors import InvalidInput
+from marlaas_operator.cluster import FIELD_MANAGER, Body, Resource, Target
+from marlaas_operator.cluster.errors import Gone, NotFound, Unavailable
+from marlaas_operator.cluster.resources import target_of
+from marlaas_operator.cluster.verdicts import verdict
+
+_load_in_cluster: Callable[..., None] = load_incluster_config
+_load_kubeconfig: Callable[..., Awaitable[object]] = load_kube_config
+Bodies = list[Body]
+_TIMEOUT = aiohttp.ClientTimeout(total=20.0, sock_connect=5.0)
+_PAGE = 500
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_JSON = "application/json"
+
+Observer = Callable[[str, str, int], None]
+"""Told of every request: verb, plural and HTTP status (0: no answer)."""
+
+
+async def connect(kubeconfig: Path | None = None, context: str | None = None) -> "ApiServer":
+    """A gateway with the credentials of a kubeconfig, or those that a pod has of itself.
+
+    Raises InvalidInput: there are no such credentials. No request is made.
+    """
+    configuration = Configuration()
+    try:
+        if kubeconfig is None and context is None:
+            _load_in_cluster(client_configuration=configuration)
+        else:
+            await _load_kubeconfig(
+                str(kubeconfig) if kubeconfig else None,
+                context=context,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+    except (ConfigException, OSError) as error:
+        raise InvalidInput(f"no credentials for a Kubernetes API server: {error}") from error
+    return ApiServer(configuration)
+
+
+class ApiServer:
+    """One API server, as one user. `observe` is told of every request."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration = configuration
+        self._client = ApiClient(configuration)
+        self._client.user_agent = FIELD_MANAGER
+        self.observe: Observer = lambda verb, plural, status: None
+
+    async def get(self, target: Target) -> Body:
+        return await self._call("GET", target.resource, target.path, f"get {target}")
+
+    async def list(self, resource: Resource, *, namespace: str = "", labels: str = "") -> list[Body]:
+        query = {"limit": str(_PAGE), "labelSelector": labels}
+        try:
+            return await self._pages(resource, resource.path(namespace), query)
+        except Gone:
+            return await self._pages(resource, resource.path(namespace), {"labelSelector": labels})
+
+    async def create(self, body: Body) -> Body:
+        target = target_of(body)
+        path = target.resource.path(target.namespace)
+        return await self._call("POST", target.resource, path, f"create {target}", (_JSON, body))
+
+    async def apply(self, body: Body) -> Body:
+        target = target_of(body)
+        path = f"{target.path}?{urlencode({'fieldManager': FIELD_MANAGER, 'force': 'true'})}"
+        return await self._call("PATCH", target.resource, path, f"apply {target}", (_APPLY, body))
+
+    async def patch(self, target: Target, patch: Body, *, status: bool = False) -> Body:
+        part, what = ("/status", f"write the status of {target}") if status else ("", f"patch {target}")
+        path = f"{target.path}{part}?{urlencode({'fieldManager': FIELD_MANAGER})}"
+        return await self._call("PATCH", target.resource, path, what, (_MERGE, patch))
+
+    async def delete(self, target: Target, *, uid: str | None = None) -> None:
+        options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._call("DELETE", target.resource, target.path, f"delete {target}", (_JSON, options))
+        except NotFound:
+            return
+
+    async def close(self) -> None:
+        close: Callable[[], Awaitable[None]] = self._client.close
+        await close()
+
+    async def _pages(self, resource: Resource, path: str, query: dict[str, str]) -> Bodies:
+        items: Bodies = []
+        token = ""
+        while True:
+            full = {key: value for key, value in {**query, "continue": token}.items() if value}
+            page = await self._call("GET", resource, f"{path}?{urlencode(full)}", f"list {resource.plural}")
+            for item in page["items"]:
+                items.append({**item, "apiVersion": resource.api_version, "kind": resource.kind})
+            token = str(page["metadata"].get("continue") or "")
+            if not token:
+                return items
+
+    async def _call(
+        self, verb: str, resource: Resource, path: str, action: str, content: tuple[str, Body] | None = None
+    ) -> Body:
+        """One request; `action` is what its errors say was tried."""
+        try:
+            status, headers, text = await self._exchange(verb, path, content)
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError, asyncio.IncompleteReadError) as error:
+            self.observe(verb, resource.plural, 0)
+            words = str(error) or type(error).__name__
+            raise Unavailable(f"cannot {action}: the API server does not answer ({words})") from error
+        self.observe(verb, resource.plural, status)
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise verdict(status, text, f"cannot {action}", headers.get("Retry-After"))
+        return _parsed(text, action)
+
+    async def _exchange(self, verb: str, path: str, content: tuple[str, Body] | None) -> tuple[int, Any, bytes]:
+        content_type, body = content or (_JSON, None)
+        headers = {"Accept": _JSON, "Content-Type": content_type}
+        serialized = await self._client.param_serialize(
+            verb, path, header_params=headers, query_params=[], body=body, auth_settings=["BearerToken"]
+        )
+        send: Callable[..., Awaitable[Any]] = self._client.call_api
+        answer = await send(*serialized, _request_timeout=_TIMEOUT)
+        return answer.status, answer.headers, await answer.read()
+
+
+def _parsed(text: bytes, action: str) -> Body:
+    try:
+        return dict(json.loads(text))
+    except ValueError as error:
+        raise Unavailable(f"cannot {action}: the answer is no JSON ({text[:80]!r})") from error

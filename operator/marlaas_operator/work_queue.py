@@ -1,0 +1,180 @@
+"""Which objects to look at, and when: every key at most once at a time, late rather than twice, patient with what fails.
+
+`Schedule` decides (pure, time comes in); `WorkQueue` waits and works.
+"""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import logging
+import math
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_operator.cluster.errors import Conflict, TooMany
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+FIRST_RETRY_S = 0.2
+LONGEST_RETRY_S = 60.0
+_CONFLICT_S = 0.05
+_PERMANENT_FROM_S = 5.0
+
+
+def backoff_s(failures: int, error: Exception) -> float:
+    """How long to leave an object alone after its n-th failure in a row (from 1). Doubling up to a minute.
+
+    A conflict is only a reason to look again; what needs a person is not asked for as often as what may pass by itself.
+    """
+    first = FIRST_RETRY_S if isinstance(error, Retryable) else _PERMANENT_FROM_S
+    if isinstance(error, Conflict):
+        first = _CONFLICT_S
+    wait_s = min(first * 2.0 ** min(failures - 1, 20), LONGEST_RETRY_S)
+    return max(wait_s, error.retry_after_s) if isinstance(error, TooMany) else wait_s
+
+
+class Schedule(Generic[K]):
+    """Keys and the times from which they are due. A key that is being worked on is not given out a second time."""
+
+    def __init__(self) -> None:
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._order = itertools.count()
+        self._running: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._closed_until = 0.0
+
+    def __len__(self) -> int:
+        """Keys that wait, due or not."""
+        return len(self._due)
+
+    @property
+    def running(self) -> int:
+        """Keys that are being worked on."""
+        return len(self._running)
+
+    def add(self, key: K, at: float) -> None:
+        """Have it looked at from `at` on; an earlier time that is already set stays."""
+        if at < self._due.get(key, math.inf):
+            self._due[key] = at
+            if key not in self._running:
+                self._push(key)
+
+    def take(self, now: float) -> K | None:
+        """The key that has been due longest, which is then running; None if there is none."""
+        at = self.next_at()
+        if at is None or at > now:
+            return None
+        key = heapq.heappop(self._heap)[2]
+        del self._due[key]
+        self._running.add(key)
+        return key
+
+    def next_at(self) -> float | None:
+        """From when `take` gives something; None if only an `add` or an end can change that."""
+        while self._heap and self._stale(self._heap[0]):
+            heapq.heappop(self._heap)
+        return max(self._heap[0][0], self._closed_until) if self._heap else None
+
+    def done(self, key: K, next_at: float | None = None) -> None:
+        """It went well; look again at `next_at` if that is given."""
+        self._failures.pop(key, None)
+        self._end(key, next_at)
+
+    def failed(self, key: K, error: Exception, now: float) -> float:
+        """It failed; look again after a while, which is returned. When the server asked for patience, nothing is begun meanwhile."""
+        self._failures[key] = failures = self._failures.get(key, 0) + 1
+        wait_s = backoff_s(failures, error)
+        if isinstance(error, TooMany):
+            self._closed_until = max(self._closed_until, now + error.retry_after_s)
+        self._due.pop(key, None)
+        self._end(key, now + wait_s)
+        return wait_s
+
+    def _end(self, key: K, next_at: float | None) -> None:
+        self._running.discard(key)
+        if next_at is not None:
+            self._due[key] = min(next_at, self._due.get(key, math.inf))
+        if key in self._due:
+            self._push(key)
+
+    def _push(self, key: K) -> None:
+        heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+
+    def _stale(self, entry: tuple[float, int, K]) -> bool:
+        at, _, key = entry
+        return key in self._running or self._due.get(key) != at
+
+    def failures(self, key: K) -> int:
+        """Failures in a row."""
+        return self._failures.get(key, 0)
+
+
+Handler = Callable[[K], Awaitable[float | None]]
+"""Works on a key; returns after how many seconds to look again, or None."""
+
+
+class WorkQueue(Generic[K]):
+    """A schedule with workers. now: seconds of any monotonic clock. on_failure: told of every failed key and its error."""
+
+    def __init__(self, handler: Handler[K], *, now: Callable[[], float], num_workers: int = 16) -> None:
+        self.schedule: Schedule[K] = Schedule()
+        self.on_failure: Callable[[K, Exception], None] = lambda key, error: None
+        self._handler = handler
+        self._now = now
+        self._num_workers = num_workers
+        self._news = asyncio.Event()
+        self._stopping = False
+
+    def add(self, key: K, delay_s: float = 0.0) -> None:
+        """Have a key looked at after `delay_s`, together with whatever else asks for it until then."""
+        self.schedule.add(key, self._now() + delay_s)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Work until `stop`; what is begun is finished."""
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._num_workers):
+                workers.create_task(self._work())
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._stopping = True
+        self._news.set()
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            key = self.schedule.take(self._now())
+            if key is None:
+                await self._wait()
+            else:
+                await self._one(key)
+
+    async def _one(self, key: K) -> None:
+        try:
+            requeue_s = await self._handler(key)
+        except Exception as error:  # a task boundary: one object's trouble must not end the others' care
+            wait_s = self.schedule.failed(key, error, self._now())
+            self._tell(key, error, wait_s)
+        else:
+            self.schedule.done(key, None if requeue_s is None else self._now() + requeue_s)
+        self._news.set()
+
+    def _tell(self, key: K, error: Exception, wait_s: float) -> None:
+        self.on_failure(key, error)
+        if isinstance(error, MarlaasError):
+            level = logging.DEBUG if isinstance(error, Conflict) else logging.WARNING
+            log.log(level, "%s: %s (again in %.1f s)", key, error, wait_s)
+        else:
+            log.error("%s: this is a bug of the operator (again in %.1f s)", key, wait_s, exc_info=error)
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        at = self.schedule.next_at()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if at is None else max(at - self._now(), 0.001)):
+                await self._news.wait()

@@ -1,0 +1,40 @@
+"""One cluster for each kind of gateway: the fake, and a real API server."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from marlaas_operator.cluster import Body, Cluster, Target
+from marlaas_operator.cluster.memory import MemoryCluster
+from marlaas_operator.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, RLJOBS
+
+if TYPE_CHECKING:
+    from marlaas_e2e.control_plane import ControlPlane
+
+TEAM: Body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}}
+
+
+@pytest.fixture(params=["memory", "api_server"])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """An API server with the namespace team-a and nothing in it."""
+    if request.param == "memory":
+        yield MemoryCluster("team-a")
+        return
+    from marlaas_operator.cluster.api_server import connect
+
+    plane: ControlPlane = request.getfixturevalue("crds")
+    gateway = await connect(plane.kubeconfig)
+    try:
+        await gateway.apply(TEAM)
+        yield gateway
+        await _sweep(gateway)
+    finally:
+        await gateway.close()
+
+
+async def _sweep(gateway: Cluster) -> None:
+    for resource in (CONFIG_MAPS, DEPLOYMENTS, RLJOBS):
+        for item in await gateway.list(resource, namespace="team-a"):
+            await gateway.delete(Target(resource, "team-a", item["metadata"]["name"]))
+    await gateway.get(Target(NAMESPACES, "", "team-a"))
