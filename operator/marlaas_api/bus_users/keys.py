@@ -1,0 +1,97 @@
+"""The keys of one bus, and what is made with them: the server's configuration, and users' credentials."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Self
+
+from marlaas_api.bus_users import accounts, nkey
+from marlaas_api.bus_users.nkey import KeyInvalid, Kind
+from marlaas_api.bus_users.permissions import permissions
+from marlaas_api.bus_users.tokens import credentials_text, signed
+from marlaas_api.bus_users.users import BusUser, SandboxUser, term
+
+_SANDBOX_SUBSCRIPTIONS = 1000
+# A client's first line carries its token, and with that its permissions; NATS takes 4 KiB unless told otherwise.
+_LINE_BYTES = 32 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class BusKeys:
+    """Seeds: of the operator that the server trusts, and of the signing key of each account. Whoever has them is everybody on this bus.
+
+    New keys for a server that has streams already lose nothing: the accounts' ids stay (`accounts`), only old credentials end.
+    """
+
+    operator: str = field(repr=False)
+    system: str = field(repr=False)
+    platform: str = field(repr=False)
+    sandboxes: str = field(repr=False)
+
+    @classmethod
+    def make(cls) -> Self:
+        """New keys."""
+        return cls(nkey.new_seed(Kind.OPERATOR), *(nkey.new_seed(Kind.ACCOUNT) for _ in range(3)))
+
+    def dump(self) -> dict[str, str]:
+        """The seeds by name; all of them secret."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, seeds: Mapping[str, str]) -> Self:
+        """Take up what `dump` gave; other names are ignored. Raises KeyInvalid, whose text shows no seed."""
+        missing = [one.name for one in fields(cls) if one.name not in seeds]
+        if missing:
+            raise KeyInvalid(f"the bus's keys lack {', '.join(missing)}: delete them to have new ones made")
+        kinds = {"operator": Kind.OPERATOR}
+        return cls(*(nkey.checked_seed(kinds.get(f.name, Kind.ACCOUNT), seeds[f.name].strip()) for f in fields(cls)))
+
+
+def server_config(keys: BusKeys) -> str:
+    """Lines of nats-server's configuration that let in these keys' users and nobody else. No secret is in them; the same keys give the
+    same lines. Where to listen, JetStream's folder and `max_payload` are another's to say."""
+    signing = {
+        accounts.SYSTEM: keys.system,
+        accounts.PLATFORM: keys.platform,
+        accounts.SANDBOXES: keys.sandboxes,
+    }
+    tokens = {
+        account: signed(accounts.account_claims(account, nkey.public_id(seed)), keys.operator)
+        for account, seed in signing.items()
+    }
+    operator = signed(accounts.operator_claims(nkey.public_id(keys.operator)), keys.operator)
+    preload = "".join(f"  {account}: {token}\n" for account, token in tokens.items())
+    return (
+        f"max_control_line: {_LINE_BYTES}\noperator: {operator}\nsystem_account: {accounts.SYSTEM}\n"
+        f"resolver: MEMORY\nresolver_preload: {{\n{preload}}}\n"
+    )
+
+
+def mint(keys: BusKeys, user: BusUser, now: float) -> str:
+    """A credentials file for a user; the same text for every `now` of one window (`renew_at`). Raises InvalidInput."""
+    sandbox = isinstance(user, SandboxUser)
+    account, signing = (accounts.SANDBOXES, keys.sandboxes) if sandbox else (accounts.PLATFORM, keys.platform)
+    start = term(user).start(now)
+    seed = nkey.derived_seed(Kind.USER, signing, f"{user.identity} {start}")
+    may = permissions(user)
+    claims = {
+        "name": user.identity,
+        "sub": nkey.public_id(seed),
+        "iat": start,
+        "exp": term(user).end(now),
+        "nats": {
+            "type": "user",
+            "version": 2,
+            "issuer_account": account,
+            "pub": {"allow": list(may.publish)},
+            "sub": {"allow": list(may.subscribe)},
+            "subs": _SANDBOX_SUBSCRIPTIONS if sandbox else -1,
+            "data": -1,
+            "payload": -1,
+        },
+    }
+    return credentials_text(signed(claims, signing), seed)
+
+
+def renew_at(user: BusUser, now: float) -> float:
+    """When `mint` begins to give another text than now, in unix seconds: make it anew then."""
+    return term(user).start(now) + term(user).window_s

@@ -1,0 +1,83 @@
+"""NATS tokens (JWTs signed with ed25519 nkeys) and credentials files: written and read here. Pure but for the signing.
+
+A credentials file holds a user's token and seed: whoever can read it is that user until the token expires.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from marlaas_api.bus_users import nkey
+from marlaas_api.errors import Permanent
+
+_HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
+_BLOCK = re.compile(r"-{3,}BEGIN ([A-Z ]+)-{3,}\s*\n\s*(\S+)\s*\n\s*-{3,}END \1-{3,}")
+
+
+class CredentialsInvalid(Permanent):
+    """A text that is no credentials file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user's token and seed, and what the token says. expires_at: unix seconds, None for never; inboxes: prefixes it may listen on."""
+
+    token: str = field(repr=False)
+    seed: str = field(repr=False)
+    name: str
+    expires_at: float | None
+    inboxes: tuple[str, ...]
+
+
+def signed(claims: Mapping[str, Any], seed: str) -> str:
+    """The token of these claims; its issuer is the seed's public half. The same claims give the same token."""
+    issued = {**claims, "iss": nkey.public_id(seed)}
+    issued["jti"] = base64.b32encode(hashlib.sha256(_json(issued)).digest()).decode().rstrip("=")
+    text = f"{_base64(_json(_HEADER))}.{_base64(_json(issued))}"
+    return f"{text}.{_base64(nkey.sign(seed, text.encode()))}"
+
+
+def claims_of(token: str) -> dict[str, Any]:
+    """What a token says; the signature is not looked at. Raises CredentialsInvalid."""
+    try:
+        body = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    except (IndexError, ValueError, binascii.Error):
+        raise CredentialsInvalid("its token cannot be read") from None
+    if not isinstance(claims, dict):
+        raise CredentialsInvalid("its token says nothing")
+    return claims
+
+
+def credentials_text(token: str, seed: str) -> str:
+    """A credentials file, as every NATS client reads it."""
+    return (
+        f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    )
+
+
+def read_credentials(text: str) -> Credentials:
+    """A credentials file, read. Raises CredentialsInvalid, whose text shows no secret."""
+    blocks = dict(_BLOCK.findall(text))
+    token, seed = blocks.get("NATS USER JWT"), blocks.get("USER NKEY SEED")
+    if token is None or seed is None:
+        raise CredentialsInvalid("it has no user token and seed in it: it is not a NATS credentials file")
+    claims = claims_of(token)
+    allowed = ((claims.get("nats") or {}).get("sub") or {}).get("allow") or []
+    inboxes = tuple(subject.removesuffix(".>") for subject in allowed if subject.startswith("_INBOX"))
+    expires_at = claims.get("exp")
+    return Credentials(token, seed, str(claims.get("name", "")), float(expires_at) if expires_at else None, inboxes)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
