@@ -35,7 +35,8 @@ class Text:
     advice: str
 
 
-_NOTHING = "Do nothing."
+NOTHING = "Do nothing."
+"""The advice of every reason that is as it should be."""
 
 _JOURNEY = {
     Reason.WAITING_FOR_ORCHESTRATOR: Text(
@@ -45,21 +46,21 @@ _JOURNEY = {
         "Wait a few seconds. If it lasts, the platform team looks whether the orchestrator's pod runs.",
     ),
     Reason.ADMITTED: Text(
-        Stage.WORKING, Actor.NOBODY, "The job holds its adapter slots and its sandboxes may start.", _NOTHING
+        Stage.WORKING, Actor.NOBODY, "The job holds its adapter slots and its sandboxes may start.", NOTHING
     ),
     Reason.SANDBOX_STARTING: Text(
-        Stage.WORKING, Actor.NOBODY, "The job is admitted and its sandbox pods are starting.", _NOTHING
+        Stage.WORKING, Actor.NOBODY, "The job is admitted and its sandbox pods are starting.", NOTHING
     ),
-    Reason.SANDBOX_READY: Text(Stage.WORKING, Actor.NOBODY, "The job's sandbox pods are ready.", _NOTHING),
+    Reason.SANDBOX_READY: Text(Stage.WORKING, Actor.NOBODY, "The job's sandbox pods are ready.", NOTHING),
     Reason.WAITING_FOR_TRAINER: Text(
         Stage.WORKING,
         Actor.PLATFORM,
         "The job is admitted and waits for a trainer of its pool to publish version 0 of the adapter.",
         "Wait while the trainer starts. If it lasts, look at the pool's TRAINER column and its TrainerReady condition.",
     ),
-    Reason.TRAINING: Text(Stage.WORKING, Actor.NOBODY, "Episodes are played and trained on.", _NOTHING),
+    Reason.TRAINING: Text(Stage.WORKING, Actor.NOBODY, "Episodes are played and trained on.", NOTHING),
     Reason.EVALUATING: Text(
-        Stage.WORKING, Actor.NOBODY, "The steps are done and the last evaluation on held-out tasks runs.", _NOTHING
+        Stage.WORKING, Actor.NOBODY, "The steps are done and the last evaluation on held-out tasks runs.", NOTHING
     ),
     Reason.FINISHED: Text(
         Stage.ENDED,
@@ -80,7 +81,7 @@ _JOURNEY = {
         "Wait; if the bus does not answer, the object goes after a minute all the same.",
     ),
     Reason.DELETED: Text(
-        Stage.ENDED, Actor.NOBODY, "The job is stopped and forgotten; only its object is still there.", _NOTHING
+        Stage.ENDED, Actor.NOBODY, "The job is stopped and forgotten; only its object is still there.", NOTHING
     ),
 }
 
@@ -247,16 +248,16 @@ _PLATFORM = {
         "The pool's trainers are starting.",
         "Wait: loading a model takes from seconds to many minutes.",
     ),
-    Reason.ROLLOUT_READY: Text(Stage.WORKING, Actor.NOBODY, "Every engine of the pool serves.", _NOTHING),
-    Reason.TRAINER_READY: Text(Stage.WORKING, Actor.NOBODY, "Every trainer of the pool is there.", _NOTHING),
-    Reason.READY: Text(Stage.WORKING, Actor.NOBODY, "The pool takes jobs.", _NOTHING),
+    Reason.ROLLOUT_READY: Text(Stage.WORKING, Actor.NOBODY, "Every engine of the pool serves.", NOTHING),
+    Reason.TRAINER_READY: Text(Stage.WORKING, Actor.NOBODY, "Every trainer of the pool is there.", NOTHING),
+    Reason.READY: Text(Stage.WORKING, Actor.NOBODY, "The pool takes jobs.", NOTHING),
     Reason.IN_USE: Text(
         Stage.WAITING,
         Actor.TENANT,
         "The pool is to be deleted and jobs that are not finished use it; it goes when they go.",
         "Let the jobs that the message names finish, or delete them.",
     ),
-    Reason.ACTIVE: Text(Stage.WORKING, Actor.NOBODY, "The tenant's weight and quota count.", _NOTHING),
+    Reason.ACTIVE: Text(Stage.WORKING, Actor.NOBODY, "The tenant's weight and quota count.", NOTHING),
     Reason.CONFLICTING_TENANTS: Text(
         Stage.FAULTY,
         Actor.PLATFORM,

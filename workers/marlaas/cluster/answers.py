@@ -19,7 +19,10 @@ INSTALL = "install MARLaaS there first (helm install marlaas charts/marlaas), or
 
 _CAUSE = re.compile(r"^\* (?P<field>[^:\s]+): (?P<text>.*)$", re.MULTILINE)
 _ONE_CAUSE = re.compile(r" is invalid: (?P<field>[a-z<][^:\s]*): (?P<text>.*)$", re.DOTALL)
-_NOISE = re.compile(r"^(?:error: |Error from server(?: \(\w+\))?: |The )", re.MULTILINE)
+_NOISE = re.compile(
+    r"^(?:error: |Error from server(?: \(\w+\))?: |The )|error validating \S+ error validating data: |failed to download openapi: ",
+    re.MULTILINE,
+)
 
 
 def error_of(stderr: str) -> MarlaasError:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from marlaas.cluster.sights import WARNING, EventSight, JobSight, PoolSight, condition, seconds
 from marlaas.local.table import duration, number, versions
-from marlaas_api.kinds.status import Condition, RLJobStatus
-from marlaas_api.reason_texts import Actor, Stage, Text, text_of
+from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
+from marlaas_api.reason_texts import NOTHING, Actor, Stage, Text, text_of
 from marlaas_api.reasons import Reason
 
 SILENCE_S = 60.0
@@ -13,7 +13,7 @@ SILENCE_S = 60.0
 RECENT_S = 600.0
 """Older warnings are not told: what they were about is over, or is told by the reason."""
 
-_SILENT = "Look whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
+_SILENT = "look whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
 _CAUSES = {
     Reason.WAITING_FOR_POOL: "RolloutReady",
     Reason.WAITING_FOR_TRAINER: "TrainerReady",
@@ -33,7 +33,7 @@ def _where(job: JobSight, now: float) -> str:
     """Where the job is, and since when."""
     status = job.status
     if job.deleted_at is not None:
-        return f"{job.key} has been being deleted for {_ago(job.deleted_at, now)}."
+        return f"{job.key} is being deleted, for {_ago(job.deleted_at, now)} now."
     if status is None or status.phase is None:
         return f"{job.key} was created {_ago(job.created_at, now)} ago and nothing is said of it yet."
     since = _ago(_since(job, status), now)
@@ -84,6 +84,8 @@ def _why(job: JobSight, now: float) -> Iterator[str]:
     yield f"{reason}{since}: {meaning}"
     if message:
         yield "Its last words stand below." if "\n" in message else f"It says: {_sentence(message)}"
+    if job.status.sandbox_crashes and job.status.phase == "Running":
+        yield f"Crashes of its sandbox: {job.status.sandbox_crashes} of the {job.backoff_limit} that spec.backoffLimit allows."
 
 
 def _fault_since(status: RLJobStatus) -> float | None:
@@ -127,8 +129,8 @@ def _unseen(job: JobSight, now: float) -> Iterator[str]:
     """Whether the operator has seen the job as it is now."""
     status = job.status
     if status is None:
-        if now - job.created_at > SILENCE_S:
-            yield f"The operator should have spoken within seconds. {_SILENT}"
+        is_late = now - job.created_at > SILENCE_S
+        yield f"The operator is late. What to do (platform team): {_SILENT}" if is_late else "What to do: wait."
         return
     seen = status.observed_generation
     if seen is not None and seen < job.generation:
@@ -145,16 +147,30 @@ def _warning(events: Sequence[EventSight], told: str, now: float) -> Iterator[st
 
 
 def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
-    if job.status is None or job.deleted_at is not None:
-        yield "What to do: wait." if job.deleted_at is None else f"What to do: {_text(Reason.DELETING).advice}"
+    if job.status is None:
         return
-    text = (text_of(cause.reason) if cause is not None else None) or text_of(job.status.reason or "")
+    reason = Reason.DELETING if job.deleted_at is not None else cause.reason if cause is not None else job.status.reason
+    text = text_of(reason or "")
     if text is None:
         return
-    whom = " (platform team)" if text.actor is Actor.PLATFORM else ""
+    if text.advice == NOTHING:
+        yield "There is nothing to do."
+        return
+    whom = " (platform team)" if _actor(job.status, text, cause) is Actor.PLATFORM else ""
     yield f"What to do{whom}: {text.advice.replace('NAME', f'{job.name} -n {job.namespace}')}"
-    if job.status.phase == "Succeeded":
-        yield from (f"Agent {agent.name}: {agent.adapter}" for agent in job.status.agents if agent.adapter)
+    yield from (f"Agent {agent.name}: {agent.adapter}" for agent in _published(job.status))
+
+
+def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
+    """Whose turn it is: what ails a sandbox is the tenant's, what ails a pool the platform team's, whatever the same reason means elsewhere."""
+    if cause is not None:
+        return Actor.PLATFORM
+    sandbox = condition(status, "SandboxReady")
+    return Actor.TENANT if sandbox is not None and sandbox.reason == status.reason else text.actor
+
+
+def _published(status: RLJobStatus) -> tuple[AgentStatus, ...]:
+    return tuple(agent for agent in status.agents if agent.adapter) if status.phase == "Succeeded" else ()
 
 
 def _last_words(job: JobSight) -> Iterator[str]:
@@ -162,12 +178,6 @@ def _last_words(job: JobSight) -> Iterator[str]:
     message = (job.status.message or "").strip() if job.status is not None else ""
     if "\n" in message:
         yield from (f"  {line}" for line in message.splitlines())
-
-
-def _text(reason: Reason) -> Text:
-    text = text_of(reason)
-    assert text is not None
-    return text
 
 
 def _sentence(words: str) -> str:

@@ -22,6 +22,7 @@ class JobSight:
     created_at: float
     deleted_at: float | None = None
     status: RLJobStatus | None = None
+    backoff_limit: int = 0
 
     @property
     def key(self) -> str:
@@ -62,6 +63,7 @@ def job_sight(body: Mapping[str, Any]) -> JobSight:
         created_at=seconds(meta.get("creationTimestamp")) or 0.0,
         deleted_at=seconds(meta.get("deletionTimestamp")),
         status=RLJobStatus.model_validate(status) if status else None,
+        backoff_limit=body["spec"].get("backoffLimit", 0),
     )
 
 

@@ -1,0 +1,56 @@
+"""`why` tells the truth in one paragraph: why.yaml beside this file has the scenes and what is said of each."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from marlaas.cluster.explain import explain
+from marlaas.cluster.sights import event_sight, job_sight, pool_sight
+from marlaas_api.reason_texts import NOTHING, TEXTS, Stage
+from marlaas_api.reasons import Reason
+
+SCENES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("why.yaml").read_text())
+NOW = 1_800_000_000.0
+"""2027-01-15T08:00:00Z; the scenes happen in the minutes before."""
+
+PHASES = {Stage.WAITING: "Queued", Stage.ENDED: "Succeeded", Stage.FAILED: "Failed"}
+
+
+def _job(status: dict[str, Any] | None, **meta: Any) -> dict[str, Any]:
+    fixed = {"name": "reverse", "namespace": "team-a", "uid": "u1", "creationTimestamp": "2027-01-15T07:50:00Z"}
+    return {"metadata": {**fixed, **meta}, "spec": {"poolRef": {"name": "tiny"}, "backoffLimit": 6}, "status": status}
+
+
+def _pool(status: dict[str, Any]) -> dict[str, Any]:
+    spec = {"adapterSlots": 8, "rollout": {"replicas": 1}, "trainer": {"replicas": 1}}
+    return {"metadata": {"name": "tiny"}, "spec": spec, "status": status}
+
+
+def _said(scene: dict[str, Any]) -> str:
+    job = job_sight(_job(scene.get("status"), **scene.get("metadata", {})))
+    pool = pool_sight(_pool(scene["pool"])) if "pool" in scene else None
+    events = [event_sight({"metadata": {}, **body}) for body in scene.get("events", [])]
+    return explain(job, pool, events, NOW)
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene["scene"])
+def test_why_says_of_a_scene(scene: dict[str, Any]) -> None:
+    assert _said(scene) == scene["says"].rstrip("\n")
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_why_tells_of_every_reason_what_it_means_and_what_to_do(reason: Reason) -> None:
+    text = TEXTS[reason]
+    said = _said({"status": {"phase": PHASES.get(text.stage, "Running"), "reason": reason, "message": "so it is"}})
+    assert f"{reason}: {text.meaning}" in said
+    assert "so it is." in said
+    assert (text.advice.replace("NAME", "reverse -n team-a") if text.advice != NOTHING else "nothing to do") in said
+    assert "\n" not in said
+
+
+def test_a_reason_of_a_newer_operator_is_told_in_its_own_words() -> None:
+    said = _said({"status": {"phase": "Queued", "reason": "WaitingForMoonrise", "message": "the moon is down"}})
+    assert "WaitingForMoonrise: A newer MARLaaS says so" in said
+    assert "It says: the moon is down." in said
