@@ -7,16 +7,14 @@ Several may run side by side. Nothing survives the thread that started it, not e
 """
 
 import shutil
-import ssl
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from marlaas_e2e import binaries
+from marlaas_e2e.api import ApiClient
 from marlaas_e2e.certificates import KeyPair
 from marlaas_e2e.kubectl import run_kubectl
 from marlaas_e2e.processes import Daemon, NotReady, free_ports
@@ -106,13 +104,11 @@ class ControlPlane:
 
     def ready(self) -> bool:
         """What /readyz says now."""
-        context = ssl.create_default_context(cafile=str(self.authority))
-        context.load_cert_chain(self.admin.certificate, self.admin.key)
+        client = ApiClient(self.url, str(self.authority), self.admin)
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", context=context, timeout=5) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+            return client.healthy()
+        finally:
+            client.close()
 
     def _boot(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="marlaas-control-plane-"))

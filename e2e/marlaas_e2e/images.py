@@ -102,7 +102,7 @@ def _buildah_build(recipe: Recipe, arguments: Mapping[str, str]) -> str:
     build_arguments = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     with tempfile.NamedTemporaryFile("r") as identity:
         options = ["--isolation=chroot", "--layers", "--timestamp=0", "--quiet", f"--iidfile={identity.name}"]
-        place = [f"--file={recipe.dockerfile}", f"--tag=localhost/{recipe.tag}", recipe.context]
+        place = [f"--file={recipe.dockerfile}", f"--tag=localhost/{recipe.tag}", str(recipe.context)]
         run([*_buildah(), "build", *options, *build_arguments, *place], timeout_s=3000)
         image = identity.read().strip()
     print(f"image {recipe.tag}: built or found in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)

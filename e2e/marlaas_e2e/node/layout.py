@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marlaas_e2e.cache import cache_dir
+from marlaas_e2e.certificates import KeyPair
 from marlaas_e2e.images import PAUSE
 
 NODE = "node1"
@@ -85,10 +86,9 @@ def cni_config(layout: Layout) -> str:
     return json.dumps({"cniVersion": "0.4.0", "name": "e2e", "plugins": [bridge, ports]})
 
 
-def kubelet_config(layout: Layout) -> str:
+def kubelet_config(layout: Layout, identity: KeyPair) -> str:
     """`failCgroupV1: false`: this kind of machine still has the first control groups."""
     pki, run = layout.run / "pki", layout.run
-    identity = f"system_node_{NODE}-system_nodes"
     content = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -102,8 +102,8 @@ def kubelet_config(layout: Layout) -> str:
             "x509": {"clientCAFile": f"{pki}/ca.crt"},
         },
         "authorization": {"mode": "Webhook"},
-        "tlsCertFile": f"{pki}/{identity}.crt",
-        "tlsPrivateKeyFile": f"{pki}/{identity}.key",
+        "tlsCertFile": str(identity.certificate),
+        "tlsPrivateKeyFile": str(identity.key),
         "clusterDomain": "cluster.local",
         "clusterDNS": [DNS_SERVICE],
         "resolvConf": f"{run}/resolv.conf",

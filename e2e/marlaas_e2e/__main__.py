@@ -1,0 +1,112 @@
+"""The cluster on the command line: python -m marlaas_e2e up | down | status | shell | import IMAGE.tar | run CMD..."""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from marlaas_e2e import binaries
+from marlaas_e2e.binaries import CannotBuild
+from marlaas_e2e.kubectl import CommandFailed
+from marlaas_e2e.node import cluster
+from marlaas_e2e.node.cluster import CannotRun, Running
+from marlaas_e2e.node.layout import Layout, default_layout
+from marlaas_e2e.node.store import ImageStore
+from marlaas_e2e.processes import NotReady
+
+STATE = "MARLAAS_E2E_ROOT"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Status of the command, or 1 with one sentence."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except (CannotBuild, CannotRun, CommandFailed, NotReady) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def tools(_: argparse.Namespace) -> int:
+    """Build what is missing."""
+    binaries.ensure()
+    return 0
+
+
+def up(_: argparse.Namespace) -> int:
+    started = time.monotonic()
+    cluster.up(default_layout())
+    print(f"up in {time.monotonic() - started:.1f} s; enter it with `python -m marlaas_e2e shell`")
+    return 0
+
+
+def down(_: argparse.Namespace) -> int:
+    cluster.down(default_layout())
+    return 0
+
+
+def status(_: argparse.Namespace) -> int:
+    layout = default_layout()
+    found = cluster.running(layout)
+    if found is None:
+        print("not running")
+        return 1
+    print(f"running: process {found.init}, files in {layout.run}")
+    print(cluster.kubectl(layout, found, "get", "nodes,pods", "--all-namespaces", "-o", "wide"))
+    return 0
+
+
+def shell(options: argparse.Namespace) -> int:
+    options.words = [os.environ.get("SHELL", "bash")]
+    return run(options)
+
+
+def bring(options: argparse.Namespace) -> int:
+    _required(default_layout())
+    for archive in options.archives:
+        ImageStore(default_layout()).read_in(archive)
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    """With E2E_CONTEXT only the command; else inside the cluster, brought up for it unless it runs already."""
+    if os.environ.get("E2E_CONTEXT"):
+        return subprocess.run(options.words).returncode
+    layout = default_layout()
+    with cluster.cluster(layout) as found:
+        return subprocess.run(cluster.inside(found, options.words), env=_environment(layout)).returncode
+
+
+def _environment(layout: Layout) -> dict[str, str]:
+    """kubectl and helm of the right version first on the PATH, and the administrator's kubeconfig."""
+    programs = [str(binaries.path(name).parent) for name in ("kubectl", "helm")]
+    path = os.pathsep.join([*programs, os.environ.get("PATH", "")])
+    return os.environ | {STATE: str(layout.root), "KUBECONFIG": str(layout.kubeconfig), "PATH": path}
+
+
+def _required(layout: Layout) -> Running:
+    if (found := cluster.running(layout)) is None:
+        raise CannotRun("No cluster runs: python -m marlaas_e2e up")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m marlaas_e2e", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    for name, function in (("tools", tools), ("up", up), ("down", down), ("status", status), ("shell", shell)):
+        commands.add_parser(name, help=function.__doc__).set_defaults(command=function)
+    importing = commands.add_parser("import", help="read image archives into the running cluster")
+    importing.add_argument("archives", nargs="+", type=Path)
+    importing.set_defaults(command=bring)
+    running = commands.add_parser("run", help=run.__doc__)
+    running.add_argument("words", nargs=argparse.REMAINDER, metavar="CMD")
+    running.set_defaults(command=run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The few requests to an API server that the fixtures make themselves: JSON over one kept connection."""
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from marlaas_e2e.certificates import KeyPair
+
+Object = Mapping[str, Any]
+
+
+class ApiError(Exception):
+    """The API server refused, or could not be asked (status 0)."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class ApiClient:
+    """Not for use by two threads at once. After an error the next request connects anew."""
+
+    def __init__(self, url: str, authority: str, client: KeyPair) -> None:
+        self._address = urlsplit(url).netloc
+        self._context = ssl.create_default_context(cafile=authority)
+        self._context.load_cert_chain(client.certificate, client.key)
+        self._connection: http.client.HTTPSConnection | None = None
+
+    def get(self, path: str) -> Object:
+        return self._object("GET", path)
+
+    def list(self, path: str) -> list[Object]:
+        """The items of a collection."""
+        return cast("list[Object]", self.get(path).get("items") or [])
+
+    def create(self, path: str, content: Object) -> Object:
+        return self._object("POST", path, content)
+
+    def delete(self, path: str) -> Object:
+        return self._object("DELETE", path)
+
+    def healthy(self, path: str = "/readyz") -> bool:
+        try:
+            return self._request("GET", path, None)[0] == 200
+        except ApiError:
+            return False
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _object(self, method: str, path: str, content: Object | None = None) -> Object:
+        status, body = self._request(method, path, content)
+        if status >= 300:
+            raise ApiError(status, body.decode(errors="replace")[:500])
+        return cast(Object, json.loads(body))
+
+    def _request(self, method: str, path: str, content: Object | None) -> tuple[int, bytes]:
+        body = None if content is None else json.dumps(content)
+        try:
+            if self._connection is None:
+                self._connection = http.client.HTTPSConnection(self._address, context=self._context, timeout=5)
+            self._connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = self._connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise ApiError(0, str(error)) from error
