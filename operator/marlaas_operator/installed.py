@@ -1,0 +1,99 @@
+"""`python -m marlaas_operator.installed --installation FILE --creds FILE`: does this installation work? What `helm test` runs.
+
+Asks the API server for the kinds and for the operator's and the orchestrator's health, and the bus for the bucket of jobs.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from marlaas_api.bus_nats import connect as connect_bus
+from marlaas_api.bus_users import OperatorUser, inbox_prefix
+from marlaas_api.errors import MarlaasError
+from marlaas_api.subjects import JOBS
+from marlaas_operator.cluster import Body, Cluster, Target
+from marlaas_operator.cluster.api_server import connect
+from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, TENANTS
+from marlaas_operator.installation import Installation, load
+
+Finding = Callable[[], Awaitable[str]]
+"""One question; the answer is a sentence. Raises MarlaasError: no."""
+
+
+class NotWorking(MarlaasError):
+    """A part is there but does not do its work; the text says which."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask everything; 0 when all is well, 1 otherwise. One line an answer."""
+    parser = argparse.ArgumentParser(prog="python -m marlaas_operator.installed")
+    parser.add_argument("--installation", required=True, type=Path, metavar="FILE", help="the operator's own file")
+    parser.add_argument(
+        "--creds", required=True, type=Path, metavar="FILE", help="the operator's credential on the bus"
+    )
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster")
+    options = parser.parse_args(arguments)
+    return asyncio.run(_ask_all(load(options.installation), options.creds, options.kubeconfig))
+
+
+async def _ask_all(installation: Installation, creds: Path, kubeconfig: Path | None) -> int:
+    cluster = await connect(kubeconfig)
+    try:
+        findings = (
+            lambda: kinds_served(cluster),
+            lambda: available(cluster, installation, "operator"),
+            lambda: available(cluster, installation, "orchestrator"),
+            lambda: bus_answers(installation, creds),
+        )
+        return 0 if all([await _told(finding) for finding in findings]) else 1
+    finally:
+        await cluster.close()
+
+
+async def _told(finding: Finding) -> bool:
+    try:
+        sys.stdout.write(f"ok: {await finding()}\n")
+    except MarlaasError as error:
+        sys.stdout.write(f"FAILED: {error}\n")
+        return False
+    return True
+
+
+async def kinds_served(cluster: Cluster) -> str:
+    """The API server knows the kinds."""
+    pools, tenants = await cluster.list(MODELPOOLS), await cluster.list(TENANTS)
+    return f"the API server serves the kinds ({len(pools)} ModelPools, {len(tenants)} Tenants)"
+
+
+async def available(cluster: Cluster, installation: Installation, component: str) -> str:
+    """A Deployment of the chart has its pods. Raises NotWorking with its own words."""
+    name = f"{installation.release}-{component}"
+    deployment = await cluster.get(Target(DEPLOYMENTS, installation.namespace, name))
+    condition = _condition(deployment, "Available")
+    if condition.get("status") != "True":
+        raise NotWorking(f"{name} is not available: {condition.get('message', 'nothing is known of it yet')}")
+    return f"{name} is available"
+
+
+def _condition(body: Body, name: str) -> Body:
+    conditions = body.get("status", {}).get("conditions", [])
+    return next((dict(each) for each in conditions if each["type"] == name), {})
+
+
+async def bus_answers(installation: Installation, creds: Path) -> str:
+    """The bus lets the credential in and has the bucket of jobs."""
+    prefix = inbox_prefix(OperatorUser())
+    bus = await connect_bus(
+        installation.nats_url, name=f"{installation.release}-test", creds=creds, inbox_prefix=prefix
+    )
+    try:
+        jobs = await (await bus.bucket(JOBS)).entries()
+    finally:
+        await bus.close()
+    return f"the bus at {installation.nats_url} answers and knows {len(jobs)} jobs"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
