@@ -1,0 +1,26 @@
+# The operator: Python, what locks/operator.txt pins, and marlaas_api + marlaas_operator. No torch, no shell tools of its own.
+#   docker build -f images/operator.Dockerfile -t marlaas/operator:0.1.0 .
+# BASE: any image with Python 3.11 to 3.13 and its venv module; the same one for building and for running.
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS build
+# How pip reaches a package index, where the default does not do.
+ARG PIP_INDEX_URL
+ARG PIP_CERT
+COPY locks/operator.txt /build/
+RUN python3 -m venv /opt/marlaas \
+ && /opt/marlaas/bin/python3 -m pip install --no-cache-dir --disable-pip-version-check --no-compile --require-hashes --no-deps \
+      -r /build/operator.txt \
+ && /opt/marlaas/bin/python3 -m pip uninstall --quiet --yes --disable-pip-version-check setuptools pip
+COPY operator/marlaas_api /build/marlaas_api
+COPY operator/marlaas_operator /build/marlaas_operator
+# Bytecode that is checked by content: the root file system is read-only, and time stamps do not survive every build.
+RUN site=$(/opt/marlaas/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+ && cp -r /build/marlaas_api /build/marlaas_operator "$site" \
+ && /opt/marlaas/bin/python3 -m compileall -q --invalidation-mode unchecked-hash "$site"
+
+FROM ${BASE}
+COPY --from=build /opt/marlaas /opt/marlaas
+ENV PATH=/opt/marlaas/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1
+USER 10001:10001
+CMD ["python3", "-m", "marlaas_operator"]
