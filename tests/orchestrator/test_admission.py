@@ -34,7 +34,7 @@ def test_what_does_not_fit_now_is_queued_with_the_reason(document):
     assert not verdict.admitted
     assert not verdict.refused
     assert verdict.reason == "WaitingForSlots"
-    assert "needs 2 adapter slots; 0 of 6" in verdict.message
+    assert "needs 2 of the 6 adapter slots" in verdict.message
 
 
 def test_jobs_of_one_round_do_not_share_a_slot(document):

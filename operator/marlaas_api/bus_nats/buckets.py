@@ -16,6 +16,8 @@ from marlaas_api.bus_nats.routes import Incoming
 from marlaas_api.bus_nats.watches import Tail, Watch
 
 _REMOVALS = ("DEL", "PURGE")
+# A removal is told by a marker; a watcher that was away for longer reads the bucket anew, so the marker need not stay for ever.
+_MARKER_TTL = "1h"
 
 
 class NatsBucket:
@@ -47,7 +49,7 @@ class NatsBucket:
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         at = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-        await self._write(key, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **at})
+        await self._write(key, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": _MARKER_TTL, **at})
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         return [entry for entry in await self._snapshot(prefix) if entry.data is not None]

@@ -82,8 +82,7 @@ def _one(document: JobDocument, pool: PoolCapacity | None, used: int) -> Admissi
         text = f"needs {need} adapter slots (maxStaleness + 2 for each agent); pool {document.pool} has {pool.slots}"
         return Admission(False, "TooManySlots", text, refused=True)
     if used + need > pool.slots:
-        text = (
-            f"needs {need} adapter slots; {max(0, pool.slots - used)} of {pool.slots} in pool {document.pool} are free"
-        )
+        # No number that changes with other jobs: each of thousands of waiting jobs would have to be told anew.
+        text = f"needs {need} of the {pool.slots} adapter slots of pool {document.pool}; jobs before it hold too many"
         return Admission(False, "WaitingForSlots", text)
     return ADMITTED

@@ -41,7 +41,7 @@ class OwnedJob:
         self._records = Records(context, document)
         self._reports = reports
         self._before = before
-        self._started_at = (before.started_at if before else None) or context.now()
+        self.started_at = (before.started_at if before else None) or context.now()
         self._figures = Figures(document.uid)
         if before is not None:
             self._figures.tokens.total, self._figures.engine_s.total = before.tokens, before.accelerator_s
@@ -148,7 +148,7 @@ class OwnedJob:
     async def _around(self, state: JobState, draft: StepDraft) -> job_reports.Around:
         dropped = [trajectory for group in draft.dropped for trajectory in group.trajectories]
         return job_reports.Around(
-            began_at=state.last_step.at if state.last_step else self._started_at,
+            began_at=state.last_step.at if state.last_step else self.started_at,
             ended_at=self._context.now(),
             skips=state.unrecorded_skips(),
             outcomes=state.outcomes(draft.resolved),
@@ -248,7 +248,7 @@ class OwnedJob:
             self.ended = (Phase.FAILED, "TrainingFailed", given_up)
         elif reason is not None:
             self.ended = (Phase.FAILED, "TooManyFaults", reason)
-        elif deadline is not None and self._context.now() - self._started_at > deadline:
+        elif deadline is not None and self._context.now() - self.started_at > deadline:
             self.ended = (
                 Phase.FAILED,
                 "DeadlineExceeded",
@@ -261,7 +261,7 @@ class OwnedJob:
         """The job's level as of now; None until its records are read."""
         if self._state is None:
             return None
-        return job_reports.progress(self._state, self._figures, self._started_at, self.ended, self._context.now())
+        return job_reports.progress(self._state, self._figures, self.started_at, self.ended, self._context.now())
 
 
 def _given_up(document: JobDocument, reports: Sequence[ReplicaReport]) -> str | None:

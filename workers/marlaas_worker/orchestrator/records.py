@@ -190,11 +190,6 @@ class Records:
         """Drop what is queued for a job that is over: nobody will want it. Its last episodes stay for readers, until they are old."""
         await self.bus.purge(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
 
-    async def forget_work(self) -> None:
-        """Drop everything that was played or is to be played for a job that is deleted."""
-        await self.forget_tasks()
-        await self.bus.purge(subjects.EPISODES, subjects.episode(self.ref.namespace, self.ref.name))
-
     async def _replay(self, stream: str, subject: str) -> list[Message]:
         stored = await self.bus.replay(stream, subject)
         return [decode(one.data) for one in stored if f".{self.ref.uid}-" in one.subject]

@@ -1,7 +1,7 @@
 """What the orchestrator tells the world of a job: records of steps and evaluations, and the progress key. Pure."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marlaas_api.messages import (
@@ -17,6 +17,10 @@ from marlaas_api.messages import (
     TaskOutcome,
     Turn,
 )
+from marlaas_api.messages import Verdict as Finding
+from marlaas_api.names import AdapterRef
+from marlaas_api.reasons import Reason
+from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
 from marlaas_worker.orchestrator.experience import Verdict, count_faults
 from marlaas_worker.orchestrator.figures import Figures
@@ -112,6 +116,7 @@ def progress(
     phase, reason, message = ended or (Phase.RUNNING, *_doing(state))
     evaluations = {version: record.reward_mean for version, record in sorted(state.evaluations.items())}
     promoted = best(evaluations, state.policy.version, document.spec.evaluation.promote)
+    published = promoted if phase is Phase.SUCCEEDED else state.policy.version
     return Progress(
         namespace=document.namespace,
         job=document.job,
@@ -125,6 +130,7 @@ def progress(
         steps=document.spec.training.steps,
         versions={state.agent: state.policy.version} if state.policy.version >= 0 else {},
         promoted={state.agent: promoted} if phase is Phase.SUCCEEDED else {},
+        adapters=_adapters(document, state.agent, published),
         reward=last.reward_mean if last else None,
         eval_before=evaluations.get(0),
         eval_last=list(evaluations.values())[-1] if evaluations else None,
@@ -140,6 +146,57 @@ def progress(
         finished_at=now if phase.final else None,
         at=now,
     )
+
+
+def queued(document: JobDocument, before: Progress | None, admission: Admission) -> Progress:
+    """The level of a job that is not admitted now; what it had reached stays."""
+    update = {
+        "phase": Phase.SUSPENDED if document.spec.suspend else Phase.QUEUED,
+        "admitted": False,
+        "reason": admission.reason,
+        "message": admission.message,
+    }
+    return _level(document, before, update)
+
+
+def admitted(document: JobDocument, before: Progress | None, started_at: float) -> Progress:
+    """The level of a job whose records are not read yet."""
+    update = {
+        "phase": Phase.RUNNING,
+        "admitted": True,
+        "reason": Reason.ADMITTED.value,
+        "message": "admitted; reading what is on record",
+        "started_at": started_at,
+    }
+    return _level(document, before, update)
+
+
+def failed(document: JobDocument, before: Progress | None, why: Finding, now: float) -> Progress:
+    """The level of a job that was refused, or ended by somebody else than itself."""
+    update = {
+        "phase": Phase.FAILED,
+        "admitted": False,
+        "reason": why.reason,
+        "message": why.message,
+        "finished_at": now,
+        "at": now,
+    }
+    return _level(document, before, update)
+
+
+def _level(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
+    update = {**said, "generation": document.generation, "steps": document.spec.training.steps}
+    if before is not None:
+        return before.model_copy(update=update)
+    return Progress.model_validate(
+        {**update, "namespace": document.namespace, "job": document.job, "uid": document.uid}
+    )
+
+
+def _adapters(document: JobDocument, agent: str, version: int) -> dict[str, str]:
+    if version < 0:
+        return {}
+    return {agent: AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix}
 
 
 def _doing(state: JobState) -> tuple[str, str]:

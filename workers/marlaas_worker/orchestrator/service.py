@@ -1,4 +1,4 @@
-"""The orchestrator's shell: hold the lease, watch job documents, admit, look after admitted jobs, write `progress`."""
+"""The orchestrator's shell: hold the lease, watch job documents, admit, look after admitted jobs, write `progress`, forget what is deleted."""
 
 import asyncio
 import logging
@@ -9,10 +9,17 @@ from typing import Any
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable
-from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport
-from marlaas_api.wire import decode_as, encode
+from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, Verdict
+from marlaas_api.reasons import Reason
+from marlaas_api.wire import decode_as
+from marlaas_worker.failpoints import failpoint
+from marlaas_worker.mirror import Mirror
+from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission, capacities, decide, in_order
+from marlaas_worker.orchestrator.deletion import Doomed
+from marlaas_worker.orchestrator.deletions import Deletions
 from marlaas_worker.orchestrator.lease import Lease
+from marlaas_worker.orchestrator.levels import Levels
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.role import RoleContext, wait_for
@@ -21,6 +28,8 @@ log = logging.getLogger(__name__)
 
 RENEW_S = 2.0
 PERIOD_S = 1.0
+# Between two looks, so that a thousand documents that come one after another are one look's work.
+PAUSE_S = 0.05
 
 
 async def serve(context: RoleContext) -> None:
@@ -39,19 +48,19 @@ class _Service:
     def __init__(self, context: RoleContext, lease: Lease) -> None:
         self._context = context
         self._lease = lease
-        self._documents: dict[str, JobDocument] = {}
-        self._progress: dict[str, Progress] = {}
-        self._reports: list[ReplicaReport] = []
-        self._owned: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
-        self._written: dict[str, Progress] = {}
         self._changed = asyncio.Event()
         self._lost = asyncio.Event()
+        self._jobs = Mirror(context.bus, subjects.JOBS, JobDocument, self._changed.set)
+        self._levels = Levels(context.bus)
+        self._reports: list[ReplicaReport] = []
+        self._deletions = Deletions(context, self._levels, lambda: self._reports, self._changed.set)
+        self._owned: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
+        self._told: dict[str, tuple[JobDocument, Admission]] = {}
 
     async def run(self) -> None:
         """Return when the lease is lost or the process is to stop."""
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._renew(), name="lease"),
-            asyncio.create_task(self._follow(subjects.JOBS), name="watch jobs"),
             asyncio.create_task(self._follow(subjects.POLICY), name="watch policy"),
             asyncio.create_task(self._follow(subjects.REPLICAS), name="watch replicas"),
             asyncio.create_task(self._reconcile_for_ever(), name="reconcile"),
@@ -64,6 +73,7 @@ class _Service:
                 task.result()
         finally:
             await self._end([*tasks, *(task for _, task in self._owned.values())])
+            await self._deletions.end()
 
     @staticmethod
     async def _end(tasks: "Sequence[asyncio.Task[Any]]") -> None:
@@ -102,33 +112,40 @@ class _Service:
                 owned.wake.set()
 
     async def _reconcile_for_ever(self) -> None:
+        await self._begin()
+        async with asyncio.TaskGroup() as beside:
+            beside.create_task(self._jobs.follow(), name="follow jobs")
+            while True:
+                try:
+                    await self._reconcile()
+                except BusUnavailable as error:
+                    log.warning("NATS does not answer (%s); what runs goes on", error)
+                await asyncio.sleep(PAUSE_S)
+                await wait_for(self._changed, PERIOD_S)
+                self._changed.clear()
+
+    async def _begin(self) -> None:
+        """Read everything once, so that nothing is decided from half of it."""
         while True:
             try:
-                await self._reconcile()
+                await self._levels.load()
+                await self._jobs.refresh()
+                return
             except BusUnavailable as error:
-                log.warning("NATS does not answer (%s); what runs goes on", error)
-            await wait_for(self._changed, PERIOD_S)
-            self._changed.clear()
+                log.warning("NATS does not answer (%s); nothing is decided yet", error)
+                await asyncio.sleep(PAUSE_S)
 
     async def _reconcile(self) -> None:
-        await self._observe()
+        documents = {document.uid: document for _, document, _ in self._jobs.items()}
+        replicas = await (await self._context.bus.bucket(subjects.REPLICAS)).entries()
+        self._reports = [decode_as(ReplicaReport, entry.data) for entry in replicas if entry.data]
         for uid, (owned, task) in list(self._owned.items()):
             if task.done():
                 await self._settle(uid, owned, task)
-        await self._apply_documents()
-        await self._admit()
-        await self._write_progress()
-
-    async def _observe(self) -> None:
-        bus = self._context.bus
-        jobs = await (await bus.bucket(subjects.JOBS)).entries()
-        documents = [decode_as(JobDocument, entry.data) for entry in jobs if entry.data]
-        self._documents = {document.uid: document for document in documents}
-        levels = await (await bus.bucket(subjects.PROGRESS)).entries()
-        known = [decode_as(Progress, entry.data) for entry in levels if entry.data]
-        self._progress = {level.uid: level for level in known}
-        replicas = await (await bus.bucket(subjects.REPLICAS)).entries()
-        self._reports = [decode_as(ReplicaReport, entry.data) for entry in replicas if entry.data]
+        await self._apply_documents(documents)
+        self._forget(documents)
+        await self._admit(documents)
+        await self._levels.put_all([self._level(owned) for owned, _ in self._owned.values()])
 
     async def _settle(self, uid: str, owned: OwnedJob, task: "asyncio.Task[None]") -> None:
         """A job's task ended: by itself, or by an error that is the job's failure and nobody else's."""
@@ -139,107 +156,95 @@ class _Service:
             log.error("%s failed", owned.document.ref, exc_info=error)
             if not isinstance(error, MarlaasError | AssertionError):
                 raise error
-            await self._finish_with(owned.document, Phase.FAILED, "BrokenInvariant", str(error))
+            await self._fail(owned.document, Verdict(reason=Reason.BROKEN_INVARIANT, message=str(error)))
         elif level is not None and owned.ended is not None:
-            await self._put(level)
-            await Records(self._context, owned.document).tell(level.reason, level.message)
-            await Records(self._context, owned.document).forget_tasks()
+            await self._end_with(owned.document, level)
 
-    async def _apply_documents(self) -> None:
+    async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
+        """Let go of jobs that are to stop, or to go on with other words."""
         for uid, (owned, task) in list(self._owned.items()):
-            document = self._documents.get(uid)
-            if document is None or document.deleted or document.spec.suspend or document != owned.document:
+            document = documents.get(uid)
+            if document is None or document != owned.document or _stops(document):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 del self._owned[uid]
-                if document is None or document.deleted:
-                    await Records(self._context, owned.document).forget_work()
+                if document is None:
+                    await Records(self._context, owned.document).forget_tasks()
 
-    async def _admit(self) -> None:
+    def _forget(self, documents: dict[str, JobDocument]) -> None:
+        """Begin to forget deleted jobs, and what is left of jobs whose name belongs to another by now."""
+        self._deletions.settle()
+        for document in documents.values():
+            earlier = self._levels.earlier(document.ref)
+            if earlier is not None:
+                self._deletions.begin(Doomed.by_level(earlier))
+            elif document.deleted:
+                self._deletions.begin(Doomed.by_document(document))
+        self._told = {uid: told for uid, told in self._told.items() if uid in documents}
+
+    async def _admit(self, documents: dict[str, JobDocument]) -> None:
         running = [owned.document for owned, _ in self._owned.values()]
-        waiting = [
-            document
-            for document in self._documents.values()
-            if document.uid not in self._owned and not document.deleted and self._unfinished(document)
-        ]
-        verdicts = decide(in_order(waiting), running, capacities(self._reports))
+        waiting = [document for document in documents.values() if self._waits(document)]
         for document in waiting:
-            verdict = verdicts[document.uid]
-            if verdict.admitted:
-                self._take(document)
-            elif verdict.refused:
-                await self._finish_with(document, Phase.FAILED, verdict.reason, verdict.message)
-            else:
-                await self._put(self._queued(document, verdict))
+            if document.verdict is not None:
+                await self._fail(document, document.verdict)
+        waiting = [document for document in waiting if document.verdict is None]
+        admissions = decide(in_order(waiting), running, capacities(self._reports))
+        queued: list[Progress] = []
+        for document in waiting:
+            admission = admissions[document.uid]
+            if admission.admitted:
+                await self._take(document)
+            elif admission.refused:
+                await self._fail(document, Verdict(reason=admission.reason, message=admission.message))
+            elif self._is_news(document, admission):
+                queued.append(job_reports.queued(document, self._levels.of(document.ref), admission))
+        await self._tell(queued, {document.uid: (document, admissions[document.uid]) for document in waiting})
 
-    def _unfinished(self, document: JobDocument) -> bool:
-        level = self._progress.get(document.uid)
+    async def _tell(self, queued: list[Progress], told: dict[str, tuple[JobDocument, Admission]]) -> None:
+        await self._levels.put_all(queued)
+        self._told |= {level.uid: told[level.uid] for level in queued}
+
+    def _is_news(self, document: JobDocument, admission: Admission) -> bool:
+        """Whether a waiting job has not been told this: thousands wait, and nothing changes for most of them."""
+        told = self._told.get(document.uid)
+        return told is None or told[0] is not document or told[1] != admission
+
+    def _waits(self, document: JobDocument) -> bool:
+        if document.uid in self._owned or document.deleted or self._deletions.concerns(document.ref):
+            return False
+        level = self._levels.of(document.ref)
         if level is None or not level.phase.final:
             return True
         more = level.phase is Phase.SUCCEEDED and document.spec.training.steps > level.step
         return more and document.generation > level.generation
 
-    def _take(self, document: JobDocument) -> None:
+    async def _take(self, document: JobDocument) -> None:
+        """Say that a job is admitted, then begin: what was begun must be found when the job is deleted."""
         log.info("%s is admitted", document.ref)
-        owned = OwnedJob(self._context, document, self._progress.get(document.uid), lambda: self._reports)
+        self._told.pop(document.uid, None)
+        before = self._levels.of(document.ref)
+        owned = OwnedJob(self._context, document, before, lambda: self._reports)
+        await self._levels.put(self._level(owned))
+        failpoint("orchestrator.admit.after_level")
         task = asyncio.create_task(owned.run(), name=f"job {document.ref}")
         task.add_done_callback(lambda _: self._changed.set())
         self._owned[document.uid] = (owned, task)
 
-    async def _write_progress(self) -> None:
-        for owned, _ in self._owned.values():
-            level = owned.progress() or self._admitted(owned.document)
-            await self._put(level)
+    def _level(self, owned: OwnedJob) -> Progress:
+        before = self._levels.of(owned.document.ref)
+        return owned.progress() or job_reports.admitted(owned.document, before, owned.started_at)
 
-    async def _put(self, level: Progress) -> None:
-        """Write a level if it says anything new; the time alone is nothing new."""
-        before = self._written.get(level.uid) or self._progress.get(level.uid)
-        if before is not None and before.model_copy(update={"at": level.at}) == level:
-            return
-        bucket = await self._context.bus.bucket(subjects.PROGRESS)
-        await bucket.put(subjects.job_key(level.namespace, level.job), encode(level))
-        self._written[level.uid] = level
-        self._progress[level.uid] = level
+    async def _fail(self, document: JobDocument, why: Verdict) -> None:
+        before = self._levels.of(document.ref)
+        await self._end_with(document, job_reports.failed(document, before, why, self._context.now()))
 
-    async def _finish_with(self, document: JobDocument, phase: Phase, reason: str, message: str) -> None:
-        before = self._progress.get(document.uid) or self._admitted(document)
-        now = self._context.now()
-        update = {
-            "phase": phase,
-            "reason": reason,
-            "message": message,
-            "admitted": False,
-            "finished_at": now,
-            "at": now,
-        }
-        await self._put(before.model_copy(update=update))
+    async def _end_with(self, document: JobDocument, level: Progress) -> None:
+        await self._levels.put(level)
         records = Records(self._context, document)
-        await records.tell(reason, message)
+        await records.tell(level.reason, level.message)
         await records.forget_tasks()
 
-    def _queued(self, document: JobDocument, verdict: Admission) -> Progress:
-        before = self._progress.get(document.uid) or self._admitted(document)
-        phase = Phase.SUSPENDED if document.spec.suspend else Phase.QUEUED
-        update = {
-            "phase": phase,
-            "admitted": False,
-            "reason": verdict.reason,
-            "message": verdict.message,
-            "generation": document.generation,
-            "steps": document.spec.training.steps,
-        }
-        return before.model_copy(update=update)
 
-    def _admitted(self, document: JobDocument) -> Progress:
-        before = self._progress.get(document.uid)
-        update = {
-            "phase": Phase.RUNNING,
-            "admitted": True,
-            "reason": "Admitted",
-            "message": "admitted; reading what is on record",
-            "generation": document.generation,
-            "steps": document.spec.training.steps,
-        }
-        if before is not None:
-            return before.model_copy(update=update)
-        return Progress(namespace=document.namespace, job=document.job, uid=document.uid, **update)
+def _stops(document: JobDocument) -> bool:
+    return document.deleted or document.spec.suspend or document.verdict is not None

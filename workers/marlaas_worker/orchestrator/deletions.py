@@ -1,0 +1,64 @@
+"""The deletions that are under way, a few at a time; each is tried until it is done."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.names import JobRef
+from marlaas_worker.orchestrator.deletion import MAX_DELETES, Deletion, Doomed, Reports
+from marlaas_worker.orchestrator.levels import Levels
+from marlaas_worker.role import RoleContext
+
+RETRY_S = 1.0
+REFUSED_S = 15.0
+
+log = logging.getLogger(__name__)
+
+
+class Deletions:
+    """Jobs that are being forgotten, by namespace and name; `changed` is called when one is done."""
+
+    def __init__(self, context: RoleContext, levels: Levels, reports: Reports, changed: Callable[[], None]) -> None:
+        self._context, self._levels, self._reports, self._changed = context, levels, reports, changed
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(MAX_DELETES)
+
+    def concerns(self, ref: JobRef) -> bool:
+        """Whether a job of this name is being forgotten: no other of the name may begin meanwhile."""
+        return ref.key in self._tasks
+
+    def begin(self, doomed: Doomed) -> None:
+        """See to it that a job is forgotten."""
+        if doomed.ref.key in self._tasks:
+            return
+        task = asyncio.create_task(self._run(doomed), name=f"delete {doomed.ref}")
+        task.add_done_callback(lambda _: self._changed())
+        self._tasks[doomed.ref.key] = task
+
+    def settle(self) -> None:
+        """Note which are done; what broke one of them, and was no fault of the bus or the store, is raised here."""
+        for key, task in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[key]
+                task.result()
+
+    async def end(self) -> None:
+        """Stop; another orchestrator goes on."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _run(self, doomed: Doomed) -> None:
+        deletion = Deletion(self._context, self._levels, self._reports, doomed)
+        while True:
+            try:
+                async with self._places:
+                    await deletion.run()
+                return
+            except Retryable as error:
+                log.warning("deleting %s: %s; trying again", doomed.ref, error)
+                await asyncio.sleep(RETRY_S)
+            except MarlaasError as error:
+                log.error("deleting %s: %s; trying again in %g s", doomed.ref, error, REFUSED_S)
+                await asyncio.sleep(REFUSED_S)
