@@ -38,11 +38,14 @@ bench: setup  ## Measure: every figure of the README and the notes (about 40 min
 
 crds: setup  ## Generate crds/ and the pages that come from the kinds
 	$(BIN)/python -m marlaas_api.crd crds
+	rm -f charts/marlaas/files/crds/*.yaml && cp crds/*.yaml charts/marlaas/files/crds/
 	$(BIN)/python -m marlaas_api.reasons_page docs/reasons.md
 
 lock: $(UV)  ## Resolve the dependencies anew into locks/
 	for accel in cpu gpu; do $(UV) pip compile pyproject.toml --extra $$accel --extra operator --extra trackers --extra verifiers --group dev \
 	  --universal --generate-hashes --no-header --quiet -o locks/$$accel.txt || exit 1; done
+	$(UV) pip compile locks/operator.in --constraint locks/cpu.txt --universal --python-version 3.11 --generate-hashes --no-header \
+	  --quiet -o locks/operator.txt
 
 setup: $(STAMP)  ## Create .venv from the committed lock
 
