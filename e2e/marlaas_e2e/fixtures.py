@@ -1,10 +1,14 @@
 """pytest fixtures: `pytest_plugins = ["marlaas_e2e.fixtures"]` in the root conftest, or import the names."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from marlaas_e2e.control_plane import ControlPlane
+from marlaas_e2e.handle import ClusterHandle
+from marlaas_e2e.node.layout import Layout
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +23,16 @@ def control_plane_with_controllers() -> Iterator[ControlPlane]:
     """One more, with kube-controller-manager: owned objects are collected, namespaces end."""
     with ControlPlane(controllers=True) as plane:
         yield plane
+
+
+@pytest.fixture(scope="session")
+def cluster() -> ClusterHandle:
+    """A cluster with a node: that of E2E_CONTEXT, or the one that this process runs inside (`make e2e`)."""
+    if context := os.environ.get("E2E_CONTEXT"):
+        kubeconfig = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
+        return ClusterHandle(Path(kubeconfig), context)
+    root = os.environ.get("MARLAAS_E2E_ROOT")
+    if root is None:
+        pytest.skip("no cluster: run this by `make e2e`, or `python -m marlaas_e2e run pytest ...`, or set E2E_CONTEXT")
+    layout = Layout(Path(root))
+    return ClusterHandle(layout.kubeconfig, "e2e", layout)

@@ -1,0 +1,106 @@
+"""What a scenario test does to a cluster: ours on this machine, or the one of E2E_CONTEXT."""
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marlaas_e2e import binaries, images
+from marlaas_e2e.api import Object
+from marlaas_e2e.images import Recipe
+from marlaas_e2e.kubectl import run
+from marlaas_e2e.node import host
+from marlaas_e2e.node.layout import Layout
+from marlaas_e2e.node.store import ImageStore
+
+
+class NotHere(Exception):
+    """Only the node on this machine can do that; with E2E_CONTEXT a test that needs it is skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHandle:
+    """A cluster with an administrator's access. `layout` is None for the cluster of a kubeconfig context."""
+
+    kubeconfig: Path
+    context: str
+    layout: Layout | None = None
+
+    def kubectl(self, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 600) -> str:
+        """Standard output; raises CommandFailed with its standard error."""
+        return self._run("kubectl", ["--context", self.context, *arguments], stdin, timeout_s)
+
+    def helm(self, *arguments: str | Path, timeout_s: float = 600) -> str:
+        """Standard output; raises CommandFailed with its standard error."""
+        return self._run("helm", ["--kube-context", self.context, *arguments], None, timeout_s)
+
+    def get(self, *arguments: str) -> Any:
+        """`kubectl get ... -o json`, read."""
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def apply(self, *manifests: Object) -> str:
+        """Server-side apply of manifests as values."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        return self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listed))
+
+    def build_image(self, recipe: Recipe) -> None:
+        """Build an image upon the base and bring it into the cluster; nothing is done twice for the same content."""
+        self.import_image(images.build(recipe))
+
+    def import_image(self, archive: Path) -> None:
+        """Bring an archive that `images` made into the cluster.
+
+        With E2E_CONTEXT by the command E2E_LOAD (for example `kind load image-archive`) followed by the archive's
+        name; without that command the images must be in the cluster's reach already.
+        """
+        if self.layout is not None:
+            ImageStore(self.layout).bring(archive)
+        elif command := os.environ.get("E2E_LOAD"):
+            run([*shlex.split(command), archive])
+
+    def container_pid(self, namespace: str, pod: str, container: str) -> int:
+        """Process id, on this machine, of a container's first process. Raises NotHere, LookupError."""
+        if self.layout is None:
+            raise NotHere("processes of containers are only seen on the node of this machine")
+        statuses = self.get("pod", pod, "--namespace", namespace)["status"].get("containerStatuses", [])
+        for status in statuses:
+            if (
+                status["name"] == container
+                and (pid := host.container_pid(status.get("containerID") or "-")) is not None
+            ):
+                return pid
+        raise LookupError(f"{namespace}/{pod} has no running container {container}")
+
+    def kill_container(self, namespace: str, pod: str, container: str) -> None:
+        """`kill -9` from outside, as the kernel would for memory. Raises NotHere, LookupError."""
+        host.kill(self.container_pid(namespace, pod, container))
+
+    def _run(self, program: str, arguments: Sequence[str | Path], stdin: str | None, timeout_s: float) -> str:
+        path = binaries.ensure([program])[program]
+        return run([path, "--kubeconfig", self.kubeconfig, *arguments], stdin, timeout_s)
+
+
+def read_only_folder(namespace: str, name: str, folder: Path) -> list[Object]:
+    """A volume and a claim `name` for a folder of this machine: the Python environment of thin worker images."""
+    volume = f"{name}-{namespace}"
+    access = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    spec = {
+        **access,
+        "capacity": {"storage": "20Gi"},
+        "hostPath": {"path": str(folder), "type": "Directory"},
+        "claimRef": {"namespace": namespace, "name": name},
+        "persistentVolumeReclaimPolicy": "Retain",
+    }
+    claim = {**access, "volumeName": volume, "resources": {"requests": {"storage": "20Gi"}}}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": claim,
+        },
+    ]
