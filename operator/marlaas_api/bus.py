@@ -163,11 +163,20 @@ class Bus(Protocol):
         """Create or take up the durable consumer `name`; idempotent."""
         ...
 
+    async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
+        """A durable consumer that somebody else creates, with this ack wait. Nothing is asked about it: while there is none, a fetch finds
+        nothing.
+        """
+        ...
+
     async def delete_consumer(self, stream: str, name: str) -> None:
         """Remove a durable consumer; no error when it is not there."""
         ...
 
-    async def bucket(self, name: str) -> Bucket: ...
+    async def bucket(self, name: str, *, inspected: bool = True) -> Bucket:
+        """A bucket that is there; not `inspected`: whether it is there shows at its first use."""
+        ...
+
     async def send(self, subject: str, data: bytes, reply: str = "") -> None:
         """Publish without storing; lost if nobody listens."""
         ...

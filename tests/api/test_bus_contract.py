@@ -444,6 +444,29 @@ async def test_two_consumers_cannot_claim_the_same_tasks(bus: Bus, ns: str) -> N
     await bus.consumer(TASKS, subjects.consumer(ns, "another"), subjects.task(ns, "another"))
 
 
+async def test_claims_of_a_consumer_that_is_not_there_yet_wait_for_it(dial: Connect, bus: Bus, ns: str) -> None:
+    subject, name = subjects.task(ns, "job"), subjects.consumer(ns, "job", "sandbox")
+    claims = await (await dial("sandbox")).claims(TASKS, name, ack_wait_s=30)
+    assert await soon(claims.fetch(1, 0.05)) == []
+    waiting = asyncio.create_task(claims.fetch(1, 10))
+    await bus.consumer(TASKS, name, subject)
+    await bus.publish(subject, b"1")
+    (delivery,) = await soon(waiting)
+    assert delivery.stored.data == b"1"
+    await delivery.ack()
+    assert await bus.replay(TASKS, subject) == []
+    await bus.delete_consumer(TASKS, name)
+    assert await soon(claims.fetch(1, 0.05)) == []
+
+
+async def test_a_bucket_that_is_not_inspected_is_missed_at_its_first_use(bus: Bus, ns: str) -> None:
+    jobs = await bus.bucket(subjects.JOBS, inspected=False)
+    assert await jobs.get(subjects.job_key(ns, "job")) is None
+    nowhere = await bus.bucket("nowhere", inspected=False)
+    with pytest.raises(BusRefused, match="nowhere"):
+        await nowhere.get("key")
+
+
 # Buckets
 
 

@@ -74,16 +74,22 @@ class MemoryBus:
     ) -> Consumer:
         await self.check()
         self._server.stream(stream).consume(name, ConsumerState(subject, ack_wait_s, max_pending))
+        self._server.wake()
         return MemoryConsumer(self.check, self._server, stream, name)
+
+    async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
+        await self.check()
+        return MemoryConsumer(self.check, self._server, stream, name, inspected=False)
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         await self.check()
         self._server.stream(stream).consumers.pop(name, None)
         self._server.wake()
 
-    async def bucket(self, name: str) -> Bucket:
+    async def bucket(self, name: str, *, inspected: bool = True) -> Bucket:
         await self.check()
-        self._server.stream(f"KV_{name}")
+        if inspected:
+            self._server.stream(f"KV_{name}")
         return MemoryBucket(self.check, self._server, name)
 
     async def send(self, subject: str, data: bytes, reply: str = "") -> None:

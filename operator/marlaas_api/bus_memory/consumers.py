@@ -8,13 +8,14 @@ from marlaas_api.bus_memory.stream import Kept
 
 
 class MemoryConsumer:
-    """A durable consumer."""
+    """A durable consumer. Not `inspected`: it may not be there yet."""
 
-    def __init__(self, gate: Gate, server: SharedServer, stream: str, name: str) -> None:
+    def __init__(self, gate: Gate, server: SharedServer, stream: str, name: str, *, inspected: bool = True) -> None:
         self._gate = gate
         self._server = server
         self._stream = stream
         self._name = name
+        self._inspected = inspected
 
     async def fetch(self, batch: int, timeout_s: float) -> list[Delivery]:
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -42,7 +43,10 @@ class MemoryConsumer:
             await self._gate()
         except BusUnavailable:
             return []
-        return self._server.stream(self._stream).claim(self._name, batch, self._server.clock())
+        stream = self._server.stream(self._stream)
+        if not self._inspected and self._name not in stream.consumers:
+            return []
+        return stream.claim(self._name, batch, self._server.clock())
 
 
 class MemoryDelivery:

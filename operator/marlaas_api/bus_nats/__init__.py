@@ -12,7 +12,7 @@ from marlaas_api.background import background
 from marlaas_api.bus import Bucket, Consumer, Request, Stored
 from marlaas_api.bus_names import checked_subject
 from marlaas_api.bus_nats.buckets import NatsBucket
-from marlaas_api.bus_nats.consumers import NatsConsumer
+from marlaas_api.bus_nats.consumers import Durable, NatsConsumer
 from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.jetstream import JetStream, stored
 from marlaas_api.bus_nats.layout import Config, bucket_config, bucket_stream, merged, nanoseconds, stream_config
@@ -23,15 +23,16 @@ from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
 
 
 async def connect(
-    url: str, *, name: str, creds: Path | None = None, connect_timeout_s: float = 10.0, inbox_prefix: str = "_INBOX"
+    url: str, *, name: str, creds: Path | None = None, connect_timeout_s: float = 10.0, inbox_prefix: str | None = None
 ) -> "NatsBus":
     """Connect, waiting up to `connect_timeout_s` for a server that is not there yet.
 
     Args:
         url: `nats://host:port` or `tls://host:port`.
         name: shown by the server's monitoring and named in refusals.
-        creds: a NATS credentials file (needs the package `nkeys`); read again at every reconnect.
-        inbox_prefix: where answers come back; a user whose permissions fence its inboxes has a prefix of its own.
+        creds: a NATS credentials file; read again at every reconnect. When its token expires, the server ends the connection, and this
+            one goes on with what the file says by then.
+        inbox_prefix: where answers come back; None: where the credentials allow it.
 
     Raises:
         BusUnavailable: no server within the time.
@@ -52,6 +53,16 @@ class NatsBus:
     @property
     def max_payload_bytes(self) -> int:
         return self._link.max_payload_bytes
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._link.connected
+
+    @property
+    def num_breaks(self) -> int:
+        """How often the connection has broken since it was opened."""
+        return self._link.num_breaks
 
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, expect_last: int | None = None
@@ -92,7 +103,10 @@ class NatsBus:
         call = f"CONSUMER.CREATE.{stream}.{name}.{subject}"
         action = f'create the consumer {name} of {stream} for "{subject}"'
         await self._jetstream.api(call, action, {"stream_name": stream, "config": config})
-        return NatsConsumer(self._jetstream, self._link, stream, name, ack_wait_s)
+        return NatsConsumer(self._jetstream, self._link, Durable(stream, name, ack_wait_s))
+
+    async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
+        return NatsConsumer(self._jetstream, self._link, Durable(stream, name, ack_wait_s, inspected=False))
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         try:
@@ -100,8 +114,9 @@ class NatsBus:
         except Missing:
             return
 
-    async def bucket(self, name: str) -> Bucket:
-        await self._jetstream.info(bucket_stream(name))
+    async def bucket(self, name: str, *, inspected: bool = True) -> Bucket:
+        if inspected:
+            await self._jetstream.info(bucket_stream(name))
         return NatsBucket(self._jetstream, self._link, name)
 
     async def send(self, subject: str, data: bytes, reply: str = "") -> None:

@@ -105,15 +105,26 @@ class Pull:
         self._news.set()
 
 
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """Which consumer. Not `inspected`: the server is never asked about it, which not every user may."""
+
+    stream: str
+    name: str
+    ack_wait_s: float
+    inspected: bool = True
+
+
 class NatsConsumer:
     """A durable consumer of one stream."""
 
-    def __init__(self, jetstream: JetStream, link: Link, stream: str, name: str, ack_wait_s: float) -> None:
+    def __init__(self, jetstream: JetStream, link: Link, durable: Durable) -> None:
         self._jetstream = jetstream
         self._link = link
-        self._stream = stream
-        self._name = name
-        self._ack_wait_s = ack_wait_s
+        self._stream = durable.stream
+        self._name = durable.name
+        self._ack_wait_s = durable.ack_wait_s
+        self._inspected = durable.inspected
         self._pulls: list[Pull] = []
         self._late: deque[tuple[float, Incoming]] = deque()
 
@@ -127,7 +138,8 @@ class NatsConsumer:
                 await asyncio.sleep(min(_BACKOFF_S, max(deadline - _now(), 0.0)))
             if _now() >= deadline:
                 break
-        return [NatsDelivery(self._link, self._jetstream, message) for message in found]
+        inspector = self._jetstream if self._inspected else None
+        return [NatsDelivery(self._link, inspector, message) for message in found]
 
     async def _fetch(self, batch: int, expires_s: float) -> list[Incoming]:
         await self._link.ready(_now() + expires_s)
@@ -177,6 +189,8 @@ class NatsConsumer:
         if pull.failure is not None:
             raise pull.failure
         code, _, why = (pull.ended or "").partition(" ")
+        if code in ("503", "409") and not self._inspected:
+            raise BusUnavailable(f"NATS: nobody answers for the consumer {self._name} of {self._stream} now: {why}")
         if code == "503":
             await self._jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._name}", f"fetch from {self._name}")
         if code == "503" or (code == "409" and any(why.startswith(passing) for passing in _PASSING)):
@@ -189,12 +203,13 @@ class NatsDelivery:
     """One claimed message. All verbs wait for the server's word; they may reach it twice.
 
     A killed server may have forgotten its last deliveries, and never answers to what settles one of those. The message is
-    delivered again; until then settling it raises BusUnavailable.
+    delivered again; until then settling it raises BusUnavailable: at once where the consumer can be asked (`inspector`), else once no answer
+    has come in time.
     """
 
-    def __init__(self, link: Link, jetstream: JetStream, message: Incoming) -> None:
+    def __init__(self, link: Link, inspector: JetStream | None, message: Incoming) -> None:
         self._link = link
-        self._jetstream = jetstream
+        self._inspector = inspector
         self._reply = message.reply
         self._num_breaks = link.num_breaks
         self._position = Position.of(message)
@@ -237,7 +252,9 @@ class NatsDelivery:
     async def _check_remembered(self) -> None:
         stream, name, sequence = self._position.stream, self._position.consumer, self._position.sequence
         num_breaks = self._link.num_breaks
-        info = await self._jetstream.api(f"CONSUMER.INFO.{stream}.{name}", f"settle a message of {name}")
+        if self._inspector is None:
+            return
+        info = await self._inspector.api(f"CONSUMER.INFO.{stream}.{name}", f"settle a message of {name}")
         if info["delivered"]["stream_seq"] < sequence:
             raise BusUnavailable(
                 f"NATS: the server forgot that {name} claimed message {sequence}; it delivers it again"

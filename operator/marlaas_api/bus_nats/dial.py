@@ -4,18 +4,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marlaas_api.bus_nats.identity import DEFAULT_PREFIX, Identity
+
 _RECONNECT_S = 0.25
 _PING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Where and as whom. `creds` is a NATS credentials file, read again at every reconnect; `answer_s` bounds every call."""
+    """Where and as whom. `creds` is a NATS credentials file, read again at every reconnect; `answer_s` bounds every call.
+
+    `inbox_prefix` None: the one that the credentials allow.
+    """
 
     url: str
     name: str
     creds: Path | None = None
-    inbox_prefix: str = "_INBOX"
+    inbox_prefix: str | None = None
     answer_s: float = 5.0
 
     @property
@@ -24,13 +29,23 @@ class Dial:
         return self.url.rpartition("@")[2].rpartition("//")[2]
 
     @property
+    def identity(self) -> Identity | None:
+        """As whom; None: as nobody in particular, or as the URL says."""
+        return None if self.creds is None else Identity(self.creds)
+
+    @property
     def options(self) -> dict[str, Any]:
-        """Arguments of nats-py's `connect`. Nothing is buffered while there is no connection (`pending_size`)."""
+        """Arguments of nats-py's `connect`. Nothing is buffered while there is no connection (`pending_size`).
+
+        Raises BusRefused when the credentials cannot be read.
+        """
+        identity = self.identity
+        callbacks = {} if identity is None else {"signature_cb": identity.sign, "user_jwt_cb": identity.token}
         return {
+            **callbacks,
             "servers": self.url,
             "name": self.name,
-            "user_credentials": str(self.creds) if self.creds else None,
-            "inbox_prefix": self.inbox_prefix,
+            "inbox_prefix": self.inbox_prefix or (DEFAULT_PREFIX if identity is None else identity.inbox_prefix()),
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": _RECONNECT_S,
             "connect_timeout": 2,

@@ -6,10 +6,11 @@ Reads are direct: any replica may answer, so on a replicated stream they can be 
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, Stored
-from marlaas_api.bus_nats.link import Link, Lost
+from marlaas_api.bus_nats.link import Forbidden, Link, Lost
 from marlaas_api.bus_nats.routes import Incoming, Route, status
 from marlaas_api.bus_nats.verdicts import Missing, verdict
 
@@ -94,7 +95,8 @@ class JetStream:
             case "404":
                 return None
             case _:
-                await self.info(stream)
+                with suppress(Forbidden):
+                    await self.info(stream)
                 raise BusUnavailable(f'NATS: the stream {stream} does not answer for "{subject}"')
 
     async def read(self, stream: str, subject: str, start: int = 1) -> list[Incoming]:
@@ -156,7 +158,10 @@ class JetStream:
     async def _unanswered(self, subject: str) -> BusRefused | BusUnavailable:
         """Why nobody acknowledged a publish: no stream has the subject, or the one that has it is without a leader."""
         action = f'publish to "{subject}"'
-        names = (await self.api("STREAM.NAMES", action, {"subject": subject})).get("streams")
+        try:
+            names = (await self.api("STREAM.NAMES", action, {"subject": subject})).get("streams")
+        except Forbidden:
+            return BusUnavailable(f"NATS: cannot {action}: no stream takes it now")
         if not names:
             return Missing(f'NATS: no stream stores "{subject}"; were the streams created by `ensure` on this server?')
         return BusUnavailable(f"NATS: cannot {action}: the stream {names[0]} does not answer")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -23,6 +24,7 @@ from marlaas_api.bus_nats.routes import Incoming, Route, Routes, one_answer
 HEADER_ROOM_BYTES = 4096
 _REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]+)"')
 _REJECTED = ("authorization", "authentication")
+_EXPIRED = ("authentication expired", "authentication revoked")
 _NEVER = (nats.errors.BadSubjectError, nats.errors.BadHeaderError, nats.errors.MaxPayloadError)
 
 logger = logging.getLogger("marlaas.bus")
@@ -30,6 +32,20 @@ logger = logging.getLogger("marlaas.bus")
 
 class Lost(BusUnavailable):
     """The connection broke before the answer came; whether the server acted on the request is not known."""
+
+
+class Forbidden(BusRefused):
+    """This user may not use that subject."""
+
+
+class _Client(Client):  # type: ignore[misc]
+    """nats-py 2.16 takes an expired token for the end; it is the moment to connect with the renewed one."""
+
+    async def _process_err(self, err_msg: str) -> None:
+        if any(words in err_msg.lower() for words in _EXPIRED):
+            await self._process_op_err(nats.errors.StaleConnectionError())
+        else:
+            await super()._process_err(err_msg)
 
 
 # Ends a subscription; never waits, and an outage does the same.
@@ -43,9 +59,11 @@ class Link:
         self._dial = dial
         self._where = dial.where
         self._loop = asyncio.get_running_loop()
-        self._client = Client()
+        self._client = _Client()
         self._up = asyncio.Event()
         self._rejected: asyncio.Future[BusRefused] = self._loop.create_future()
+        self._opening = True
+        self._complained = False
         self._routes = Routes()
         self._tokens = count()
         self.num_breaks = 0
@@ -64,6 +82,7 @@ class Link:
             await self.subscribe(Route(f"{self._inbox}.*", self._answer, self._reject))
             if self._rejected.done():
                 raise self._rejected.result()
+            self._opening = False
         except BaseException:
             await self.close()
             raise
@@ -189,15 +208,14 @@ class Link:
         return self._end is None and self._up.is_set() and bool(self._client.is_connected)
 
     async def _connect(self, timeout_s: float) -> None:
-        if self._dial.creds is not None and not self._dial.creds.exists():
-            raise BusRefused(f"there is no NATS credentials file {self._dial.creds}")
         callbacks = {
             "error_cb": self._on_error,
             "disconnected_cb": self._on_disconnected,
             "reconnected_cb": self._on_reconnected,
             "closed_cb": self._on_closed,
         }
-        attempt = asyncio.ensure_future(self._client.connect(**self._dial.options, **callbacks))
+        options = {name: _speaking_nats(value) for name, value in self._dial.options.items()}
+        attempt = asyncio.ensure_future(self._client.connect(**options, **callbacks))
         try:
             await asyncio.wait({attempt, self._rejected}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if self._rejected.done():
@@ -231,7 +249,7 @@ class Link:
         if refused is not None:
             self._refuse(*refused.groups())
         elif not self._up.is_set() and any(word in text for word in _REJECTED):
-            self._reject(BusRefused(f"NATS at {self._where} rejects {self._dial.name}: {error}: check its credentials"))
+            self._turned_away(error)
         elif self._up.is_set() and not isinstance(error, nats.errors.StaleConnectionError | OSError):
             logger.error("%s: %s", self._dial.name, error)
 
@@ -241,13 +259,27 @@ class Link:
         hit = [route for route in users if route.subject.lower() == subject]
         name = hit[0].subject if hit else subject
         verb = "listen" if act == "subscription" else "publish"
-        error = BusRefused(f'NATS does not let {self._dial.name} {verb} to "{name}": grant that permission to its user')
+        error = Forbidden(f'NATS does not let {self._dial.name} {verb} to "{name}": grant that permission to its user')
         logger.error("%s", error)
         for route in hit:
             self._subscriptions.get(route, []).append(error)
             route.fail(error)
         if act == "publish" and len(self._refused) < 1000:
             self._refused[subject] = error
+
+    def _turned_away(self, error: Exception) -> None:
+        """The server does not want this user. Whoever opens the connection is told; later the log, once: newer credentials may come."""
+        text = self._rejection(error)
+        if self._opening:
+            self._reject(BusRefused(text))
+        elif not self._complained:
+            self._complained = True
+            logger.error("%s", text)
+
+    def _rejection(self, error: Exception) -> str:
+        identity = self._dial.identity
+        why = "check its credentials" if identity is None else identity.complaint()
+        return f"NATS at {self._where} rejects {self._dial.name}: {error}: {why}"
 
     def _reject(self, error: Exception) -> None:
         if not self._rejected.done() and isinstance(error, BusRefused):
@@ -263,6 +295,7 @@ class Link:
     async def _on_reconnected(self) -> None:
         logger.warning("%s: connected to NATS at %s again", self._dial.name, self._where)
         self._refused.clear()
+        self._complained = False
         self._up.set()
 
     async def _on_closed(self) -> None:
@@ -278,8 +311,24 @@ class Link:
                 route.fail(end)
 
     def _unreachable(self) -> str:
+        if self._last_error is not None and any(word in str(self._last_error).lower() for word in _REJECTED):
+            return self._rejection(self._last_error)
         why = f" ({self._last_error})" if self._last_error is not None else ""
         return f"NATS at {self._where} cannot be reached{why}: is it running?"
+
+
+def _speaking_nats(option: Any) -> Any:
+    """Callbacks that raise what nats-py expects of them: anything else would end its reconnecting without a word."""
+    if not callable(option):
+        return option
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return option(*arguments)
+        except BusRefused as error:
+            raise nats.errors.Error(str(error)) from None
+
+    return call
 
 
 def _translated(error: Exception, action: str) -> BusUnavailable | BusRefused:
