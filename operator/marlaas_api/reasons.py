@@ -46,6 +46,7 @@ class Reason(StrEnum):
     MODEL_NOT_FOUND = "ModelNotFound"
     CONTAINER_CRASHING = "ContainerCrashing"
     CONTAINER_OUT_OF_MEMORY = "ContainerOutOfMemory"
+    RECOVERED = "Recovered"
 
     # What ends a job as Failed.
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"

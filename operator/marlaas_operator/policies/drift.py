@@ -1,0 +1,71 @@
+"""Whether an observed object still is what we want: only what we set is compared, as the API server may spell it. Pure.
+
+Others may add to it: labels, annotations, containers, environment variables, whole fields. Lists that Kubernetes merges by a key are compared by that
+key, all others as a whole.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marlaas_api.kinds.base import quantity
+from marlaas_operator.manifests.names import DESIRED_HASH
+
+_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+    "ownerReferences": "uid",
+}
+_QUANTITIES = frozenset({"requests", "limits"})
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+def differs(desired: Mapping[str, Any], observed: Mapping[str, Any] | None) -> bool:
+    """Whether the object must be applied: it is absent, was made from another desire, or somebody changed what we set."""
+    if observed is None:
+        return True
+    return _annotation(desired) != _annotation(observed) or not _holds(desired, observed, "")
+
+
+def _annotation(manifest: Mapping[str, Any]) -> Any:
+    return (manifest["metadata"].get("annotations") or {}).get(DESIRED_HASH)
+
+
+def _holds(desired: Any, observed: Any, key: str) -> bool:
+    """Whether everything that is desired is so."""
+    if isinstance(desired, Mapping):
+        return _mapping_holds(desired, observed, key)
+    if isinstance(desired, Sequence) and not isinstance(desired, str):
+        return _list_holds(desired, observed, key)
+    if observed is None:
+        return not desired  # the server leaves out what is false, zero or empty
+    return bool(desired == observed) or (key in ("sizeLimit", "quantity") and _same_quantity(desired, observed))
+
+
+def _mapping_holds(desired: Mapping[str, Any], observed: Any, key: str) -> bool:
+    if observed is None:
+        return not desired
+    inside = "quantity" if key in _QUANTITIES else ""
+    return isinstance(observed, Mapping) and all(
+        _holds(value, observed.get(name), inside or name) for name, value in desired.items()
+    )
+
+
+def _list_holds(desired: Sequence[Any], observed: Any, key: str) -> bool:
+    if observed is None:
+        return not desired
+    if key in _KEYS:
+        named = {item.get(_KEYS[key]): item for item in observed}
+        return all(_holds(item, named.get(item[_KEYS[key]]), "") for item in desired)
+    return len(desired) == len(observed) and all(
+        _holds(mine, theirs, "") for mine, theirs in zip(desired, observed, strict=True)
+    )
+
+
+def _same_quantity(desired: object, observed: object) -> bool:
+    texts = str(desired), str(observed)
+    return all(_QUANTITY.fullmatch(text) for text in texts) and quantity(texts[0]) == quantity(texts[1])

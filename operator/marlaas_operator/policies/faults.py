@@ -1,0 +1,123 @@
+"""What is wrong with a pod, in one reason and in its own words. A fault is a level: it is gone when the pod serves.
+
+A container that crashed and runs again is still at fault until its pod is ready: a crash loop is told once, not at every turn.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from marlaas_api.last_words import last_words
+from marlaas_api.reasons import Reason
+from marlaas_operator.manifests.pool_pod import PREPARE
+from marlaas_operator.pod_facts import ContainerFacts, PodFacts
+
+FAULTS = frozenset(
+    {
+        Reason.BUS_UNAVAILABLE,
+        Reason.IMAGE_CANNOT_BE_PULLED,
+        Reason.POD_UNSCHEDULABLE,
+        Reason.POD_REFUSED,
+        Reason.CONFIG_MISSING,
+        Reason.MODEL_NOT_FOUND,
+        Reason.CONTAINER_CRASHING,
+        Reason.CONTAINER_OUT_OF_MEMORY,
+    }
+)
+"""Reasons that begin with a warning and go away with their cause."""
+
+_PULLING = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+_PULL_ERROR = "ErrImagePull: "
+_NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError", "PostStartHookError", "StartError"})
+_ONLY_A_PERSON_CAN_HELP = 2
+"""Exit code of our own processes (`marlaas_worker.__main__`)."""
+_KILLED = 137
+
+
+@dataclass(frozen=True, slots=True)
+class PodFault:
+    """Why a pod does not serve; restarts: of its containers so far."""
+
+    reason: Reason
+    message: str
+    restarts: int = 0
+
+
+def first_fault(pods: Iterable[PodFacts], owner: str = "") -> PodFault | None:
+    """The fault of the first pod that has one; owner: whose pods they are, for the message."""
+    found = ((pod, pod_fault(pod)) for pod in sorted(pods, key=lambda pod: pod.name))
+    for pod, fault in found:
+        if fault is not None:
+            return PodFault(fault.reason, f"{pod.name}{owner}: {fault.message}", fault.restarts)
+    return None
+
+
+def pod_fault(pod: PodFacts) -> PodFault | None:
+    """What keeps a pod from serving; None of one that serves, starts without trouble, or is on its way out."""
+    if pod.ready or pod.deleting or pod.phase in ("Failed", "Succeeded"):
+        return None
+    if pod.unschedulable:
+        return _unscheduled(pod.unschedulable)
+    for container in pod.containers:
+        fault = _container_fault(container)
+        if fault is not None:
+            return PodFault(*fault, pod.restarts)
+    return None
+
+
+def refusal_of(workload: Mapping[str, Any] | None) -> PodFault | None:
+    """What a Deployment says of pods that it may not make (quota, admission of the namespace)."""
+    status = (workload or {}).get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return PodFault(Reason.POD_REFUSED, str(condition.get("message") or condition.get("reason") or "refused"))
+    return None
+
+
+def _unscheduled(words: str) -> PodFault:
+    missing = "persistentvolumeclaim" in words and "not found" in words
+    return PodFault(Reason.CONFIG_MISSING if missing else Reason.POD_UNSCHEDULABLE, words)
+
+
+def _container_fault(container: ContainerFacts) -> tuple[Reason, str] | None:
+    if container.waiting in _PULLING:
+        return Reason.IMAGE_CANNOT_BE_PULLED, _pull_words(container)
+    if container.waiting == "CreateContainerConfigError":
+        return Reason.CONFIG_MISSING, container.message or "a Secret or ConfigMap that it names is not there"
+    if container.waiting in _NOT_STARTED:
+        return Reason.CONTAINER_CRASHING, container.message or container.waiting
+    if container.exit_code in (None, 0) or (container.init and container.ready):
+        return None
+    return _crash(container)
+
+
+def _crash(container: ContainerFacts) -> tuple[Reason, str]:
+    if container.exit_reason == "OOMKilled":
+        return Reason.CONTAINER_OUT_OF_MEMORY, f"container {container.name} took more memory than its limit"
+    words = last_words(container.last_words) if container.last_words.strip() else _silent(container)
+    if container.name == PREPARE and container.exit_code == _ONLY_A_PERSON_CAN_HELP:
+        return Reason.MODEL_NOT_FOUND, words
+    return Reason.CONTAINER_CRASHING, words
+
+
+def _silent(container: ContainerFacts) -> str:
+    if container.exit_code == _KILLED:
+        return f"container {container.name} was killed"
+    return f"container {container.name} ended with exit code {container.exit_code} and said nothing"
+
+
+def _pull_words(container: ContainerFacts) -> str:
+    """The same words while the kubelet tries and while it waits to try again; it tells the cause in both."""
+    cause = container.message.rpartition(_PULL_ERROR)[2] if _PULL_ERROR in container.message else container.message
+    told = "" if cause.startswith("Back-off") else cause
+    return f"image {container.image}{f': {told}' if told else ''}"

@@ -1,0 +1,90 @@
+"""An RLJob: from what was observed of it to what is to be done.
+
+Actions come in the order finalizer, document, sandbox, the job's own end; each is worth doing without those after it.
+"""
+
+from marlaas_api.kinds.status import RLJobStatus
+from marlaas_api.messages import JobDocument, Phase
+from marlaas_api.reasons import Reason
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests.names import sandbox_name
+from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer
+from marlaas_operator.pod_facts import unix_seconds
+from marlaas_operator.policies import backoff, events, handover, sandboxes
+from marlaas_operator.policies.clock import soonest
+from marlaas_operator.policies.job_status import job_status
+from marlaas_operator.policies.standing import Standing, look_again_s, standing
+from marlaas_operator.policies.status_patch import is_urgent, status_patch
+from marlaas_operator.policies.upkeep import STUCK_S
+from marlaas_operator.snapshot import JobSnapshot
+
+FINALIZER = "marlaas.dev/job"
+FORGET_S = 60.0
+"""How long a deletion waits for the bus, the orchestrator and the last pod; then the object goes, and the sweep and Kubernetes' own
+garbage collection finish what is left."""
+CREDENTIAL_CHECK_S = 600.0
+
+
+def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> Plan:
+    """What to do about a job. now: unix seconds."""
+    if snapshot.meta.deleted_at is not None:
+        return _plan_deletion(snapshot, snapshot.meta.deleted_at, now)
+    wanted = handover.wanted_document(snapshot, backoff.verdict(snapshot))
+    write = handover.hand_over(snapshot, wanted)
+    expires_s = _expires_s(snapshot, now)
+    actions: tuple[Action, ...] = (
+        *((AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()),
+        *((write,) if write is not None else ()),
+        *sandboxes.plan_sandbox(snapshot, wanted, installation, now),
+        *((DeleteObject(snapshot.meta.uid),) if expires_s is not None and expires_s <= 0 else ()),
+    )
+    told = standing(snapshot, sandbox_name(snapshot.meta.name), now)
+    requeue_s = soonest(expires_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
+    return _with_status(Plan(actions, requeue_s=requeue_s), snapshot, told, (wanted, now))
+
+
+def _plan_deletion(snapshot: JobSnapshot, deleted_at: float, now: float) -> Plan:
+    """Stop the job, remove what it owns, wait until the orchestrator has forgotten it, and let it go."""
+    if FINALIZER not in snapshot.meta.finalizers:
+        return Plan()
+    own, bus = snapshot.own_document, snapshot.bus
+    left_s = deleted_at + FORGET_S - now
+    write = handover.forget(own) if own is not None and bus.synced and bus.available else None
+    forgotten = bus.synced and bus.available and own is None
+    gone = forgotten and not snapshot.owned and not snapshot.pods
+    actions: list[Action] = [*((write,) if write is not None else ()), *sandboxes.removal(snapshot)]
+    if gone or left_s <= 0:
+        return Plan((*actions, RemoveFinalizer(FINALIZER)))
+    told = Standing(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
+    return _with_status(Plan(tuple(actions), requeue_s=left_s), snapshot, told, (own, now))
+
+
+def _with_status(
+    plan: Plan, snapshot: JobSnapshot, told: Standing | None, at: tuple[JobDocument | None, float]
+) -> Plan:
+    """The plan with what is to be told, if that is anything new; at: the job's document, and unix seconds."""
+    if told is None:
+        return plan
+    after = job_status(snapshot, told, *at)
+    patch = status_patch(snapshot.status, after, RLJobStatus)
+    if patch is None:
+        return plan
+    urgent = is_urgent(snapshot.status, after)
+    return Plan(plan.actions, patch, urgent, events.events(snapshot.status, after), plan.requeue_s)
+
+
+def _expires_s(snapshot: JobSnapshot, now: float) -> float | None:
+    """Seconds until a job that has ended is to be deleted; None: never, or it has not ended."""
+    ttl = snapshot.job.spec.ttl_seconds_after_finished if snapshot.job is not None else None
+    status, progress = snapshot.status or {}, snapshot.own_progress
+    final = progress.phase.final if progress is not None else status.get("phase") in (Phase.SUCCEEDED, Phase.FAILED)
+    finished_at = unix_seconds(status.get("finishedAt"))
+    return None if ttl is None or finished_at is None or not final else finished_at + ttl - now
+
+
+def _sandbox_check_s(snapshot: JobSnapshot) -> float | None:
+    """A credential is renewed by time; a pod that cannot begin is looked at again; a credential that could not be minted yet too."""
+    if not sandboxes.is_wanted(snapshot):
+        return None
+    begun = snapshot.credential is not None and all(pod.ready for pod in snapshot.pods)
+    return CREDENTIAL_CHECK_S if begun else STUCK_S

@@ -1,0 +1,122 @@
+"""A job's status: the orchestrator's figures, where the job stands, and its conditions, as the columns show them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marlaas_api.kinds import RLJob
+from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.reasons import Reason
+from marlaas_operator.manifests.names import sandbox_name
+from marlaas_operator.policies.backoff import sandbox_crashes
+from marlaas_operator.policies.conditions import Finding, conditions, rfc3339
+from marlaas_operator.policies.standing import Standing, sandbox_fault
+from marlaas_operator.policies.status_patch import figure, without_none
+from marlaas_operator.snapshot import JobSnapshot
+
+ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
+_FIGURES = (
+    *("progress", "step", "steps", "agents", "reward", "evalBefore", "evalLast", "staleness"),
+    *("tokens", "tokensPerSecond", "acceleratorSeconds", "faults", "startedAt"),
+)
+
+
+def job_status(snapshot: JobSnapshot, told: Standing, wanted: JobDocument | None, now: float) -> dict[str, Any]:
+    """The whole status. wanted: the job's document, which says whose it is."""
+    before: Mapping[str, Any] = snapshot.status or {}
+    phase = told.phase or Phase(before.get("phase") or Phase.QUEUED)
+    progress = snapshot.own_progress
+    figures = _figures(snapshot.job, progress) if progress is not None else {k: before.get(k) for k in _FIGURES}
+    status = {
+        "observedGeneration": snapshot.meta.generation,
+        "phase": str(phase),
+        "reason": str(told.reason) or None,
+        "message": told.message or None,
+        "tenant": wanted.tenant if wanted is not None else before.get("tenant"),
+        **figures,
+        "sandboxCrashes": sandbox_crashes(snapshot) or None,
+        "finishedAt": _finished_at(progress, before, now) if phase.final else None,
+        "conditions": conditions(
+            _findings(snapshot, told, phase), before.get("conditions") or (), snapshot.meta.generation, now
+        ),
+    }
+    return without_none(status)
+
+
+def _figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
+    return {
+        "progress": f"{progress.step}/{progress.steps}",
+        "step": progress.step,
+        "steps": progress.steps,
+        "agents": [_agent(name, progress) for name in _agents(job, progress)],
+        "reward": figure(progress.reward, 3),
+        "evalBefore": figure(progress.eval_before, 3),
+        "evalLast": figure(progress.eval_last, 3),
+        "staleness": figure(progress.staleness, 3),
+        "tokens": progress.tokens,
+        "tokensPerSecond": figure(progress.tokens_per_s, 1),
+        "acceleratorSeconds": figure(progress.accelerator_s, 1),
+        "faults": dict(progress.faults) or None,
+        "startedAt": rfc3339(progress.started_at) if progress.started_at is not None else None,
+    }
+
+
+def _agents(job: RLJob | None, progress: Progress) -> list[str]:
+    return [agent.name for agent in job.spec.agents] if job is not None else sorted(progress.versions)
+
+
+def _agent(name: str, progress: Progress) -> dict[str, Any]:
+    return without_none(
+        {
+            "name": name,
+            "policyVersion": progress.versions.get(name),
+            "promotedVersion": progress.promoted.get(name),
+            "adapter": progress.adapters.get(name),
+        }
+    )
+
+
+def _finished_at(progress: Progress | None, before: Mapping[str, Any], now: float) -> str:
+    if progress is not None and progress.finished_at is not None:
+        return rfc3339(progress.finished_at)
+    return str(before.get("finishedAt") or rfc3339(now))
+
+
+def _findings(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Iterator[Finding]:
+    yield _admitted(snapshot, told, phase)
+    yield _sandbox_ready(snapshot, told, phase)
+    seen = {condition.get("type") for condition in (snapshot.status or {}).get("conditions") or ()}
+    for type_, final in ((COMPLETE, Phase.SUCCEEDED), (FAILED, Phase.FAILED)):
+        if phase is final or type_ in seen:
+            yield Finding(type_, phase is final, told.reason, told.message)
+
+
+def _admitted(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Finding:
+    progress = snapshot.own_progress
+    if told.reason == Reason.DELETING:
+        return Finding(ADMITTED, False, Reason.DELETING, told.message)
+    if phase.final:
+        return Finding(ADMITTED, False, Reason.FINISHED, "the job has ended and holds nothing")
+    if progress is None:
+        return Finding(ADMITTED, False, told.reason, told.message)
+    if progress.admitted:
+        return Finding(ADMITTED, True, Reason.ADMITTED, "the job holds its adapter slots")
+    return Finding(ADMITTED, False, progress.reason, progress.message)
+
+
+def _sandbox_ready(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Finding:
+    progress = snapshot.own_progress
+    if told.reason == Reason.DELETING:
+        return Finding(SANDBOX_READY, False, Reason.DELETING, told.message)
+    if phase.final:
+        return Finding(SANDBOX_READY, False, Reason.FINISHED, "the job has ended")
+    if progress is None or not progress.admitted or snapshot.job is None:
+        return Finding(SANDBOX_READY, False, Reason.NOT_ADMITTED, "a job has sandboxes once it is admitted")
+    wanted = snapshot.job.spec.environment.replicas
+    ready = min(wanted, sum(pod.ready and not pod.deleting for pod in snapshot.pods))
+    counted = f"{ready} of {wanted} sandboxes are ready"
+    if ready == wanted:
+        return Finding(SANDBOX_READY, True, Reason.SANDBOX_READY, counted)
+    fault = sandbox_fault(snapshot, sandbox_name(snapshot.meta.name))
+    if fault is not None:
+        return Finding(SANDBOX_READY, False, fault.reason, f"{counted}; {fault.message}")
+    return Finding(SANDBOX_READY, False, Reason.SANDBOX_STARTING, counted)

@@ -1,0 +1,92 @@
+"""A ModelPool: from what was observed of it to what is to be done.
+
+It owns its workers for as long as it exists, jobs or not: an engine that took a minute to load is not stopped between two jobs. A deleted pool serves on
+until the jobs that it began with have ended.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marlaas_api.kinds.status import ModelPoolStatus
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests.names import ROLES, workers_name
+from marlaas_operator.manifests.pool import Pool, role_objects, role_secret, shared_objects
+from marlaas_operator.plan import Action, AddFinalizer, Delete, Plan, RemoveFinalizer
+from marlaas_operator.pod_facts import unix_seconds
+from marlaas_operator.policies import events, upkeep
+from marlaas_operator.policies.job import CREDENTIAL_CHECK_S
+from marlaas_operator.policies.pool_status import holders, pool_status
+from marlaas_operator.policies.status_patch import is_urgent, status_patch
+from marlaas_operator.snapshot import PoolSnapshot
+
+FINALIZER = "marlaas.dev/pool"
+DRAIN_S = 60.0
+"""How long a deletion waits for the last worker, counted from when no job held the pool any more; then it goes all the same, and Kubernetes'
+own garbage collection finishes what is left."""
+
+
+def plan_pool(snapshot: PoolSnapshot, installation: Installation, now: float) -> Plan:
+    """What to do about a pool. now: unix seconds."""
+    if snapshot.meta.deleted_at is not None:
+        if FINALIZER not in snapshot.meta.finalizers:
+            return Plan()
+        if not holders(snapshot):
+            return _plan_removal(snapshot, installation, now)
+    begin = (AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()
+    actions = (*begin, *_upkeep(snapshot, installation, now))
+    ready = bool(snapshot.credentials) and all(pod.ready for pod in snapshot.pods)
+    return _with_status(actions, snapshot, now, CREDENTIAL_CHECK_S if ready else upkeep.STUCK_S)
+
+
+def _upkeep(snapshot: PoolSnapshot, installation: Installation, now: float) -> Iterator[Action]:
+    if snapshot.pool is None:
+        return
+    uid = snapshot.meta.uid
+    pool = Pool(snapshot.meta, snapshot.pool, snapshot.credentials)
+    yield from upkeep.put_right(shared_objects(pool, installation), snapshot.owned, uid)
+    for role in ROLES:
+        if role in snapshot.credentials:
+            pods = [pod for pod in snapshot.pods if pod.component == role]
+            secret = upkeep.Mounted(role_secret(pool, installation, role), pods)
+            yield from upkeep.towards(role_objects(pool, installation, role), snapshot.owned, uid, secret, now)
+
+
+def _plan_removal(snapshot: PoolSnapshot, installation: Installation, now: float) -> Plan:
+    """Remove the workers, then, with the last of their pods gone, what guarded them, and let the pool go."""
+    actions = tuple(_removal(snapshot, installation))
+    if (not snapshot.owned and not snapshot.pods) or _drained_s(snapshot, now) >= DRAIN_S:
+        return Plan((*actions, RemoveFinalizer(FINALIZER)))
+    return _with_status(actions, snapshot, now, DRAIN_S)
+
+
+def _drained_s(snapshot: PoolSnapshot, now: float) -> float:
+    """Seconds since the status says that the pool is being stopped; 0 if it does not say so yet."""
+    for condition in (snapshot.status or {}).get("conditions") or ():
+        if condition.get("type") == "Deleting" and condition.get("status") == "True":
+            return now - (unix_seconds(condition.get("lastTransitionTime")) or now)
+    return 0.0
+
+
+def _removal(snapshot: PoolSnapshot, installation: Installation) -> Iterator[Action]:
+    for role in ROLES:
+        yield Delete("Secret", installation.namespace, workers_name(snapshot.meta.name, role))
+    sets = [body for (kind, _), body in snapshot.owned.items() if kind == "StatefulSet"]
+    last = not sets and not snapshot.pods
+    for (kind, _), body in sorted(snapshot.owned.items(), key=lambda item: item[0]):
+        if kind == "StatefulSet" or last:
+            yield from _delete(kind, body)
+
+
+def _delete(kind: str, observed: Mapping[str, Any]) -> Iterator[Action]:
+    meta = observed["metadata"]
+    if not meta.get("deletionTimestamp"):
+        yield Delete(kind, meta["namespace"], meta["name"], meta["uid"])
+
+
+def _with_status(actions: tuple[Action, ...], snapshot: PoolSnapshot, now: float, requeue_s: float) -> Plan:
+    after = pool_status(snapshot, now)
+    patch = status_patch(snapshot.status, after, ModelPoolStatus)
+    if patch is None:
+        return Plan(actions, requeue_s=requeue_s)
+    told = events.events(snapshot.status, after)
+    return Plan(actions, patch, is_urgent(snapshot.status, after), told, requeue_s)

@@ -1,0 +1,94 @@
+"""A pool's status: who serves, what is taken, and what is wrong with those that do not serve."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from marlaas_api.kinds import ModelPool, ModelSpec
+from marlaas_api.reasons import Reason
+from marlaas_operator.policies.conditions import Finding, conditions
+from marlaas_operator.policies.faults import first_fault
+from marlaas_operator.policies.status_patch import without_none
+from marlaas_operator.snapshot import JobLoad, PoolSnapshot
+
+_STARTING = {"rollout": Reason.ROLLOUT_STARTING, "trainer": Reason.TRAINER_STARTING}
+_READY = {"rollout": Reason.ROLLOUT_READY, "trainer": Reason.TRAINER_READY}
+_MANY = 5
+
+
+def pool_status(snapshot: PoolSnapshot, now: float) -> dict[str, Any]:
+    """The whole status; figures are absent for an object that does not parse."""
+    before = snapshot.status or {}
+    found = conditions(_findings(snapshot), before.get("conditions") or (), snapshot.meta.generation, now)
+    figures = _figures(snapshot, snapshot.pool) if snapshot.pool is not None else {}
+    return without_none({"observedGeneration": snapshot.meta.generation, **figures, "conditions": found})
+
+
+def holders(snapshot: PoolSnapshot) -> list[JobLoad]:
+    """Jobs that keep the pool from going: handed over and not at their end. What the bus has not told yet may be so."""
+    return [job for job in snapshot.jobs if not job.phase.final and (job.begun or not snapshot.bus.synced)]
+
+
+def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
+    admitted = [job for job in snapshot.jobs if job.admitted]
+    used, slots = sum(job.slots for job in admitted), pool.spec.adapter_slots
+    workers = {"rollout": pool.spec.rollout.replicas, "trainer": pool.spec.trainer.replicas}
+    ready = {role: min(_num_ready(snapshot, role), workers[role]) for role in workers}
+    return {
+        "model": _model(pool.spec.model),
+        **{role: {"replicas": workers[role], "ready": ready[role]} for role in workers},
+        **{f"{role}Ready": f"{ready[role]}/{workers[role]}" for role in workers},
+        "jobs": len(admitted),
+        "slots": f"{used}/{slots}",
+        "freeSlots": max(0, slots - used),
+    }
+
+
+def _findings(snapshot: PoolSnapshot) -> Iterator[Finding]:
+    if snapshot.pool is None:
+        yield Finding("Ready", False, Reason.UNSUPPORTED, snapshot.problem)
+        return
+    roles = [_role(snapshot, "rollout", snapshot.pool), _role(snapshot, "trainer", snapshot.pool)]
+    yield from roles
+    late = next((finding for finding in roles if not finding.holds), None)
+    if late is not None:
+        yield Finding("Ready", False, late.reason, late.message)
+    else:
+        yield Finding("Ready", True, Reason.READY, "every worker serves")
+    if snapshot.meta.deleted_at is not None:
+        yield _deleting(snapshot)
+
+
+def _role(snapshot: PoolSnapshot, role: str, pool: ModelPool) -> Finding:
+    type_ = f"{role.capitalize()}Ready"
+    wanted = pool.spec.rollout.replicas if role == "rollout" else pool.spec.trainer.replicas
+    ready = min(_num_ready(snapshot, role), wanted)
+    counted = f"{ready} of {wanted} {role} workers serve"
+    if ready == wanted:
+        return Finding(type_, True, _READY[role], counted)
+    if snapshot.refusal:
+        return Finding(type_, False, Reason.POD_REFUSED, f"{counted}; {snapshot.refusal}")
+    fault = first_fault(pod for pod in snapshot.pods if pod.component == role)
+    if fault is not None:
+        return Finding(type_, False, fault.reason, f"{counted}; {fault.message}")
+    return Finding(type_, False, _STARTING[role], counted)
+
+
+def _deleting(snapshot: PoolSnapshot) -> Finding:
+    held = [f"{job.namespace}/{job.name}" for job in holders(snapshot)]
+    if not held:
+        return Finding("Deleting", True, Reason.DELETING, "its workers are being stopped")
+    more = f" and {len(held) - _MANY} more" if len(held) > _MANY else ""
+    text = f"jobs that have not ended use it: {', '.join(held[:_MANY])}{more}; it goes when they are gone"
+    return Finding("Deleting", False, Reason.IN_USE, text)
+
+
+def _num_ready(snapshot: PoolSnapshot, role: str) -> int:
+    return sum(pod.component == role and pod.ready and not pod.deleting for pod in snapshot.pods)
+
+
+def _model(model: ModelSpec) -> str:
+    if model.hub is not None:
+        return f"{model.hub.id}@{model.hub.revision}"
+    if model.pvc is not None:
+        return f"{model.pvc.claim_name}:{model.pvc.path}"
+    return model.builtin or model.path or ""

@@ -1,0 +1,67 @@
+"""What of a job's sandbox is to be made, put right or removed. A job that is not admitted has none.
+
+Made in the order ServiceAccount, NetworkPolicy, Secret, Deployment; removed in the order Secret, Deployment, and the policy and the account once no pod is
+left: nothing of the tenant's ever runs unguarded, and the account, as long as it is seen, says that something may be left.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marlaas_api.kinds import SandboxBounds
+from marlaas_api.messages import JobDocument
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests.names import sandbox_name
+from marlaas_operator.manifests.sandbox import sandbox_objects, sandbox_secret
+from marlaas_operator.manifests.sandbox_pod import Sandbox
+from marlaas_operator.plan import Action, Delete
+from marlaas_operator.policies import upkeep
+from marlaas_operator.snapshot import JobSnapshot
+
+_REMOVED = ("NetworkPolicy", "ServiceAccount")
+
+
+def is_wanted(snapshot: JobSnapshot) -> bool | None:
+    """Whether the job should have a sandbox; None: not known."""
+    progress = snapshot.own_progress
+    if progress is None:
+        return False if snapshot.bus.synced else None
+    return progress.admitted and not progress.phase.final
+
+
+def plan_sandbox(
+    snapshot: JobSnapshot, wanted: JobDocument | None, installation: Installation, now: float
+) -> tuple[Action, ...]:
+    """Actions towards the sandbox that the job should have."""
+    should = is_wanted(snapshot)
+    if should is None:
+        return ()
+    if not should:
+        return tuple(removal(snapshot))
+    if snapshot.job is None or wanted is None or snapshot.credential is None:
+        return ()
+    bounds = snapshot.pool.spec.sandbox if snapshot.pool is not None else SandboxBounds()
+    sandbox = Sandbox(snapshot.meta, snapshot.job, wanted, bounds, snapshot.credential)
+    objects = sandbox_objects(sandbox, installation)
+    secret = upkeep.Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
+    return tuple(upkeep.towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))
+
+
+def removal(snapshot: JobSnapshot) -> Iterator[Action]:
+    """Remove whatever there is of the sandbox."""
+    if not snapshot.owned:
+        return
+    name, namespace = sandbox_name(snapshot.meta.name), snapshot.meta.namespace
+    yield Delete("Secret", namespace, name)
+    deployment = snapshot.owned.get(("Deployment", name))
+    if deployment is not None:
+        yield from _delete("Deployment", deployment)
+    elif not snapshot.pods:
+        for kind in _REMOVED:
+            yield from _delete(kind, snapshot.owned.get((kind, name)))
+
+
+def _delete(kind: str, observed: Mapping[str, Any] | None) -> Iterator[Action]:
+    """Delete an object once; what is on its way out is waited for."""
+    meta = observed["metadata"] if observed is not None else {}
+    if meta and not meta.get("deletionTimestamp"):
+        yield Delete(kind, meta["namespace"], meta["name"], meta["uid"])

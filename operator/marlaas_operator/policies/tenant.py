@@ -1,0 +1,63 @@
+"""A Tenant: which namespaces are its own, and what its jobs hold."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from marlaas_api.documents import tenant_of
+from marlaas_api.kinds import Tenant
+from marlaas_api.kinds.status import TenantStatus
+from marlaas_api.messages import Phase
+from marlaas_api.reasons import Reason
+from marlaas_operator.plan import Plan
+from marlaas_operator.policies import events
+from marlaas_operator.policies.conditions import Finding, conditions
+from marlaas_operator.policies.status_patch import is_urgent, status_patch
+from marlaas_operator.snapshot import JobLoad, Meta, TenantSnapshot
+
+
+def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:
+    """Tenants in the order in which they are asked whose a namespace is: the older first."""
+    return tuple(tenant for _, tenant in sorted(tenants, key=lambda pair: (pair[0].created_at, pair[0].name)))
+
+
+def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
+    """What to do about a Tenant: it owns nothing, so there is only its status. now: unix seconds."""
+    if snapshot.meta.deleted_at is not None:
+        return Plan()
+    before = snapshot.status or {}
+    found = conditions([_active(snapshot)], before.get("conditions") or (), snapshot.meta.generation, now)
+    after = {"observedGeneration": snapshot.meta.generation, "conditions": found, **_holds(snapshot)}
+    patch = status_patch(snapshot.status, after, TenantStatus)
+    if patch is None:
+        return Plan()
+    return Plan((), patch, is_urgent(snapshot.status, after), events.events(snapshot.status, after))
+
+
+def _active(snapshot: TenantSnapshot) -> Finding:
+    if snapshot.tenant is None:
+        return Finding("Active", False, Reason.UNSUPPORTED, snapshot.problem)
+    lost = [
+        f"namespace '{namespace}' belongs to Tenant '{owner.metadata.name}', which is older"
+        for namespace in snapshot.tenant.spec.namespaces
+        if (owner := tenant_of(namespace, snapshot.tenants)) is not None and owner.metadata.name != snapshot.meta.name
+    ]
+    if lost:
+        return Finding("Active", False, Reason.CONFLICTING_TENANTS, f"{'; '.join(lost)}; remove it from one of them")
+    return Finding("Active", True, Reason.ACTIVE, "its namespaces are its own")
+
+
+def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
+    """What the jobs of namespaces that are really its own hold."""
+    own = [job for job in snapshot.jobs if _is_ours(snapshot, job)]
+    admitted = [job for job in own if job.admitted]
+    return {
+        "jobs": len(admitted),
+        "queued": sum(job.phase is Phase.QUEUED for job in own),
+        "adapterSlots": sum(job.slots for job in admitted),
+        "tokensPerSecond": float(round(sum(job.tokens_per_s for job in admitted))),
+    }
+
+
+def _is_ours(snapshot: TenantSnapshot, job: JobLoad) -> bool:
+    owner = tenant_of(job.namespace, snapshot.tenants)
+    return owner is not None and owner.metadata.name == snapshot.meta.name
