@@ -19,8 +19,10 @@ from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.messages import JobDocument, PoolDocument
+from marlaas_worker.health import health_door
 from marlaas_worker.role import RoleContext, stop_on_signals
 from marlaas_worker.same_bits import ask_for_the_same_bits
+from marlaas_worker.vitals import Vitals
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,13 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace) -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
-    bus = await connect(options.nats, name=options.name)
-    try:
-        context = RoleContext(options.name, bus, open_blobs(options.blobs), options.scratch)
-        async with stop_on_signals(context.stop):
-            await _role(options, context)
-    finally:
-        await bus.close()
+    vitals = Vitals()
+    async with health_door(options.health, vitals):
+        bus = await connect(options.nats, name=options.name, creds=options.creds)
+        try:
+            context = RoleContext(options.name, bus, open_blobs(options.blobs), options.scratch, vitals=vitals)
+            vitals.connected, vitals.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
+            async with stop_on_signals(context.stop):
+                await _role(options, context)
+        finally:
+            await bus.close()
 
 
 def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
@@ -103,11 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m marlaas_worker", description=__doc__)
     parser.add_argument("role", choices=("orchestrator", "rollout", "trainer", "sandbox"))
     parser.add_argument("--nats", required=True, metavar="URL", help="NATS server")
+    parser.add_argument("--creds", type=Path, metavar="FILE", help="NATS credentials, read again at every connection")
     parser.add_argument("--blobs", required=True, metavar="URL", help="blob store, for example file:///var/lib/marlaas")
     parser.add_argument("--name", required=True, help="the replica's name, the same after a restart")
     parser.add_argument("--scratch", required=True, type=Path, metavar="DIR", help="folder of its own, may be empty")
     parser.add_argument("--pool-file", type=Path, metavar="FILE", help="PoolDocument as JSON (rollout, trainer)")
     parser.add_argument("--job-file", type=Path, metavar="FILE", help="JobDocument as JSON (sandbox)")
+    parser.add_argument("--health", type=int, metavar="PORT", help="answer HTTP there: /livez /readyz /metrics")
     return parser
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
+from marlaas_worker.vitals import Vitals
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class RoleContext:
     """One worker's surroundings.
 
     name: the replica's name, the same after a restart (as a StatefulSet's pod). scratch: a local folder of its own. stop: set when the
-    process was asked to end; a role then drains and returns. now: unix seconds.
+    process was asked to end; a role then drains and returns. now: unix seconds. vitals: where the role says how it is.
     """
 
     name: str
@@ -26,6 +27,7 @@ class RoleContext:
     scratch: Path
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     now: Callable[[], float] = time.time
+    vitals: Vitals = field(default_factory=Vitals)
 
 
 Serve = Callable[[RoleContext], Awaitable[None]]

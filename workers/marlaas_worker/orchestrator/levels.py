@@ -34,6 +34,10 @@ class Levels:
             except Permanent as error:
                 log.error("progress of %s cannot be read: %s", entry.key, error)
 
+    def all(self) -> Iterable[Progress]:
+        """Every level."""
+        return self._known.values()
+
     def of(self, ref: JobRef) -> Progress | None:
         """The job's level; None while nothing has been said of it."""
         level = self._known.get(ref.key)

@@ -22,6 +22,7 @@ from marlaas_worker.orchestrator.lease import Lease
 from marlaas_worker.orchestrator.levels import Levels
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.records import Records
+from marlaas_worker.orchestrator.vitals import figures
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
@@ -35,11 +36,13 @@ PAUSE_S = 0.05
 async def serve(context: RoleContext) -> None:
     """Run until told to stop: stand by while another orchestrator holds the lease, and look after every job while we do."""
     await context.bus.ensure()
+    context.vitals.ready = lambda: context.vitals.connected()
     lease = Lease(context)
     while not context.stop.is_set():
         if await lease.hold():
             log.info("holding the lease")
             await _Service(context, lease).run()
+        context.vitals.figures = lambda: figures((), leads=False)
         await wait_for(context.stop, RENEW_S)
     await lease.release()
 
@@ -56,6 +59,7 @@ class _Service:
         self._deletions = Deletions(context, self._levels, lambda: self._reports, self._changed.set)
         self._owned: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
         self._told: dict[str, tuple[JobDocument, Admission]] = {}
+        context.vitals.figures = lambda: figures(self._levels.all(), leads=True)
 
     async def run(self) -> None:
         """Return when the lease is lost or the process is to stop."""

@@ -28,6 +28,7 @@ from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer, TemplateNotice
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.versions import Versions
+from marlaas_worker.vitals import Figure, of_report
 
 DRAIN_S = 20.0
 _log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class _Rollout:
         self._death = ""
         self._engine = SupervisedEngine(engine, self._engine_died, self._engine_revived)
         self._meter = EngineMeter()
+        self._door = Door(engine.limits.max_num_seqs)
         self._policies = Policies(context.bus, pool, self._changed.set)
         self._story = Story(context)
         self._template = TemplateNotice(self._story, tokenizer)
@@ -85,6 +87,8 @@ class _Rollout:
         self._versions = Versions(self._engine, self._library, load_proven, self._story, self._reporter.changed)
         self._requests = Requests(context, Generation(self._desk(tokenizer)).play, tasks)
         self._reception = Reception(context, pool, self._requests, self._ready)
+        context.vitals.ready = self._ready
+        context.vitals.figures = self._figures
 
     def _desk(self, tokenizer: Tokenizer) -> Desk:
         log = TurnLog(self._context.bus, self._context.blobs)
@@ -97,7 +101,7 @@ class _Rollout:
             pins=Pins(self._context.bus),
             log=log,
             histories=Histories(tokenizer, log),
-            door=Door(self._engine.limits.max_num_seqs),
+            door=self._door,
             meter=self._meter,
         )
 
@@ -175,6 +179,17 @@ class _Rollout:
         said = f"the engine of {self._context.name} was restarted ({self._death}); its requests are tried again"
         for job in {served.document.ref for served in self._policies.served()}:
             self._story.tell(job, "EngineRestarted", said)
+
+    def _figures(self) -> list[Figure]:
+        report = self._report(0)
+        waiting, versions, restarts = self._door.num_waiting, len(report.verified), report.restarts
+        return [
+            *of_report(report, {one.document.uid: one.document.ref for one in self._policies.served()}),
+            Figure("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", waiting),
+            Figure("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", report.slots),
+            Figure("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", versions),
+            Figure("marlaas_rollout_engine_restarts_total", "counter", "Engines that died.", restarts),
+        ]
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
         now, limits = asyncio.get_running_loop().time(), self._engine.limits

@@ -138,6 +138,7 @@ class AgentTraining:
         vocab_size = self._shared.model.vocab_size
         contents = await self._compute(lambda: contents_of(learner, self._assignment, vocab_size, result))
         self.lease = await self._policy.commit(self.lease, contents)
+        self._shared.commits[self._assignment.key] += 1
         self._adapters[result.version] = sha256_hex(contents.files[TENSORS_FILE])
         await self._shared.tell(self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}")
 

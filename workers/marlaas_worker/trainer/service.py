@@ -29,6 +29,7 @@ from marlaas_worker.trainer.lease import Absences, may_bind
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.shared import Shared, Timing
 from marlaas_worker.trainer.view import View, look, what_decides
+from marlaas_worker.vitals import Figure, of_job, of_report
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class Trainer:
         self._absences = Absences()
         self._wake = asyncio.Event()
         self._started = time.perf_counter()
+        self._context.vitals.ready = lambda: not self._context.stop.is_set()
+        self._context.vitals.figures = self._figures
 
     async def run(self) -> None:
         """Reconcile until told to stop; every agent is then left at its last committed version."""
@@ -217,10 +220,23 @@ class Trainer:
         except BusUnavailable as error:
             log.warning("cannot report: %s", error)
 
+    def _figures(self) -> list[Figure]:
+        running = [running.assignment for running in self._running.values()]
+        found = of_report(self._report_now(), {assignment.ref.uid: assignment.ref for assignment in running})
+        for one in running:
+            labels = {**of_job(one.ref), "agent": one.agent.name}
+            commits = self._shared.commits[one.key]
+            found.append(Figure("marlaas_trainer_commits_total", "counter", "Versions committed.", commits, labels))
+        return found
+
     async def _report(self) -> None:
+        bucket = await self._context.bus.bucket(subjects.REPLICAS)
+        await bucket.put(self._report_key, wire.encode(self._report_now()))
+
+    def _report_now(self) -> ReplicaReport:
         versions = [(running, running.version) for running in self._running.values()]
         bound = [running.assignment.adapter(version).engine_name for running, version in versions if version >= 0]
-        report = ReplicaReport(
+        return ReplicaReport(
             role="trainer",
             pool=self._pool,
             replica=self._context.name,
@@ -233,8 +249,6 @@ class Trainer:
             broken={fault.assignment.ref.uid: fault.words for fault in self._faults.values()},
             at=self._context.now(),
         )
-        bucket = await self._context.bus.bucket(subjects.REPLICAS)
-        await bucket.put(self._report_key, wire.encode(report))
 
     async def _withdraw(self) -> None:
         """Take the report back, so that others need not wait for it to expire."""

@@ -1,7 +1,8 @@
 """What all agents of one trainer share, and how a trainer tells a job's story."""
 
 import contextlib
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable
@@ -26,12 +27,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """What all agents of this trainer share."""
+    """What all agents of this trainer share. commits: versions committed since the start, by policy key."""
 
     context: RoleContext
     model: BaseModel
     compute: Compute
     timing: Timing
+    commits: Counter[str] = field(default_factory=Counter)
 
     async def tell(self, assignment: Assignment, reason: str, message: str) -> None:
         """Add a sentence to the job's story; if the bus will not have it, it goes untold."""

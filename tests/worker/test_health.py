@@ -1,0 +1,171 @@
+"""The health door, asked over real HTTP: in this process, and of a role in a process of its own."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import ReplicaReport
+from marlaas_api.names import JobRef
+from marlaas_api.nats_server import EmbeddedNats
+from marlaas_worker.health import MAX_REQUEST_BYTES, health_door
+from marlaas_worker.vitals import Figure, Vitals, exposition, of_report
+
+METRICS = """\
+# HELP marlaas_ready 1 while this worker does its work.
+# TYPE marlaas_ready gauge
+marlaas_ready 0
+# HELP marlaas_bus_connected 1 while connected to the bus.
+# TYPE marlaas_bus_connected gauge
+marlaas_bus_connected 0
+# HELP marlaas_bus_breaks_total Connections to the bus that broke.
+# TYPE marlaas_bus_breaks_total counter
+marlaas_bus_breaks_total 0
+# HELP marlaas_trainer_busy_seconds_total Seconds of work since the start.
+# TYPE marlaas_trainer_busy_seconds_total counter
+marlaas_trainer_busy_seconds_total 1.5
+# HELP marlaas_trainer_wall_seconds_total Seconds since the start.
+# TYPE marlaas_trainer_wall_seconds_total counter
+marlaas_trainer_wall_seconds_total 60
+# HELP marlaas_trainer_running Requests in the batch, or agents bound.
+# TYPE marlaas_trainer_running gauge
+marlaas_trainer_running 1
+# HELP marlaas_trainer_broken_jobs Jobs that this worker has given up for now.
+# TYPE marlaas_trainer_broken_jobs gauge
+marlaas_trainer_broken_jobs 0
+# HELP marlaas_trainer_job_seconds_total Seconds of work by job.
+# TYPE marlaas_trainer_job_seconds_total counter
+marlaas_trainer_job_seconds_total{namespace="team-a",job="sums"} 1.25
+"""
+
+
+async def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    def ask() -> tuple[int, str]:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+async def raw(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_worker_lives_before_it_is_ready() -> None:
+    vitals = Vitals()
+    async with health_door(0, vitals) as port:
+        assert await get(port, "/livez") == (200, "ok\n")
+        assert await get(port, "/readyz") == (503, "not ready\n")
+        vitals.ready = lambda: True
+        assert await get(port, "/readyz?verbose") == (200, "ok\n")
+        assert await get(port, "/readyz", "HEAD") == (200, "")
+
+
+async def test_figures_are_those_of_the_moment() -> None:
+    report = ReplicaReport(
+        role="trainer", pool="p", replica="t", num_running=1, busy_s=1.5, wall_s=60, job_engine_s={"u": 1.25, "old": 9}
+    )
+    vitals = Vitals(figures=lambda: of_report(report, {"u": JobRef("team-a", "sums", "u")}))
+    async with health_door(0, vitals) as port:
+        assert await get(port, "/metrics") == (200, METRICS)
+        report = report.model_copy(update={"busy_s": 2.5})
+        assert "marlaas_trainer_busy_seconds_total 2.5\n" in (await get(port, "/metrics"))[1]
+
+
+def test_samples_of_one_name_stand_together_and_labels_are_escaped() -> None:
+    def figure(name: str, label: str) -> Figure:
+        return Figure(name, "gauge", "Text.", 1, {"class": label})
+
+    assert exposition([figure("a", "x"), figure("b", ""), figure("a", 'q"\\\n')]) == (
+        '# HELP a Text.\n# TYPE a gauge\na{class="x"} 1\na{class="q\\"\\\\\\n"} 1\n'
+        '# HELP b Text.\n# TYPE b gauge\nb{class=""} 1\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"), [("/", "GET", 404), ("/secrets", "GET", 404), ("/livez", "POST", 405)]
+)
+async def test_there_is_nothing_else(path: str, method: str, status: int) -> None:
+    async with health_door(0, Vitals()) as port:
+        assert (await get(port, path, method))[0] == status
+
+
+@pytest.mark.parametrize(
+    "request_", [b"hello\r\n\r\n", b"\xff\xff /livez HTTP/1.1\r\n\r\n", b"GET /" + b"x" * 2 * MAX_REQUEST_BYTES]
+)
+async def test_what_is_no_request_is_refused_and_harms_nobody(request_: bytes) -> None:
+    async with health_door(0, Vitals()) as port:
+        with contextlib.suppress(ConnectionResetError):
+            assert (await raw(port, request_)).startswith(b"HTTP/1.1 400 ")
+        assert await get(port, "/livez") == (200, "ok\n")
+
+
+async def test_a_taken_port_is_said() -> None:
+    async with health_door(0, Vitals()) as port:
+        with pytest.raises(InvalidInput, match=f"--health {port}: .*in use"):
+            async with health_door(port, Vitals()):
+                pass
+
+
+@contextlib.asynccontextmanager
+async def orchestrator(url: str, folder: Path, name: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "marlaas_worker", "orchestrator", "--nats", url, "--blobs", str(folder / "blobs")),
+        *("--name", name, "--scratch", str(folder / name), "--health", "0"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            if b"health at port " in line:
+                yield process, int(line.rsplit(b" ", 1)[1])
+                break
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def until(port: int, path: str, condition: Callable[[int, str], bool]) -> str:
+    async with asyncio.timeout(30):
+        while not condition(*(answer := await get(port, path))):  # noqa: ASYNC110 - of a process, nobody tells
+            await asyncio.sleep(0.1)
+    return answer[1]
+
+
+async def test_a_leader_and_its_standby_are_ready_until_the_bus_goes(tmp_path: Path) -> None:
+    async with (
+        EmbeddedNats(tmp_path / "nats") as server,
+        orchestrator(server.url, tmp_path, "one") as (_, first),
+        orchestrator(server.url, tmp_path, "two") as (process, second),
+    ):
+        for port in (first, second):
+            await until(port, "/readyz", lambda status, _: status == 200)
+        leads = "marlaas_orchestrator_leads 1\n"
+        pages = [(await get(port, "/metrics"))[1] for port in (first, second)]
+        assert sum(leads in page for page in pages) == 1
+        assert "marlaas_bus_connected 1\n" in pages[0]
+        await server.kill()
+        await until(second, "/readyz", lambda status, _: status == 503)
+        assert await get(second, "/livez") == (200, "ok\n")
+        await server.start()
+        await until(second, "/readyz", lambda status, _: status == 200)
+        assert "marlaas_bus_breaks_total 1\n" in (await get(second, "/metrics"))[1]
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
