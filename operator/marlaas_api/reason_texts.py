@@ -200,7 +200,7 @@ _FAULTS = {
         "A container was killed because it went over its memory limit.",
         "Raise the limit: spec.environment.memory for a sandbox, spec.rollout.memory or spec.trainer.memory of the pool for a worker.",
     ),
-    Reason.RECOVERED: Text(Stage.WORKING, Actor.NOBODY, "What was wrong with a pod or the bus is over.", _NOTHING),
+    Reason.RECOVERED: Text(Stage.WORKING, Actor.NOBODY, "What was wrong with a pod or the bus is over.", NOTHING),
 }
 
 _FAILURES = {
