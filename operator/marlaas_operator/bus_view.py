@@ -37,7 +37,8 @@ class Stale(Retryable):
 class BusView:
     """Mirror of the buckets `jobs` and `progress`; keys are `<namespace>.<job>`.
 
-    open_bus: connects; called until it succeeds. changed: told every key whose entry changed. changed_state: told that the bus went or came.
+    open_bus: connects; called until it succeeds. changed: told every key whose entry changed. changed_state: told that the bus went or came. usable: set once the
+    bus has answered and was read whole.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class BusView:
         self._entries: dict[str, dict[str, Entry]] = {name: {} for name in _MIRRORED}
         self._read: set[str] = set()
         self.state = BusState(available=False, since=now(), synced=False)
+        self.usable = asyncio.Event()
 
     async def run(self) -> None:
         """Mirror until cancelled."""
@@ -176,14 +178,18 @@ class BusView:
     def _set_read(self, name: str) -> None:
         self._read.add(name)
         if self._read == set(_MIRRORED) and not self.state.synced:
-            self.state = BusState(available=self.state.available, since=self.state.since, synced=True)
-            self._changed_state()
+            self._set(BusState(available=self.state.available, since=self.state.since, synced=True))
 
     def _set_available(self, available: bool) -> None:
         if available != self.state.available:
             log.info("the bus %s", "answers" if available else "does not answer any more")
-            self.state = BusState(available=available, since=self._now(), synced=self.state.synced)
-            self._changed_state()
+            self._set(BusState(available=available, since=self._now(), synced=self.state.synced))
+
+    def _set(self, state: BusState) -> None:
+        self.state = state
+        if state.available and state.synced:
+            self.usable.set()
+        self._changed_state()
 
 
 def _decoded(kind: type[M], entry: Entry | None) -> M | None:

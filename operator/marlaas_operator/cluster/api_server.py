@@ -7,6 +7,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,18 @@ async def connect(kubeconfig: Path | None = None, context: str | None = None) ->
     return ApiServer(configuration)
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to reach the server as this user, for whoever has a client of its own. token: without its scheme."""
+
+    server: str
+    ca_path: str | None
+    certificate_path: str | None
+    key_path: str | None
+    token: str | None
+    verify: bool = True
+
+
 class ApiServer:
     """One API server, as one user. `observe` is told of every request."""
 
@@ -98,6 +111,13 @@ class ApiServer:
             await self._call("DELETE", target.resource, target.path, f"delete {target}", (_JSON, options))
         except NotFound:
             return
+
+    async def login(self) -> Login:
+        """The credentials as they are now; a pod's token is read again when it may have changed."""
+        of = self.configuration
+        bearer = await of.get_api_key_with_prefix("BearerToken", alias="authorization")
+        token = str(bearer).removeprefix("Bearer ") if bearer else None
+        return Login(of.host, of.ssl_ca_cert, of.cert_file, of.key_file, token, of.verify_ssl)
 
     async def close(self) -> None:
         close: Callable[[], Awaitable[None]] = self._client.close

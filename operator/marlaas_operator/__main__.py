@@ -1,0 +1,200 @@
+"""`python -m marlaas_operator --installation FILE`: the operator as a process, from its arguments to its exit code.
+
+Exit codes: 0 drained, 1 crashed (the log ends with the traceback; start it again), 2 only a person can help (`InvalidInput`).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+from marlaas_api.bus import Bus
+from marlaas_api.bus_nats import connect as connect_bus
+from marlaas_api.bus_users import BusKeys, OperatorUser
+from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
+from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
+from marlaas_operator.cluster import Resource
+from marlaas_operator.cluster.api_server import ApiServer, connect
+from marlaas_operator.handlers import WATCH_S, Flags, watch
+from marlaas_operator.health import Door, opened
+from marlaas_operator.installation import Installation, load
+from marlaas_operator.service import Outside, Service
+from marlaas_operator.watched import Watched
+
+log = logging.getLogger("marlaas_operator")
+
+_RENEW_EVERY_S = 600.0
+_RETRY_S = 2.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the operator until it is told to stop; return the exit code."""
+    options = _parser().parse_args(arguments)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.Formatter.converter = time.gmtime
+    try:
+        installation = load(options.installation)
+        logging.getLogger().setLevel(installation.log_level)
+        asyncio.run(_serve(options, installation))
+        log.info("the operator has drained")
+        return 0
+    except Exception as error:
+        cause = _first_cause(error)
+        if isinstance(cause, InvalidInput):
+            log.critical("%s", cause)
+            return 2
+        log.critical("%s", cause, exc_info=error)
+        return 1
+
+
+async def _serve(options: argparse.Namespace, installation: Installation) -> None:
+    gateway = await connect(options.kubeconfig, options.kubeconfig_context)
+    flags = Flags()
+    with tempfile.TemporaryDirectory(prefix="marlaas-operator-") as folder:
+        try:
+            keys = await _keys(gateway, installation)
+            creds = Path(folder) / "bus.creds"
+            service = _service(options, gateway, installation, flags, (keys, creds))
+            gateway.observe = service.metrics.requested
+            stop = asyncio.Event()
+            async with _opened(options, service), _renewing(gateway, installation, keys, creds), _signals(flags, stop):
+                await service.run(stop)
+        finally:
+            await gateway.close()
+
+
+def _service(
+    options: argparse.Namespace,
+    gateway: ApiServer,
+    installation: Installation,
+    flags: Flags,
+    bus_user: tuple[BusKeys | None, Path],
+) -> Service:
+    keys, creds = bus_user
+
+    async def open_bus() -> Bus:
+        return await connect_bus(
+            installation.nats_url, name="operator", creds=creds if keys is not None else None, connect_timeout_s=5.0
+        )
+
+    async def watching(watched: Watched, listed: Callable[[Resource, str], None]) -> None:
+        try:
+            await watch(watched, listed, gateway, flags, options.watch_seconds)
+        finally:
+            flags.stop.set()
+
+    instance = os.environ.get("POD_NAME") or socket.gethostname()
+    outside = Outside(gateway, open_bus, watching, Credentials(keys, time.time), instance)
+    return Service(outside, installation)
+
+
+async def _keys(gateway: ApiServer, installation: Installation) -> BusKeys | None:
+    """The bus's keys, as soon as the API server answers."""
+    while True:
+        try:
+            keys = await ensure_keys(gateway, installation)
+            await renew_platform(gateway, installation, keys, time.time())
+            return keys
+        except Retryable as error:
+            log.warning("%s (again soon)", error)
+            await asyncio.sleep(_RETRY_S)
+
+
+@contextlib.asynccontextmanager
+async def _opened(options: argparse.Namespace, service: Service) -> AsyncIterator[None]:
+    if options.health is None:
+        yield
+        return
+    async with opened(Door(service.missing, service.metrics_text), options.health) as port:
+        log.info("health and metrics on port %d", port)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _renewing(
+    gateway: ApiServer, installation: Installation, keys: BusKeys | None, creds: Path
+) -> AsyncIterator[None]:
+    """Keep the platform's credentials in their Secret, and our own in its file, of the present window."""
+    if keys is None:
+        yield
+        return
+    own = Credentials(keys, time.time)
+    _write(creds, own.of(OperatorUser()) or "")
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(_RENEW_EVERY_S)
+            _write(creds, own.of(OperatorUser()) or "")
+            try:
+                await renew_platform(gateway, installation, keys, time.time())
+            except MarlaasError as error:
+                log.warning("%s (again in ten minutes)", error)
+
+    task = asyncio.create_task(renew(), name="renew credentials")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _write(creds: Path, text: str) -> None:
+    fresh = creds.with_suffix(".new")
+    fresh.touch(mode=0o600)
+    fresh.write_text(text)
+    fresh.replace(creds)
+
+
+@contextlib.asynccontextmanager
+async def _signals(flags: Flags, stop: asyncio.Event) -> AsyncIterator[None]:
+    """SIGTERM and SIGINT mean `stop`, also after kopf has put up handlers of its own."""
+
+    def put_up() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+    async def again() -> None:
+        await flags.ready.wait()
+        put_up()
+
+    put_up()
+    task = asyncio.create_task(again(), name="signals")
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m marlaas_operator", description=__doc__)
+    parser.add_argument("--installation", required=True, type=Path, metavar="FILE", help="what the chart wrote")
+    parser.add_argument("--health", type=int, metavar="PORT", help="serve /livez, /readyz and /metrics there")
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster: whom to be, and where")
+    parser.add_argument("--kubeconfig-context", metavar="NAME", help="context of the kubeconfig")
+    parser.add_argument(
+        "--watch-seconds", type=float, default=WATCH_S, help="how long a watch lasts; one that died is noticed then"
+    )
+    return parser
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What a task group's error is about."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The bus's keys: made once into the installation's Secret, and what is minted from them for every user of the bus.
+
+The Secret is never overwritten: whoever runs `helm upgrade` keeps the keys that the server and running pods have. The platform's own
+credentials in it are renewed in place.
+"""
+
+import base64
+import json
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from marlaas_api.bus_users import (
+    BusKeys,
+    BusUser,
+    KeyInvalid,
+    OperatorUser,
+    OrchestratorUser,
+    RolloutUser,
+    SandboxUser,
+    TrainerUser,
+    mint,
+    renew_at,
+    server_config,
+)
+from marlaas_api.errors import InvalidInput
+from marlaas_api.nats_server import MAX_PAYLOAD_BYTES
+from marlaas_operator.cluster import AlreadyExists, Body, Cluster, NotFound, Target
+from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
+from marlaas_operator.installation import Installation
+
+log = logging.getLogger(__name__)
+
+KEYS = "keys.json"
+_SERVER = "nats.conf"
+_PLATFORM: dict[str, BusUser] = {"operator.creds": OperatorUser(), "orchestrator.creds": OrchestratorUser()}
+_MAX_STORE_BYTES = 4 << 40
+
+
+class Clock(Protocol):
+    """Unix seconds."""
+
+    def __call__(self) -> float: ...
+
+
+class Credentials:
+    """Mints what jobs and pools need, once per time window. keys None: a bus without users, for which there is nothing to mint."""
+
+    def __init__(self, keys: BusKeys | None, now: Clock) -> None:
+        self._keys = keys
+        self._now = now
+        self._kept: dict[BusUser, tuple[float, str]] = {}
+
+    def of(self, user: BusUser) -> str | None:
+        """Creds text of a user."""
+        if self._keys is None:
+            return None
+        until, text = self._kept.get(user, (0.0, ""))
+        now = self._now()
+        if now >= until:
+            until, text = self._kept[user] = renew_at(user, now), mint(self._keys, user, now)
+        return text
+
+    def sandbox(self, namespace: str, job: str, uid: str) -> str | None:
+        """Creds text of one job's sandbox."""
+        return self.of(SandboxUser(namespace, job, uid))
+
+    def pool(self, name: str) -> Mapping[str, str]:
+        """Creds texts of a pool's roles, by role."""
+        texts = {"rollout": self.of(RolloutUser(name)), "trainer": self.of(TrainerUser(name))}
+        return {role: text for role, text in texts.items() if text is not None}
+
+
+async def ensure_keys(cluster: Cluster, installation: Installation) -> BusKeys:
+    """The installation's keys, which are made if there are none.
+
+    Raises InvalidInput: the Secret of an external bus is absent, or one is there that has no keys.
+    """
+    target = Target(SECRETS, installation.namespace, installation.bus_secret)
+    secret = await _found(cluster, target)
+    if secret is None and installation.nats_pod_selector is None:
+        raise InvalidInput(f"{target} is absent: an external bus's keys are yours to put there, under the key {KEYS}")
+    if secret is None:
+        try:
+            secret = await cluster.create(await _fresh(cluster, installation, target))
+            log.info("made the bus's keys: %s", target)
+        except AlreadyExists:
+            secret = await cluster.get(target)
+    return _keys_of(secret, target)
+
+
+async def renew_platform(cluster: Cluster, installation: Installation, keys: BusKeys, now: float) -> None:
+    """Write the platform's credentials of the present window, if they are not there yet."""
+    target = Target(SECRETS, installation.namespace, installation.bus_secret)
+    wanted = _platform(keys, now)
+    data = (await cluster.get(target)).get("data") or {}
+    if any(data.get(key) != value for key, value in wanted.items()):
+        await cluster.patch(target, {"data": wanted})
+        log.info("renewed the platform's bus credentials in %s", target)
+
+
+async def _found(cluster: Cluster, target: Target) -> Body | None:
+    try:
+        return await cluster.get(target)
+    except NotFound:
+        return None
+
+
+async def _fresh(cluster: Cluster, installation: Installation, target: Target) -> Body:
+    """A Secret that goes with the installation's ConfigMap."""
+    keys = BusKeys.make()
+    owner = await _found(cluster, Target(CONFIG_MAPS, installation.namespace, f"{installation.release}-installation"))
+    labels = {
+        "app.kubernetes.io/name": "marlaas",
+        "app.kubernetes.io/component": "nats",
+        "app.kubernetes.io/instance": installation.release,
+        "app.kubernetes.io/managed-by": "marlaas-operator",
+    }
+    metadata: Body = {"name": target.name, "namespace": target.namespace, "labels": labels}
+    if owner is not None:
+        of = owner["metadata"]
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": of["name"], "uid": of["uid"]}
+        metadata["ownerReferences"] = [reference]
+    data = {KEYS: _encoded(json.dumps(keys.dump())), _SERVER: _encoded(_server(keys))}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
+
+
+def _server(keys: BusKeys) -> str:
+    """What nats-server is started with; where it listens and keeps its files is the chart's to say."""
+    return (
+        f"max_payload: {MAX_PAYLOAD_BYTES}\njetstream {{ max_file_store: {_MAX_STORE_BYTES} }}\n{server_config(keys)}"
+    )
+
+
+def _keys_of(secret: Body, target: Target) -> BusKeys:
+    text = (secret.get("data") or {}).get(KEYS)
+    if text is None:
+        raise InvalidInput(f"{target} has no key {KEYS}: without it no credential can be made for a sandbox")
+    try:
+        return BusKeys.load(json.loads(base64.b64decode(text)))
+    except (ValueError, KeyInvalid) as error:
+        raise InvalidInput(f"{target}, key {KEYS}: {error}") from error
+
+
+def _platform(keys: BusKeys, now: float) -> dict[str, str]:
+    return {key: _encoded(mint(keys, user, now)) for key, user in _PLATFORM.items()}
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

@@ -1,0 +1,56 @@
+"""The operator's small HTTP door: /livez, /readyz, /metrics (and /healthz, which is /livez)."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+_PATIENCE_S = 5.0
+_LONGEST_LINE = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What the door tells. ready: an empty text, or what is still missing. metrics: Prometheus' text."""
+
+    ready: Callable[[], str]
+    metrics: Callable[[], str]
+
+    def answer(self, path: str) -> tuple[int, str]:
+        """Status and text for a path."""
+        match path:
+            case "/livez" | "/healthz":
+                return 200, "ok\n"
+            case "/readyz":
+                missing = self.ready()
+                return (503, f"{missing}\n") if missing else (200, "ok\n")
+            case "/metrics":
+                return 200, self.metrics()
+            case _:
+                return 404, "there are /livez, /readyz and /metrics\n"
+
+
+@contextlib.asynccontextmanager
+async def opened(door: Door, port: int, host: str = "0.0.0.0") -> AsyncIterator[int]:
+    """Answer while the context is open; the port comes back (0 lets the system choose)."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await _exchange(door, reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, host, port, limit=_LONGEST_LINE)
+    try:
+        yield int(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+
+
+async def _exchange(door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    request = (await reader.readuntil(b"\r\n\r\n")).decode(errors="replace")
+    status, text = door.answer(request.split(" ", 2)[1].partition("?")[0])
+    body = text.encode()
+    head = f"HTTP/1.1 {status} -\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
+    writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+    await writer.drain()

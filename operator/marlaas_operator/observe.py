@@ -1,0 +1,196 @@
+"""From what is remembered of cluster and bus to the snapshots that policies decide from. Parses; asks nobody.
+
+What takes long to parse is kept as long as its source has not changed.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from marlaas_api import subjects
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
+from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.bus_view import BusView
+from marlaas_operator.cluster import Body, Target
+from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, resource_of, target_of
+from marlaas_operator.pod_facts import PodFacts, pod_facts
+from marlaas_operator.policies.tenant import by_precedence
+from marlaas_operator.snapshot import JobLoad, JobSnapshot, Meta, OwnedKey, PoolSnapshot, TenantSnapshot
+from marlaas_operator.watched import Group, Watched
+
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+Problem = str
+_UID_LABEL = "marlaas.dev/job-uid"
+
+
+class Remembered(Generic[T]):
+    """A value per object, made anew when its source has another mark."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[object, T]] = {}
+
+    def of(self, uid: str, mark: object, make: Callable[[], T]) -> T:
+        """The value of the object with this uid."""
+        kept = self._kept.get(uid)
+        if kept is None or kept[0] != mark:
+            kept = self._kept[uid] = mark, make()
+        return kept[1]
+
+    def forget(self, uid: str) -> None:
+        """The object is gone."""
+        self._kept.pop(uid, None)
+
+
+class Observer:
+    """Makes snapshots. now: unix seconds."""
+
+    def __init__(self, watched: Watched, bus: BusView, credentials: Credentials, now: Callable[[], float]) -> None:
+        self._watched = watched
+        self._bus = bus
+        self._credentials = credentials
+        self._now = now
+        self._pools: Remembered[ModelPool | Problem] = Remembered()
+        self._tenants: Remembered[Tenant | Problem] = Remembered()
+        self._loads: Remembered[JobLoad | None] = Remembered()
+        self._first_seen: dict[str, float] = {}
+
+    def job(self, target: Target, refusal: str = "") -> JobSnapshot | None:
+        """Snapshot of an RLJob, None if there is none."""
+        body = self._watched.get(target)
+        if body is None:
+            return None
+        meta, job = Meta.of(body), parsed(RLJob, body)
+        key = subjects.job_key(meta.namespace, meta.name)
+        pool_name = str(body["spec"]["poolRef"]["name"])
+        pool_body = self._watched.get(Target(MODELPOOLS, "", pool_name))
+        pool = self._pool(pool_body) if pool_body is not None else None
+        progress = self._bus.progress(key)
+        admitted = progress is not None and progress.uid == meta.uid and progress.admitted and not progress.phase.final
+        owned, pods = self._belongings(("job", meta.namespace, meta.name))
+        return JobSnapshot(
+            meta=meta,
+            bus=self._bus.state,
+            job=job if isinstance(job, RLJob) else None,
+            problem=job if isinstance(job, Problem) else "",
+            refusal=refusal,
+            status=body.get("status"),
+            pool=pool if isinstance(pool, ModelPool) else None,
+            pool_deleting=pool_body is not None and "deletionTimestamp" in pool_body["metadata"],
+            tenants=self._all_tenants(),
+            document=self._bus.document(key),
+            progress=progress,
+            owned=owned,
+            pods=_facts([pod for pod in pods if _uid_label(pod) in (None, meta.uid)]),
+            pool_pods=_facts(self._belongings(("pool", "", pool_name))[1]),
+            credential=self._credentials.sandbox(meta.namespace, meta.name, meta.uid) if admitted else None,
+            first_seen_at=self._first_seen.setdefault(meta.uid, self._now()),
+        )
+
+    def pool(self, target: Target, refusal: str = "") -> PoolSnapshot | None:
+        """Snapshot of a ModelPool, None if there is none."""
+        body = self._watched.get(target)
+        if body is None:
+            return None
+        pool = self._pool(body)
+        owned, pods = self._belongings(("pool", "", target.name))
+        return PoolSnapshot(
+            meta=Meta.of(body),
+            bus=self._bus.state,
+            pool=pool if isinstance(pool, ModelPool) else None,
+            problem=pool if isinstance(pool, Problem) else "",
+            refusal=refusal,
+            status=body.get("status"),
+            jobs=self._loads_of(self._watched.group(("jobs of pool", "", target.name))),
+            owned=owned,
+            pods=_facts(pods),
+            credentials=self._credentials.pool(target.name),
+        )
+
+    def tenant(self, target: Target) -> TenantSnapshot | None:
+        """Snapshot of a Tenant, None if there is none."""
+        body = self._watched.get(target)
+        if body is None:
+            return None
+        tenant = self._tenant(body)
+        namespaces = set(tenant.spec.namespaces) if isinstance(tenant, Tenant) else set()
+        jobs = [job for job in self._watched.all(RLJOBS) if job["metadata"]["namespace"] in namespaces]
+        return TenantSnapshot(
+            meta=Meta.of(body),
+            tenant=tenant if isinstance(tenant, Tenant) else None,
+            problem=tenant if isinstance(tenant, Problem) else "",
+            status=body.get("status"),
+            tenants=self._all_tenants(),
+            jobs=self._loads_of(jobs),
+        )
+
+    def forget(self, uid: str) -> None:
+        """An object is gone for good."""
+        for kept in (self._pools, self._tenants, self._loads):
+            kept.forget(uid)
+        self._first_seen.pop(uid, None)
+
+    def _belongings(self, group: Group) -> tuple[dict[OwnedKey, Body], list[Body]]:
+        bodies = self._watched.group(group)
+        pods = [body for body in bodies if resource_of(body) == PODS]
+        owned = {
+            (str(body["kind"]), target_of(body).name): body
+            for body in bodies
+            if resource_of(body) not in (PODS, RLJOBS)
+        }
+        return owned, pods
+
+    def _pool(self, body: Body) -> ModelPool | Problem:
+        return self._pools.of(*_identity(body), lambda: parsed(ModelPool, body))
+
+    def _tenant(self, body: Body) -> Tenant | Problem:
+        return self._tenants.of(*_identity(body), lambda: parsed(Tenant, body))
+
+    def _all_tenants(self) -> tuple[Tenant, ...]:
+        read = ((body, self._tenant(body)) for body in self._watched.all(TENANTS))
+        return tuple(by_precedence([(Meta.of(body), tenant) for body, tenant in read if isinstance(tenant, Tenant)]))
+
+    def _loads_of(self, bodies: list[Body]) -> tuple[JobLoad, ...]:
+        loads = (self._load(body) for body in bodies)
+        return tuple(load for load in loads if load is not None)
+
+    def _load(self, body: Body) -> JobLoad | None:
+        meta = body["metadata"]
+        key = subjects.job_key(meta["namespace"], meta["name"])
+        phase = (body.get("status") or {}).get("phase")
+        mark = (meta.get("generation"), phase, self._bus.revisions(key))
+
+        def make() -> JobLoad | None:
+            job = parsed(RLJob, body)
+            if isinstance(job, Problem):
+                return None
+            document, progress = self._bus.document(key), self._bus.progress(key)
+            return JobLoad.of(
+                job,
+                document if document is not None and document.uid == meta["uid"] else None,
+                progress if progress is not None and progress.uid == meta["uid"] else None,
+            )
+
+        return self._loads.of(meta["uid"], mark, make)
+
+
+def parsed(kind: type[B], body: Body) -> B | Problem:
+    """The object, or why it cannot be read: it was stored by another version of its definition."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _identity(body: Body) -> tuple[str, object]:
+    return str(body["metadata"]["uid"]), body["metadata"]["resourceVersion"]
+
+
+def _uid_label(pod: Body) -> str | None:
+    return (pod["metadata"].get("labels") or {}).get(_UID_LABEL)
+
+
+def _facts(pods: list[Body]) -> tuple[PodFacts, ...]:
+    return tuple(sorted(map(pod_facts, pods), key=lambda pod: pod.name))

@@ -1,0 +1,151 @@
+"""One object's reconcile: observe, plan, apply, status, events, in this order.
+
+Invariant: a crash between any two effects is harmless, for what follows is planned from what is so. The status is one write; events come
+last: a crash may lose one, and never doubles one.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from marlaas_api.bus import BusUnavailable
+from marlaas_api.errors import MarlaasError
+from marlaas_api.failpoints import failpoint
+from marlaas_operator.apply import Performer
+from marlaas_operator.cluster import Body, Cluster, Conflict, Forbidden, Invalid, NotFound, Target
+from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
+from marlaas_operator.events import event_body
+from marlaas_operator.installation import Installation
+from marlaas_operator.observe import Observer
+from marlaas_operator.plan import Plan
+from marlaas_operator.policies.job import plan_job
+from marlaas_operator.policies.pool import plan_pool
+from marlaas_operator.policies.tenant import plan_tenant
+from marlaas_operator.watched import Watched
+
+log = logging.getLogger(__name__)
+
+FIGURES_EVERY_S = 1.0
+REFUSED_AGAIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a reconcile has around it. instance: who writes the events; now: unix seconds."""
+
+    cluster: Cluster
+    watched: Watched
+    observer: Observer
+    performer: Performer
+    installation: Installation
+    instance: str
+    now: Callable[[], float] = time.time
+
+
+class Reconciler:
+    """Brings one object after the other to what it should be. `refusals`: what the API server does not take of us, by object."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._status_at: dict[Target, float] = {}
+        self.refusals: dict[Target, str] = {}
+
+    async def __call__(self, target: Target) -> float | None:
+        """Reconcile; return after how many seconds to look again, None if only on news. Raises what is to be tried again."""
+        body = self._around.watched.get(target)
+        if body is None:
+            self._forget(target)
+            return None
+        try:
+            return await self._reconcile(target, body)
+        except Conflict:
+            await self._look_at(target)
+            raise
+
+    async def _reconcile(self, target: Target, body: Body) -> float | None:
+        plan = self._plan(target)
+        if plan is None:
+            return None
+        failpoint("operator.reconcile.planned")
+        plan, retry_s = await self._act(target, plan)
+        waits = [wait for wait in (plan.requeue_s, retry_s, await self._tell(target, body, plan)) if wait is not None]
+        return min(waits, default=None)
+
+    def _plan(self, target: Target) -> Plan | None:
+        around, refusal = self._around, self.refusals.get(target, "")
+        if target.resource == RLJOBS:
+            job = around.observer.job(target, refusal)
+            return plan_job(job, around.installation, around.now()) if job is not None else None
+        if target.resource == MODELPOOLS:
+            pool = around.observer.pool(target, refusal)
+            return plan_pool(pool, around.installation, around.now()) if pool is not None else None
+        tenant = around.observer.tenant(target)
+        return plan_tenant(tenant, around.now()) if tenant is not None else None
+
+    async def _act(self, target: Target, plan: Plan) -> tuple[Plan, float | None]:
+        """Perform the actions; what comes back is the plan whose status is to be told, and when to try again what was refused."""
+        try:
+            for action in plan.actions:
+                await self._around.performer.perform(target, action)
+                failpoint(f"operator.reconcile.after_{type(action).__name__}")
+        except (Invalid, Forbidden) as error:
+            if self.refusals.get(target) != str(error):
+                log.warning("%s: %s", target, error)
+                self.refusals[target] = str(error)
+            return self._plan(target) or Plan(), REFUSED_AGAIN_S
+        except BusUnavailable:
+            return self._plan(target) or Plan(), None
+        if self.refusals.pop(target, None) is not None:
+            return self._plan(target) or Plan(), None
+        return plan, None
+
+    async def _tell(self, target: Target, body: Body, plan: Plan) -> float | None:
+        """Write the status, then the events; a time in seconds when it is too early for mere figures."""
+        if plan.status is not None:
+            early_s = self._status_at.get(target, 0.0) + FIGURES_EVERY_S - self._around.now()
+            if early_s > 0 and not plan.urgent:
+                return early_s
+            if not await self._write_status(target, body, dict(plan.status)):
+                return None
+            failpoint("operator.reconcile.after_status")
+        for event in plan.events:
+            await self._emit(event_body(body, event, self._around.instance, self._around.now()))
+            failpoint("operator.reconcile.after_event")
+        return None
+
+    async def _write_status(self, target: Target, body: Body, status: dict[str, Any]) -> bool:
+        """False: there is nothing any more that has a status. Our own actions moved the version on since the body was observed."""
+        now_known = self._around.watched.get(target)
+        if now_known is None or now_known["metadata"]["uid"] != body["metadata"]["uid"]:
+            return False
+        patch = {"metadata": {"resourceVersion": now_known["metadata"]["resourceVersion"]}, "status": status}
+        try:
+            after = await self._around.cluster.patch(target, patch, status=True)
+        except NotFound:
+            self._around.watched.lose(target, body["metadata"]["uid"])
+            return False
+        self._status_at[target] = self._around.now()
+        self._around.watched.see(after, own=True)
+        return True
+
+    async def _emit(self, event: Body) -> None:
+        """Nothing depends on an event: one that cannot be written is only logged."""
+        try:
+            await self._around.cluster.create(event)
+        except Conflict:
+            return
+        except MarlaasError as error:
+            log.debug("an event was lost: %s", error)
+
+    async def _look_at(self, target: Target) -> None:
+        """What was remembered is not what is: read it."""
+        try:
+            self._around.watched.see(await self._around.cluster.get(target))
+        except NotFound:
+            self._around.watched.lose(target)
+
+    def _forget(self, target: Target) -> None:
+        self._status_at.pop(target, None)
+        self.refusals.pop(target, None)

@@ -1,0 +1,119 @@
+"""Lists of ours, beside the watches: at the start, now and then, and when a watch had to begin anew. And the sweep of orphaned documents.
+
+A watch that begins anew does not say what went meanwhile; a list does.
+"""
+
+import asyncio
+import logging
+
+from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
+from marlaas_operator.bus_view import BusView
+from marlaas_operator.cluster import Cluster, Forbidden, NotFound, Resource, Target
+from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
+from marlaas_operator.plan import WriteDocument
+from marlaas_operator.watched import Watched
+
+log = logging.getLogger(__name__)
+
+MANAGED = "app.kubernetes.io/managed-by=marlaas-operator"
+EVERY_S = 600.0
+SWEEP_EVERY_S = 60.0
+_SOON_S = 1.0
+_RETRY_S = 2.0
+
+
+class Resync:
+    """Keeps what is remembered of the cluster true. synced: set once everything was listed."""
+
+    def __init__(self, cluster: Cluster, watched: Watched) -> None:
+        self._cluster = cluster
+        self._watched = watched
+        self._wanted: set[Resource] = set()
+        self._news = asyncio.Event()
+        self._seen_listed: set[str] = set()
+        self.synced = asyncio.Event()
+
+    async def first(self) -> None:
+        """List everything, however long the API server is away.
+
+        Raises InvalidInput: our kinds are not installed, or we may not list.
+        """
+        for resource in (*KINDS, *OWNED):
+            await self._listed(resource)
+        self.synced.set()
+
+    async def run(self) -> None:
+        """List what is wanted soon, and everything every ten minutes, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(EVERY_S):
+                    await self._news.wait()
+                await asyncio.sleep(_SOON_S)
+                wanted, self._wanted = self._wanted, set()
+                self._news.clear()
+            except TimeoutError:
+                wanted = {*KINDS, *OWNED}
+            for resource in wanted:
+                if not await self._tried(resource):
+                    self.want(resource)
+
+    def want(self, resource: Resource) -> None:
+        """Have a kind listed soon."""
+        self._wanted.add(resource)
+        self._news.set()
+
+    def listed(self, resource: Resource, uid: str) -> None:
+        """A watch showed an object by a list. If it had listed that one before, it has begun anew."""
+        if uid in self._seen_listed:
+            self.want(resource)
+        self._seen_listed.add(uid)
+
+    async def _listed(self, resource: Resource) -> None:
+        while True:
+            if await self._tried(resource):
+                return
+            await asyncio.sleep(_RETRY_S)
+
+    async def _tried(self, resource: Resource) -> bool:
+        known = self._watched.targets(resource)
+        try:
+            bodies = await self._cluster.list(resource, labels="" if resource in KINDS else MANAGED)
+        except NotFound as error:
+            text = f"{error}; are MARLaaS' kinds installed? They are in the folder crds/: kubectl apply -f crds/"
+            raise InvalidInput(text) from error
+        except Forbidden as error:
+            raise InvalidInput(f"{error}; the chart's ClusterRole of the operator allows it") from error
+        except Retryable as error:
+            log.warning("%s (again soon)", error)
+            return False
+        self._watched.replace(resource, bodies, known)
+        return True
+
+
+async def sweep(cluster: Cluster, watched: Watched, bus: BusView) -> None:
+    """Mark the documents of jobs that no longer exist as deleted, so that the orchestrator forgets them; until cancelled."""
+    while True:
+        for key in bus.keys() if bus.state.available and bus.state.synced else ():
+            try:
+                await _swept(cluster, watched, bus, key)
+            except MarlaasError as error:
+                log.warning("sweeping %s: %s", key, error)
+        await asyncio.sleep(SWEEP_EVERY_S)
+
+
+async def _swept(cluster: Cluster, watched: Watched, bus: BusView, key: str) -> None:
+    """What is remembered may lag behind: before a document is marked, the API server is asked."""
+    document = bus.document(key)
+    if document is None or document.deleted:
+        return
+    target = Target(RLJOBS, document.namespace, document.job)
+    body = watched.get(target)
+    if body is not None and body["metadata"]["uid"] == document.uid:
+        return
+    try:
+        found = await cluster.get(target)
+    except NotFound:
+        found = None
+    if found is None or found["metadata"]["uid"] != document.uid:
+        log.info("%s is gone (uid %s); its document says so now", target, document.uid)
+        await bus.write(WriteDocument(document.model_copy(update={"deleted": True}), document))

@@ -1,0 +1,155 @@
+"""The operator as a whole: memory, mirror, queue and watches, wired together; from the first list to the drain."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from marlaas_api.bus import Bus
+from marlaas_operator.apply import Performer
+from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.bus_view import BusView
+from marlaas_operator.cluster import Body, Cluster, Resource, Target
+from marlaas_operator.cluster.resources import KINDS, TENANTS
+from marlaas_operator.installation import Installation
+from marlaas_operator.metrics import Metrics
+from marlaas_operator.observe import Observer
+from marlaas_operator.reconcile import Reconciler, Surroundings
+from marlaas_operator.resync import Resync, sweep
+from marlaas_operator.routes import Wish, after_bus_change, after_change
+from marlaas_operator.watched import Watched
+from marlaas_operator.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+BUS_PATIENCE_S = 10.0
+DRAIN_S = 10.0
+
+Watch = Callable[[Watched, Callable[[Resource, str], None]], Awaitable[None]]
+"""Feeds the memory until it is cancelled or stopped; told what came by a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the operator stands between. instance: who writes its events. now: unix seconds."""
+
+    cluster: Cluster
+    open_bus: Callable[[], Awaitable[Bus]]
+    watch: Watch
+    credentials: Credentials
+    instance: str = "marlaas-operator"
+    now: Callable[[], float] = time.time
+
+
+class Service:
+    """One operator."""
+
+    def __init__(self, outside: Outside, installation: Installation) -> None:
+        self._outside = outside
+        self.metrics = Metrics()
+        self.watched = Watched(self._cluster_changed)
+        self.bus = BusView(outside.open_bus, self._bus_changed, self._bus_state_changed, outside.now)
+        observer = Observer(self.watched, self.bus, outside.credentials, outside.now)
+        performer = Performer(outside.cluster, self.watched, self.bus, time.monotonic)
+        around = Surroundings(
+            cluster=outside.cluster,
+            watched=self.watched,
+            observer=observer,
+            performer=performer,
+            installation=installation,
+            instance=outside.instance,
+            now=outside.now,
+        )
+        self._observer = observer
+        self._reconciler = Reconciler(around)
+        self.queue: WorkQueue[Target] = WorkQueue(self._reconcile, now=time.monotonic)
+        self.resync = Resync(outside.cluster, self.watched)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop`; then finish what was begun. Raises what ends the operator: InvalidInput, or a bug."""
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(self.bus.run(), name="bus")]
+            starting = tasks.create_task(self._start(), name="first lists")
+            stopping = tasks.create_task(stop.wait(), name="stop")
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                working = tasks.create_task(self.queue.run(), name="queue")
+                background += [
+                    tasks.create_task(self.resync.run(), name="resync"),
+                    tasks.create_task(sweep(self._outside.cluster, self.watched, self.bus), name="sweep"),
+                    tasks.create_task(self._watch(stop), name="watch"),
+                ]
+                await stopping
+                await self._drain(working)
+            starting.cancel()
+            for task in background:
+                task.cancel()
+
+    def missing(self) -> str:
+        """What the operator still waits for before it works; empty when it does."""
+        return "" if self.resync.synced.is_set() else "the first lists of the API server are not complete"
+
+    def metrics_text(self) -> str:
+        """Prometheus' text."""
+        gauges = {
+            "queue_depth": float(len(self.queue.schedule)),
+            "queue_running": float(self.queue.schedule.running),
+            "objects": float(len(self.watched)),
+            "bus_available": float(self.bus.state.available),
+        }
+        return self.metrics.text(gauges)
+
+    async def _start(self) -> None:
+        """A bus that is there is waited for, so that nothing is said of it that is not true; one that is not, is not."""
+        await self.resync.first()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BUS_PATIENCE_S):
+                await self.bus.usable.wait()
+        self._everything()
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        await self._outside.watch(self.watched, self.resync.listed)
+        stop.set()
+
+    async def _drain(self, working: asyncio.Task[None]) -> None:
+        self.queue.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await asyncio.shield(working)
+        working.cancel()
+
+    async def _reconcile(self, target: Target) -> float | None:
+        began = time.perf_counter()
+        outcome = "ok"
+        try:
+            return await self._reconciler(target)
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self.metrics.reconciled(target.resource.kind, outcome, time.perf_counter() - began)
+
+    def _everything(self) -> None:
+        for resource in KINDS:
+            self._look_at((target, 0.0) for target in self.watched.targets(resource))
+
+    def _cluster_changed(self, target: Target, before: Body | None, after: Body | None) -> None:
+        self._look_at(after_change(self.watched, target, before, after))
+        if after is None and before is not None and target.resource in KINDS:
+            self._observer.forget(before["metadata"]["uid"])
+
+    def _bus_changed(self, key: str) -> None:
+        self._look_at(after_bus_change(self.watched, key))
+
+    def _bus_state_changed(self) -> None:
+        for resource in KINDS:
+            if resource != TENANTS:
+                self._look_at((target, 0.0) for target in self.watched.targets(resource))
+
+    def _look_at(self, wishes: Iterable[Wish]) -> None:
+        """Before everything was listed nothing is looked at: what is not known yet is not absent."""
+        if self.resync.synced.is_set():
+            for target, delay_s in wishes:
+                self.queue.add(target, delay_s)

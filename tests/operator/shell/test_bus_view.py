@@ -1,0 +1,144 @@
+"""The mirror of the bus: what is on it, what changed, whether it answers; and the only writer of documents."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.kinds import RLJobSpec
+from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.wire import decode_as, encode
+from marlaas_operator.bus_view import BusView, Stale
+from marlaas_operator.plan import WriteDocument
+
+SPEC = RLJobSpec.model_validate(
+    {"poolRef": {"name": "tiny"}, "environment": {"name": "arithmetic"}, "training": {"steps": 4, "groupsPerStep": 2}}
+)
+KEY = "team-a.job"
+
+
+def document(uid: str = "u1", generation: int = 1) -> JobDocument:
+    return JobDocument(
+        namespace="team-a", job="job", uid=uid, generation=generation, pool="tiny", tenant="team-a", spec=SPEC
+    )
+
+
+def level(step: int = 0) -> Progress:
+    return Progress(
+        namespace="team-a",
+        job="job",
+        uid="u1",
+        phase=Phase.RUNNING,
+        admitted=True,
+        reason="Training",
+        step=step,
+        steps=4,
+    )
+
+
+class Rig:
+    """A view over a server that a test may take away."""
+
+    def __init__(self) -> None:
+        self.server = MemoryServer()
+        self.changed: asyncio.Queue[str] = asyncio.Queue()
+        self.states: asyncio.Queue[bool] = asyncio.Queue()
+        self.view = BusView(self._open, self.changed.put_nowait, self._state)
+
+    async def other(self) -> Bus:
+        bus = self.server.connect("other")
+        await bus.ensure()
+        return bus
+
+    async def _open(self) -> Bus:
+        return self.server.connect("operator")
+
+    def _state(self) -> None:
+        self.states.put_nowait(self.view.state.available and self.view.state.synced)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[Rig, Bus]]:
+    rig = Rig()
+    other = await rig.other()
+    task = asyncio.create_task(rig.view.run())
+    try:
+        async with asyncio.timeout(10):
+            await rig.view.usable.wait()
+        yield rig, other
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(queue: "asyncio.Queue[bool]", value: bool) -> None:
+    async with asyncio.timeout(20):
+        while await queue.get() != value:
+            pass
+
+
+async def test_what_others_write_is_mirrored_and_told() -> None:
+    async with running() as (rig, other):
+        progress = await other.bucket(subjects.PROGRESS)
+        await progress.put(KEY, encode(level(1)))
+        assert await rig.changed.get() == KEY
+        assert rig.view.progress(KEY) == level(1)
+        await progress.delete(KEY)
+        assert await rig.changed.get() == KEY
+        assert rig.view.progress(KEY) is None
+
+
+async def test_a_document_is_written_where_the_plan_saw_none_and_replaced_where_it_saw_that_one() -> None:
+    async with running() as (rig, other):
+        await rig.view.write(WriteDocument(document(), None))
+        await rig.view.write(WriteDocument(document(generation=2), document()))
+        entry = await (await other.bucket(subjects.JOBS)).get(KEY)
+        assert entry is not None
+        assert entry.data is not None
+        assert decode_as(JobDocument, entry.data).generation == 2
+
+
+async def test_a_plan_from_an_older_document_is_stale() -> None:
+    async with running() as (rig, _):
+        await rig.view.write(WriteDocument(document(), None))
+        with pytest.raises(Stale):
+            await rig.view.write(WriteDocument(document(generation=3), None))
+
+
+async def test_somebody_elses_write_is_noticed_by_the_compare_and_set() -> None:
+    async with running() as (rig, other):
+        jobs = await other.bucket(subjects.JOBS)
+        await jobs.put(KEY, encode(document("other")))
+        with pytest.raises(Stale):
+            await rig.view.write(WriteDocument(document(), None))
+        assert rig.view.document(KEY) == document("other")
+        await rig.view.write(WriteDocument(document(), document("other")))
+
+
+async def test_a_bus_that_is_away_is_said_to_be_and_refuses_at_once_and_its_mirror_stays() -> None:
+    async with running() as (rig, other):
+        await rig.view.write(WriteDocument(document(), None))
+        rig.server.available = False
+        await until(rig.states, False)
+        with pytest.raises(BusUnavailable):
+            await rig.view.write(WriteDocument(document(generation=2), document()))
+        assert rig.view.document(KEY) == document()
+        rig.server.available = True
+        await until(rig.states, True)
+        await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(2)))
+        async with asyncio.timeout(10):
+            while rig.view.progress(KEY) != level(2):
+                await rig.changed.get()
+
+
+async def test_what_is_no_message_of_ours_is_as_if_it_were_not_there_and_is_overwritten() -> None:
+    async with running() as (rig, other):
+        await (await other.bucket(subjects.JOBS)).put(KEY, b"rubbish")
+        assert await rig.changed.get() == KEY
+        assert rig.view.document(KEY) is None
+        await rig.view.write(WriteDocument(document(), None))
+        assert rig.view.document(KEY) == document()

@@ -1,0 +1,126 @@
+"""The work queue: one reconcile a key at a time, late rather than twice, patient with what fails."""
+
+import asyncio
+
+import pytest
+
+from marlaas_operator.cluster.errors import Conflict, Invalid, TooMany, Unavailable
+from marlaas_operator.work_queue import Schedule, WorkQueue, backoff_s
+
+
+def test_a_key_is_given_out_once_however_often_it_is_added() -> None:
+    schedule: Schedule[str] = Schedule()
+    for _ in range(3):
+        schedule.add("a", 0.0)
+    assert (schedule.take(0.0), schedule.take(0.0)) == ("a", None)
+
+
+def test_the_earliest_of_several_wishes_counts() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add("a", 10.0)
+    schedule.add("a", 5.0)
+    schedule.add("a", 20.0)
+    assert (schedule.take(4.0), schedule.next_at(), schedule.take(5.0), schedule.take(30.0)) == (None, 5.0, "a", None)
+
+
+def test_the_longest_due_goes_first() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add("late", 3.0)
+    schedule.add("early", 1.0)
+    schedule.add("middle", 2.0)
+    assert [schedule.take(9.0) for _ in range(3)] == ["early", "middle", "late"]
+
+
+def test_what_is_added_while_it_is_worked_on_comes_again_afterwards() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add("a", 0.0)
+    schedule.take(0.0)
+    schedule.add("a", 0.0)
+    assert (schedule.take(1.0), schedule.next_at()) == (None, None)
+    schedule.done("a")
+    assert schedule.take(1.0) == "a"
+
+
+def test_a_key_that_asked_for_a_later_look_gets_it() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add("a", 0.0)
+    schedule.take(0.0)
+    schedule.done("a", next_at=7.0)
+    assert (schedule.take(6.9), schedule.take(7.0)) == (None, "a")
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (Unavailable("x"), [0.2, 0.4, 0.8, 1.6]),
+        (Conflict("x"), [0.05, 0.1, 0.2, 0.4]),
+        (Invalid("x"), [5.0, 10.0, 20.0, 40.0]),
+        (TooMany("x", 3.0), [3.0, 3.0, 3.0, 3.0]),
+    ],
+)
+def test_waits_double(error: Exception, waits: list[float]) -> None:
+    assert [backoff_s(failures, error) for failures in (1, 2, 3, 4)] == waits
+    assert backoff_s(1000, error) == 60.0
+
+
+def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add("a", 0.0)
+    schedule.take(0.0)
+    schedule.add("a", 0.0)
+    assert schedule.failed("a", Unavailable("x"), 0.0) == 0.2
+    assert (schedule.take(0.1), schedule.take(0.2)) == (None, "a")
+    schedule.done("a")
+    assert schedule.failures("a") == 0
+
+
+def test_when_the_server_asks_for_patience_no_other_key_is_begun_either() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add("a", 0.0)
+    schedule.add("b", 0.0)
+    schedule.take(0.0)
+    schedule.failed("a", TooMany("slow down", 5.0), 1.0)
+    assert (schedule.take(5.9), schedule.next_at(), schedule.take(6.0)) == (None, 6.0, "b")
+
+
+async def test_a_handler_that_fails_is_called_again_and_others_go_on() -> None:
+    seen: list[str] = []
+    over = asyncio.Event()
+
+    async def handle(key: str) -> float | None:
+        seen.append(key)
+        if key == "bad" and seen.count("bad") < 3:
+            raise Conflict("look again")
+        if seen.count("bad") == 3 and "good" in seen:
+            over.set()
+        return None
+
+    queue = WorkQueue(handle, now=asyncio.get_running_loop().time, num_workers=2)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(queue.run())
+        queue.add("bad")
+        queue.add("good")
+        await over.wait()
+        queue.stop()
+    assert sorted(seen) == ["bad", "bad", "bad", "good"]
+
+
+async def test_stopping_finishes_what_was_begun_and_begins_nothing_more() -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    async def handle(key: str) -> float | None:
+        begun.set()
+        await may_end.wait()
+        ended.append(key)
+        return None
+
+    queue = WorkQueue(handle, now=asyncio.get_running_loop().time, num_workers=1)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(queue.run())
+        queue.add("first")
+        await begun.wait()
+        queue.add("second")
+        queue.stop()
+        may_end.set()
+    assert ended == ["first"]
