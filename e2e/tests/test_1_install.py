@@ -1,0 +1,18 @@
+"""The chart on a real cluster: it comes up, tests itself, and asks for no more than the restricted level allows."""
+
+from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform
+
+
+def test_helm_test_reaches_the_api_server_and_the_bus(platform: Platform) -> None:
+    platform.cluster.helm("test", RELEASE, "--namespace", NAMESPACE)
+
+
+def test_the_platform_runs_at_the_restricted_level(platform: Platform) -> None:
+    ready = [name for name in platform.names("pods", NAMESPACE) if f"{RELEASE}-" in name]
+    assert len([name for name in ready if "test" not in name]) == 3, platform.picture()
+
+
+def test_explain_teaches_every_part_of_a_job(platform: Platform) -> None:
+    text = platform.kubectl("explain", "rljob.spec.training")
+    for word in ("algorithm", "groupsPerStep", "maxStaleness", "optimizer"):
+        assert word in text

@@ -1,0 +1,80 @@
+"""What environment code can reach from inside a sandbox pod of a running job: its bus, and nothing else."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from marlaas_e2e.platform import NAMESPACE, Platform, manifest
+
+TEAM = "team-c"
+_PROBE = """
+import json, socket, sys
+def reach(host, port):
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+        return "open"
+    except OSError as error:
+        return type(error).__name__
+print(json.dumps({name: reach(*place) for name, place in json.loads(sys.argv[1]).items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox(platform: Platform) -> Iterator[str]:
+    """A sandbox pod at work."""
+    platform.tenant(TEAM)
+    platform.apply(*manifest("endless"))
+    phase = "jsonpath={.items[0].status.phase}"
+    selector = ("-n", TEAM, "-l", "app.kubernetes.io/component=sandbox")
+
+    def running() -> str:
+        names = platform.names("pods", TEAM, selector[-1])
+        return names[0] if names and platform.kubectl("get", "pods", *selector, "-o", phase) == "Running" else ""
+
+    yield platform.until(running, "the sandbox runs")
+    platform.kubectl("delete", "rljob", "endless", "-n", TEAM)
+
+
+def python(platform: Platform, pod: str, program: str, *words: str) -> str:
+    return platform.kubectl("exec", "-n", TEAM, pod, "--", "python3", "-c", program, *words)
+
+
+def test_a_sandbox_reaches_the_bus_and_nothing_else(platform: Platform, sandbox: str) -> None:
+    bus = platform.get("service", "marlaas-nats", NAMESPACE)["spec"]["clusterIP"]
+    engine = platform.get("pod", "tiny-rollout-0", NAMESPACE)["status"]["podIP"]
+    places = {
+        "bus": (bus, 4222),
+        "bus monitor": (bus, 8222),
+        "API server": ("10.96.0.1", 443),
+        "API server's own address": ("172.30.0.2", 6443),
+        "kubelet": ("172.30.0.2", 10250),
+        "engine": (engine, 8081),
+        "metadata": ("169.254.169.254", 80),
+    }
+    found = json.loads(python(platform, sandbox, _PROBE, json.dumps(places)))
+    assert found.pop("bus") == "open"
+    assert "open" not in found.values(), found
+
+
+def test_a_sandbox_has_no_token_and_cannot_write_its_root(platform: Platform, sandbox: str) -> None:
+    program = """
+import os
+found = [os.path.exists("/var/run/secrets/kubernetes.io"), os.getuid() == 0]
+try:
+    open("/usr/x", "w"); found.append(True)
+except OSError:
+    found.append(False)
+status = open("/proc/self/status").read()
+caps = [line.split()[1] for line in status.splitlines() if line.startswith(("CapEff", "CapPrm", "CapBnd"))]
+seccomp = [line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")]
+print(found, {int(c, 16) for c in caps}, seccomp)
+"""
+    assert python(platform, sandbox, program).strip() == "[False, False, False] {0} ['2']"
+
+
+def test_a_neighbour_cannot_reach_into_a_sandbox(platform: Platform, sandbox: str) -> None:
+    address = platform.get("pod", sandbox.removeprefix("pod/"), TEAM)["status"]["podIP"]
+    program = _PROBE.replace("json.loads(sys.argv[1])", json.dumps({"health": (address, 8081)}))
+    found = platform.kubectl("exec", "-n", NAMESPACE, "tiny-trainer-0", "--", "python3", "-c", program)
+    assert "open" not in found

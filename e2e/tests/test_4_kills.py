@@ -1,0 +1,78 @@
+"""`kill -9` of every kind of pod while a job runs: it ends with exact accounting, and `why` told the truth meanwhile."""
+
+import json
+
+import pytest
+
+from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, manifest
+
+TEAM, JOB, STEPS = "team-d", "survivor", 24
+
+# What is on record of the job, read where the orchestrator reads it, with the orchestrator's own credential.
+_RECORDS = """
+import asyncio, json, sys
+from pathlib import Path
+from marlaas_api import subjects
+from marlaas_api.bus_nats import connect
+from marlaas_api.messages import StepRecord
+from marlaas_api.wire import decode_as
+async def main(url, creds, namespace, job, uid):
+    bus = await connect(url, name="accounting", creds=Path(creds))
+    try:
+        stored = await bus.replay(subjects.STEPS, subjects.step(namespace, job, uid, "*"))
+    finally:
+        await bus.close()
+    records = [decode_as(StepRecord, each.data) for each in stored]
+    print(json.dumps([[r.step, r.version, r.num_groups, r.num_episodes, list(r.indices)] for r in records]))
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def records(platform: Platform) -> list[list[object]]:
+    """step, version, groups, episodes and task indices of every record of the job, in the order in which they were stored."""
+    uid = platform.get("rljob", JOB, TEAM)["metadata"]["uid"]
+    words = [f"nats://{RELEASE}-nats.{NAMESPACE}.svc:4222", "/etc/marlaas/bus/orchestrator.creds", TEAM, JOB, uid]
+    pod = ("exec", "-n", NAMESPACE, f"deployment/{RELEASE}-orchestrator", "-c", "orchestrator", "--")
+    found: list[list[object]] = json.loads(platform.kubectl(*pod, "python3", "-c", _RECORDS, *words))
+    return found
+
+
+def step(platform: Platform) -> int:
+    return int(platform.status("rljob", JOB, TEAM).get("step") or 0)
+
+
+def only_pod(platform: Platform, component: str, namespace: str = NAMESPACE) -> str:
+    (name,) = platform.names("pods", namespace, f"app.kubernetes.io/component={component}")
+    return name.removeprefix("pod/")
+
+
+@pytest.fixture(scope="module")
+def running(platform: Platform) -> None:
+    """The job, past its first step."""
+    platform.pool_ready("tiny")
+    platform.tenant(TEAM)
+    platform.apply(*manifest("survivor"))
+    platform.until(lambda: step(platform) >= 1, "the first step", 300)
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("component", ["trainer", "orchestrator", "nats", "sandbox", "operator", "rollout"])
+def test_training_goes_on_after_a_kill(platform: Platform, component: str) -> None:
+    before = step(platform)
+    pod = only_pod(platform, component, TEAM if component == "sandbox" else NAMESPACE)
+    platform.cluster.kill_container(TEAM if component == "sandbox" else NAMESPACE, pod, component)
+    if component == "rollout":
+        platform.until(lambda: "rollout" in platform.why(JOB, TEAM), "`why` names the engine that is away", 60)
+    if before < STEPS:
+        platform.until(lambda: step(platform) > before, f"a step after {component} was killed", 300)
+
+
+@pytest.mark.usefixtures("running")
+def test_the_accounts_are_exact_in_the_end(platform: Platform) -> None:
+    status = platform.ended(JOB, TEAM)
+    assert (status["phase"], status["step"]) == ("Succeeded", STEPS), status
+    found = records(platform)
+    assert [record[0] for record in found] == list(range(STEPS))
+    trained = [index for record in found for index in record[4]]  # type: ignore[attr-defined]
+    assert len(trained) == len(set(trained)), "a task was counted in two steps"
+    assert status["agents"][0]["policyVersion"] == found[-1][1]

@@ -1,0 +1,68 @@
+"""What cannot work says so, in the status, with the reason and the container's own last words."""
+
+import copy
+
+import pytest
+
+from marlaas_e2e.api import Object
+from marlaas_e2e.platform import Platform, manifest
+
+TEAM = "team-e"
+REASONS = {"no-image": "ImageCannotBePulled", "no-model": "ModelNotFound", "no-node": "PodUnschedulable"}
+
+
+def job(name: str, pool: str, **environment: object) -> Object:
+    (body,) = copy.deepcopy(manifest("endless"))
+    body["metadata"] = {"name": name, "namespace": TEAM}
+    body["spec"] |= {"poolRef": {"name": pool}, "backoffLimit": 2}
+    body["spec"]["environment"] |= environment
+    return body
+
+
+@pytest.fixture(scope="module")
+def broken(platform: Platform) -> None:
+    """Pools that cannot work, and a job that waits for each."""
+    platform.tenant(TEAM)
+    platform.apply(*manifest("faults"), *(job(f"on-{pool}", pool) for pool in REASONS))
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(("pool", "reason"), REASONS.items())
+def test_a_pool_says_why_it_is_not_ready(platform: Platform, pool: str, reason: str) -> None:
+    def told() -> bool:
+        return platform.condition("modelpool", pool, "Ready").get("reason") == reason
+
+    platform.until(told, f"pool {pool} says {reason}", 120)
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(("pool", "reason"), REASONS.items())
+def test_a_job_that_waits_for_it_says_so_too(platform: Platform, pool: str, reason: str) -> None:
+    def told() -> bool:
+        return platform.status("rljob", f"on-{pool}", TEAM).get("reason") == reason
+
+    platform.until(told, f"the job on {pool} says {reason}", 60)
+    assert pool in platform.why(f"on-{pool}", TEAM)
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_model_that_is_not_there_is_named(platform: Platform) -> None:
+    assert "/models/absent" in platform.condition("modelpool", "no-model", "Ready")["message"]
+
+
+def test_a_sandbox_that_keeps_crashing_fails_its_job_with_its_last_words(platform: Platform) -> None:
+    platform.tenant(TEAM)
+    platform.apply(job("crashing", "tiny", name="absent_module:Absent"))
+    status = platform.ended("crashing", TEAM, 300)
+    assert (status["phase"], status["reason"]) == ("Failed", "BackoffLimitExceeded"), status
+    assert "absent_module" in status["message"], status
+
+
+@pytest.mark.usefixtures("broken")
+def test_broken_pools_go_once_their_jobs_have_gone(platform: Platform) -> None:
+    platform.kubectl("delete", "modelpool", *REASONS, "--wait=false")
+    told = lambda: platform.condition("modelpool", "no-node", "Ready").get("reason") == "InUse"  # noqa: E731
+    platform.until(told, "a pool with a job on it says that it is in use", 60)
+    platform.kubectl("delete", "rljob", "--all", "-n", TEAM, "--timeout=120s")
+    platform.until(lambda: not platform.get("modelpool", "no-node"), "the pool is gone", 120)
+    assert not platform.names("statefulsets", "marlaas-system", "marlaas.dev/pool=no-node")
