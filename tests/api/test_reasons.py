@@ -72,10 +72,24 @@ def test_a_stale_page_is_found_and_written_anew(tmp_path: Path, capsys: pytest.C
 
 
 def _words(tree: ast.AST) -> Iterator[str]:
-    """Constants that are one CamelCase word; annotations in quotes name classes and are none."""
-    quoted = {id(one) for node in ast.walk(tree) if isinstance(node, ast.arg) for one in ast.walk(node)}
-    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in quoted)
-    yield from (text for text in texts if isinstance(text, str) and CAMEL.fullmatch(text))
+    """Members of Reason, and constants that are one CamelCase word; annotations in quotes name classes and are none."""
+    annotations = (note for node in ast.walk(tree) for note in _annotations(node) if note is not None)
+    quoted = {id(one) for note in annotations for one in ast.walk(note)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if CAMEL.fullmatch(text) and id(node) not in quoted:
+                yield text
+            case ast.Attribute(value=ast.Name(id="Reason"), attr=name) if name in Reason.__members__:
+                yield Reason[name].value
+
+
+def _annotations(node: ast.AST) -> tuple[ast.AST | None, ...]:
+    match node:
+        case ast.arg() | ast.AnnAssign():
+            return (node.annotation,)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return (node.returns,)
+    return ()
 
 
 def _given_as_reason(tree: ast.AST) -> Iterator[str]:

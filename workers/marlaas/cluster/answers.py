@@ -18,6 +18,9 @@ from marlaas_api.errors import MarlaasError
 INSTALL = "install MARLaaS there first (helm install marlaas charts/marlaas), or choose another --context"
 
 _CAUSE = re.compile(r"^\* (?P<field>[^:\s]+): (?P<text>.*)$", re.MULTILINE)
+_UNDECLARED = re.compile(
+    r"failed to create typed patch object .*: \.(?P<field>\S+): (?P<text>field not declared in schema)"
+)
 _ONE_CAUSE = re.compile(r" is invalid: (?P<field>[a-z<][^:\s]*): (?P<text>.*)$", re.DOTALL)
 _NOISE = re.compile(
     r"^(?:error: |Error from server(?: \(\w+\))?: |The )|error validating \S+ error validating data: |failed to download openapi: ",
@@ -69,7 +72,7 @@ def _forbidden(text: str) -> MarlaasError:
 def _refused(text: str) -> MarlaasError:
     causes = tuple((match["field"], match["text"].strip()) for match in _CAUSE.finditer(text))
     if not causes:
-        single = _ONE_CAUSE.search(text)
+        single = _ONE_CAUSE.search(text) or _UNDECLARED.search(text)
         causes = ((single["field"], single["text"].strip()),) if single else ()
     return Refused(_plain(text), causes)
 
@@ -95,7 +98,7 @@ _MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
     ),
     (r"Client\.Timeout|connection reset|context deadline exceeded|\(InternalError\)|\(Timeout\)|EOF$", _silent),
     (
-        r"\(Invalid\)| is invalid:|\(BadRequest\)|\(UnprocessableEntity\)|ValidatingAdmissionPolicy|denied the request",
+        r"\(Invalid\)| is invalid:|\(BadRequest\)|\(UnprocessableEntity\)|ValidatingAdmissionPolicy|denied the request|typed patch object",
         _refused,
     ),
     (r"\(Forbidden\)", _forbidden),

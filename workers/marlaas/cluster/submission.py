@@ -78,7 +78,7 @@ def _findings(one: Placed[Kind], error: Refused | Forbidden | NotFound) -> Itera
     elif isinstance(error, Refused) and error.causes:
         yield from source.findings(Problem(loc_of(field), f"the cluster says: {text}") for field, text in error.causes)
     elif isinstance(error, Forbidden) and not isinstance(one.object, RLJob):
-        hint = "; if it is there already, --jobs-only submits the jobs alone"
+        hint = "; if it is there already, submit the jobs alone with --jobs-only"
         yield source.finding(Problem((), f"the cluster says: {error}{hint}"))
     else:
         yield source.finding(Problem((), f"the cluster says: {error}"))

@@ -1,0 +1,234 @@
+"""The commands against a real API server, as people run them; statuses are written by hand, no operator is there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Shell = Any
+"""The conftest's."""
+
+
+def test_submit_creates_then_finds_nothing_to_change_then_changes(shell: Shell) -> None:
+    first = shell.run("submit", shell.write(shell.both))
+    assert (first.code, first.err) == (0, "")
+    assert f"ModelPool {shell.namespace}: created; tiny; 1 engine" in first.out
+    assert f"RLJob {shell.namespace}/sums: created; grpo, 8 steps" in first.out
+    assert f"watch: kubectl marlaas watch -n {shell.namespace} sums" in first.out
+    assert f"RLJob {shell.namespace}/sums: unchanged" in shell.run("submit", shell.write(shell.both)).out
+    assert "sums: changed" in shell.run("submit", shell.write(shell.both.replace("steps: 8", "steps: 9"))).out
+    assert shell.get("rljob", "sums")["spec"]["training"]["steps"] == 9
+
+
+def test_submit_owns_only_what_was_written(shell: Shell) -> None:
+    shell.submit()
+    body = json.loads(shell.kubectl("get", "rljob", "sums", "--output=json", "--show-managed-fields"))
+    (entry,) = body["metadata"]["managedFields"]
+    assert (entry["manager"], entry["operation"]) == ("marlaas", "Apply")
+    assert set(entry["fieldsV1"]["f:spec"]) == {"f:poolRef", "f:environment", "f:training"}
+
+
+def test_submit_applies_nothing_when_one_object_is_refused(shell: Shell) -> None:
+    shell.submit()
+    fine = shell.job.replace("name: sums", "name: other")
+    said = shell.run("submit", shell.write(f"{fine}---\n{shell.job.replace('steps: 8', 'steps: 4')}"))
+    assert said.code == 2
+    assert said.err.startswith("job.yaml:17: spec.training.steps: the cluster says: Invalid value: 4: may be raised")
+    assert shell.kubectl("get", "rljobs", "--output=name").split() == ["rljob.marlaas.dev/sums"]
+
+
+def test_a_manifest_that_is_wrong_in_itself_never_reaches_the_cluster(shell: Shell) -> None:
+    said = shell.run("submit", shell.write(shell.job.replace("steps: 8", "stepz: 8")), "--context=none")
+    assert said.code == 2
+    assert "job.yaml:8: spec.training.stepz: unknown field; did you mean 'steps'?" in said.err
+
+
+def test_submit_says_which_namespace_is_missing(shell: Shell) -> None:
+    text = shell.job.replace("{name: sums}", "{name: sums, namespace: nowhere}")
+    said = shell.run("submit", shell.write(text))
+    assert said.code == 2
+    assert said.err.strip() == (
+        "job.yaml:3: metadata.namespace: there is no namespace nowhere in the cluster; create it: kubectl create namespace nowhere"
+    )
+
+
+def test_submit_takes_jobs_alone(shell: Shell) -> None:
+    said = shell.run("submit", "--jobs-only", shell.write(shell.both))
+    assert said.code == 0
+    assert "ModelPool" not in said.out
+    assert shell.kubectl("get", "modelpools", "--ignore-not-found", shell.namespace) == ""
+
+
+def test_submit_reads_standard_input_and_can_watch(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.submit()
+    shell.set_status("rljob", "sums", {"phase": "Succeeded", "reason": "Finished", "step": 8, "steps": 8})
+    with Path(shell.write()).open(encoding="utf-8") as manifest:
+        monkeypatch.setattr(sys, "stdin", manifest)
+        said = shell.run("submit", "--watch", "-")
+    assert said.code == 0
+    assert f"{shell.namespace}/sums: Succeeded, step 8/8" in said.out
+
+
+def test_validate_asks_the_server_and_changes_nothing(shell: Shell) -> None:
+    shell.submit()
+    assert shell.run("validate", "--server", shell.write()).code == 0
+    said = shell.run("validate", "--server", shell.write(shell.job.replace("name: reverse", "name: calculator")))
+    assert said.code == 2
+    assert said.err.strip() == (
+        "job.yaml:6: spec.environment: the cluster says: Invalid value: cannot change once the job exists; "
+        "delete the job and create a new one"
+    )
+    as_json = shell.run("validate", "--server", "--json", "job.yaml")
+    assert json.loads(as_json.out)["errors"][0]["line"] == 6
+
+
+def test_suspend_and_resume_set_one_field_and_say_what_follows(shell: Shell) -> None:
+    shell.submit()
+    said = shell.run("suspend", "sums")
+    assert (
+        said.out.strip()
+        == f"{shell.namespace}/sums: will stop at its next step; kubectl marlaas resume sums -n {shell.namespace}"
+    )
+    assert shell.get("rljob", "sums")["spec"]["suspend"] is True
+    assert "spec.suspend is true already" in shell.run("suspend", "sums").out
+    assert "goes on as soon as it is admitted" in shell.run("resume", "sums").out
+    assert shell.get("rljob", "sums")["spec"]["suspend"] is False
+
+
+def test_a_suspended_job_stays_suspended_when_its_manifest_is_submitted_again(shell: Shell) -> None:
+    shell.submit()
+    shell.run("suspend", "sums")
+    shell.submit()
+    assert shell.get("rljob", "sums")["spec"]["suspend"] is True
+
+
+def test_a_finished_job_can_not_be_suspended(shell: Shell) -> None:
+    shell.submit()
+    shell.set_status("rljob", "sums", {"phase": "Failed", "reason": "TooManyFaults"})
+    said = shell.run("suspend", "sums")
+    assert (said.code, said.err.strip()) == (2, f"{shell.namespace}/sums has failed: there is nothing to suspend")
+
+
+def test_why_names_the_pools_own_cause(shell: Shell) -> None:
+    shell.submit(shell.both)
+    shell.set_status(
+        "rljob", "sums", {"phase": "Queued", "reason": "WaitingForPool", "message": "no engine is ready yet"}
+    )
+    broken = {
+        "type": "RolloutReady",
+        "status": "False",
+        "reason": "ModelNotFound",
+        "message": "there is no /model/config.json",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    shell.set_status("modelpool", shell.namespace, {"rollout": {"ready": 0}, "conditions": [broken]})
+    said = shell.run("why", "sums")
+    assert said.code == 0
+    assert f"{shell.namespace}/sums has been queued for " in said.out
+    assert "The pool is not ready because of ModelNotFound" in said.out
+    assert "there is no /model/config.json." in said.out
+    assert "What to do (platform team): Put the model there" in said.out
+
+
+def test_why_tells_the_last_warning_of_the_jobs_events(shell: Shell) -> None:
+    shell.submit()
+    meta = shell.get("rljob", "sums")["metadata"]
+    event = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "sums.1", "namespace": shell.namespace},
+        "eventTime": meta["creationTimestamp"].replace("Z", ".000000Z"),
+        "reportingController": "marlaas-operator",
+        "reportingInstance": "x",
+        "action": "Reconcile",
+        "type": "Warning",
+        "reason": "PodRefused",
+        "note": "exceeded quota: pods=0",
+        "regarding": {"kind": "RLJob", "name": "sums", "namespace": shell.namespace, "uid": meta["uid"]},
+    }
+    shell.plane.kubectl("create", "--filename=-", stdin=json.dumps(event))
+    shell.set_status("rljob", "sums", {"phase": "Running", "reason": "SandboxStarting"})
+    assert "PodRefused: exceeded quota: pods=0." in shell.run("why", "sums").out
+
+
+@pytest.mark.parametrize("command", ["why", "suspend", "resume", "watch"])
+def test_a_name_that_is_not_there_brings_the_one_that_was_meant(shell: Shell, command: str) -> None:
+    shell.submit()
+    said = shell.run(command, "sum")
+    assert said.code == 1
+    assert said.err.strip() == f"there is no RLJob 'sum' in namespace {shell.namespace}; did you mean 'sums'?"
+
+
+def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell: Shell) -> None:
+    shell.submit(f"{shell.job}---\n{shell.job.replace('name: sums', 'name: other')}")
+    shell.set_status(
+        "rljob", "sums", {"phase": "Succeeded", "reason": "Finished", "step": 8, "steps": 8, "reward": 0.5}
+    )
+    shell.set_status("rljob", "other", {"phase": "Failed", "reason": "TooManyFaults", "message": "env: KeyError"})
+    everything = shell.run("watch")
+    assert everything.code == 1
+    assert f"{shell.namespace}/sums: Succeeded, step 8/8, version ·, reward 0.50" in everything.out
+    assert "TooManyFaults: env: KeyError" in everything.out
+    assert shell.run("watch", "sums").code == 0
+    lines = [json.loads(line) for line in shell.run("watch", "sums", "--json").out.splitlines()]
+    assert [line["phase"] for line in lines if line["type"] == "progress"] == ["Succeeded"]
+
+
+def test_watch_of_a_namespace_without_jobs_says_so(shell: Shell) -> None:
+    said = shell.run("watch")
+    assert (said.code, said.err.strip()) == (0, "no RLJobs")
+
+
+def test_who_may_not_is_told_what_they_may_not_and_whom_to_ask(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.submit()
+    monkeypatch.setenv("KUBECONFIG", str(shell.plane.user_kubeconfig("ann")))
+    said = shell.run("why", "sums", "-n", shell.namespace)
+    assert said.code == 1
+    assert said.err.startswith('not allowed: rljobs.marlaas.dev "sums" is forbidden: User "ann" cannot get')
+    assert "ask the platform team" in said.err
+    refused = shell.run("submit", shell.write(shell.both), "-n", shell.namespace)
+    assert refused.code == 2
+    assert "submit the jobs alone with --jobs-only" in refused.err
+
+
+def test_a_tenant_who_sees_no_pools_and_no_events_still_gets_an_answer(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.submit(shell.both)
+    shell.kubectl("create", "role", "jobs", "--verb=get,list", "--resource=rljobs.marlaas.dev")
+    shell.kubectl("create", "rolebinding", "bob", "--role=jobs", "--user=bob")
+    shell.set_status("rljob", "sums", {"phase": "Queued", "reason": "WaitingForPool", "message": "not yet"})
+    monkeypatch.setenv("KUBECONFIG", str(shell.plane.user_kubeconfig("bob")))
+    said = shell.run("why", "sums", "-n", shell.namespace)
+    assert said.code == 0
+    assert "WaitingForPool" in said.out
+    assert "Pool " not in said.out
+
+
+def test_a_context_that_is_not_there_is_said(shell: Shell) -> None:
+    said = shell.run("why", "sums", "--context=nope")
+    assert said.code == 1
+    assert said.err.startswith("no cluster to talk to:")
+    assert "nope" in said.err
+
+
+def test_kubectl_runs_the_plugin(shell: Shell, tmp_path: Path) -> None:
+    shell.submit()
+    plugin = tmp_path / "bin" / "kubectl-marlaas"
+    plugin.parent.mkdir()
+    plugin.write_text(f"#!{sys.executable}\nfrom marlaas.cli import plugin\nplugin()\n")
+    plugin.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{plugin.parent}{os.pathsep}{os.environ['PATH']}"}
+    answer = subprocess.run(
+        ["kubectl", "marlaas", "why", "sums"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith(f"{shell.namespace}/sums was created ")
+    usage = subprocess.run(
+        ["kubectl", "marlaas", "watch", "--help"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert "Usage: kubectl marlaas watch" in usage.stdout
