@@ -1,0 +1,143 @@
+"""The live table of jobs in a cluster: what is shown, what is told once, when it ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marlaas.cluster.errors import ClusterSilent
+from marlaas.cluster.levels import headline, view
+from marlaas.cluster.watching import ClusterWatch
+from marlaas.local.report import Report
+from marlaas.local.table import JobView, cells
+
+SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 8}}
+
+
+@dataclass
+class Screen:
+    """A display that remembers."""
+
+    lines: list[str] = field(default_factory=list)
+    waited: list[str] = field(default_factory=list)
+    shown: list[tuple[JobView, ...]] = field(default_factory=list)
+
+    def waiting(self, text: str, share: float | None = None) -> None:
+        self.waited.append(text)
+
+    def jobs(self, views: Sequence[JobView]) -> None:
+        self.shown.append(tuple(views))
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    def result(self, report: Report) -> None:
+        raise AssertionError("a watch has no result")
+
+    def refused(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def close(self) -> None:
+        """Nothing to tidy."""
+
+
+def _job(name: str = "sums", **status: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "marlaas.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": name, "namespace": "a", "uid": f"u-{name}", "generation": 1},
+        "spec": SPEC,
+        "status": status or None,
+    }
+
+
+def _watch(*looks: Sequence[dict[str, Any]] | Exception) -> tuple[ClusterWatch, Screen]:
+    """A watch to which the cluster gives these answers, one a look, ten seconds apart."""
+    answers, clock, screen = iter(looks), iter(range(1000, 100_000, 10)), Screen()
+
+    def look() -> Sequence[dict[str, Any]]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return ClusterWatch(look, screen, lambda: float(next(clock))), screen
+
+
+def test_a_watch_ends_when_every_job_has() -> None:
+    watch, screen = _watch(
+        [_job(phase="Running", reason="Training", step=1), _job("other", phase="Failed", reason="NeverFits")],
+        [_job(phase="Succeeded", reason="Finished", step=8), _job("other", phase="Failed", reason="NeverFits")],
+    )
+    watch.run(lambda: None)
+    assert len(screen.shown) == 2
+    assert [one.name for one in screen.shown[0]] == ["a/sums", "a/other"]  # what still runs stands above
+    assert watch.failed
+
+
+def test_a_row_reads_as_in_a_local_run() -> None:
+    status: dict[str, Any] = {
+        "phase": "Running",
+        "reason": "Training",
+        "step": 3,
+        "steps": 8,
+        "reward": 0.25,
+        "evalBefore": 0.1,
+        "evalLast": 0.2,
+        "staleness": 0.5,
+        "tokensPerSecond": 1234.5,
+        "faults": {"env": 2},
+        "agents": [{"name": "policy", "policyVersion": 3}],
+    }
+    row = ("a/sums", "Running", "3/8", "3", "0.25", "0.10 → 0.20", "1,234", "0.50", "env 2", "·")
+    assert cells(view(_job(**status), 0.0)) == row
+    assert cells(view(_job(), 0.0))[:3] == ("a/sums", "Starting", "0/8")
+
+
+def test_the_headline_says_what_the_first_stuck_job_waits_for() -> None:
+    queued = {"phase": "Queued", "reason": "WaitingForSlots", "message": "needs 3 adapter slots"}
+    views = [
+        view(body, 0.0) for body in (_job(phase="Running", reason="Training"), _job("late", **queued), _job("new"))
+    ]
+    assert headline(views) == "1 running, 1 queued, 1 starting · a/late: WaitingForSlots: needs 3 adapter slots"
+    assert headline(views[:1]) == "1 running"
+
+
+def test_a_silent_cluster_is_said_and_asked_again() -> None:
+    watch, screen = _watch(ClusterSilent("the cluster does not answer"), [_job(phase="Succeeded", reason="Finished")])
+    watch.run(lambda: None)
+    assert screen.waited[0] == "the cluster does not answer; trying again"
+    assert len(screen.shown) == 1
+
+
+def test_a_deleted_job_is_told_once_and_no_longer_shown() -> None:
+    watch, screen = _watch(
+        [_job(phase="Running", reason="Training"), _job("other", phase="Running")], [_job("other")], []
+    )
+    watch.run(lambda: None)
+    assert screen.lines == ["a/sums is deleted", "a/other is deleted"]
+    assert screen.shown[-1] == ()
+    assert not watch.failed
+
+
+def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody() -> None:
+    strange = _job("new", phase="Running")
+    strange["spec"] = {**SPEC, "moonPhase": "full"}
+    fine = _job(phase="Running", reason="Training")
+    watch, screen = _watch([strange, fine], [strange, _job(phase="Succeeded", reason="Finished")])
+    watch.run(lambda: None)
+    assert [line.partition(":")[0] for line in screen.lines] == [
+        "a/new is of another version of MARLaaS than this command"
+    ]
+    assert [one.name for one in screen.shown[0]] == ["a/sums"]
+
+
+def test_a_level_keeps_its_time_while_nothing_is_new() -> None:
+    same: dict[str, Any] = {"phase": "Running", "reason": "Training", "step": 3}
+    watch, screen = _watch([_job(**same)], [_job(**same)], [_job(**{**same, "step": 4})])
+    for _ in range(3):
+        watch.round()
+    first, second, third = (shown[0].progress for shown in screen.shown)
+    assert first is second
+    assert third is not None
+    assert first is not None
+    assert third.at > first.at
