@@ -1,0 +1,176 @@
+"""The kinds on a real API server: what it stores, shows and explains."""
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.crds.client import Api, problems
+from tests.crds.table import parts, schema, take
+
+from marlaas_api.kinds import KINDS, Kind, ModelPool, RLJob, Tenant
+from marlaas_api.kinds.problems import parse
+from marlaas_e2e.control_plane import ControlPlane
+
+STORED = Path(__file__).parents[1] / "api/fixtures/v1alpha1"
+Json = dict[str, Any]
+
+
+def _fixture(kind: type[Kind], size: str) -> Json:
+    body: Json = yaml.safe_load((STORED / f"{kind.__name__.lower()}-{size}.yaml").read_text(encoding="utf-8"))
+    return body
+
+
+@pytest.fixture(
+    params=[(kind, size) for kind in KINDS for size in ("minimal", "full")],
+    ids=lambda pair: f"{pair[0].__name__}-{pair[1]}",
+)
+def given(request: pytest.FixtureRequest) -> Json:
+    """A stored fixture."""
+    return _fixture(*request.param)
+
+
+@pytest.fixture
+def full(api: Api) -> Iterator[None]:
+    """The full object of each kind, status included."""
+    bodies = [_fixture(kind, "full") for kind in KINDS]
+    for body in bodies:
+        assert problems(api.create(body)) == set()
+        assert problems(api.patch(body["kind"], "full", {"status": body["status"]}, status=True, dry=False)) == set()
+    yield
+    for body in bodies:
+        api.delete(body["kind"], "full")
+
+
+def _without_nothing(value: Any) -> Any:
+    """What says nothing left out: absent, empty and null mean the same outside free-form arguments."""
+    if isinstance(value, dict):
+        small = {key: item if key in ("args", "affinity") else _without_nothing(item) for key, item in value.items()}
+        return {key: item for key, item in small.items() if item not in (None, [], {}, "")}
+    return [_without_nothing(item) for item in value] if isinstance(value, list) else value
+
+
+def test_the_server_stores_what_a_worker_would_assume(api: Api, given: Json) -> None:
+    kind = next(kind for kind in KINDS if kind.__name__ == given["kind"])
+    stored = api.create(given, dry=True)
+    assert problems(stored) == set()
+    mine = parse(kind, given).model_dump(mode="json", by_alias=True)["spec"]
+    assert _as_text(_without_nothing(stored["spec"])) == _as_text(_without_nothing(mine))
+    assert parse(kind, stored).spec == parse(kind, given).spec  # type: ignore[attr-defined]
+
+
+def _as_text(spec: Json) -> Json:
+    """With a CPU quantity that was given as a number written as text."""
+    spec = copy.deepcopy(spec)
+    for workers in (spec.get("rollout", {}), spec.get("trainer", {})):
+        if "cpu" in workers:
+            workers["cpu"] = str(workers["cpu"])
+    return spec
+
+
+def test_reading_and_writing_back_changes_nothing(api: Api, given: Json) -> None:
+    """An object with its defaults filled in is its own: a level-based writer comes to rest."""
+    once = api.create(given, dry=True)
+    again = api.create({**given, "spec": once["spec"]}, dry=True)
+    assert again["spec"] == once["spec"]
+
+
+@pytest.mark.usefixtures("full")
+def test_nulls_in_free_form_arguments_are_stored(api: Api) -> None:
+    environment = api.get("RLJob", "full")["spec"]["environment"]
+    assert environment["args"] == {"words": 5, "hard": True, "seed": None, "tables": [[1, 2], {"a": None}]}
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_status_is_stored_whole(api: Api, kind: type[Kind]) -> None:
+    assert api.get(kind.__name__, "full")["status"] == _fixture(kind, "full")["status"]
+
+
+@pytest.mark.usefixtures("full")
+def test_writing_a_spec_changes_no_status_and_the_other_way_round(api: Api) -> None:
+    before = api.get("RLJob", "full")
+    change = {"spec": {"priority": 11}, "status": {"phase": "Failed"}}
+    spec_written = api.patch("RLJob", "full", change, dry=False)
+    assert spec_written["status"] == before["status"]
+    assert (spec_written["spec"]["priority"], spec_written["metadata"]["generation"]) == (11, 2)
+    status_written = api.patch("RLJob", "full", {**change, "spec": {"priority": 12}}, status=True, dry=False)
+    assert status_written["status"]["phase"] == "Failed"
+    assert (status_written["spec"]["priority"], status_written["metadata"]["generation"]) == (11, 2)
+
+
+COLUMNS = {
+    "RLJob": (
+        ["Name", "Pool", "Phase", "Step", "Reward", "Version", "Reason", "Age"],
+        ["Staleness", "Tokens/s", "Tenant", "Eval"],
+        ["full", "full", "Running", "12/200", 0.412, 12, "Training", 0.75, 812.4, "research", 0.39],
+    ),
+    "ModelPool": (
+        ["Name", "Model", "Rollout", "Trainer", "Slots", "Jobs", "Age"],
+        [],
+        ["full", "hub Qwen/Qwen3-0.6B@c1899de", "2/2", "1/2", "9/16", 3],
+    ),
+    "Tenant": (["Name", "Weight", "Jobs", "Queued", "Age"], ["Slots"], ["full", 2.5, 2, 1, 6]),
+}
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("name", COLUMNS)
+def test_kubectl_get_shows_these_columns(api: Api, name: str) -> None:
+    narrow, wide, cells = COLUMNS[name]
+    table = api.table(name)
+    columns = table["columnDefinitions"]
+    assert [column["name"] for column in columns if column["priority"] == 0] == narrow
+    assert [column["name"] for column in columns if column["priority"] > 0] == wide
+    (row,) = table["rows"]
+    assert [cell for column, cell in zip(columns, row["cells"], strict=True) if column["name"] != "Age"] == cells
+
+
+@pytest.mark.usefixtures("full")
+def test_kubectl_prints_a_line_per_job_that_people_can_read(plane: ControlPlane) -> None:
+    heading, line = plane.kubectl("get", "rlj").splitlines()
+    assert heading.split() == ["NAME", "POOL", "PHASE", "STEP", "REWARD", "VERSION", "REASON", "AGE"]
+    assert re.fullmatch(r"full +full +Running +12/200 +0\.412 +12 +Training +\d+s", line)
+    heading, line = plane.kubectl("get", "rljobs", "-o", "wide").splitlines()
+    assert heading.split()[-4:] == ["STALENESS", "TOKENS/S", "TENANT", "EVAL"]
+    assert line.split()[-4:] == ["0.75", "812.4", "research", "0.39"]
+    assert plane.kubectl("get", "mp").split()[:7] == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "SLOTS", "JOBS", "AGE"]
+
+
+@pytest.mark.usefixtures("full")
+def test_one_word_lists_everything_of_marlaas(plane: ControlPlane) -> None:
+    listed = plane.kubectl("get", "marlaas", "-o", "name").split()
+    assert sorted(listed) == ["modelpool.marlaas.dev/full", "rljob.marlaas.dev/full", "tenant.marlaas.dev/full"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubectl_explains_every_field(plane: ControlPlane, kind: type[Kind]) -> None:
+    """Each object's page has each of its fields with the text of the schema."""
+    told = plane.kubectl("explain", "--recursive", kind.__name__.lower())
+    for path, part in parts(schema(kind)):
+        for name in part.get("properties", {}):
+            assert re.search(rf"^ *{name}\t<", told, re.MULTILINE), f"{path}.{name}"
+        assert part.get("description") or path.startswith("metadata") or path.endswith(("[]", "{}")), path
+
+
+@pytest.mark.parametrize(
+    "path", ["rljob.spec.training", "modelpool.spec.model.hub", "tenant.spec.quota", "rljob.status"]
+)
+def test_kubectl_explain_tells_meaning_unit_and_default(plane: ControlPlane, path: str) -> None:
+    kind = {"rljob": RLJob, "modelpool": ModelPool, "tenant": Tenant}[path.partition(".")[0]]
+    told = " ".join(plane.kubectl("explain", path).split())
+    part = schema(kind)
+    for name in path.split(".")[1:]:
+        part = part["properties"][name]
+    for name, field in part["properties"].items():
+        assert f"{name} <" in told
+        assert " ".join(field["description"].split()) in told
+
+
+def test_only_writers_of_the_status_may_write_it(plane: ControlPlane, api: Api) -> None:
+    """What `take` finds of a status that came with a creation: nothing."""
+    body = {**_fixture(RLJob, "full"), "metadata": {"name": "eager"}}
+    assert take(api.create(body, dry=True), "status") is None
