@@ -22,6 +22,7 @@ from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_worker.health import health_door
 from marlaas_worker.role import RoleContext, stop_on_signals
 from marlaas_worker.same_bits import ask_for_the_same_bits
+from marlaas_worker.surroundings import make_home
 from marlaas_worker.vitals import Vitals
 
 _PR_SET_PDEATHSIG = 1
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     _set_up_logging(options.name)
     _die_with_parent()
+    make_home(options.scratch)
     ask_for_the_same_bits()
     log = logging.getLogger("marlaas_worker")
     try:

@@ -72,6 +72,7 @@ class OwnedJob:
         consumer = await self._context.bus.consumer(
             subjects.EPISODES, name, subjects.episode(ref.namespace, ref.name), max_pending=100_000
         )
+        await self._open_tasks()
         await self._reissue(state)
         listener = asyncio.create_task(self._listen(state, consumer), name=f"episodes {ref}")
         try:
@@ -83,6 +84,12 @@ class OwnedJob:
             with contextlib.suppress(asyncio.CancelledError, Retryable):
                 await listener
 
+    async def _open_tasks(self) -> None:
+        """Make the consumer from which the job's sandboxes claim: they themselves may make none."""
+        ref = self.document.ref
+        name, subject = subjects.consumer(ref.namespace, ref.name, "sandbox"), subjects.task(ref.namespace, ref.name)
+        await self._context.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
+
     async def _sleep(self, listener: "asyncio.Task[None]") -> None:
         if listener.done():
             listener.result()
@@ -92,8 +99,8 @@ class OwnedJob:
     async def _listen(self, state: JobState, consumer: Consumer) -> None:
         while True:
             for delivery in await consumer.fetch(64, TICK_S):
-                episode = await self._records.episode(delivery.stored.data)
-                if episode.uid == self.document.uid:
+                episode = self._records.episode(delivery.stored)
+                if episode is not None:
                     self._note(state, delivery.stored.sequence, episode.group)
                     state.add_episode(episode)
                 await delivery.ack()

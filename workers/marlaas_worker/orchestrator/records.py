@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bus, Conflict
+from marlaas_api.bus import Bus, Conflict, Stored
 from marlaas_api.messages import (
     Episode,
     EvalRecord,
@@ -26,6 +26,7 @@ from marlaas_api.messages import (
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.failpoints import failpoint
+from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import History
 from marlaas_worker.role import RoleContext
 
@@ -71,15 +72,14 @@ class Records:
         )
 
     async def episodes(self) -> list[tuple[int, Episode]]:
-        """All stored episodes with their sequences."""
+        """All stored episodes with their sequences. Raises EpisodeInvalid."""
         stored = await self.bus.replay(subjects.EPISODES, subjects.episode(self.ref.namespace, self.ref.name))
-        return [(one.sequence, await self.episode(one.data)) for one in stored]
+        read = ((one.sequence, self.episode(one)) for one in stored)
+        return [(sequence, episode) for sequence, episode in read if episode is not None]
 
-    async def episode(self, data: bytes) -> Episode:
-        """Decode an episode, following a claim."""
-        message = await unpack(data, self.context.blobs)
-        assert isinstance(message, Episode), f"expected an Episode, found {type(message).__name__}"
-        return message
+    def episode(self, stored: Stored) -> Episode | None:
+        """The episode; None for one of an earlier job of this name. Raises EpisodeInvalid."""
+        return read_episode(stored, self.document)
 
     async def policy(self, agent: str) -> PolicyRecord:
         """The agent's policy; version -1 while this job has none."""

@@ -1,6 +1,7 @@
 """Where requests come in: a share of the pool's, passed on to the episode's owner, and what others pass on to this replica.
 
-What a sandbox writes into a request counts only if the subject says the same: the subject is what its permissions are about.
+What a sandbox writes into a request counts only if the subject says the same: the subject is what its permissions are about. They are not
+about where it wants its answer, so that is looked at here too.
 """
 
 import asyncio
@@ -80,6 +81,8 @@ class Reception:
             )
         elif isinstance(message, CancelRequest):
             await self._cancel_everywhere(message)
+        elif not subjects.is_reply_of(message.namespace, message.job, request.reply):
+            _log.error("a request on %s wants its answer on %s: ignored", request.subject, request.reply)
         elif (name := owner(message.episode, self.live())) == self._me:
             await self._requests.accept(message, request.reply)
         else:
@@ -103,7 +106,9 @@ class Reception:
         if isinstance(message, CancelRequest):
             self._requests.cancel(message)
         elif isinstance(message, GenerateRequest):
-            await self._requests.accept(message, message.reply_to or request.reply)
+            inbox = message.reply_to or request.reply
+            if subjects.is_reply_of(message.namespace, message.job, inbox):
+                await self._requests.accept(message, inbox)
 
 
 def _parse(request: Request) -> GenerateRequest | CancelRequest | None:

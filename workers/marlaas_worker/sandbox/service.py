@@ -25,7 +25,6 @@ from marlaas_worker.sandbox.server import ChildrenConfig
 from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
 from marlaas_worker.sandbox.variables import clean_variables
 
-ACK_WAIT_S = 10.0
 BEAT_S = 3.0
 DRAIN_S = 5.0
 MAX_DELIVERIES = 10
@@ -83,12 +82,11 @@ class _Supervisor:
             await self._drain()
 
     async def _consumer(self) -> Consumer | None:
-        """Wait for the bus; None when told to stop first."""
-        namespace, job = self._document.namespace, self._document.job
-        name, subject = subjects.consumer(namespace, job, "sandbox"), subjects.task(namespace, job)
+        """Claims of the consumer that the orchestrator makes when it admits the job; None when told to stop while the bus is away."""
+        name = subjects.consumer(self._document.namespace, self._document.job, "sandbox")
         while not self._context.stop.is_set():
             try:
-                return await self._bus.consumer(subjects.TASKS, name, subject, ack_wait_s=ACK_WAIT_S)
+                return await self._bus.claims(subjects.TASKS, name, ack_wait_s=subjects.TASK_ACK_WAIT_S)
             except BusUnavailable as error:
                 log.warning("the bus is away: %s", error)
                 await wait_for(self._context.stop, _PAUSE_S)
@@ -146,7 +144,7 @@ class _Supervisor:
             task = decode_as(Task, delivery.stored.data)
         except UnsupportedSchema as error:
             log.error("task %d: %s", delivery.stored.sequence, error)
-            await delivery.nak(ACK_WAIT_S)
+            await delivery.nak(subjects.TASK_ACK_WAIT_S)
             return
         except BadMessage as error:
             log.error("task %d is none: %s", delivery.stored.sequence, error)
@@ -161,13 +159,13 @@ class _Supervisor:
 
     async def _decline(self, delivery: Delivery) -> None:
         """A task of another job of this name: forget it if that job is past, leave it to its own sandboxes if ours is."""
-        jobs = await self._bus.bucket(subjects.JOBS)
+        jobs = await self._bus.bucket(subjects.JOBS, inspected=False)
         entry = await jobs.get(subjects.job_key(self._document.namespace, self._document.job))
         current = decode_as(JobDocument, entry.data).uid if entry is not None and entry.data is not None else None
         if current in (None, self._document.uid):
             await delivery.term()
         else:
-            await delivery.nak(ACK_WAIT_S)
+            await delivery.nak(subjects.TASK_ACK_WAIT_S)
 
     async def _play_group(self, task: Task, num_delivered: int, queued: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:

@@ -1,0 +1,60 @@
+"""A home and a name for processes that have none, and hands off where there are."""
+
+import getpass
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marlaas_worker.surroundings import make_home
+
+# Imports first: the interpreter may lie where that user may not read.
+NAMELESS = """
+import getpass, os, pwd, sys
+from pathlib import Path
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from marlaas_worker.surroundings import make_home
+os.setgroups([]); os.setresgid(10001, 10001, 10001); os.setresuid(10001, 10001, 10001)
+make_home(Path(sys.argv[1]))
+print(os.environ["HOME"], getpass.getuser(), default_cache_dir())
+"""
+
+
+def test_where_there_is_a_home_nothing_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    before = dict(os.environ)
+    make_home(tmp_path / "scratch")
+    assert dict(os.environ) == before
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_without_a_home_there_is_one_below_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "gone"))
+    monkeypatch.setenv("USER", "somebody")
+    make_home(tmp_path / "scratch")
+    assert Path.home() == tmp_path / "scratch" / "home"
+    assert Path.home().is_dir()
+    assert getpass.getuser() == os.environ.get("LOGNAME", "somebody")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become a user that no password file knows")
+def test_a_user_that_nobody_knows_can_use_torchs_compiler(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    os.chown(scratch, 10001, 10001)
+    done = subprocess.run(
+        [sys.executable, "-c", NAMELESS, scratch],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path)), "TMPDIR": str(scratch)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    home, name, cache = done.stdout.split()
+    assert (home, name) == (str(scratch / "home"), "marlaas")
+    assert cache.startswith(str(scratch))

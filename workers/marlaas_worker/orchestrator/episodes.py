@@ -1,0 +1,80 @@
+"""What a sandbox says of an episode, looked at before anything is made of it.
+
+Everything here was written by somebody who holds the job's sandbox credential, and runs a tenant's code: what is not as our sandboxes write
+it fails that job, with a sentence, and touches nothing else. Claims are not followed: they would name any file of the blob store.
+"""
+
+import math
+import re
+
+from marlaas_api.bus import Stored
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import Episode, JobDocument
+from marlaas_api.names import Split, group_token
+from marlaas_api.wire import BadMessage, decode_as
+
+MAX_METRICS = 1000
+MAX_FAULT_CHARACTERS = 64 << 10
+_PREFIX = {Split.TRAIN: "t", Split.EVAL: "e"}
+
+
+class EpisodeInvalid(Permanent):
+    """No sandbox of ours says this."""
+
+
+def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
+    """The episode; None for one of an earlier job of this name. Raises EpisodeInvalid, UnsupportedSchema."""
+    try:
+        episode = decode_as(Episode, stored.data)
+    except BadMessage:
+        raise EpisodeInvalid(_sentence(stored, "it is no episode")) from None
+    if (episode.namespace, episode.job) != (document.namespace, document.job):
+        raise EpisodeInvalid(_sentence(stored, f"it is of the job {episode.ref}"))
+    if episode.uid != document.uid:
+        return None
+    if (fault := _fault(episode, document)) is not None:
+        raise EpisodeInvalid(_sentence(stored, fault))
+    return episode
+
+
+def _sentence(stored: Stored, fault: str) -> str:
+    return (
+        f"message {stored.sequence} on {stored.subject} is not what a sandbox writes: {fault[:200]}. Whoever wrote it has this job's "
+        "sandbox credential: look at what runs in its sandboxes"
+    )
+
+
+def _fault(episode: Episode, document: JobDocument) -> str | None:
+    """What is wrong with it: names that do not belong together, or numbers that cannot be."""
+    group, spec = episode.group, document.spec
+    try:
+        token = group_token(group)
+    except ValueError as error:
+        return str(error)
+    if not group.startswith(f"{document.uid}-") or not token.startswith(_PREFIX[episode.split]) or episode.index < 0:
+        return f"group {group!r} with split {episode.split} and index {episode.index}"
+    if not 0 <= episode.member < spec.rollout.group_size:
+        return f"member {episode.member} of a group of {spec.rollout.group_size}"
+    if not re.fullmatch(re.escape(f"{group}-{episode.member}-") + r"\d{1,9}", episode.episode):
+        return f"episode {episode.episode!r} of member {episode.member} of group {group!r}"
+    return _worth(episode, document) or _conversations(episode, document)
+
+
+def _worth(episode: Episode, document: JobDocument) -> str | None:
+    wanted = {agent.name for agent in document.spec.agents if agent.trainable}
+    if episode.fault is None and not wanted <= episode.rewards.keys():
+        return f"no reward for {', '.join(sorted(wanted - episode.rewards.keys()))}"
+    if not all(math.isfinite(number) for number in (*episode.rewards.values(), *episode.metrics.values())):
+        return "a reward or metric that is no finite number"
+    if len(episode.metrics) > MAX_METRICS or len(episode.fault_text) > MAX_FAULT_CHARACTERS:
+        return f"{len(episode.metrics)} metrics and {len(episode.fault_text)} characters about a fault"
+    return None
+
+
+def _conversations(episode: Episode, document: JobDocument) -> str | None:
+    most = document.spec.rollout.max_turns
+    end = most * len(document.spec.agents)
+    for agent, leaves in episode.leaves.items():
+        if len(leaves) > most or not all(0 <= leaf < end for leaf in leaves):
+            return f"{len(leaves)} conversations of agent {agent[:63]!r} that end at turns {leaves[:5]}, at maxTurns {most}"
+    return None
