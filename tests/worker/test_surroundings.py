@@ -4,6 +4,7 @@ import getpass
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,19 +43,17 @@ def test_without_a_home_there_is_one_below_scratch(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become a user that no password file knows")
-def test_a_user_that_nobody_knows_can_use_torchs_compiler(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    os.chown(scratch, 10001, 10001)
-    done = subprocess.run(
-        [sys.executable, "-c", NAMELESS, scratch],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path)), "TMPDIR": str(scratch)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_user_that_nobody_knows_can_use_torchs_compiler() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chown(scratch, 10001, 10001)
+        done = subprocess.run(
+            [sys.executable, "-c", NAMELESS, scratch],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path)), "TMPDIR": scratch},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     home, name, cache = done.stdout.split()
-    assert (home, name) == (str(scratch / "home"), "marlaas")
-    assert cache.startswith(str(scratch))
+    assert (home, name) == (f"{scratch}/home", "marlaas")
+    assert cache.startswith(scratch)
