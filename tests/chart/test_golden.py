@@ -1,0 +1,55 @@
+"""What each set of values renders to, as files to read in a review.
+
+`MARLAAS_WRITE_GOLDEN=1 pytest tests/chart/test_golden.py` writes them anew. golden/default.yaml has every object; the others have what differs from it.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import Document, Render, value_sets
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text of several lines is written as such, to be read."""
+
+
+def _as_block(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _as_block)
+
+
+def name(document: Document) -> str:
+    metadata = document["metadata"]
+    return f"{document['kind']} {metadata['name']}"
+
+
+def text(documents: list[Document], absent: list[str]) -> str:
+    ordered = sorted(documents, key=name)
+    header = "".join(f"# absent: {each}\n" for each in absent)
+    return header + yaml.dump_all(ordered, Dumper=_Dumper, sort_keys=False, width=140, explicit_start=True)
+
+
+@pytest.mark.parametrize("values", value_sets())
+def test_a_set_of_values_renders_to_its_golden_file(render: Render, values: str) -> None:
+    usual = {name(document): document for document in render("default")}
+    these = {name(document): document for document in render(values)}
+    if values == "default":
+        rendered = text(list(these.values()), [])
+    else:
+        different = [document for key, document in these.items() if usual.get(key) != document]
+        rendered = text(different, sorted(usual.keys() - these.keys()))
+    golden = GOLDEN / f"{values}.yaml"
+    if os.environ.get("MARLAAS_WRITE_GOLDEN"):
+        golden.write_text(rendered)
+    assert rendered == golden.read_text(), f"if that is meant: MARLAAS_WRITE_GOLDEN=1 pytest {Path(__file__).name}"
+
+
+def test_every_golden_file_has_its_values() -> None:
+    assert sorted(path.stem for path in GOLDEN.glob("*.yaml")) == value_sets()

@@ -1,0 +1,93 @@
+"""What the chart tells the operator is what the operator understands, and what the release says otherwise agrees with it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from marlaas_api.kinds import ModelPool, RLJob
+from marlaas_api.kinds.checks import check_fit
+from marlaas_operator.installation import Installation, load
+
+from .conftest import CHART, Document, Helm, Render
+
+
+def find(documents: list[Document], kind: str, name: str) -> Document:
+    return next(each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name))
+
+
+def installation(documents: list[Document], folder: Path) -> Installation:
+    file = folder / "installation.yaml"
+    file.write_text(find(documents, "ConfigMap", "marlaas-installation")["data"]["installation.yaml"])
+    return load(file)
+
+
+def test_the_operator_reads_it(documents: list[Document], tmp_path: Path) -> None:
+    told = installation(documents, tmp_path)
+    assert (told.release, told.namespace) == ("marlaas", "marlaas-system")
+
+
+def test_the_bus_is_found_by_name_and_by_labels(render: Render, tmp_path: Path) -> None:
+    documents = render("default")
+    told = installation(documents, tmp_path)
+    service = find(documents, "Service", "marlaas-nats")
+    assert told.nats_url == f"nats://{service['metadata']['name']}.{service['metadata']['namespace']}.svc:4222"
+    assert told.nats_pod_selector is not None
+    assert told.nats_pod_selector.items() <= service["spec"]["selector"].items()
+
+
+def test_an_external_bus_is_found_by_addresses(render: Render, tmp_path: Path) -> None:
+    told = installation(render("external"), tmp_path)
+    assert (told.nats_url, told.nats_pod_selector, told.nats_cidrs) == (
+        "tls://bus.example.com:4443",
+        None,
+        ("10.20.0.0/24",),
+    )
+
+
+def test_every_pod_waits_for_the_secret_that_the_operator_makes(documents: list[Document], tmp_path: Path) -> None:
+    told = installation(documents, tmp_path)
+    for document in documents:
+        if document["kind"] in {"Deployment", "StatefulSet"} and not document["metadata"]["name"].endswith("-operator"):
+            volumes = document["spec"]["template"]["spec"]["volumes"]
+            secrets = [each["secret"] for each in volumes if "secret" in each]
+            assert [each["secretName"] for each in secrets] == [told.bus_secret]
+            assert not any(each.get("optional") for each in secrets)
+
+
+def test_a_change_of_it_restarts_the_operator(render: Render) -> None:
+    def checksum(*options: str) -> object:
+        template = find(render("default", *options), "Deployment", "marlaas-operator")["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/installation"]
+
+    assert checksum() == checksum("--set", "orchestrator.replicas=2")
+    assert checksum() != checksum("--set", "sandbox.runtimeClassName=gvisor")
+
+
+@pytest.mark.parametrize(("values", "claim"), [("default", "marlaas-blobs"), ("bare", "adapters"), ("external", None)])
+def test_blobs_lie_where_the_orchestrator_looks(render: Render, tmp_path: Path, values: str, claim: str | None) -> None:
+    documents = render(values)
+    told = installation(documents, tmp_path)
+    pod = find(documents, "Deployment", "marlaas-orchestrator")["spec"]["template"]["spec"]
+    mounted = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if each["name"] == "blobs"]
+    assert told.blobs.claim_name == claim
+    assert mounted == ([claim] if claim else [])
+    assert f"--blobs={told.blobs.url}" in pod["containers"][0]["args"]
+
+
+def notes(helm: Helm) -> str:
+    done = helm("install", "marlaas", CHART, "--namespace", "marlaas-system", "--dry-run=client")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
+def test_the_first_job_in_the_notes_is_a_job_that_its_pool_can_take(helm: Helm) -> None:
+    manifests = [part.partition("<<END\n")[2].partition("  END")[0] for part in notes(helm).split("kubectl")[1:]]
+    pool_text, job_text = [text for text in manifests if text]
+    pool, job = ModelPool.model_validate(yaml.safe_load(pool_text)), RLJob.model_validate(yaml.safe_load(job_text))
+    assert job.spec.pool_ref.name == pool.metadata.name
+    assert list(check_fit(job, pool)) == []
+
+
+def test_the_notes_say_what_uninstalling_would_lose(helm: Helm) -> None:
+    assert "deletes the trained adapters with the claim marlaas-blobs" in notes(helm)
