@@ -24,7 +24,7 @@ from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
 from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
 from marlaas_operator.cluster import Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
-from marlaas_operator.handlers import WATCH_S, Flags, watch
+from marlaas_operator.handlers import WATCH_S, watch
 from marlaas_operator.health import Door, opened
 from marlaas_operator.installation import Installation, load
 from marlaas_operator.service import Outside, Service
@@ -59,15 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace, installation: Installation) -> None:
     gateway = await connect(options.kubeconfig, options.kubeconfig_context)
-    flags = Flags()
     with tempfile.TemporaryDirectory(prefix="marlaas-operator-") as folder:
         try:
             keys = await _keys(gateway, installation)
             creds = Path(folder) / "bus.creds"
-            service = _service(options, gateway, installation, flags, (keys, creds))
+            service = _service(options, gateway, installation, (keys, creds))
             gateway.observe = service.metrics.requested
             stop = asyncio.Event()
-            async with _opened(options, service), _renewing(gateway, installation, keys, creds), _signals(flags, stop):
+            async with _opened(options, service), _renewing(gateway, installation, keys, creds), _signals(stop):
                 await service.run(stop)
         finally:
             await gateway.close()
@@ -77,7 +76,6 @@ def _service(
     options: argparse.Namespace,
     gateway: ApiServer,
     installation: Installation,
-    flags: Flags,
     bus_user: tuple[BusKeys | None, Path],
 ) -> Service:
     keys, creds = bus_user
@@ -88,10 +86,7 @@ def _service(
         )
 
     async def watching(watched: Watched, listed: Callable[[Resource, str], None]) -> None:
-        try:
-            await watch(watched, listed, gateway, flags, options.watch_seconds)
-        finally:
-            flags.stop.set()
+        await watch(watched, listed, gateway, options.watch_seconds)
 
     instance = os.environ.get("POD_NAME") or socket.gethostname()
     outside = Outside(gateway, open_bus, watching, Credentials(keys, time.time), instance)
@@ -157,24 +152,16 @@ def _write(creds: Path, text: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _signals(flags: Flags, stop: asyncio.Event) -> AsyncIterator[None]:
-    """SIGTERM and SIGINT mean `stop`, also after kopf has put up handlers of its own."""
-
-    def put_up() -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-
-    async def again() -> None:
-        await flags.ready.wait()
-        put_up()
-
-    put_up()
-    task = asyncio.create_task(again(), name="signals")
+async def _signals(stop: asyncio.Event) -> AsyncIterator[None]:
+    """SIGTERM and SIGINT mean `stop`."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
     try:
         yield
     finally:
-        task.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 def _parser() -> argparse.ArgumentParser:

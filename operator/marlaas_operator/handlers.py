@@ -1,13 +1,15 @@
 """kopf, as the watcher: every event of our kinds and of what we own becomes something seen. The only module that imports kopf.
 
-kopf writes nothing: no finalizers, annotations, events or peering of its own. A watch ends after `watch_s` and goes on from where it was, so that
+kopf writes nothing: no finalizers, annotations, events or peering of its own. It has a thread and an event loop to itself, for it cancels
+whatever it finds beside it when it ends; when it fails, it is started anew. A watch ends after `watch_s` and goes on from where it was, so that
 one that has silently died is noticed. After an outage kopf lists anew without saying what went meanwhile; `listed` is told of every such object.
 """
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import kopf
@@ -18,53 +20,72 @@ from marlaas_operator.cluster.resources import KINDS, OWNED
 from marlaas_operator.resync import MANAGED
 from marlaas_operator.watched import Watched
 
+log = logging.getLogger(__name__)
+
 WATCH_S = 45.0
 _GRACE_S = 5.0
+_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 Listed = Callable[[Resource, str], None]
+"""Told kind and uid of every object that came by a list instead of a change."""
+
+Happened = Callable[[Resource, str | None, Body], None]
+"""Told what kopf saw, in kopf's thread: the kind, the event's type (None: listed), the object."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """stop: ends the watching. ready: set once kopf has put up its own signal handlers, which may then be replaced."""
+async def watch(watched: Watched, listed: Listed, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
+    """Watch until cancelled."""
+    loop = asyncio.get_running_loop()
+    stop = threading.Event()
 
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    def see(resource: Resource, kind: str | None, body: Body) -> None:
+        if kind == "DELETED":
+            watched.lose(target_of(body), body["metadata"]["uid"])
+            return
+        if kind is None:
+            listed(resource, str(body["metadata"]["uid"]))
+        watched.see(body)
+
+    def happened(resource: Resource, kind: str | None, body: Body) -> None:
+        loop.call_soon_threadsafe(see, resource, kind, body)
+
+    _quieten()
+    with ThreadPoolExecutor(1, thread_name_prefix="kopf") as thread:
+        try:
+            await loop.run_in_executor(thread, _watch_for_ever, happened, gateway, stop, watch_s)
+        finally:
+            stop.set()
 
 
-async def watch(
-    watched: Watched,
-    listed: Listed,
-    gateway: ApiServer,
-    flags: Flags,
-    watch_s: float = WATCH_S,
-) -> None:
-    """Watch until `flags.stop`. listed: told kind and uid of every object that came by a list instead of a change."""
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf.objects").setLevel(logging.ERROR)
+def _watch_for_ever(happened: Happened, gateway: ApiServer, stop: threading.Event, watch_s: float) -> None:
+    failures = 0
+    while not stop.is_set():
+        try:
+            asyncio.run(_watch_once(happened, gateway, stop, watch_s))
+        except Exception as error:  # whatever it is, a watcher that has ended must begin anew
+            wait_s = _AGAIN_S[min(failures, len(_AGAIN_S) - 1)]
+            failures += 1
+            log.warning("the watches ended (%s: %s) and begin anew in %.1f s", type(error).__name__, error, wait_s)
+            stop.wait(wait_s)
+
+
+async def _watch_once(happened: Happened, gateway: ApiServer, stop: threading.Event, watch_s: float) -> None:
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_login(gateway))
     for resource in (*KINDS, *OWNED):
-        _register(registry, resource, watched, listed)
+        _register(registry, resource, happened)
     await kopf.operator(
-        registry=registry,
-        settings=_settings(watch_s),
-        standalone=True,
-        clusterwide=True,
-        stop_flag=flags.stop,
-        ready_flag=flags.ready,
+        registry=registry, settings=_settings(watch_s), standalone=True, clusterwide=True, stop_flag=stop
     )
 
 
-def _register(registry: kopf.OperatorRegistry, resource: Resource, watched: Watched, listed: Listed) -> None:
+def _register(registry: kopf.OperatorRegistry, resource: Resource, happened: Happened) -> None:
     async def seen(event: Any, **_: Any) -> None:
-        body: Body = {**event["object"], "apiVersion": resource.api_version, "kind": resource.kind}
-        if event["type"] == "DELETED":
-            watched.lose(target_of(body), body["metadata"]["uid"])
-            return
-        if event["type"] is None:
-            listed(resource, str(body["metadata"]["uid"]))
-        watched.see(body)
+        happened(
+            resource,
+            event["type"],
+            {**event["object"], "apiVersion": resource.api_version, "kind": resource.kind},
+        )
 
     where = (resource.group, resource.version, resource.plural)
     kopf.on.event(*where, registry=registry, id=f"seen-{resource.plural}")(seen)
@@ -75,6 +96,7 @@ def _settings(watch_s: float) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.peering.standalone = True
+    settings.queueing.idle_timeout = 0.5
     settings.watching.server_timeout = int(watch_s)
     settings.watching.client_timeout = watch_s + _GRACE_S
     settings.watching.inactivity_timeout = watch_s + _GRACE_S
@@ -101,3 +123,9 @@ def _login(gateway: ApiServer) -> Callable[..., Any]:
         )
 
     return login
+
+
+def _quieten() -> None:
+    """kopf tells of every event, and of the signals that it leaves to us."""
+    for name, level in (("kopf", logging.WARNING), ("kopf.objects", logging.ERROR), ("kopf._core", logging.ERROR)):
+        logging.getLogger(name).setLevel(level)

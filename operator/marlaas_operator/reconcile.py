@@ -19,7 +19,7 @@ from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
 from marlaas_operator.events import event_body
 from marlaas_operator.installation import Installation
 from marlaas_operator.observe import Observer
-from marlaas_operator.plan import Plan
+from marlaas_operator.plan import Action, Apply, Delete, Plan
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.policies.pool import plan_pool
 from marlaas_operator.policies.tenant import plan_tenant
@@ -89,7 +89,7 @@ class Reconciler:
         try:
             for action in plan.actions:
                 await self._around.performer.perform(target, action)
-                failpoint(f"operator.reconcile.after_{type(action).__name__}")
+                failpoint(f"operator.reconcile.after_{_named(action)}")
         except (Invalid, Forbidden) as error:
             if self.refusals.get(target) != str(error):
                 log.warning("%s: %s", target, error)
@@ -149,3 +149,14 @@ class Reconciler:
     def _forget(self, target: Target) -> None:
         self._status_at.pop(target, None)
         self.refusals.pop(target, None)
+
+
+def _named(action: Action) -> str:
+    """For failpoints: what was done, and to which kind."""
+    match action:
+        case Apply(manifest):
+            return f"Apply_{manifest['kind']}"
+        case Delete(kind):
+            return f"Delete_{kind}"
+        case _:
+            return type(action).__name__

@@ -28,7 +28,7 @@ BUS_PATIENCE_S = 10.0
 DRAIN_S = 10.0
 
 Watch = Callable[[Watched, Callable[[Resource, str], None]], Awaitable[None]]
-"""Feeds the memory until it is cancelled or stopped; told what came by a list."""
+"""Feeds the memory until it is cancelled; tells what came by a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Service:
                 background += [
                     tasks.create_task(self.resync.run(), name="resync"),
                     tasks.create_task(sweep(self._outside.cluster, self.watched, self.bus), name="sweep"),
-                    tasks.create_task(self._watch(stop), name="watch"),
+                    tasks.create_task(self._watch(), name="watch"),
                 ]
                 await stopping
                 await self._drain(working)
@@ -109,9 +109,8 @@ class Service:
                 await self.bus.usable.wait()
         self._everything()
 
-    async def _watch(self, stop: asyncio.Event) -> None:
+    async def _watch(self) -> None:
         await self._outside.watch(self.watched, self.resync.listed)
-        stop.set()
 
     async def _drain(self, working: asyncio.Task[None]) -> None:
         self.queue.stop()

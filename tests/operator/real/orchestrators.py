@@ -1,0 +1,80 @@
+"""A scripted orchestrator: admits what a test says, and forgets deleted jobs as the real one does."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bucket, Bus, Conflict, Entry
+from marlaas_api.errors import Retryable
+from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.wire import decode_as, encode
+
+QUEUED = {
+    "phase": Phase.QUEUED,
+    "admitted": False,
+    "reason": "WaitingForPool",
+    "message": "no rollout replica is ready",
+}
+ADMITTED = {"phase": Phase.RUNNING, "admitted": True, "reason": "Admitted", "message": "admitted"}
+
+
+class ScriptedOrchestrator:
+    """Says Queued of every document it meets, until a test says otherwise. documents: what was seen, by key."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.documents: dict[str, JobDocument] = {}
+        self.forgets = True
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["ScriptedOrchestrator"]:
+        task = asyncio.create_task(self._follow())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def say(self, namespace: str, name: str, **words: object) -> Progress:
+        """Write the progress of a job, of the document that is there."""
+        key = subjects.job_key(namespace, name)
+        entry = await (await self._bus.bucket(subjects.JOBS)).get(key)
+        assert entry is not None
+        assert entry.data is not None
+        document = decode_as(JobDocument, entry.data)
+        progress = Progress.model_validate(
+            {
+                "namespace": namespace,
+                "job": name,
+                "uid": document.uid,
+                "generation": document.generation,
+                "steps": document.spec.training.steps,
+                **words,
+            }
+        )
+        await (await self._bus.bucket(subjects.PROGRESS)).put(key, encode(progress))
+        return progress
+
+    async def _follow(self) -> None:
+        while True:
+            with contextlib.suppress(Retryable):
+                jobs = await self._bus.bucket(subjects.JOBS)
+                async with jobs.watch() as entries:
+                    async for entry in entries:
+                        await self._take(jobs, entry)
+            await asyncio.sleep(0.2)
+
+    async def _take(self, jobs: Bucket, entry: Entry) -> None:
+        if entry.data is None:
+            self.documents.pop(entry.key, None)
+            return
+        document = decode_as(JobDocument, entry.data)
+        known = self.documents.get(entry.key)
+        self.documents[entry.key] = document
+        if document.deleted and self.forgets:
+            await (await self._bus.bucket(subjects.PROGRESS)).delete(entry.key)
+            with contextlib.suppress(Conflict):
+                await jobs.delete(entry.key, entry.revision)
+        elif known is None or known.uid != document.uid:
+            await self.say(document.namespace, document.job, **QUEUED)

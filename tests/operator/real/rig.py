@@ -1,0 +1,187 @@
+"""An operator as a real process between a real API server and a real bus; also what `bench operator` measures."""
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marlaas_api.bus_nats import NatsBus
+from marlaas_api.bus_nats import connect as connect_bus
+from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
+from marlaas_api.nats_server import EmbeddedNats
+from marlaas_e2e.control_plane import ControlPlane
+from marlaas_e2e.processes import Daemon, free_ports
+from marlaas_operator.bus_keys import ensure_keys
+from marlaas_operator.cluster import Body, NotFound, Target
+from marlaas_operator.cluster.api_server import ApiServer, connect
+from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
+from marlaas_operator.installation import Installation
+
+SYSTEM = "marlaas-system"
+PATIENCE_S = 60.0
+
+
+def pool(name: str, **spec: object) -> Body:
+    return {
+        "apiVersion": "marlaas.dev/v1alpha1",
+        "kind": "ModelPool",
+        "metadata": {"name": name},
+        "spec": {"model": {"builtin": "tiny"}, **spec},
+    }
+
+
+def job(namespace: str, name: str, pool: str, **spec: object) -> Body:
+    return {
+        "apiVersion": "marlaas.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "poolRef": {"name": pool},
+            "environment": {"name": "arithmetic"},
+            "training": {"steps": 4, "groupsPerStep": 2},
+            **spec,
+        },
+    }
+
+
+def namespace(name: str) -> Body:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+@dataclass
+class Rig:
+    """The pieces. `gateway` is the administrator's; the operator has its own."""
+
+    plane: ControlPlane
+    gateway: ApiServer
+    keys: BusKeys
+    nats: EmbeddedNats
+    installation: Installation
+    folder: Path
+    operator: Daemon | None = None
+    health: int = 0
+    started: list[Daemon] = field(default_factory=list)
+
+    def start_operator(self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45) -> Daemon:
+        """Start a new operator process; it is killed with the rig."""
+        (self.health,) = free_ports(1)
+        env = [f"MARLAAS_FAILPOINT={failpoint}"] if failpoint else []
+        command = [
+            "env",
+            *env,
+            sys.executable,
+            "-m",
+            "marlaas_operator",
+            *("--installation", str(self.folder / "installation.yaml")),
+            *("--kubeconfig", str(kubeconfig or self.plane.kubeconfig)),
+            *("--health", str(self.health)),
+            *("--watch-seconds", str(watch_s)),
+        ]
+        self.operator = Daemon("operator", command, self.folder / f"operator-{len(self.started)}.log")
+        self.operator.start()
+        self.started.append(self.operator)
+        return self.operator
+
+    async def get(self, target: Target) -> Body | None:
+        with contextlib.suppress(NotFound):
+            return await self.gateway.get(target)
+        return None
+
+    async def job(self, namespace: str, name: str) -> Body | None:
+        return await self.get(Target(RLJOBS, namespace, name))
+
+    async def pool(self, name: str) -> Body | None:
+        return await self.get(Target(MODELPOOLS, "", name))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples that have these labels."""
+        total = 0.0
+        for line in self.door("/metrics").splitlines():
+            words, _, value = line.rpartition(" ")
+            if words.partition("{")[0] == name and all(f'{key}="{want}"' in words for key, want in labels.items()):
+                total += float(value)
+        return total
+
+    def door(self, path: str) -> str:
+        """What the operator's HTTP door answers; empty if it does not."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except (urllib.error.URLError, OSError):
+            return ""
+
+    async def connect_orchestrator(self) -> NatsBus:
+        """A connection with the orchestrator's rights; streams and buckets exist then."""
+        creds = self.folder / "orchestrator.creds"
+        creds.write_text(mint(self.keys, OrchestratorUser(), time.time()))
+        bus = await connect_bus(self.nats.url, name="orchestrator", creds=creds)
+        await bus.ensure()
+        return bus
+
+    def words(self) -> str:
+        """Last words of every operator process, for a failed test."""
+        return "\n".join(f"--- {one.log.name}\n{one.last_words(40)}" for one in self.started)
+
+
+async def eventually(
+    rig: Rig, what: str, look: Callable[[], Awaitable[Any]], timeout_s: float = PATIENCE_S, every_s: float = 0.1
+) -> Any:
+    """What `look` gives once it is true. Bounded; a real server has no event that could be awaited."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = await look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {timeout_s:.0f} s still not: {what}\n{rig.words()}")
+        await asyncio.sleep(every_s)
+
+
+@contextlib.asynccontextmanager
+async def rigged(plane: ControlPlane, *, release: str = "marlaas", system: str = SYSTEM) -> AsyncIterator[Rig]:
+    """API server with our kinds, bus with users, no operator yet."""
+    with tempfile.TemporaryDirectory(prefix="marlaas-rig-") as name:
+        folder = Path(name)
+        gateway = await connect(plane.kubeconfig)
+        await gateway.apply(namespace(system))
+        (port,) = free_ports(1)
+        installation = _installation(release, system, f"nats://127.0.0.1:{port}")
+        keys = await ensure_keys(gateway, installation)
+        (folder / "installation.yaml").write_text(
+            yaml.safe_dump(json.loads(installation.model_dump_json(by_alias=True)))
+        )
+        nats = EmbeddedNats(folder / "nats", port=port, extra_config=server_config(keys))
+        await nats.start()
+        rig = Rig(plane, gateway, keys, nats, installation, folder)
+        try:
+            yield rig
+        finally:
+            for process in rig.started:
+                process.thaw() if process.alive else None
+                process.kill()
+            await nats.stop()
+            await gateway.close()
+
+
+def _installation(release: str, system: str, url: str) -> Installation:
+    return Installation.model_validate(
+        {
+            "release": release,
+            "namespace": system,
+            "natsUrl": url,
+            "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": release},
+            "busSecret": f"{release}-bus",
+            "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": f"{release}-blobs"},
+            "workerImage": {"name": "e2e.local/worker:1"},
+        }
+    )
