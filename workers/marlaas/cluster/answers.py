@@ -16,6 +16,7 @@ from marlaas.cluster.errors import (
 from marlaas_api.errors import MarlaasError
 
 INSTALL = "install MARLaaS there first (helm install marlaas charts/marlaas), or choose another --context"
+ASK = "ask the platform team for a role: edit or view in the namespace, or <release>-platform-editor for pools and tenants"
 
 _CAUSE = re.compile(r"^\* (?P<field>[^:\s]+): (?P<text>.*)$", re.MULTILINE)
 _UNDECLARED = re.compile(
@@ -64,9 +65,7 @@ def _no_cluster(text: str) -> MarlaasError:
 
 
 def _forbidden(text: str) -> MarlaasError:
-    return Forbidden(
-        f"not allowed: {_plain(text)}; ask the platform team for the role marlaas-editor or marlaas-viewer"
-    )
+    return Forbidden(f"not allowed: {_plain(text)}; {ASK}")
 
 
 def _refused(text: str) -> MarlaasError:

@@ -158,15 +158,15 @@ def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
         return
     whom = " (platform team)" if _actor(job.status, text, cause) is Actor.PLATFORM else ""
     yield f"What to do{whom}: {text.advice.replace('NAME', f'{job.name} -n {job.namespace}')}"
-    yield from (f"Agent {agent.name}: {agent.adapter}" for agent in _published(job.status))
+    yield from (f"Agent {agent.name}: {agent.adapter}." for agent in _published(job.status))
 
 
 def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
     """Whose turn it is: what ails a sandbox is the tenant's, what ails a pool the platform team's, whatever the same reason means elsewhere."""
-    if cause is not None:
-        return Actor.PLATFORM
+    if cause is None and text.stage is not Stage.FAULTY:
+        return text.actor
     sandbox = condition(status, "SandboxReady")
-    return Actor.TENANT if sandbox is not None and sandbox.reason == status.reason else text.actor
+    return Actor.TENANT if sandbox is not None and sandbox.reason == status.reason else Actor.PLATFORM
 
 
 def _published(status: RLJobStatus) -> tuple[AgentStatus, ...]:
