@@ -5,6 +5,7 @@ import sys
 
 NAMES = (
     "bus",
+    "operator_scale",
     "sandbox",
     "trainer",
     "rollout_service",

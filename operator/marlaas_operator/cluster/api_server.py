@@ -33,7 +33,7 @@ _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
 
 Observer = Callable[[str, str, int], None]
-"""Told of every request: verb, plural and HTTP status (0: no answer)."""
+"""Told of every request: verb, plural (`rljobs`, or `rljobs/status`) and HTTP status (0: no answer)."""
 
 
 async def connect(kubeconfig: Path | None = None, context: str | None = None) -> "ApiServer":
@@ -79,7 +79,7 @@ class ApiServer:
         self.observe: Observer = lambda verb, plural, status: None
 
     async def get(self, target: Target) -> Body:
-        return await self._call("GET", target.resource, target.path, f"get {target}")
+        return await self._call("GET", target.resource.plural, target.path, f"get {target}")
 
     async def list(self, resource: Resource, *, namespace: str = "", labels: str = "") -> list[Body]:
         query = {"limit": str(_PAGE), "labelSelector": labels}
@@ -91,24 +91,24 @@ class ApiServer:
     async def create(self, body: Body) -> Body:
         target = target_of(body)
         path = target.resource.path(target.namespace)
-        return await self._call("POST", target.resource, path, f"create {target}", (_JSON, body))
+        return await self._call("POST", target.resource.plural, path, f"create {target}", (_JSON, body))
 
     async def apply(self, body: Body) -> Body:
         target = target_of(body)
         path = f"{target.path}?{urlencode({'fieldManager': FIELD_MANAGER, 'force': 'true'})}"
-        return await self._call("PATCH", target.resource, path, f"apply {target}", (_APPLY, body))
+        return await self._call("PATCH", target.resource.plural, path, f"apply {target}", (_APPLY, body))
 
     async def patch(self, target: Target, patch: Body, *, status: bool = False) -> Body:
         part, what = ("/status", f"write the status of {target}") if status else ("", f"patch {target}")
         path = f"{target.path}{part}?{urlencode({'fieldManager': FIELD_MANAGER})}"
-        return await self._call("PATCH", target.resource, path, what, (_MERGE, patch))
+        return await self._call("PATCH", f"{target.resource.plural}{part}", path, what, (_MERGE, patch))
 
     async def delete(self, target: Target, *, uid: str | None = None) -> None:
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         try:
-            await self._call("DELETE", target.resource, target.path, f"delete {target}", (_JSON, options))
+            await self._call("DELETE", target.resource.plural, target.path, f"delete {target}", (_JSON, options))
         except NotFound:
             return
 
@@ -128,7 +128,7 @@ class ApiServer:
         token = ""
         while True:
             full = {key: value for key, value in {**query, "continue": token}.items() if value}
-            page = await self._call("GET", resource, f"{path}?{urlencode(full)}", f"list {resource.plural}")
+            page = await self._call("GET", resource.plural, f"{path}?{urlencode(full)}", f"list {resource.plural}")
             for item in page["items"]:
                 items.append({**item, "apiVersion": resource.api_version, "kind": resource.kind})
             token = str(page["metadata"].get("continue") or "")
@@ -136,16 +136,16 @@ class ApiServer:
                 return items
 
     async def _call(
-        self, verb: str, resource: Resource, path: str, action: str, content: tuple[str, Body] | None = None
+        self, verb: str, what: str, path: str, action: str, content: tuple[str, Body] | None = None
     ) -> Body:
-        """One request; `action` is what its errors say was tried."""
+        """One request; `action` is what its errors say was tried, `what` is told to the observer."""
         try:
             status, headers, text = await self._exchange(verb, path, content)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError, asyncio.IncompleteReadError) as error:
-            self.observe(verb, resource.plural, 0)
+            self.observe(verb, what, 0)
             words = str(error) or type(error).__name__
             raise Unavailable(f"cannot {action}: the API server does not answer ({words})") from error
-        self.observe(verb, resource.plural, status)
+        self.observe(verb, what, status)
         if status >= HTTPStatus.BAD_REQUEST:
             raise verdict(status, text, f"cannot {action}", headers.get("Retry-After"))
         return _parsed(text, action)
