@@ -44,6 +44,17 @@ def refused(snapshot: JobSnapshot) -> Refusal | None:
     return None
 
 
+def is_over(snapshot: JobSnapshot) -> bool:
+    """Whether the stored status is final and the bus knows nothing (any more) that would contradict it: what has ended is not begun again because the
+    bus has lost its memory. A succeeded job that was given more steps is not over."""
+    status = snapshot.status or {}
+    if snapshot.own_progress is not None:
+        return False
+    if status.get("phase") == Phase.SUCCEEDED and snapshot.job is not None:
+        return snapshot.job.spec.training.steps <= int(status.get("step") or 0)
+    return status.get("phase") in (Phase.SUCCEEDED, Phase.FAILED)
+
+
 def _problems(job: RLJob, pool: ModelPool) -> Iterator[tuple[Reason, Problem]]:
     for problem in check_supported(job):
         yield Reason.UNSUPPORTED, problem
@@ -73,6 +84,8 @@ def hand_over(snapshot: JobSnapshot, wanted: JobDocument | None) -> WriteDocumen
     if stands is not None and stands.uid != snapshot.meta.uid:
         return forget(stands)
     if wanted is None or wanted == stands or refused(snapshot) is not None:
+        return None
+    if stands is None and is_over(snapshot):
         return None
     return WriteDocument(wanted, stands)
 

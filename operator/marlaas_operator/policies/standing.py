@@ -4,15 +4,12 @@ The orchestrator decides what becomes of a job. The operator adds what only it s
 away. Nothing is said on a mere suspicion: what is not known yet leaves the status as it was.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from marlaas_api.kinds import RLJob
 from marlaas_api.messages import Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.policies.faults import PodFault, first_fault, refusal_of
-from marlaas_operator.policies.handover import refused
+from marlaas_operator.policies.handover import is_over, refused
 from marlaas_operator.snapshot import JobSnapshot
 
 BUS_PATIENCE_S = 10.0
@@ -35,7 +32,7 @@ def standing(snapshot: JobSnapshot, sandbox: str, now: float) -> Standing | None
     progress = snapshot.own_progress
     if progress is not None:
         return _trouble(snapshot, progress, sandbox, now) or _doing(snapshot, progress)
-    if is_over(snapshot.job, snapshot.status):
+    if is_over(snapshot):
         return None
     hold = refused(snapshot)
     if hold is not None:
@@ -45,14 +42,6 @@ def standing(snapshot: JobSnapshot, sandbox: str, now: float) -> Standing | None
     if not snapshot.bus.synced or now - snapshot.first_seen_at < FIRST_WORD_S:
         return None
     return Standing(None, Reason.WAITING_FOR_ORCHESTRATOR, "the orchestrator has not spoken of the job yet")
-
-
-def is_over(job: RLJob | None, status: Mapping[str, Any] | None) -> bool:
-    """Whether the stored status is final, whatever the bus has forgotten since; not of a succeeded job that was given more steps."""
-    phase, step = (status or {}).get("phase"), int((status or {}).get("step") or 0)
-    if phase == Phase.SUCCEEDED and job is not None:
-        return job.spec.training.steps <= step
-    return phase in (Phase.SUCCEEDED, Phase.FAILED)
 
 
 def look_again_s(snapshot: JobSnapshot, now: float) -> float | None:

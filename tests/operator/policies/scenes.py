@@ -1,0 +1,153 @@
+"""Small objects to decide about: a job, its pool, what the bus says, what pods say. Everything has a plain default."""
+
+from dataclasses import replace
+from typing import Any
+
+from marlaas_api.documents import job_document
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
+from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests.names import sandbox_name
+from marlaas_operator.manifests.sandbox import sandbox_objects
+from marlaas_operator.manifests.sandbox_pod import Sandbox
+from marlaas_operator.pod_facts import ContainerFacts, PodFacts
+from marlaas_operator.policies.job import FINALIZER
+from marlaas_operator.snapshot import BusState, JobLoad, JobSnapshot, Meta, PoolSnapshot
+
+NOW = 1_800_000_000.0
+AWAKE = BusState(available=True, since=0.0)
+INSTALLATION = Installation.model_validate(
+    {
+        "release": "marlaas",
+        "namespace": "marlaas-system",
+        "natsUrl": "nats://marlaas-nats.marlaas-system.svc:4222",
+        "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": "marlaas"},
+        "busSecret": "marlaas-bus",
+        "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": "marlaas-blobs"},
+        "workerImage": {"name": "registry.example/marlaas-worker:0.1.0"},
+    }
+)
+META = Meta(name="sums", uid="u1", namespace="team-a", created_at=NOW - 100, finalizers=(FINALIZER,))
+
+
+def rljob(spec: dict[str, Any] | None = None, **environment: Any) -> RLJob:
+    """A job of team-a; what is given replaces parts of its spec and of its environment."""
+    where = environment if "image" in environment else {"name": "reverse", **environment}
+    plain = {"poolRef": {"name": "tiny"}, "environment": where, "training": {"steps": 40}}
+    return RLJob.model_validate(
+        {
+            "apiVersion": "marlaas.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "sums", "namespace": "team-a", "uid": "u1"},
+            "spec": {**plain, **(spec or {})},
+        }
+    )
+
+
+def modelpool(**spec: Any) -> ModelPool:
+    return ModelPool.model_validate(
+        {
+            "apiVersion": "marlaas.dev/v1alpha1",
+            "kind": "ModelPool",
+            "metadata": {"name": "tiny", "uid": "p1"},
+            "spec": {"model": {"builtin": "tiny"}, **spec},
+        }
+    )
+
+
+def tenant(name: str, *namespaces: str, weight: float = 1.0) -> Tenant:
+    return Tenant.model_validate(
+        {
+            "apiVersion": "marlaas.dev/v1alpha1",
+            "kind": "Tenant",
+            "metadata": {"name": name},
+            "spec": {"namespaces": list(namespaces), "weight": weight},
+        }
+    )
+
+
+def document(job: RLJob | None = None, **changes: Any) -> JobDocument:
+    return job_document(job or rljob(), (), "u1", None).model_copy(update=changes)
+
+
+def progress(phase: Phase = Phase.RUNNING, reason: str = "Training", **fields: Any) -> Progress:
+    plain = {"namespace": "team-a", "job": "sums", "uid": "u1", "steps": 40, "admitted": phase is Phase.RUNNING}
+    return Progress.model_validate({**plain, "phase": phase, "reason": reason, **fields})
+
+
+def queued(reason: str = "WaitingForSlots", message: str = "needs 3 of the 8 adapter slots", **fields: Any) -> Progress:
+    return progress(Phase.QUEUED, reason, message=message, **fields)
+
+
+def snapshot(**fields: Any) -> JobSnapshot:
+    """A job that is handed over and runs, with nothing observed in the cluster yet."""
+    plain: dict[str, Any] = {
+        "meta": META,
+        "bus": AWAKE,
+        "job": rljob(),
+        "pool": modelpool(),
+        "document": document(fields.get("job")),
+        "progress": progress(),
+        "credential": "creds",
+        "first_seen_at": NOW - 100,
+    }
+    return JobSnapshot(**{**plain, **fields})
+
+
+def new(**fields: Any) -> JobSnapshot:
+    """A job that was created this very moment."""
+    return snapshot(**{"document": None, "progress": None, "credential": None, "first_seen_at": NOW, **fields})
+
+
+def owned_sandbox(job: RLJob | None = None) -> dict[tuple[str, str], dict[str, Any]]:
+    """What the cluster holds when a sandbox is as it should be."""
+    found = rljob() if job is None else job
+    made = Sandbox(META, found, document(found), modelpool().spec.sandbox, "creds")
+    return {key_of(manifest): stored(manifest) for manifest in sandbox_objects(made, INSTALLATION)}
+
+
+def key_of(manifest: Any) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def stored(manifest: Any, uid: str = "o1") -> dict[str, Any]:
+    """An object as the API server would give it back."""
+    return {**manifest, "metadata": {"namespace": "", **manifest["metadata"], "uid": uid}}
+
+
+def running(**fields: Any) -> JobSnapshot:
+    """A job in the middle of its training, everything as it should be, but for its status, which was never written."""
+    return snapshot(**{"owned": owned_sandbox(fields.get("job")), "pods": (pod("sandbox"),), **fields})
+
+
+def pod(component: str = "sandbox", *containers: ContainerFacts, ready: bool = True, **fields: Any) -> PodFacts:
+    plain = {"name": f"{component}-0", "component": component, "phase": "Running", "created_at": NOW - 5}
+    return PodFacts(**{**plain, "ready": ready, "containers": containers, **fields})
+
+
+def container(name: str = "supervisor", **fields: Any) -> ContainerFacts:
+    return ContainerFacts(**{"name": name, "init": False, "ready": False, "restarts": 0, **fields})
+
+
+def crashed(words: str = "boom", restarts: int = 1, component: str = "sandbox", **fields: Any) -> PodFacts:
+    """A pod whose container ends with an error, again and again."""
+    state = container(restarts=restarts, waiting="CrashLoopBackOff", exit_code=1, last_words=words)
+    return pod(component, state, ready=False, **fields)
+
+
+def load(name: str = "sums", phase: Phase = Phase.RUNNING, **fields: Any) -> JobLoad:
+    plain = {"namespace": "team-a", "name": name, "pool": "tiny", "admitted": phase is Phase.RUNNING}
+    return JobLoad(**{**plain, "phase": phase, "slots": 3, "begun": True, **fields})
+
+
+def pool_snapshot(**fields: Any) -> PoolSnapshot:
+    meta = Meta(name="tiny", uid="p1", created_at=NOW - 100, finalizers=("marlaas.dev/pool",))
+    plain = {"meta": meta, "bus": AWAKE, "pool": modelpool(), "credentials": {"rollout": "r", "trainer": "t"}}
+    return PoolSnapshot(**{**plain, **fields})
+
+
+def deleted(meta: Meta = META, ago_s: float = 1.0) -> Meta:
+    return replace(meta, deleted_at=NOW - ago_s)
+
+
+SANDBOX = sandbox_name("sums")

@@ -1,0 +1,231 @@
+"""What the columns, the conditions and the events of a job say."""
+
+from dataclasses import replace
+
+import pytest
+from tests.operator.policies.scenes import (
+    INSTALLATION,
+    META,
+    NOW,
+    container,
+    crashed,
+    document,
+    modelpool,
+    new,
+    pod,
+    progress,
+    queued,
+    rljob,
+    running,
+)
+
+from marlaas_api.kinds.status import RLJobStatus
+from marlaas_api.messages import Phase
+from marlaas_operator.policies.job import plan_job
+from marlaas_operator.snapshot import BusState
+
+
+def status(scene, now=NOW):
+    return plan_job(scene, INSTALLATION, now).status
+
+
+def conditions(scene, now=NOW):
+    return {c["type"]: (c["status"], c["reason"]) for c in status(scene, now)["conditions"]}
+
+
+def events(before, scene, now=NOW):
+    """Events when the scene comes after another whose status was written."""
+    stored = {key: value for key, value in status(before).items() if value is not None}
+    return [(event.type, event.reason) for event in plan_job(replace(scene, status=stored), INSTALLATION, now).events]
+
+
+def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
+    told = progress(
+        message="step 13 of 40",
+        step=12,
+        versions={"policy": 11},
+        adapters={"policy": "team-a/sums/u1/policy/v11"},
+        reward=0.123456,
+        eval_before=0.1,
+        eval_last=0.75,
+        staleness=0.66666,
+        tokens=1234,
+        tokens_per_s=99.99,
+        accelerator_s=7.77,
+        faults={"env": 2},
+        started_at=NOW - 50.5,
+    )
+    found = status(running(progress=told))
+    assert {key: value for key, value in found.items() if key != "conditions"} == {
+        "observedGeneration": 1,
+        "phase": "Running",
+        "reason": "Training",
+        "message": "step 13 of 40",
+        "tenant": "team-a",
+        "progress": "12/40",
+        "step": 12,
+        "steps": 40,
+        "agents": [{"name": "policy", "policyVersion": 11, "adapter": "team-a/sums/u1/policy/v11"}],
+        "reward": 0.123,
+        "evalBefore": 0.1,
+        "evalLast": 0.75,
+        "staleness": 0.667,
+        "tokens": 1234,
+        "tokensPerSecond": 100.0,
+        "acceleratorSeconds": 7.8,
+        "faults": {"env": 2},
+        "startedAt": "2027-01-15T07:59:09Z",
+    }
+    RLJobStatus.model_validate(found)
+
+
+def test_a_number_that_json_cannot_say_is_left_out():
+    assert "reward" not in status(running(progress=progress(reward=float("nan"))))
+
+
+def test_only_moved_figures_are_not_urgent_and_tell_no_event():
+    before = {key: value for key, value in status(running()).items() if value is not None}
+    found = plan_job(running(status=before, progress=progress(tokens=5)), INSTALLATION, NOW + 9)
+    assert (found.status["tokens"], found.urgent, found.events) == (5, False, ())
+
+
+def test_a_condition_keeps_its_time_until_its_status_turns():
+    first = running(pods=())
+    stored = status(first)
+    later = status(replace(first, status=stored, progress=progress(tokens=5)), NOW + 60)
+    assert later["conditions"] == stored["conditions"]
+    turned = status(replace(running(), status=stored), NOW + 60)
+    times = {c["type"]: c["lastTransitionTime"] for c in turned["conditions"]}
+    assert times == {"Admitted": "2027-01-15T08:00:00Z", "SandboxReady": "2027-01-15T08:01:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("scene", "expected"),
+    [
+        (new(document=document(), progress=queued()), (("False", "WaitingForSlots"), ("False", "NotAdmitted"))),
+        (new(pool=None), (("False", "PoolNotFound"), ("False", "NotAdmitted"))),
+        (running(pods=()), (("True", "Admitted"), ("False", "SandboxStarting"))),
+        (running(), (("True", "Admitted"), ("True", "SandboxReady"))),
+        (running(pods=(crashed(),)), (("True", "Admitted"), ("False", "ContainerCrashing"))),
+        (running(progress=progress(Phase.SUSPENDED, "Suspended")), (("False", "Suspended"), ("False", "NotAdmitted"))),
+        (running(progress=progress(Phase.SUCCEEDED, "Finished")), (("False", "Finished"), ("False", "Finished"))),
+        (running(meta=replace(META, deleted_at=NOW)), (("False", "Deleting"), ("False", "Deleting"))),
+    ],
+)
+def test_conditions_admitted_and_sandbox_ready(scene, expected):
+    found = conditions(scene)
+    assert (found["Admitted"], found["SandboxReady"]) == expected
+
+
+def test_complete_and_failed_appear_at_the_end_and_turn_when_a_job_goes_on():
+    ended = running(progress=progress(Phase.SUCCEEDED, "Finished", step=40, finished_at=NOW))
+    assert conditions(ended)["Complete"] == ("True", "Finished")
+    assert "Failed" not in conditions(ended)
+    again = replace(running(job=rljob({"training": {"steps": 50}})), status=status(ended))
+    assert conditions(again)["Complete"] == ("False", "Training")
+    assert status(again)["finishedAt"] is None, "removed by the patch"
+
+
+def test_conditions_and_fields_of_somebody_else_stay():
+    foreign = {"type": "Billing", "status": "True", "reason": "Paid", "message": "", "lastTransitionTime": "x"}
+    found = status(running(status={"conditions": [foreign], "invoice": 7, "steps": 3}))
+    assert foreign in found["conditions"]
+    assert "invoice" not in found
+
+
+def pulling(words):
+    return pod("sandbox", container(waiting=words, message="no such image", image="x:1"), ready=False)
+
+
+PULLING = pulling("ErrImagePull")
+NO_NODE = pod("sandbox", ready=False, unschedulable="0/1 nodes are available: 1 Insufficient cpu.")
+NO_SECRET = pod("sandbox", container(waiting="CreateContainerConfigError", message='secret "k" not found'), ready=False)
+OOM = pod("sandbox", container(exit_code=137, exit_reason="OOMKilled", restarts=1), ready=False)
+NO_MODEL = pod("rollout", container("model", init=True, exit_code=2, last_words="no model at /m"), ready=False)
+QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "words"),
+    [
+        ({"pods": (PULLING,)}, "ImageCannotBePulled", "sandbox-0: image x:1: no such image"),
+        ({"pods": (NO_NODE,)}, "PodUnschedulable", "Insufficient cpu"),
+        ({"pods": (NO_SECRET,)}, "ConfigMissing", 'secret "k" not found'),
+        ({"pods": (OOM,)}, "ContainerOutOfMemory", "supervisor took more memory than its limit"),
+        ({"pods": (crashed("KeyError: 'x'"),)}, "ContainerCrashing", "sandbox-0: KeyError: 'x'"),
+        ({"pods": (), "refusal": "exceeded quota"}, "PodRefused", "exceeded quota"),
+        ({"pool_pods": (NO_MODEL,)}, "ModelNotFound", "rollout-0 of pool tiny: no model at /m"),
+        ({"pool_pods": (crashed("boom", component="trainer"),)}, "ContainerCrashing", "trainer-0 of pool tiny: boom"),
+        ({"bus": BusState(available=False, since=NOW - 60)}, "BusUnavailable", "NATS does not answer"),
+        ({"pods": ()}, "SandboxStarting", "its sandbox is starting"),
+    ],
+)
+def test_what_keeps_a_running_job_from_going_on_beats_what_the_orchestrator_says(fields, reason, words):
+    found = status(running(**fields))
+    assert (found["phase"], found["reason"]) == ("Running", reason)
+    assert words in found["message"]
+
+
+def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
+    scene = running(pods=())
+    (key,) = [key for key in scene.owned if key[0] == "Deployment"]
+    found = status(replace(scene, owned={**scene.owned, key: {**scene.owned[key], **QUOTA}}))
+    assert (found["reason"], found["message"]) == ("PodRefused", "exceeded quota")
+
+
+def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool():
+    broken = (crashed("boom", component="rollout"),)
+    waits = new(document=document(), progress=queued("WaitingForPool"), pool_pods=broken)
+    assert status(waits)["reason"] == "ContainerCrashing"
+    assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
+    assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
+
+
+def test_a_fault_begins_and_ends_with_one_event_each_and_goes_away_by_itself():
+    broken = running(pods=(crashed(),))
+    assert events(running(), broken) == [("Warning", "ContainerCrashing")]
+    assert events(broken, running()) == [("Normal", "Recovered"), ("Normal", "SandboxReady")]
+    assert events(broken, broken) == []
+
+
+@pytest.mark.parametrize("other", ["ErrImagePull", "ImagePullBackOff"])
+def test_an_image_that_is_tried_again_and_again_is_told_once(other):
+    assert events(running(pods=(PULLING,)), running(pods=(pulling(other),))) == []
+
+
+QUEUED = new(document=document(), progress=queued())
+SUCCEEDED = running(progress=progress(Phase.SUCCEEDED, "Finished"))
+FAILED = running(progress=progress(Phase.FAILED, "TooManyFaults", message="x"))
+SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (QUEUED, running(pods=()), [("Normal", "Admitted")]),
+        (running(pods=()), running(), [("Normal", "SandboxReady")]),
+        (running(), SUCCEEDED, [("Normal", "Finished")]),
+        (running(), FAILED, [("Warning", "TooManyFaults")]),
+        (running(pods=(crashed(),)), FAILED, [("Warning", "TooManyFaults")]),
+        (running(), SUSPENDED, [("Normal", "Suspended")]),
+        (QUEUED, SUSPENDED, [("Normal", "Suspended")]),
+        (SUSPENDED, QUEUED, [("Normal", "WaitingForSlots")]),
+        (running(), running(meta=replace(META, deleted_at=NOW)), [("Normal", "Deleting")]),
+        (QUEUED, new(document=document(), progress=queued("WaitingForPool")), []),
+    ],
+)
+def test_one_event_for_each_real_transition(before, after, expected):
+    assert events(before, after) == expected
+
+
+def test_a_job_that_can_never_run_is_told_with_a_warning_even_though_it_is_its_first_status():
+    found = plan_job(new(pool=modelpool(adapterSlots=1)), INSTALLATION, NOW)
+    assert [(event.type, event.reason) for event in found.events] == [("Warning", "NeverFits")]
+
+
+def test_a_final_status_stays_when_the_bus_has_forgotten_everything():
+    ended = running(progress=progress(Phase.SUCCEEDED, "Finished", step=40, finished_at=NOW), owned={}, pods=())
+    forgotten = replace(ended, status=status(ended), document=None, progress=None)
+    found = plan_job(forgotten, INSTALLATION, NOW)
+    assert found.status is None
+    assert found.actions == ()
