@@ -68,7 +68,7 @@ def _drained_s(snapshot: PoolSnapshot, now: float) -> float:
 
 
 def _removal(snapshot: PoolSnapshot, installation: Installation) -> Iterator[Action]:
-    for role in ROLES:
+    for role in ROLES if snapshot.owned else ():
         yield Delete("Secret", installation.namespace, workers_name(snapshot.meta.name, role))
     sets = [body for (kind, _), body in snapshot.owned.items() if kind == "StatefulSet"]
     last = not sets and not snapshot.pods

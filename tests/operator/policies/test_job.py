@@ -242,34 +242,39 @@ def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_r
     assert plan(scene).status["sandboxCrashes"] == 7
 
 
-class TestDeleting:
-    def test_a_job_without_our_finalizer_is_none_of_our_business(self):
-        assert plan(running(meta=replace(deleted(), finalizers=()))) == Plan()
+def test_a_job_without_our_finalizer_is_none_of_our_business():
+    assert plan(running(meta=replace(deleted(), finalizers=()))) == Plan()
 
-    def test_a_running_job_is_stopped_and_its_sandbox_removed_before_it_goes(self):
-        found = plan(running(meta=deleted()))
-        assert kinds(found.actions) == ["WriteDocument", "Delete", "Delete"]
-        assert found.actions[0].document.deleted
-        assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
 
-    def test_a_second_look_asks_for_nothing_again(self):
-        asked = told(running(meta=deleted(), document=document(deleted=True), owned={}, pods=()))
-        assert plan(asked) == Plan(requeue_s=FORGET_S - 1)
+def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes():
+    found = plan(running(meta=deleted()))
+    assert kinds(found.actions) == ["WriteDocument", "Delete", "Delete"]
+    assert found.actions[0].document.deleted
+    assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
 
-    @pytest.mark.parametrize("left", [None, document(uid="next")])
-    def test_it_goes_when_the_orchestrator_has_forgotten_it(self, left):
-        found = plan(new(meta=deleted(), document=left))
-        assert found.actions == (RemoveFinalizer(FINALIZER),)
 
-    def test_it_does_not_go_while_a_pod_of_it_still_runs(self):
-        found = plan(new(meta=deleted(), pods=(pod("sandbox", deleting=True),)))
-        assert RemoveFinalizer(FINALIZER) not in found.actions
+def test_a_second_look_at_a_deleted_job_asks_for_nothing_again():
+    asked = told(running(meta=deleted(), document=document(deleted=True), owned={}, pods=()))
+    assert plan(asked) == Plan(requeue_s=FORGET_S - 1)
 
-    @pytest.mark.parametrize("bus", [AWAY, UNREAD, AWAKE])
-    def test_it_goes_in_a_minute_whoever_does_not_answer(self, bus):
-        scene = running(meta=deleted(ago_s=FORGET_S), bus=bus)
-        assert plan(scene).actions[-1] == RemoveFinalizer(FINALIZER)
-        assert RemoveFinalizer(FINALIZER) not in plan(replace(scene, meta=deleted(ago_s=FORGET_S - 1))).actions
 
-    def test_a_job_that_does_not_parse_can_be_deleted(self):
-        assert kinds(plan(running(meta=deleted(), job=None, problem="?")).actions)[0] == "WriteDocument"
+@pytest.mark.parametrize("left", [None, document(uid="next")])
+def test_a_deleted_job_goes_when_the_orchestrator_has_forgotten_it(left):
+    found = plan(new(meta=deleted(), document=left))
+    assert found.actions == (RemoveFinalizer(FINALIZER),)
+
+
+def test_a_deleted_job_does_not_go_while_a_pod_of_it_still_runs():
+    found = plan(new(meta=deleted(), pods=(pod("sandbox", deleting=True),)))
+    assert RemoveFinalizer(FINALIZER) not in found.actions
+
+
+@pytest.mark.parametrize("bus", [AWAY, UNREAD, AWAKE])
+def test_a_deleted_job_goes_in_a_minute_whoever_does_not_answer(bus):
+    scene = running(meta=deleted(ago_s=FORGET_S), bus=bus)
+    assert plan(scene).actions[-1] == RemoveFinalizer(FINALIZER)
+    assert RemoveFinalizer(FINALIZER) not in plan(replace(scene, meta=deleted(ago_s=FORGET_S - 1))).actions
+
+
+def test_a_job_that_does_not_parse_can_be_deleted():
+    assert kinds(plan(running(meta=deleted(), job=None, problem="?")).actions)[0] == "WriteDocument"

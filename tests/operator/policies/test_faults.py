@@ -1,0 +1,155 @@
+"""From a pod's own status, as the kubelet writes it, to one reason and its words."""
+
+import pytest
+import yaml
+
+from marlaas_operator.pod_facts import pod_facts
+from marlaas_operator.policies.faults import first_fault, pod_fault, refusal_of
+
+TRACEBACK = """2026-11-21T16:00:00.000Z INFO sandbox-0 marlaas_worker: sandbox starts
+2026-11-21T16:00:01.000Z CRITICAL sandbox-0 marlaas_worker: no environment is called 'revers'
+    Traceback (most recent call last):
+      File "x.py", line 1
+    marlaas_api.errors.InvalidInput: no environment is called 'revers'
+"""
+
+
+def fault(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
+    return pod_fault(facts(containers, init, conditions, phase, **meta))
+
+
+def facts(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
+    status = {
+        "phase": phase,
+        "conditions": yaml.safe_load(conditions),
+        "containerStatuses": yaml.safe_load(containers),
+        "initContainerStatuses": yaml.safe_load(init),
+    }
+    labels = {"app.kubernetes.io/component": "sandbox"}
+    return pod_facts({"metadata": {"name": "p-0", "labels": labels, **meta}, "status": status})
+
+
+def one(state, last=None, **fields):
+    container = {"name": "supervisor", "image": "w:1", "ready": False, "restartCount": 0, "state": state}
+    return yaml.safe_dump([{**container, "lastState": last or {}, **fields}])
+
+
+def ended(code, reason="Error", message=""):
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+CASES = [
+    ("nothing is known yet", one({"waiting": {"reason": "ContainerCreating"}}), None),
+    ("starting", one({"running": {}}), None),
+    ("started again after a drain", one({"running": {}}, ended(0, "Completed")), None),
+    ("crash", one(ended(1, message=TRACEBACK)), ("ContainerCrashing", "no environment is called 'revers'")),
+    ("crash, waiting", one(BACK_OFF, ended(1, message="ValueError: x")), ("ContainerCrashing", "ValueError: x")),
+    ("crash, trying again", one({"running": {}}, ended(1, message="x")), ("ContainerCrashing", "x")),
+    (
+        "silent crash",
+        one(ended(3)),
+        ("ContainerCrashing", "container supervisor ended with exit code 3 and said nothing"),
+    ),
+    ("killed", one({"running": {}}, ended(137)), ("ContainerCrashing", "container supervisor was killed")),
+    (
+        "out of memory",
+        one(BACK_OFF, ended(137, "OOMKilled")),
+        ("ContainerOutOfMemory", "container supervisor took more memory than its limit"),
+    ),
+    (
+        "pull refused",
+        one({"waiting": {"reason": "ErrImagePull", "message": "not found"}}),
+        ("ImageCannotBePulled", "image w:1: not found"),
+    ),
+    (
+        "pull waits, new kubelet",
+        one(
+            {
+                "waiting": {
+                    "reason": "ImagePullBackOff",
+                    "message": 'Back-off pulling image "w:1": ErrImagePull: not found',
+                }
+            }
+        ),
+        ("ImageCannotBePulled", "image w:1: not found"),
+    ),
+    (
+        "pull waits, old kubelet",
+        one({"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "w:1"'}}),
+        ("ImageCannotBePulled", "image w:1"),
+    ),
+    (
+        "bad image name",
+        one({"waiting": {"reason": "InvalidImageName", "message": "cannot parse"}}),
+        ("ImageCannotBePulled", "image w:1: cannot parse"),
+    ),
+    (
+        "missing secret",
+        one({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "k" not found'}}),
+        ("ConfigMissing", 'secret "k" not found'),
+    ),
+    (
+        "missing program",
+        one({"waiting": {"reason": "RunContainerError", "message": 'exec: "serve": not found'}}),
+        ("ContainerCrashing", 'exec: "serve": not found'),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "containers", "expected"), CASES, ids=[case[0] for case in CASES])
+def test_what_a_container_says_becomes_a_reason_and_its_own_words(name, containers, expected):
+    found = fault(containers)
+    assert (None if found is None else (found.reason, found.message)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "PodUnschedulable"),
+        ('persistentvolumeclaim "models" not found', "ConfigMissing"),
+    ],
+)
+def test_a_pod_without_a_node_tells_in_the_schedulers_words(words, reason):
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    found = fault(conditions=yaml.safe_dump([condition]))
+    assert (found.reason, found.message) == (reason, words)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(2, "ModelNotFound"), (1, "ContainerCrashing")])
+def test_a_model_that_only_a_person_can_bring_is_not_found_and_other_failures_are_tried_again(code, reason):
+    init = one(BACK_OFF, ended(code, message="no model at /model/x"), name="model")
+    waiting = one({"waiting": {"reason": "PodInitializing"}})
+    found = fault(waiting, init)
+    assert (found.reason, found.message) == (reason, "no model at /model/x")
+
+
+def test_an_init_container_that_succeeded_in_the_end_is_no_fault():
+    assert fault(one({"running": {}}), one(ended(0, "Completed"), ended(1), name="model", ready=True)) is None
+
+
+READY = "[{type: Ready, status: 'True'}]"
+
+
+def test_a_pod_that_serves_ends_or_was_replaced_has_no_fault():
+    crash = one({"running": {}}, ended(1), ready=True, restartCount=9)
+    assert fault(crash, conditions=READY) is None
+    assert fault(one(ended(1)), deletionTimestamp="2026-11-21T16:00:00Z") is None
+    assert fault(one(ended(1)), phase="Failed") is None
+
+
+def test_restarts_of_init_containers_are_no_crashes():
+    pod = facts(one({"running": {}}, restartCount=2), one(ended(1), restartCount=5, name="model"))
+    assert pod.restarts == 2
+
+
+def test_of_several_pods_the_first_by_name_is_told_with_its_owner():
+    broken = facts(one(ended(1, message="x")))
+    assert first_fault([broken], " of pool tiny").message == "p-0 of pool tiny: x"
+    assert first_fault([facts(conditions=READY)]) is None
+
+
+def test_a_deployment_without_trouble_refuses_nothing():
+    fine = {"status": {"conditions": [{"type": "Available", "status": "True"}]}}
+    assert refusal_of(fine) is None
+    assert refusal_of(None) is None

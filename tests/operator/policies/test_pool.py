@@ -1,0 +1,235 @@
+"""What is done about a pool, and what it says of itself."""
+
+from dataclasses import replace
+
+import pytest
+from tests.operator.policies.scenes import (
+    AWAKE,
+    INSTALLATION,
+    NOW,
+    crashed,
+    key_of,
+    load,
+    modelpool,
+    pod,
+    pool_snapshot,
+    stored,
+)
+
+from marlaas_api.messages import Phase
+from marlaas_operator.manifests.pool import Pool, role_objects, shared_objects
+from marlaas_operator.plan import AddFinalizer, Apply, Delete, Plan, RemoveFinalizer
+from marlaas_operator.policies.pool import DRAIN_S, FINALIZER, plan_pool
+from marlaas_operator.snapshot import BusState
+
+SERVING = (pod("rollout"), pod("trainer"))
+
+
+def plan(scene, now=NOW) -> Plan:
+    return plan_pool(scene, INSTALLATION, now)
+
+
+def settled(**fields):
+    """A pool whose objects are all there and whose status is written."""
+    scene = pool_snapshot(**{"pods": SERVING, "owned": owned(fields.get("pool")), **fields})
+    return replace(scene, status=plan(scene).status)
+
+
+def owned(pool=None):
+    made = Pool(pool_snapshot().meta, pool or modelpool(), pool_snapshot().credentials)
+    roles = [manifest for role in ("rollout", "trainer") for manifest in role_objects(made, INSTALLATION, role)]
+    return {key_of(manifest): stored(manifest) for manifest in (*shared_objects(made, INSTALLATION), *roles)}
+
+
+def deleted(scene, ago_s=1.0):
+    return replace(scene, meta=replace(scene.meta, deleted_at=NOW - ago_s))
+
+
+def applied(found):
+    return [key_of(action.manifest) for action in found.actions if isinstance(action, Apply)]
+
+
+def conditions(found):
+    return {c["type"]: (c["status"], c["reason"]) for c in found.status["conditions"]}
+
+
+def test_a_new_pool_gets_its_finalizer_and_its_workers_after_what_guards_them():
+    scene = pool_snapshot()
+    found = plan(replace(scene, meta=replace(scene.meta, finalizers=())))
+    assert found.actions[0] == AddFinalizer(FINALIZER)
+    assert applied(found) == [
+        ("ServiceAccount", "tiny-workers"),
+        ("ConfigMap", "tiny-pool"),
+        ("NetworkPolicy", "tiny-rollout"),
+        ("Service", "tiny-rollout"),
+        ("PodDisruptionBudget", "tiny-rollout"),
+        ("Secret", "tiny-rollout"),
+        ("StatefulSet", "tiny-rollout"),
+        ("NetworkPolicy", "tiny-trainer"),
+        ("Service", "tiny-trainer"),
+        ("PodDisruptionBudget", "tiny-trainer"),
+        ("Secret", "tiny-trainer"),
+        ("StatefulSet", "tiny-trainer"),
+    ]
+
+
+def test_the_workers_wait_for_their_credentials():
+    found = plan(pool_snapshot(credentials={}))
+    assert applied(found) == [("ServiceAccount", "tiny-workers"), ("ConfigMap", "tiny-pool")]
+    assert found.requeue_s == 15.0
+
+
+def test_a_pool_in_a_steady_state_needs_nothing():
+    assert plan(settled()) == Plan(requeue_s=600.0)
+
+
+@pytest.mark.parametrize("key", sorted(owned()))
+def test_an_owned_object_that_was_deleted_comes_back(key):
+    scene = settled()
+    found = plan(replace(scene, owned={k: body for k, body in scene.owned.items() if k != key}))
+    assert key in applied(found)
+    assert len(found.actions) == (2 if key[0] == "StatefulSet" else 1), "its Secret comes along"
+
+
+@pytest.mark.parametrize("change", [{"namespaces": ["a"]}, {"sandbox": {"maxMemory": "1Gi"}}])
+def test_a_change_that_is_none_of_the_workers_business_restarts_nobody(change):
+    assert applied(plan(replace(settled(), pool=modelpool(**change)))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "roles"),
+    [
+        ({"rollout": {"replicas": 2}}, {"tiny-rollout"}),
+        ({"trainer": {"tolerations": [{"operator": "Exists"}]}}, {"tiny-trainer"}),
+        ({"adapterSlots": 4}, {"tiny-pool", "tiny-rollout", "tiny-trainer"}),
+    ],
+)
+def test_a_change_reaches_those_whom_it_concerns(change, roles):
+    assert {name for _, name in applied(plan(replace(settled(), pool=modelpool(**change))))} == roles
+
+
+def test_the_status_says_who_serves_and_what_is_taken():
+    jobs = (load("a"), load("b", Phase.QUEUED), load("c", Phase.SUCCEEDED))
+    found = plan(pool_snapshot(pods=SERVING, jobs=jobs)).status
+    assert {key: value for key, value in found.items() if key != "conditions"} == {
+        "observedGeneration": 1,
+        "model": "tiny",
+        "rollout": {"replicas": 1, "ready": 1},
+        "trainer": {"replicas": 1, "ready": 1},
+        "rolloutReady": "1/1",
+        "trainerReady": "1/1",
+        "jobs": 1,
+        "slots": "3/8",
+        "freeSlots": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ({"builtin": "tiny"}, "tiny"),
+        ({"path": "/models/a"}, "/models/a"),
+        ({"pvc": {"claimName": "models", "path": "/a"}}, "models:/a"),
+        ({"hub": {"id": "Qwen/Qwen3-0.6B", "revision": "abc"}}, "Qwen/Qwen3-0.6B@abc"),
+    ],
+)
+def test_the_model_is_named_as_people_know_it(model, text):
+    assert plan(pool_snapshot(pool=modelpool(model=model))).status["model"] == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "rollout", "trainer", "ready"),
+    [
+        ({"pods": SERVING}, "RolloutReady", "TrainerReady", "Ready"),
+        ({"pods": ()}, "RolloutStarting", "TrainerStarting", "RolloutStarting"),
+        (
+            {"pods": (pod("rollout"), crashed(component="trainer"))},
+            "RolloutReady",
+            "ContainerCrashing",
+            "ContainerCrashing",
+        ),
+        ({"refusal": "exceeded quota"}, "PodRefused", "PodRefused", "PodRefused"),
+    ],
+)
+def test_conditions_say_which_role_does_not_serve_and_why(fields, rollout, trainer, ready):
+    found = conditions(plan(pool_snapshot(**fields)))
+    reasons = {type_: reason for type_, (_, reason) in found.items()}
+    assert reasons == {"RolloutReady": rollout, "TrainerReady": trainer, "Ready": ready}
+    assert all((status == "True") == reason.endswith("Ready") for status, reason in found.values())
+
+
+def test_a_worker_that_is_on_its_way_out_does_not_serve():
+    leaving = pod("rollout", deleting=True)
+    assert plan(pool_snapshot(pods=(leaving, pod("trainer")))).status["rolloutReady"] == "0/1"
+
+
+def test_a_worker_that_crashes_and_recovers_is_told_once_each():
+    broken = replace(settled(), pods=(crashed(component="rollout"), pod("trainer")))
+    found = plan(broken)
+    assert [(event.type, event.reason) for event in found.events] == [("Warning", "ContainerCrashing")]
+    stopped = replace(broken, status=found.status)
+    assert plan(stopped).status is None
+    told = [(event.type, event.reason) for event in plan(replace(stopped, pods=SERVING)).events]
+    assert told == [("Normal", "Recovered"), ("Normal", "RolloutReady"), ("Normal", "Ready")]
+
+
+def test_a_pool_that_does_not_parse_says_so_and_keeps_what_it_has():
+    found = plan(replace(settled(), pool=None, problem="spec.model: required"))
+    assert found.actions == ()
+    assert conditions(found)["Ready"] == ("False", "Unsupported")
+
+
+def test_a_deleted_pool_serves_on_while_jobs_use_it_and_names_them():
+    jobs = tuple(load(f"j{number}") for number in range(7))
+    found = plan(deleted(settled(jobs=jobs)))
+    assert found.actions == ()
+    [told] = [c for c in found.status["conditions"] if c["type"] == "Deleting"]
+    assert (told["status"], told["reason"]) == ("False", "InUse")
+    assert "team-a/j0, team-a/j1, team-a/j2, team-a/j3, team-a/j4 and 2 more" in told["message"]
+    assert ("Warning", "InUse") in [(event.type, event.reason) for event in found.events]
+
+
+def test_drift_is_put_right_while_a_deleted_pool_is_in_use():
+    assert len(applied(plan(deleted(replace(settled(jobs=(load(),)), owned={}))))) == 12
+
+
+@pytest.mark.parametrize("job", [load(phase=Phase.FAILED), load(phase=Phase.QUEUED, begun=False)])
+def test_jobs_that_have_ended_or_never_begun_do_not_hold_a_pool(job):
+    assert Delete("StatefulSet", "marlaas-system", "tiny-rollout", "o1") in plan(deleted(settled(jobs=(job,)))).actions
+
+
+def test_before_the_bus_was_read_every_job_may_hold_a_pool():
+    unread = BusState(available=True, since=NOW, synced=False)
+    job = load(phase=Phase.QUEUED, begun=False)
+    assert plan(deleted(settled(jobs=(job,), bus=unread))).actions == ()
+    assert plan(deleted(settled(jobs=(job,), bus=AWAKE))).actions != ()
+
+
+def test_of_a_deleted_pool_the_workers_go_first_then_what_guarded_them_then_the_pool():
+    scene = deleted(settled())
+    first = plan(scene).actions
+    assert [a.kind for a in first] == ["Secret", "Secret", "StatefulSet", "StatefulSet"]
+    draining = replace(scene, owned={k: b for k, b in scene.owned.items() if k[0] != "StatefulSet"})
+    assert [a.kind for a in plan(draining).actions] == ["Secret", "Secret"]
+    last = plan(replace(draining, pods=())).actions
+    assert {a.kind for a in last} == {
+        "Secret",
+        "NetworkPolicy",
+        "Service",
+        "PodDisruptionBudget",
+        "ConfigMap",
+        "ServiceAccount",
+    }
+    assert plan(replace(scene, owned={}, pods=())).actions == (RemoveFinalizer(FINALIZER),)
+
+
+def test_a_pod_that_never_ends_does_not_hold_the_pool_for_ever():
+    scene = replace(deleted(settled()), owned={})
+    stuck = replace(scene, status=plan(scene).status)
+    assert RemoveFinalizer(FINALIZER) not in plan(stuck, NOW + DRAIN_S - 1).actions
+    assert plan(stuck, NOW + DRAIN_S).actions[-1] == RemoveFinalizer(FINALIZER)
+
+
+def test_a_pool_without_our_finalizer_is_none_of_our_business():
+    scene = deleted(settled())
+    assert plan(replace(scene, meta=replace(scene.meta, finalizers=()))) == Plan()

@@ -1,0 +1,73 @@
+"""A namespace belongs to one tenant, the older; both are told."""
+
+from dataclasses import replace
+
+from tests.operator.policies.scenes import NOW, document, load, tenant
+
+from marlaas_api.kinds.status import TenantStatus
+from marlaas_api.messages import Phase
+from marlaas_operator.plan import Plan
+from marlaas_operator.policies.orphans import plan_orphan
+from marlaas_operator.policies.tenant import by_precedence, plan_tenant
+from marlaas_operator.snapshot import Meta, TenantSnapshot
+
+OLD, YOUNG = tenant("zoo", "team-a"), tenant("ant", "team-a", "team-b")
+META = Meta(name="ant", uid="t2", created_at=200)
+TENANTS = by_precedence([(META, YOUNG), (Meta(name="zoo", uid="t1", created_at=100), OLD)])
+
+
+def scene(**fields):
+    return TenantSnapshot(**{"meta": META, "tenant": YOUNG, "tenants": TENANTS, **fields})
+
+
+def active(found):
+    [condition] = found.status["conditions"]
+    return condition["status"], condition["reason"], condition["message"]
+
+
+def test_the_older_tenant_has_precedence_and_of_equally_old_ones_the_first_by_name():
+    assert TENANTS == (OLD, YOUNG)
+    twins = [(Meta(name=name, uid=name, created_at=1), tenant(name, "x")) for name in ("b", "a")]
+    assert [each.metadata.name for each in by_precedence(twins)] == ["a", "b"]
+
+
+def test_the_younger_of_two_tenants_of_a_namespace_is_told_who_has_it():
+    found = plan_tenant(scene(), NOW)
+    status, reason, message = active(found)
+    assert (status, reason) == ("False", "ConflictingTenants")
+    assert message == "namespace 'team-a' belongs to Tenant 'zoo', which is older; remove it from one of them"
+    assert [(event.type, event.reason) for event in found.events] == [("Warning", "ConflictingTenants")]
+
+
+def test_a_tenant_counts_the_jobs_of_namespaces_that_are_its_own():
+    jobs = (
+        load("theirs"),
+        load("a", namespace="team-b", tokens_per_s=10.4),
+        load("b", Phase.QUEUED, namespace="team-b"),
+        load("c", Phase.SUCCEEDED, namespace="team-b"),
+    )
+    found = plan_tenant(scene(jobs=jobs), NOW).status
+    figures = {key: value for key, value in found.items() if key not in ("conditions", "observedGeneration")}
+    assert figures == {"jobs": 1, "queued": 1, "adapterSlots": 3, "tokensPerSecond": 10.0}
+    TenantStatus.model_validate(found)
+
+
+def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():
+    alone = scene(tenants=(YOUNG,))
+    found = plan_tenant(alone, NOW)
+    assert active(found)[:2] == ("True", "Active")
+    assert plan_tenant(replace(alone, status=found.status), NOW + 99) == Plan()
+
+
+def test_a_tenant_that_is_going_or_does_not_parse():
+    assert plan_tenant(scene(meta=replace(META, deleted_at=NOW)), NOW) == Plan()
+    assert active(plan_tenant(scene(tenant=None, problem="spec: required"), NOW))[1:] == (
+        "Unsupported",
+        "spec: required",
+    )
+
+
+def test_a_document_without_a_job_is_marked_deleted_once():
+    [write] = plan_orphan(document()).actions
+    assert (write.document.deleted, write.replaces) == (True, document())
+    assert plan_orphan(write.document) == Plan()
