@@ -98,8 +98,18 @@ def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
     if outer.get("default", inner) is None:
         del outer["default"]
     inner = _resolved(inner, definitions)
+    if "properties" in inner:
+        outer["description"] = _joined(outer.get("description", ""), inner.get("description", ""))
     rules = [*inner.get(_RULES, ()), *outer.get(_RULES, ())]
     return inner | outer | ({_RULES: rules} if rules else {})
+
+
+def _joined(field: str, kind: str) -> str:
+    """What a field says of itself, then what its kind of object says; either alone if it has the other's words."""
+    field, kind = field.strip(), kind.strip()
+    if kind.startswith(field.rstrip(".")):
+        return kind
+    return field if kind in field else f"{field} {kind}"
 
 
 def _convert_children(schema: Schema, definitions: Mapping[str, Schema]) -> None:

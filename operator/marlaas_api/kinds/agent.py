@@ -13,7 +13,7 @@ LayerName = Annotated[
 
 
 class PoolRef(Spec):
-    """Names a ModelPool."""
+    """A ModelPool, by its name."""
 
     name: DnsLabel = Field(description="Name of the ModelPool.")
 
@@ -36,7 +36,7 @@ class AdapterSpec(Spec):
 
 
 class InitFrom(Spec):
-    """Where version 0 comes from, if not from zero: a PEFT folder that the pool's workers can read."""
+    """A PEFT folder that the pool's workers can read; it becomes version 0."""
 
     path: PathText = Field(description="Folder with adapter_config.json and adapter_model.safetensors.")
 
@@ -45,7 +45,7 @@ class AgentSpec(Spec):
     """One policy of the job, with its own adapter."""
 
     name: DnsLabel = Field(description="Name of the agent; environments ask for it by this name.")
-    adapter: AdapterSpec = Field(default_factory=AdapterSpec, description="What is trained.")
+    adapter: AdapterSpec = Field(default_factory=AdapterSpec, description="The LoRA adapter that is trained.")
     trainable: bool = Field(True, description="False freezes the agent at version 0.")
     pool_ref: PoolRef | None = Field(None, description="Pool of this agent. Absent: the job's own.")
     init_from: InitFrom | None = Field(

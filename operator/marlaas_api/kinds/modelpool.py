@@ -25,7 +25,7 @@ Rank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
 class HubModel(Spec):
-    """A model of the Hugging Face hub; the workers need the network to fetch it."""
+    """A repository of the Hugging Face hub; the workers need the network to fetch it."""
 
     id: Annotated[str, matching(_HUB_ID, "a repository of the hub, for example Qwen/Qwen3-0.6B", 128)] = Field(
         description="Repository, for example Qwen/Qwen3-0.6B."
@@ -144,7 +144,7 @@ class TrainerWorkers(WorkersSpec):
 
 
 class SandboxBounds(Spec):
-    """Where the sandboxes of the pool's jobs run and how large they may be. Tenants choose none of it."""
+    """Where sandboxes run and how large they may be. Tenants choose none of it."""
 
     runtime_class_name: ObjectName | None = Field(
         None, description="RuntimeClass of sandboxes, for example gvisor. Absent: the installation's, or the cluster's."

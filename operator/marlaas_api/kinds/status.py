@@ -5,14 +5,32 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from marlaas_api.kinds.base import DnsLabel, list_map
+from marlaas_api.kinds.base import DnsLabel, list_map, matching
 
 _Text = Annotated[str, StringConstraints(max_length=32768)]
-_Reason = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
+_Reason = Annotated[str, matching(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", "a word like WaitingForSlots", 1024)]
 _Name = Annotated[str, StringConstraints(max_length=253)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)]
 _Figures = Annotated[str, StringConstraints(max_length=64)]
 _Count = Annotated[int, Field(ge=0)]
+
+
+CONDITIONS: dict[str, dict[str, str]] = {
+    "RLJob": {
+        "Admitted": "The orchestrator has given the job its adapter slots; until then it is queued, and the reason says what for.",
+        "SandboxReady": "A sandbox plays its episodes.",
+        "Complete": "The job has done its steps, and its adapter is published. Final.",
+        "Failed": "The job has ended without that. Final.",
+    },
+    "ModelPool": {
+        "RolloutReady": "Every engine serves.",
+        "TrainerReady": "Every trainer serves.",
+        "Ready": "The pool serves jobs.",
+        "Deleting": "The pool is going; False with reason InUse while jobs need it.",
+    },
+    "Tenant": {"Active": "Its namespaces are its own; False while another Tenant claims one of them."},
+}
+"""Types of conditions that each kind has, and what True means."""
 
 
 class Status(BaseModel):
@@ -39,7 +57,7 @@ class ObjectStatus(Status):
 
     observed_generation: _Count | None = Field(None, description="Generation of the spec that this status answers.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(
-        (), description="Aspects with their reasons.", json_schema_extra=list_map("type")
+        (), description="Aspects with their reasons; docs/api.md lists the types.", json_schema_extra=list_map("type")
     )
 
 
@@ -60,7 +78,7 @@ class RLJobStatus(ObjectStatus):
     phase: Literal["Queued", "Running", "Suspended", "Succeeded", "Failed"] | None = Field(
         None, description="Where the job is; the last two are final."
     )
-    reason: _Reason | None = Field(None, description="Why it is there, as one word; README lists them all.")
+    reason: _Reason | None = Field(None, description="Why it is there, as one word; docs/reasons.md has them all.")
     message: _Text | None = Field(None, description="What is going on and what to do.")
     tenant: _Name | None = Field(None, description="Tenant that the job counts for: a Tenant, or else its namespace.")
     progress: _Figures | None = Field(None, description="step/steps, for people.")

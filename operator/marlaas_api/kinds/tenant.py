@@ -35,7 +35,7 @@ class TenantSpec(Spec):
         le=1000,
         description="Share of contended throughput, relative to other tenants; 1, as a namespace without a Tenant has.",
     )
-    quota: QuotaSpec = Field(default_factory=lambda: QuotaSpec(), description="Bounds; none by default.")
+    quota: QuotaSpec = Field(default_factory=lambda: QuotaSpec(), description="Bounds on what a tenant holds at once.")
 
 
 class Tenant(Kind):

@@ -98,7 +98,7 @@ class ClipSpec(Spec):
 
 
 class KlSpec(Spec):
-    """A penalty that keeps the policy near version 0."""
+    """It keeps the policy near version 0."""
 
     coefficient: float = Field(
         0.0, ge=0, le=1000, description="Weight of the KL term; 0 leaves it, and its extra forward pass, out."
@@ -152,7 +152,7 @@ class OverlongSpec(Spec):
 
 
 class TrainingSpec(Spec):
-    """The learning side."""
+    """How the agents learn."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -209,7 +209,9 @@ class TrainingSpec(Spec):
         json_schema_extra=FIXED,
     )
     clip: ClipSpec = Field(
-        default_factory=lambda: ClipSpec(), description="Bounds of the importance ratio.", json_schema_extra=FIXED
+        default_factory=lambda: ClipSpec(),
+        description="Bounds of the ratio of the trained policy to the one that sampled.",
+        json_schema_extra=FIXED,
     )
     kl: KlSpec = Field(
         default_factory=lambda: KlSpec(),
@@ -218,12 +220,12 @@ class TrainingSpec(Spec):
     )
     correction: CorrectionSpec = Field(
         default_factory=lambda: CorrectionSpec(),
-        description="Correction for trainer and sampler not being the same function.",
+        description="What is done about trainer and sampler not being the same function.",
         json_schema_extra=FIXED,
     )
     overlong: OverlongSpec = Field(
         default_factory=lambda: OverlongSpec(),
-        description="Penalty for turns that come near maxTokens.",
+        description="A penalty for turns that come near maxTokens.",
         json_schema_extra=FIXED,
     )
     data: DataSpec = Field(
