@@ -1,0 +1,106 @@
+"""What docs/operations.md, docs/kubernetes.md and examples/cluster show works: manifests, commands, values of the chart, files, columns."""
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from marlaas.cli.app import build
+from marlaas.manifest import load
+from marlaas_api.crd import PRESENTATIONS
+from marlaas_api.reasons import Reason
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "docs" / name for name in ("operations.md", "kubernetes.md")]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+VALUES: dict[str, Any] = yaml.safe_load((ROOT / "charts" / "marlaas" / "values.yaml").read_text(encoding="utf-8"))
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def _commands() -> list[str]:
+    lines = [line for block in _blocks("sh") for line in block.splitlines()]
+    quoted = re.findall(r"`((?:kubectl|helm|marlaas) [^`\n]+)`", TEXT)
+    return sorted({part.strip() for line in [*lines, *quoted] for part in line.split("&&") if part.strip()})
+
+
+@pytest.mark.parametrize("command", [line for line in _commands() if line.startswith(("marlaas ", "kubectl marlaas "))])
+def test_a_command_of_ours_is_one_and_takes_these_options(command: str) -> None:
+    words = shlex.split(command.removeprefix("kubectl "))[1:]
+    if words == ["run"]:
+        return
+    usage = CliRunner().invoke(build(words), [words[0], "--help"], terminal_width=200)
+    assert usage.exit_code == 0, usage.output
+    for option in (word.partition("=")[0] for word in words if word.startswith("-")):
+        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", usage.output), f"{option} of {command}"
+
+
+def test_every_value_that_is_set_is_one_of_the_chart() -> None:
+    keys = [key for command in _commands() for key in re.findall(r"--set(?:-json)? '?([\w.]+)=", command)]
+    keys += re.findall(r"`((?:nats|blobs|network|sandbox|operator|worker)\.[a-z]\w+(?:\.\w+)*)`", TEXT)
+    assert len(keys) > 10
+    chart = [
+        key for key in keys if key not in {"nats.conf", "sandbox.nodeSelector", "rollout.memory", "trainer.memory"}
+    ]
+    for key in chart:
+        value: Any = VALUES
+        for step in key.split("."):
+            assert isinstance(value, dict), key
+            assert step in value, key
+            value = value[step]
+
+
+@pytest.mark.parametrize("command", [line for line in _commands() if "--set-json" in line])
+def test_json_on_a_command_line_is_json(command: str) -> None:
+    words = shlex.split(command)
+    json.loads(words[words.index("--set-json") + 1].partition("=")[2])
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    named = set(re.findall(r"(?:examples|images|charts|docs)/[\w./-]*\w", TEXT))
+    assert {"images/operator.Dockerfile", "examples/cluster/rljob.yaml", "charts/marlaas"} <= named
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    linked = set(re.findall(r"\]\(([\w.-]+\.md)\)", TEXT))
+    assert [name for name in linked if not (ROOT / "docs" / name).exists()] == []
+
+
+def test_every_manifest_is_right(tmp_path: Path) -> None:
+    manifests = _blocks("yaml")
+    assert manifests
+    for number, manifest in enumerate(manifests):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(manifest)
+        load([path], runnable=False)
+
+
+def test_every_column_is_explained() -> None:
+    page = PAGES[1].read_text(encoding="utf-8")
+    for heading, *_ in PRESENTATIONS["RLJob"].columns:
+        assert heading == "Age" or f"| {heading.upper()} |" in page
+    for heading, *_ in PRESENTATIONS["ModelPool"].columns:
+        assert heading == "Age" or heading.upper() in page
+
+
+def test_every_reason_that_is_named_is_one() -> None:
+    named = {word for word in re.findall(r"`((?:[A-Z][a-z]+){2,})`", TEXT) if not word.startswith(("Read", "Volume"))}
+    assert named <= set(Reason)
+
+
+def test_the_examples_for_a_cluster_run_on_one_machine() -> None:
+    manifest = load(sorted((ROOT / "examples" / "cluster").glob("*.yaml")), runnable=True)
+    assert [str(note) for note in manifest.notes] == []
+    (job,) = manifest.jobs
+    assert job.metadata.namespace == "team-a"
+
+
+def test_the_plugin_is_installed_with_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"]["kubectl-marlaas"] == "marlaas.cli:plugin"
