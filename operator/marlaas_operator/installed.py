@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from marlaas_api.bus_nats import connect as connect_bus
-from marlaas_api.bus_users import OperatorUser, inbox_prefix
 from marlaas_api.errors import MarlaasError
 from marlaas_api.subjects import JOBS
 from marlaas_operator.cluster import Body, Cluster, Target
@@ -84,10 +83,7 @@ def _condition(body: Body, name: str) -> Body:
 
 async def bus_answers(installation: Installation, creds: Path) -> str:
     """The bus lets the credential in and has the bucket of jobs."""
-    prefix = inbox_prefix(OperatorUser())
-    bus = await connect_bus(
-        installation.nats_url, name=f"{installation.release}-test", creds=creds, inbox_prefix=prefix
-    )
+    bus = await connect_bus(installation.nats_url, name=f"{installation.release}-test", creds=creds)
     try:
         jobs = await (await bus.bucket(JOBS)).entries()
     finally:

@@ -1,0 +1,88 @@
+"""What `helm test` asks, and what it says when a part does not do its work."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from marlaas_api.bus import BusRefused
+from marlaas_api.bus_nats import connect
+from marlaas_api.bus_users import BusKeys, OperatorUser, OrchestratorUser, mint, server_config
+from marlaas_api.nats_server import EmbeddedNats
+from marlaas_operator.cluster import target_of
+from marlaas_operator.cluster.memory import MemoryCluster
+from marlaas_operator.installation import BlobSettings, ImageSettings, Installation
+from marlaas_operator.installed import NotWorking, available, bus_answers, kinds_served
+
+
+def installation(nats_url: str = "nats://127.0.0.1:1") -> Installation:
+    return Installation(
+        release="marlaas",
+        namespace="marlaas-system",
+        nats_url=nats_url,
+        bus_secret="marlaas-bus",
+        blobs=BlobSettings(url="memory://"),
+        worker_image=ImageSettings(name="worker"),
+    )
+
+
+async def deployed(cluster: MemoryCluster, **condition: str) -> None:
+    metadata = {"name": "marlaas-operator", "namespace": "marlaas-system"}
+    made = await cluster.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata})
+    if condition:
+        conditions = [{"type": "Available", **condition}]
+        await cluster.patch(target_of(made), {"status": {"conditions": conditions}}, status=True)
+
+
+async def test_the_kinds_are_counted() -> None:
+    assert await kinds_served(MemoryCluster()) == "the API server serves the kinds (0 ModelPools, 0 Tenants)"
+
+
+async def test_an_available_deployment_is_fine() -> None:
+    cluster = MemoryCluster("marlaas-system")
+    await deployed(cluster, status="True")
+    assert await available(cluster, installation(), "operator") == "marlaas-operator is available"
+
+
+@pytest.mark.parametrize(
+    ("condition", "sentence"),
+    [
+        ({"status": "False", "message": "no minimum availability"}, "not available: no minimum availability"),
+        ({}, "not available: nothing is known of it yet"),
+    ],
+)
+async def test_one_that_is_not_says_why(condition: dict[str, str], sentence: str) -> None:
+    cluster = MemoryCluster("marlaas-system")
+    await deployed(cluster, **condition)
+    with pytest.raises(NotWorking, match=sentence):
+        await available(cluster, installation(), "operator")
+
+
+@pytest.fixture
+async def bus_with_users(tmp_path: Path) -> AsyncIterator[tuple[Installation, Path]]:
+    """A server that wants credentials, and a file with the operator's; an orchestrator has been there."""
+    keys, creds = BusKeys.make(), tmp_path / "operator.creds"
+    creds.write_text(mint(keys, OperatorUser(), time.time()))
+    orchestrator = tmp_path / "orchestrator.creds"
+    orchestrator.write_text(mint(keys, OrchestratorUser(), time.time()))
+    async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
+        bus = await connect(server.url, name="orchestrator", creds=orchestrator)
+        await bus.ensure()
+        await bus.close()
+        yield installation(server.url), creds
+
+
+async def test_the_bus_answers_who_has_a_credential(bus_with_users: tuple[Installation, Path]) -> None:
+    told, creds = bus_with_users
+    assert (await bus_answers(told, creds)).endswith("answers and knows 0 jobs")
+
+
+async def test_the_bus_refuses_a_credential_of_another_installation(
+    bus_with_users: tuple[Installation, Path], tmp_path: Path
+) -> None:
+    told, _ = bus_with_users
+    foreign = tmp_path / "foreign.creds"
+    foreign.write_text(mint(BusKeys.make(), OperatorUser(), time.time()))
+    with pytest.raises(BusRefused):
+        await bus_answers(told, foreign)

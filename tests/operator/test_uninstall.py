@@ -1,0 +1,116 @@
+"""Before helm takes the operator away: what it made goes, what others made stays, and no finalizer of ours is left."""
+
+from typing import Any
+
+import pytest
+
+from marlaas_operator.cluster import Conflict, Forbidden, Target, Unavailable
+from marlaas_operator.cluster.memory import MemoryCluster
+from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS, STATEFULSETS
+from marlaas_operator.installation import BlobSettings, ImageSettings, Installation
+from marlaas_operator.uninstall import clean_up
+
+INSTALLATION = Installation(
+    release="marlaas",
+    namespace="marlaas-system",
+    nats_url="nats://bus:4222",
+    bus_secret="marlaas-bus",
+    blobs=BlobSettings(url="memory://"),
+    worker_image=ImageSettings(name="worker"),
+)
+OURS = {"app.kubernetes.io/managed-by": "marlaas-operator"}
+
+
+def body(api_version: str, kind: str, namespace: str, name: str, **metadata: object) -> dict[str, Any]:
+    place = {"namespace": namespace} if namespace else {}
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, **place, **metadata}}
+
+
+def sandbox(labels: dict[str, str] = OURS) -> list[dict[str, Any]]:
+    return [
+        body("apps/v1", "Deployment", "team-a", "job-sandbox", labels=labels),
+        body("v1", "Secret", "team-a", "job-sandbox", labels=labels),
+        body("networking.k8s.io/v1", "NetworkPolicy", "team-a", "job-sandbox", labels=labels),
+    ]
+
+
+def job(*finalizers: str) -> dict[str, Any]:
+    spec = {"poolRef": {"name": "p"}, "environment": {"name": "reverse"}, "agents": [{"name": "policy"}]}
+    held = body("marlaas.dev/v1alpha1", "RLJob", "team-a", "job", finalizers=list(finalizers))
+    return {**held, "spec": {**spec, "training": {"steps": 1}}}
+
+
+@pytest.fixture
+async def cluster() -> MemoryCluster:
+    return MemoryCluster("team-a", "marlaas-system")
+
+
+async def test_what_the_operator_made_goes_with_its_credentials(cluster: MemoryCluster) -> None:
+    workload = body("apps/v1", "StatefulSet", "marlaas-system", "p-rollout", labels=OURS)
+    for each in [*sandbox(), workload, body("v1", "Secret", "marlaas-system", "p-rollout", labels=OURS)]:
+        await cluster.create(each)
+    await clean_up(cluster, INSTALLATION)
+    for resource in (DEPLOYMENTS, STATEFULSETS, NETWORK_POLICIES, SECRETS):
+        assert await cluster.list(resource) == []
+
+
+async def test_what_others_made_stays(cluster: MemoryCluster) -> None:
+    for each in sandbox(labels={"app": "theirs"}):
+        await cluster.create(each)
+    await clean_up(cluster, INSTALLATION)
+    for resource in (DEPLOYMENTS, NETWORK_POLICIES, SECRETS):
+        assert len(await cluster.list(resource)) == 1
+
+
+async def test_a_foreign_secret_that_admission_protects_is_passed_over(cluster: MemoryCluster) -> None:
+    for each in sandbox():
+        await cluster.create(each)
+
+    def protected(verb: str, target: Target) -> Exception | None:
+        return Forbidden("touches only its own") if (verb, target.resource) == ("delete", SECRETS) else None
+
+    cluster.fail = protected
+    await clean_up(cluster, INSTALLATION)
+    assert await cluster.list(DEPLOYMENTS) == []
+
+
+async def test_our_finalizers_come_off_and_others_stay(cluster: MemoryCluster) -> None:
+    await cluster.create(job("marlaas.dev/job", "example.com/theirs"))
+    await clean_up(cluster, INSTALLATION)
+    (kept,) = await cluster.list(RLJOBS)
+    assert kept["metadata"]["finalizers"] == ["example.com/theirs"]
+
+
+async def test_a_job_that_was_only_waiting_for_us_is_gone(cluster: MemoryCluster) -> None:
+    await cluster.create(job("marlaas.dev/job"))
+    await cluster.delete(Target(RLJOBS, "team-a", "job"))
+    await clean_up(cluster, INSTALLATION)
+    assert await cluster.list(RLJOBS) == []
+
+
+async def test_somebody_who_changes_the_object_meanwhile_makes_us_look_again(cluster: MemoryCluster) -> None:
+    await cluster.create(job("marlaas.dev/job"))
+    answers = [Conflict("changed"), Conflict("changed")]
+
+    def changed(verb: str, target: Target) -> Exception | None:
+        return answers.pop() if (verb, target.resource) == ("patch", RLJOBS) and answers else None
+
+    cluster.fail = changed
+    await clean_up(cluster, INSTALLATION)
+    (kept,) = await cluster.list(RLJOBS)
+    assert kept["metadata"].get("finalizers", []) == []
+
+
+async def test_a_second_run_goes_on_where_a_crash_left_it(cluster: MemoryCluster) -> None:
+    for each in [*sandbox(), job("marlaas.dev/job")]:
+        await cluster.create(each)
+
+    def crash(verb: str, target: Target) -> Exception | None:
+        return Unavailable("gone away") if (verb, target.resource) == ("list", MODELPOOLS) else None
+
+    cluster.fail = crash
+    with pytest.raises(Unavailable):
+        await clean_up(cluster, INSTALLATION)
+    cluster.fail = lambda verb, target: None
+    await clean_up(cluster, INSTALLATION)
+    assert await cluster.list(DEPLOYMENTS) == []
