@@ -66,6 +66,7 @@ class Service:
         self._reconciler = Reconciler(around)
         self.queue: WorkQueue[Target] = WorkQueue(self._reconcile, now=time.monotonic)
         self.resync = Resync(outside.cluster, self.watched)
+        self._looked_at = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop`; then finish what was begun. Raises what ends the operator: InvalidInput, or a bug."""
@@ -98,6 +99,7 @@ class Service:
             "queue_running": float(self.queue.schedule.running),
             "objects": float(len(self.watched)),
             "bus_available": float(self.bus.state.available),
+            "quiet_seconds": time.monotonic() - self._looked_at if self.resync.synced.is_set() else 0.0,
         }
         return self.metrics.text(gauges)
 
@@ -121,6 +123,7 @@ class Service:
 
     async def _reconcile(self, target: Target) -> float | None:
         began = time.perf_counter()
+        self._looked_at = time.monotonic()
         outcome = "ok"
         try:
             return await self._reconciler(target)

@@ -56,6 +56,15 @@ class ScriptedOrchestrator:
         await (await self._bus.bucket(subjects.PROGRESS)).put(key, encode(progress))
         return progress
 
+    async def forget(self, key: str) -> None:
+        """What the real one does with a deleted document in the end: progress goes first, the document last."""
+        jobs = await self._bus.bucket(subjects.JOBS)
+        entry = await jobs.get(key)
+        if entry is not None:
+            await (await self._bus.bucket(subjects.PROGRESS)).delete(key)
+            with contextlib.suppress(Conflict):
+                await jobs.delete(key, entry.revision)
+
     async def _follow(self) -> None:
         while True:
             with contextlib.suppress(Retryable):
@@ -73,8 +82,6 @@ class ScriptedOrchestrator:
         known = self.documents.get(entry.key)
         self.documents[entry.key] = document
         if document.deleted and self.forgets:
-            await (await self._bus.bucket(subjects.PROGRESS)).delete(entry.key)
-            with contextlib.suppress(Conflict):
-                await jobs.delete(entry.key, entry.revision)
+            await self.forget(entry.key)
         elif known is None or known.uid != document.uid:
             await self.say(document.namespace, document.job, **QUEUED)

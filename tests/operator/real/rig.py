@@ -24,8 +24,18 @@ from marlaas_e2e.processes import Daemon, free_ports
 from marlaas_operator.bus_keys import ensure_keys
 from marlaas_operator.cluster import Body, NotFound, Target
 from marlaas_operator.cluster.api_server import ApiServer, connect
-from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
+from marlaas_operator.cluster.resources import (
+    EVENTS,
+    KINDS,
+    MODELPOOLS,
+    OWNED,
+    RLJOBS,
+    SECRETS,
+    target_of,
+)
+from marlaas_operator.events import CONTROLLER
 from marlaas_operator.installation import Installation
+from marlaas_operator.resync import MANAGED
 
 SYSTEM = "marlaas-system"
 PATIENCE_S = 60.0
@@ -103,6 +113,47 @@ class Rig:
     async def pool(self, name: str) -> Body | None:
         return await self.get(Target(MODELPOOLS, "", name))
 
+    async def status(self, namespace: str, name: str) -> Body:
+        """A job's status; empty if there is none, or no job."""
+        body = await self.job(namespace, name)
+        return dict((body or {}).get("status") or {})
+
+    async def owned(self, *namespaces: str) -> dict[str, Body]:
+        """Everything that the operator made there, Secrets included, as `Kind name`; not the bus's own keys."""
+        found: dict[str, Body] = {}
+        for resource in (*OWNED, SECRETS):
+            for place in namespaces:
+                for body in await self.gateway.list(resource, namespace=place, labels=MANAGED):
+                    found[f"{resource.kind} {body['metadata']['name']}"] = body
+        found.pop(f"Secret {self.installation.bus_secret}", None)
+        return found
+
+    async def events(self) -> list[str]:
+        """What the operator told, as `kind/name reason`."""
+        return sorted(
+            f"{body['regarding']['kind']}/{body['regarding']['name']} {body['reason']}"
+            for body in await self.gateway.list(EVENTS)
+            if body.get("reportingController") == CONTROLLER
+        )
+
+    async def phase(self, namespace: str, name: str, *phases: str) -> Body:
+        """Wait until a job is in one of the phases; its status."""
+
+        async def look() -> Body | None:
+            status = await self.status(namespace, name)
+            return status if status.get("phase") in phases else None
+
+        found: Body = await eventually(self, f"{namespace}/{name} is {phases}", look)
+        return found
+
+    async def gone(self, target: Target, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until an object does not exist any more."""
+
+        async def look() -> bool:
+            return await self.get(target) is None
+
+        await eventually(self, f"{target} is gone", look, timeout_s)
+
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples that have these labels."""
         total = 0.0
@@ -153,6 +204,7 @@ async def rigged(plane: ControlPlane, *, release: str = "marlaas", system: str =
     with tempfile.TemporaryDirectory(prefix="marlaas-rig-") as name:
         folder = Path(name)
         gateway = await connect(plane.kubeconfig)
+        await clean(gateway)
         await gateway.apply(namespace(system))
         (port,) = free_ports(1)
         installation = _installation(release, system, f"nats://127.0.0.1:{port}")
@@ -171,6 +223,21 @@ async def rigged(plane: ControlPlane, *, release: str = "marlaas", system: str =
                 process.kill()
             await nats.stop()
             await gateway.close()
+
+
+async def clean(gateway: ApiServer) -> None:
+    """Remove what an earlier rig left."""
+    for resource in KINDS:
+        for body in await gateway.list(resource):
+            if body["metadata"].get("finalizers"):
+                await gateway.patch(target_of(body), {"metadata": {"finalizers": None}})
+            await gateway.delete(target_of(body))
+    for resource in (*OWNED, SECRETS):
+        for body in await gateway.list(resource, labels=MANAGED):
+            await gateway.delete(target_of(body))
+    for body in await gateway.list(EVENTS):
+        if body.get("reportingController") == CONTROLLER:
+            await gateway.delete(target_of(body))
 
 
 def _installation(release: str, system: str, url: str) -> Installation:
