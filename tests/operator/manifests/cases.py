@@ -1,0 +1,66 @@
+"""Golden cases: `golden/<name>.in.yaml` holds the objects, `golden/<name>.out.yaml` the manifests that follow from them.
+
+`MARLAAS_UPDATE_GOLDEN=1 pytest tests/operator/manifests` writes the latter anew; read the difference before it is committed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marlaas_api.documents import job_document
+from marlaas_api.kinds import ModelPool, RLJob, SandboxBounds
+from marlaas_api.kinds.problems import parse
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests.pool import Pool, role_objects, role_secret, shared_objects
+from marlaas_operator.manifests.sandbox import sandbox_objects, sandbox_secret
+from marlaas_operator.manifests.sandbox_pod import Sandbox
+from marlaas_operator.plan import Manifest
+from marlaas_operator.snapshot import Meta
+
+GOLDEN = Path(__file__).with_name("golden")
+CASES = sorted(path.name.removesuffix(".in.yaml") for path in GOLDEN.glob("*.in.yaml"))
+PLAIN = {
+    "release": "marlaas",
+    "namespace": "marlaas-system",
+    "natsUrl": "nats://marlaas-nats.marlaas-system.svc:4222",
+    "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": "marlaas"},
+    "busSecret": "marlaas-bus",
+    "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": "marlaas-blobs"},
+    "workerImage": {"name": "registry.example/marlaas-worker:0.1.0"},
+}
+
+
+def manifests(case: str) -> list[Manifest]:
+    """What the operator makes of a case's objects, as JSON has it."""
+    objects = {body["kind"]: body for body in yaml.safe_load_all((GOLDEN / f"{case}.in.yaml").read_text())}
+    given = {key: value for key, value in objects.pop("Installation", {}).items() if key != "kind"}
+    installation = Installation.model_validate({**PLAIN, **given})
+    found = _sandbox(objects, installation) if "RLJob" in objects else _pool(objects, installation)
+    return [json.loads(json.dumps(manifest)) for manifest in found]
+
+
+def pods(case: str) -> list[tuple[str, Manifest]]:
+    """(kind of workload, PodSpec) of every workload of a case."""
+    made = manifests(case)
+    return [(m["kind"], m["spec"]["template"]["spec"]) for m in made if "template" in m.get("spec", {})]
+
+
+def _sandbox(objects: dict[str, Any], installation: Installation) -> list[Manifest]:
+    job = parse(RLJob, objects["RLJob"])
+    bounds = parse(ModelPool, objects["ModelPool"]).spec.sandbox if "ModelPool" in objects else SandboxBounds()
+    meta = Meta(name=job.metadata.name, uid="u1", namespace=job.metadata.namespace)
+    sandbox = Sandbox(meta, job, job_document(job, (), "u1", None), bounds, "credential")
+    return [*sandbox_objects(sandbox, installation), sandbox_secret(sandbox, installation)]
+
+
+def _pool(objects: dict[str, Any], installation: Installation) -> list[Manifest]:
+    pool = parse(ModelPool, objects["ModelPool"])
+    made = Pool(Meta(name=pool.metadata.name, uid="p1"), pool, {"rollout": "credential r", "trainer": "credential t"})
+    roles = ("rollout", "trainer")
+    return [
+        *shared_objects(made, installation),
+        *(manifest for role in roles for manifest in role_objects(made, installation, role)),
+        *(role_secret(made, installation, role) for role in roles),
+    ]

@@ -1,0 +1,100 @@
+"""Objects in, manifests out: what the operator makes of a job and of a pool, to be read by people; and what holds of all of them."""
+
+import os
+
+import pytest
+import yaml
+from tests.operator.manifests.cases import CASES, GOLDEN, manifests, pods
+from tests.operator.manifests.restricted import beyond, violations
+
+from marlaas_operator.manifests.names import DESIRED_HASH, MANAGED_BY
+
+PODS = [(case, kind, pod) for case in CASES for kind, pod in pods(case)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_manifests_are_the_golden_ones(case):
+    file = GOLDEN / f"{case}.out.yaml"
+    found = manifests(case)
+    if os.environ.get("MARLAAS_UPDATE_GOLDEN"):
+        file.write_text(yaml.safe_dump_all(found, sort_keys=False, width=140))
+    assert found == list(yaml.safe_load_all(file.read_text())), "see tests/operator/manifests/cases.py"
+
+
+def test_there_is_no_golden_file_without_a_case():
+    assert sorted(path.name.removesuffix(".out.yaml") for path in GOLDEN.glob("*.out.yaml")) == CASES
+
+
+@pytest.mark.parametrize(("case", "kind", "pod"), PODS, ids=[f"{case}-{n}" for n, (case, _, _) in enumerate(PODS)])
+def test_every_pod_passes_the_restricted_level_and_ours(case, kind, pod):
+    assert violations(pod) + beyond(pod) == []
+
+
+def test_the_validator_sees_what_is_not_restricted():
+    bare = {"name": "a", "image": "b", "ports": [{"hostPort": 1}]}
+    open_ = {"containers": [bare], "hostNetwork": True, "volumes": [{"name": "v", "hostPath": {}}]}
+    found = violations(open_)
+    assert [text.rpartition(" ")[2] for text in found] == [
+        "hostNetwork",
+        "v",
+        "allowPrivilegeEscalation",
+        "runAsNonRoot",
+        "seccompProfile",
+        "capabilities",
+        "hostPort",
+    ]
+    secured = {**bare, "securityContext": {}}
+    assert len(beyond({"containers": [secured]})) == 3
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_object_is_owned_labelled_and_short_enough_in_every_name(case):
+    for manifest in manifests(case):
+        meta = manifest["metadata"]
+        assert meta["labels"][MANAGED_BY] == "marlaas-operator"
+        assert [owner["controller"] for owner in meta["ownerReferences"]] == [True]
+        assert len(meta["name"]) <= (52 if manifest["kind"] == "StatefulSet" else 63)
+        assert all(len(value) <= 63 for value in meta["labels"].values())
+        assert manifest["kind"] == "Secret" or DESIRED_HASH in meta["annotations"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_policy_selects_the_very_pods_that_it_is_for(case):
+    made = manifests(case)
+    policies = [m["spec"]["podSelector"]["matchLabels"] for m in made if m["kind"] == "NetworkPolicy"]
+    templates = [m["spec"]["template"]["metadata"]["labels"] for m in made if "template" in m.get("spec", {})]
+    assert len(policies) == len(templates)
+    for labels in templates:
+        assert sum(selector.items() <= labels.items() for selector in policies) == 1
+
+
+def mounted(container):
+    return {mount["name"] for mount in container["volumeMounts"]}
+
+
+def test_the_credential_is_mounted_into_the_supervisor_alone():
+    [(_, pod)] = pods("sandbox-image")
+    assert [(c["name"], "bus" in mounted(c)) for c in pod["containers"]] == [
+        ("supervisor", True),
+        ("environment", False),
+    ]
+    shared = mounted(pod["containers"][0]) & mounted(pod["containers"][1])
+    assert shared == {"socket"}
+
+
+@pytest.mark.parametrize(
+    ("case", "container", "prefix"), [("sandbox-builtin", 0, "MARLAAS_ENVIRONMENT_"), ("sandbox-image", 1, None)]
+)
+def test_a_jobs_secrets_reach_the_container_that_runs_environment_code_and_no_other(case, container, prefix):
+    [(_, pod)] = pods(case)
+    sources = [c.get("envFrom", []) for c in pod["containers"]]
+    assert all(source.get("prefix") == prefix for source in sources[container])
+    assert sources[container][0]["secretRef"] == {"name": "judge-key"}
+    assert all(not source for at, source in enumerate(sources) if at != container)
+
+
+def test_the_hubs_token_is_seen_by_the_init_container_alone_and_the_credential_by_the_worker_alone():
+    for _, pod in pods("pool-hub"):
+        [prepare], [worker] = pod["initContainers"], pod["containers"]
+        assert ["HF_TOKEN" in {e["name"] for e in c["env"]} for c in (prepare, worker)] == [True, False]
+        assert ["bus" in mounted(c) for c in (prepare, worker)] == [False, True]

@@ -1,0 +1,50 @@
+"""What a job's egress opens, and that it never opens the addresses where clouds hand out credentials."""
+
+import ipaddress
+
+import pytest
+
+from marlaas_api.kinds import Egress
+from marlaas_operator.manifests.network import to_destinations, to_https
+
+
+def reaches(rules, address, port):
+    """Whether a packet to the address is let through by rules with addresses alone."""
+    ip = ipaddress.ip_address(address)
+    return any(
+        ip in ipaddress.ip_network(to["ipBlock"]["cidr"])
+        and not any(ip in ipaddress.ip_network(hole) for hole in to["ipBlock"].get("except", ()))
+        and ("ports" not in rule or port in [p["port"] for p in rule["ports"]])
+        for rule in rules
+        for to in rule["to"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cidr", "ports", "address", "port", "open_"),
+    [
+        ("10.1.0.0/16", (443,), "10.1.2.3", 443, True),
+        ("10.1.0.0/16", (443,), "10.1.2.3", 80, False),
+        ("10.1.0.0/16", (), "10.1.2.3", 6443, True),
+        ("10.1.0.0/16", (), "10.2.0.1", 443, False),
+        ("10.1.2.3/16", (), "10.1.0.1", 443, True),
+        ("0.0.0.0/0", (80,), "198.51.100.10", 80, True),
+        ("0.0.0.0/0", (80,), "169.254.169.254", 80, False),
+        ("169.254.0.0/15", (80,), "169.254.169.254", 80, False),
+        ("::/0", (), "fe80::1", 80, False),
+        ("::/0", (), "2001:db8::1", 80, True),
+    ],
+)
+def test_egress_opens_what_it_names_but_no_link_local_address(cidr, ports, address, port, open_):
+    assert reaches(to_destinations([Egress(cidr=cidr, ports=ports)]), address, port) is open_
+
+
+@pytest.mark.parametrize("cidr", ["169.254.169.254/32", "169.254.0.0/16", "fe80::/64"])
+def test_a_link_local_range_that_slipped_past_validation_opens_nothing(cidr):
+    assert to_destinations([Egress.model_construct(cidr=cidr, ports=())]) == []
+
+
+def test_workers_reach_the_hub_by_https_and_no_metadata_address():
+    assert reaches([to_https()], "198.51.100.10", 443)
+    assert not reaches([to_https()], "198.51.100.10", 80)
+    assert not reaches([to_https()], "169.254.169.254", 443)
