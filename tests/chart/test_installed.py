@@ -202,6 +202,43 @@ def control_plane_with_roles(control_plane_with_controllers: ControlPlane, helm:
     return release
 
 
+def pod(name: str, labels: dict[str, str]) -> Document:
+    metadata = {"name": name, "namespace": "team-a", "labels": labels}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": [{"name": "main", "image": "x"}]},
+    }
+
+
+def test_a_tenant_cannot_pass_a_pod_off_as_the_operators(control_plane_with_roles: Release) -> None:
+    release = control_plane_with_roles
+    reserved = "managed-by=marlaas-operator is the MARLaaS operator's"
+    until = time.monotonic() + IN_FORCE_S
+    forged = pod("forged", {**OURS, "marlaas.dev/pool": "tiny"})
+    while reserved not in release.refusal("ada", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(forged)):
+        assert time.monotonic() < until, "the policy is not in force"
+    release.kubectl_as("ada", "create", "-f", "-", stdin=json.dumps(pod("plain", {"app": "web"})))
+    assert reserved in release.refusal(
+        "ada", "-n", "team-a", "label", "pod", "plain", "app.kubernetes.io/managed-by=marlaas-operator"
+    )
+    release.kubectl_as("ada", "-n", "team-a", "label", "pod", "plain", "app=changed", "--overwrite")
+
+
+def test_the_controllers_copy_the_operators_label_to_its_pods(control_plane_with_roles: Release) -> None:
+    plane = control_plane_with_roles.plane
+    made = deployment()
+    made["spec"]["template"]["metadata"]["labels"] |= OURS
+    assert put(control_plane_with_roles, made) == ""
+    until = time.monotonic() + IN_FORCE_S
+    while not plane.kubectl(
+        "-n", "team-a", "get", "pods", "-l", "app=x,app.kubernetes.io/managed-by=marlaas-operator", "-o", "name"
+    ):
+        assert time.monotonic() < until, plane.kubectl("-n", "team-a", "get", "events")
+    plane.kubectl("-n", "team-a", "delete", "deployment", "greedy-sandbox")
+
+
 def test_an_upgrade_leaves_the_bus_alone_and_restarts_the_operator_when_it_must(
     control_plane_with_roles: Release,
 ) -> None:
