@@ -48,8 +48,8 @@ def expected_text(pattern: str) -> str:
 
 
 def _quantity_text(value: object) -> object:
-    """Take `cpu: 2` as Kubernetes takes it."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """Take `cpu: 2` as Kubernetes takes it: a whole number of 64 bits."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) and value < 2**63 else value
 
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:

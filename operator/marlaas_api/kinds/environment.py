@@ -30,10 +30,8 @@ EnvironmentName = Annotated[
 
 
 def _reachable(cidr: str) -> str:
-    try:
-        network = ipaddress.ip_network(cidr, strict=False)
-    except ValueError:
-        raise ValueError(_NO_RANGE) from None
+    """What the rules of `cidr` say, for those who read manifests without an API server."""
+    network = _network(cidr)
     for banned in _LINK_LOCAL_RANGES:
         if (
             network.version == banned.version
@@ -42,6 +40,19 @@ def _reachable(cidr: str) -> str:
         ):
             raise ValueError(_LINK_LOCAL)
     return cidr
+
+
+def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """As Go reads it: no leading zeros, no IPv4 address in the clothes of an IPv6 one."""
+    address, _, bits = cidr.partition("/")
+    try:
+        network = ipaddress.ip_network(f"{address}/{int(bits)}", strict=False)
+    except ValueError:
+        raise ValueError(_NO_RANGE) from None
+    mapped = isinstance(network, ipaddress.IPv6Network) and network.network_address.ipv4_mapped is not None
+    if mapped or bits != str(int(bits)):
+        raise ValueError(_NO_RANGE)
+    return network
 
 
 _Cidr = Annotated[

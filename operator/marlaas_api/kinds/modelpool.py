@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, ObjectName, PathText, Quantity, Spec, matching, rules
 from marlaas_api.kinds.placement import Affinity, Image, LabelMap, PullSecrets, SecretKeyRef, Tolerations
@@ -21,7 +21,16 @@ _SAME_MODEL = " && ".join(
     (_unchanged("builtin"), _unchanged("path"), _unchanged("pvc"), _unchanged("hub", "hub.id", "hub.revision"))
 )
 _HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-Rank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
+
+
+def _no_truth(value: object) -> object:
+    """To Python true is 1, and `rank: yes` would be a rank."""
+    if isinstance(value, bool):
+        raise ValueError(f"expected a whole number, found {str(value).lower()}")
+    return value
+
+
+Rank = Annotated[Literal[1, 8, 16, 32, 64, 128, 256, 320, 512], BeforeValidator(_no_truth)]
 
 
 class HubModel(Spec):
