@@ -66,7 +66,7 @@ _JOURNEY = {
         Stage.ENDED,
         Actor.TENANT,
         "The job did all its steps and its adapter is published.",
-        "Fetch the adapter from the folder of the blob store that status.agents names.",
+        "Fetch the adapter with `kubectl marlaas adapter NAME --out DIR`, or from the folder of the blob store that status.agents names.",
     ),
     Reason.SUSPENDED: Text(
         Stage.WAITING,

@@ -97,6 +97,12 @@ COMMANDS = {
         "why",
         "marlaas why reverse -n team-a",
     ),
+    "adapter": Command(
+        "Fetch a job's adapter out of the cluster.",
+        "marlaas.cli.cluster",
+        "adapter",
+        "marlaas adapter reverse -n team-a --out reverse-adapter",
+    ),
     "suspend": Command(
         "Stop a job in the cluster; it keeps what it learnt.",
         "marlaas.cli.cluster",

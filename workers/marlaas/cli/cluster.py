@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from marlaas.cli.failures import FAILED, complain
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import Forbidden, NotFound
 from marlaas.cluster.explain import explain
+from marlaas.cluster.fetching import fetch, published
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.sights import EventSight, JobSight, PoolSight, event_sight, job_sight, pool_sight
 from marlaas.cluster.submission import submit as submit_objects
@@ -32,6 +34,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the RLJob.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Names of RLJobs; all when absent.")]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines, instead of the table.")]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Folder to write; an adapter that is there is replaced.")
+]
+Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Agent of a job with several; the first.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Then watch the submitted jobs until they end.")]
 JobsOnly = Annotated[bool, typer.Option("--jobs-only", help="Leave ModelPools and Tenants of the files alone.")]
 
@@ -102,6 +108,25 @@ def why(name: Name, context: Context = None, namespace: Namespace = None, kubeco
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_sight(_job(kubectl, name))
     typer.echo(explain(job, _pool(kubectl, job), _events(kubectl, job), time.time()))
+
+
+def adapter(
+    name: Name,
+    out: Out,
+    agent: Agent = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Fetch a job's published adapter as a plain PEFT folder: the promoted version of a succeeded job, the newest of another.
+
+    Asks the orchestrator's pod for it, so it is for who may `kubectl exec` there; others are told where in the blob store it lies.
+    """
+    kubectl = gateway(context, namespace, kubeconfig)
+    job = job_sight(_job(kubectl, name))
+    wanted = published(job, agent)
+    fetch(kubectl, job, wanted, out)
+    typer.echo(f"{out}: version {wanted.version} of agent {wanted.agent} of {job.key}")
 
 
 def _set_suspend(kubectl: Kubectl, name: str, wanted: bool) -> None:

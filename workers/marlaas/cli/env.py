@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,6 +54,12 @@ Replies = Annotated[
 ]
 Agents = Annotated[
     list[str] | None, typer.Option("--agent", metavar="NAME", help="An agent of the job; repeatable. [default: policy]")
+]
+Socket = Annotated[
+    Path,
+    typer.Option(
+        envvar="MARLAAS_ENVIRONMENT_SOCKET", metavar="PATH", help="Where to listen; the sandbox's pod says it."
+    ),
 ]
 MaxTurns = Annotated[int, typer.Option(min=1, help="Turns of each agent, as rollout.maxTurns.")]
 
@@ -105,6 +112,21 @@ def play(
         complain("The environment raised. In a job this is a fault: the episode is played again, and never scored.")
         raise typer.Exit(FAILED) from None
     _show(console, outcome, channel.num_turns)
+
+
+@app.command("serve", epilog="Example: `marlaas env serve my_environment:play`", no_args_is_help=True)
+def serve(name: Name, socket: Socket) -> None:
+    """Serve an environment to the supervisor of a sandbox: the command of an image of your own (environment.entrypoint).
+
+    Its arguments come from environment.args of the job. Your module is looked for in the working folder and on PYTHONPATH.
+
+    Exit code: 0 it was told to stop, 2 the socket cannot be made.
+    """
+    from marlaas_worker.sandbox import environment_server
+
+    environment_server.settle_variables()
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
+    environment_server.serve(name, socket)
 
 
 def parsed_args(given: Iterable[str]) -> dict[str, Any]:

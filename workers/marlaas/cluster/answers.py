@@ -40,7 +40,11 @@ def error_of(stderr: str) -> MarlaasError:
 
 def _without_warnings(stderr: str) -> str:
     """Discovery logs its retries above the sentence that counts."""
-    lines = [line for line in stderr.splitlines() if not re.match(r"(?:[EWI]\d{4} |Warning: )", line)]
+    lines = [
+        line
+        for line in stderr.splitlines()
+        if not re.match(r"(?:[EWI]\d{4} |Warning: |Defaulted container |command terminated with exit code)", line)
+    ]
     return "\n".join(lines).strip()
 
 

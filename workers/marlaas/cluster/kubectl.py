@@ -7,7 +7,7 @@ and knows no kind of ours.
 import json
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marlaas.cluster.answers import error_of
@@ -60,6 +60,13 @@ class Kubectl:
         options = ["--type=merge", f"--field-manager={FIELD_MANAGER}", f"--patch={json.dumps(change)}"]
         return self._json("patch", resource, name, *options)
 
+    def exec(self, where: tuple[str, str, str], command: Sequence[str]) -> bytes:
+        """Standard output of a command in a container; where: namespace, pod, container. Raises CommandFailed with the command's own words."""
+        namespace, pod, container = where
+        elsewhere = replace(self.target, namespace=namespace)
+        words = [self.program, "exec", pod, f"--container={container}", *elsewhere.flags(), "--", *command]
+        return self._ran(words, None)
+
     def namespace(self) -> str:
         """The namespace that commands without one mean."""
         if self.target.namespace is not None:
@@ -77,16 +84,17 @@ class Kubectl:
         return parsed
 
     def _run(self, arguments: Sequence[str], stdin: str | None) -> str:
-        command = [self.program, *arguments, *self.target.flags()]
+        data = stdin.encode() if stdin is not None else None
+        return self._ran([self.program, *arguments, *self.target.flags()], data).decode(errors="replace")
+
+    def _ran(self, command: Sequence[str], stdin: bytes | None) -> bytes:
         try:
-            done = subprocess.run(
-                command, input=stdin, capture_output=True, text=True, check=False, timeout=_PROCESS_TIMEOUT_S
-            )
+            done = subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=_PROCESS_TIMEOUT_S)
         except FileNotFoundError as error:
             text = f"there is no {self.program} on PATH: install it (https://kubernetes.io/docs/tasks/tools) to talk to a cluster"
             raise KubectlMissing(text) from error
         except subprocess.TimeoutExpired as error:
             raise error_of(f"kubectl: i/o timeout after {_PROCESS_TIMEOUT_S:g} s") from error
         if done.returncode != 0:
-            raise error_of(done.stderr)
+            raise error_of(done.stderr.decode(errors="replace"))
         return done.stdout

@@ -1,0 +1,157 @@
+"""A published adapter out of the cluster: what the orchestrator's pod sends, and what becomes of it here."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marlaas.cluster.errors import CommandFailed, Forbidden, NotFound
+from marlaas.cluster.fetching import Published, fetch, published
+from marlaas.cluster.kubectl import Kubectl
+from marlaas.cluster.published import Wanted, pack
+from marlaas.cluster.sights import JobSight, job_sight
+from marlaas_api import subjects
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.errors import InvalidInput, Permanent
+from marlaas_api.kinds import RLJobSpec
+from marlaas_api.messages import JobDocument, Manifest, PolicyRecord
+from marlaas_api.wire import encode
+
+SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 8}}
+POD = {
+    "metadata": {"namespace": "marlaas-system", "name": "marlaas-orchestrator-7f"},
+    "spec": {
+        "containers": [
+            {
+                "name": "orchestrator",
+                "args": ["--name=$(POD_NAME)", "--nats=nats://n:4222", "--blobs=file:///b", "--health=8081"],
+            }
+        ]
+    },
+}
+
+
+async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says() -> None:
+    bus, blobs = MemoryServer().connect("test"), MemoryBlobs()
+    await bus.ensure()
+    job = JobDocument(namespace="a", job="sums", uid="u1", pool="tiny", tenant="a", spec=RLJobSpec.model_validate(SPEC))
+    manifest = Manifest(
+        namespace="a",
+        job="sums",
+        uid="u1",
+        agent="policy",
+        version=3,
+        step=2,
+        parent=None,
+        rank=8,
+        files={"adapter_config.json": await blobs.put("a", "adapter_config.json", b"{}")},
+        state=None,
+        tensor_digests={},
+        probes=(),
+    )
+    record = PolicyRecord(uid="u1", version=3, manifest=await blobs.put("a", "manifest", encode(manifest)))
+    await (await bus.bucket(subjects.JOBS)).put(subjects.job_key("a", "sums"), encode(job))
+    await (await bus.bucket(subjects.POLICY)).put(subjects.policy_key("a", "sums", "policy"), encode(record))
+    sent = io.BytesIO()
+    await pack(bus, blobs, Wanted("a", "sums", "policy", 3), sent)
+    sent.seek(0)
+    with tarfile.open(fileobj=sent) as tar:
+        assert tar.getnames() == ["adapter_config.json"]
+    with pytest.raises(Permanent, match="has no version 4"):
+        await pack(bus, blobs, Wanted("a", "sums", "policy", 4), io.BytesIO())
+    with pytest.raises(Permanent, match="knows no job a/other"):
+        await pack(bus, blobs, Wanted("a", "other", "policy", 3), io.BytesIO())
+    await bus.close()
+
+
+def _job(*agents: dict[str, Any]) -> JobSight:
+    meta = {"namespace": "a", "name": "sums", "uid": "u1"}
+    return job_sight({"metadata": meta, "spec": SPEC, "status": {"phase": "Running", "agents": list(agents)}})
+
+
+def test_the_promoted_version_counts_and_otherwise_the_newest() -> None:
+    newest = {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}
+    assert published(_job(newest), None) == Published("policy", 7, "a/sums/7")
+    assert published(_job({**newest, "promotedVersion": 5}), "policy").version == 5
+
+
+def test_a_job_without_an_adapter_says_so() -> None:
+    with pytest.raises(InvalidInput, match="no published adapter yet; kubectl marlaas why sums -n a"):
+        published(_job(), None)
+    with pytest.raises(InvalidInput, match="no agent critic; it has policy"):
+        published(_job({"name": "policy", "policyVersion": 0}), "critic")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Callable[..., Kubectl]:
+    """A stand-in for kubectl: prints pods, and for exec what it is given; what it was called with stands in `calls`."""
+
+    def make(exec_script: str, pods: list[dict[str, Any]]) -> Kubectl:
+        (tmp_path / "pods.json").write_text(json.dumps({"items": pods}))
+        program = tmp_path / "kubectl"
+        program.write_text(
+            f'#!/bin/sh\ncd {tmp_path}\necho "$@" >> calls\ncase "$1" in get) cat pods.json;; exec) {exec_script};; esac\n'
+        )
+        program.chmod(0o755)
+        return Kubectl(program=str(program))
+
+    return make
+
+
+def _archive(path: Path, *names: str) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            tar.addfile(member := tarfile.TarInfo(name), io.BytesIO(b""))
+            assert member.isfile()
+
+
+def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
+    _archive(tmp_path / "adapter.tar", "adapter_config.json", "../outside", "adapter_model.safetensors")
+    kubectl = cluster("cat adapter.tar", [POD])
+    target = tmp_path / "out"
+    for _ in range(2):
+        fetch(kubectl, _job(), Published("policy", 7, "a/sums/7"), target)
+    assert sorted(path.name for path in target.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert not (tmp_path / "outside").exists()
+    assert (tmp_path / "calls").read_text().splitlines()[1] == (
+        "exec marlaas-orchestrator-7f --container=orchestrator --namespace=marlaas-system -- python3 -m marlaas.cluster.published "
+        "--nats=nats://n:4222 --blobs=file:///b --namespace a --job sums --agent policy --version 7"
+    )
+
+
+def test_a_folder_with_something_else_is_left_alone(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
+    target = tmp_path / "thesis"
+    target.mkdir()
+    (target / "chapter-1").touch()
+    with pytest.raises(InvalidInput, match="something else than an adapter"):
+        fetch(cluster("true", [POD]), _job(), Published("policy", 7, ""), target)
+    assert (target / "chapter-1").exists()
+
+
+def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
+    cluster: Callable[..., Kubectl], tmp_path: Path
+) -> None:
+    refusal = 'Error from server (Forbidden): pods "x" is forbidden: User "ann" cannot create resource "pods/exec"'
+    with pytest.raises(Forbidden, match="lies in the blob store below a/sums/7; the platform team can fetch it"):
+        fetch(
+            cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), Published("policy", 7, "a/sums/7"), tmp_path / "o"
+        )
+
+
+def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
+    kubectl = cluster(
+        "echo 'the bus knows no job a/sums' >&2; echo 'command terminated with exit code 1' >&2; exit 1", [POD]
+    )
+    with pytest.raises(CommandFailed, match=r"^the bus knows no job a/sums$"):
+        fetch(kubectl, _job(), Published("policy", 7, ""), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_an_orchestrator_there_is_nobody_to_ask(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no orchestrator runs"):
+        fetch(cluster("true", []), _job(), Published("policy", 7, ""), tmp_path / "out")

@@ -1,0 +1,104 @@
+"""A job's published adapter, out of the cluster into a folder: asked of the orchestrator's pod, which can reach bus and blob store."""
+
+import io
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marlaas.cluster.errors import Forbidden, NotFound
+from marlaas.cluster.kubectl import Kubectl
+from marlaas.cluster.sights import JobSight
+from marlaas.local.folder import replace_folder, translated
+from marlaas_api.errors import InvalidInput
+
+ORCHESTRATOR = "app.kubernetes.io/name=marlaas,app.kubernetes.io/component=orchestrator"
+_CONTAINER = "orchestrator"
+_CONFIG = "adapter_config.json"
+_ITS_OWN = ("--nats", "--blobs", "--creds")
+"""What the orchestrator was started with that reaches bus and store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a status says of an agent's adapter: the promoted version of a succeeded job, else the newest."""
+
+    agent: str
+    version: int
+    folder: str
+
+
+def published(job: JobSight, agent: str | None) -> Published:
+    """The adapter of the named agent, or of the first. Raises InvalidInput when there is none (yet)."""
+    agents = job.status.agents if job.status is not None else ()
+    found = next((one for one in agents if agent in (None, one.name)), None)
+    if found is None and agent is not None:
+        raise InvalidInput(
+            f"{job.key} has no agent {agent}; it has {', '.join(one.name for one in agents) or 'none yet'}"
+        )
+    version = (
+        None if found is None else found.policy_version if found.promoted_version is None else found.promoted_version
+    )
+    if found is None or version is None:
+        raise InvalidInput(f"{job.key} has no published adapter yet; kubectl marlaas why {job.name} -n {job.namespace}")
+    return Published(found.name, version, found.adapter or "")
+
+
+def fetch(kubectl: Kubectl, job: JobSight, wanted: Published, target: Path) -> None:
+    """Write the adapter as a PEFT folder, whole or not at all.
+
+    Raises Forbidden, with where it lies, for who may not look into the pod; InvalidInput for a folder with something else in it.
+    """
+    _check_target(target)
+    try:
+        archive = _archive(kubectl, job, wanted)
+    except Forbidden as error:
+        where = f"the adapter lies in the blob store below {wanted.folder}; the platform team can fetch it so"
+        raise Forbidden(f"{error}. {where}") from error
+    _unpack(archive, target)
+
+
+def _archive(kubectl: Kubectl, job: JobSight, wanted: Published) -> bytes:
+    pods = kubectl.list(
+        "pods", "--all-namespaces", f"--selector={ORCHESTRATOR}", "--field-selector=status.phase=Running"
+    )
+    if not pods:
+        raise NotFound("no orchestrator runs in this cluster: the platform team looks why")
+    who = ("--namespace", job.namespace, "--job", job.name, "--agent", wanted.agent, "--version", str(wanted.version))
+    command = ("python3", "-m", "marlaas.cluster.published", *_started_with(pods[0]), *who)
+    meta = pods[0]["metadata"]
+    return kubectl.exec((meta["namespace"], meta["name"], _CONTAINER), command)
+
+
+def _started_with(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    container = next(one for one in pod["spec"]["containers"] if one["name"] == _CONTAINER)
+    return tuple(word for word in container.get("args", ()) if word.partition("=")[0] in _ITS_OWN)
+
+
+def _unpack(archive: bytes, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.partial")
+    with translated(target):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name, data in _files(archive):
+            (partial / name).write_bytes(data)
+    replace_folder(partial, target)
+
+
+def _files(archive: bytes) -> Iterator[tuple[str, bytes]]:
+    """Plain files with plain names; an adapter has no others."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            file = tar.extractfile(member) if member.isfile() and Path(member.name).name == member.name else None
+            if file is not None:
+                yield member.name, file.read()
+
+
+def _check_target(target: Path) -> None:
+    """An adapter may be replaced; nothing else."""
+    if target.exists() and not target.is_dir():
+        raise InvalidInput(f"{target} is no folder")
+    if target.is_dir() and any(target.iterdir()) and not (target / _CONFIG).is_file():
+        raise InvalidInput(f"{target} holds something else than an adapter; name a new folder")
