@@ -80,9 +80,6 @@ _JOURNEY = {
         "The object is being deleted: its slots, files and messages are given back first.",
         "Wait; if the bus does not answer, the object goes after a minute all the same.",
     ),
-    Reason.DELETED: Text(
-        Stage.ENDED, Actor.NOBODY, "The job is stopped and forgotten; only its object is still there.", NOTHING
-    ),
 }
 
 _ADMISSION = {

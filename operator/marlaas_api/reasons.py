@@ -21,7 +21,6 @@ class Reason(StrEnum):
     FINISHED = "Finished"
     SUSPENDED = "Suspended"
     DELETING = "Deleting"
-    DELETED = "Deleted"
 
     # What a job waits for before it is admitted.
     NOT_ADMITTED = "NotAdmitted"
