@@ -68,13 +68,15 @@ def _drained_s(snapshot: PoolSnapshot, now: float) -> float:
 
 
 def _removal(snapshot: PoolSnapshot, installation: Installation) -> Iterator[Action]:
-    for role in ROLES if snapshot.owned else ():
-        yield Delete("Secret", installation.namespace, workers_name(snapshot.meta.name, role))
     sets = [body for (kind, _), body in snapshot.owned.items() if kind == "StatefulSet"]
-    last = not sets and not snapshot.pods
-    for (kind, _), body in sorted(snapshot.owned.items(), key=lambda item: item[0]):
-        if kind == "StatefulSet" or last:
-            yield from _delete(kind, body)
+    for body in sets:
+        yield from _delete("StatefulSet", body)
+    if sets or snapshot.pods or not snapshot.owned:
+        return
+    for role in ROLES:
+        yield Delete("Secret", installation.namespace, workers_name(snapshot.meta.name, role))
+    for (kind, _), body in sorted(snapshot.owned.items(), key=lambda item: (item[0][0] == "ServiceAccount", item[0])):
+        yield from _delete(kind, body)
 
 
 def _delete(kind: str, observed: Mapping[str, Any]) -> Iterator[Action]:

@@ -1,7 +1,7 @@
 """What of a job's sandbox is to be made, put right or removed. A job that is not admitted has none.
 
-Made in the order ServiceAccount, NetworkPolicy, Secret, Deployment; removed in the order Secret, Deployment, and the policy and the account once no pod is
-left: nothing of the tenant's ever runs unguarded, and the account, as long as it is seen, says that something may be left.
+Made in the order ServiceAccount, NetworkPolicy, Secret, Deployment; removed the other way round, all but the Deployment once no pod is left: nothing of the
+tenant's ever runs unguarded, and the account, as long as it is seen, says that a Secret, which is not, may be left.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,8 +16,6 @@ from marlaas_operator.manifests.sandbox_pod import Sandbox
 from marlaas_operator.plan import Action, Delete
 from marlaas_operator.policies import upkeep
 from marlaas_operator.snapshot import JobSnapshot
-
-_REMOVED = ("NetworkPolicy", "ServiceAccount")
 
 
 def is_wanted(snapshot: JobSnapshot) -> bool | None:
@@ -50,13 +48,13 @@ def removal(snapshot: JobSnapshot) -> Iterator[Action]:
     """Remove whatever there is of the sandbox."""
     if not snapshot.owned:
         return
-    name, namespace = sandbox_name(snapshot.meta.name), snapshot.meta.namespace
-    yield Delete("Secret", namespace, name)
+    name = sandbox_name(snapshot.meta.name)
     deployment = snapshot.owned.get(("Deployment", name))
     if deployment is not None:
         yield from _delete("Deployment", deployment)
     elif not snapshot.pods:
-        for kind in _REMOVED:
+        yield Delete("Secret", snapshot.meta.namespace, name)
+        for kind in ("NetworkPolicy", "ServiceAccount"):
             yield from _delete(kind, snapshot.owned.get((kind, name)))
 
 

@@ -187,9 +187,9 @@ def test_a_queued_job_does_not_mind_that_the_bus_is_away():
 def test_a_job_that_has_ended_loses_its_sandbox_policy_and_account_last(phase):
     ended = told(running(progress=progress(phase, "Finished", finished_at=NOW)))
     first = plan(ended).actions
-    assert first == (Delete("Secret", "team-a", SANDBOX), Delete("Deployment", "team-a", SANDBOX, "o1"))
+    assert first == (Delete("Deployment", "team-a", SANDBOX, "o1"),)
     draining = replace(ended, owned={k: b for k, b in ended.owned.items() if k[0] != "Deployment"})
-    assert kinds(plan(draining).actions) == ["Delete"], "the Secret alone: a pod still runs"
+    assert plan(draining).actions == (), "a pod still runs"
     gone = plan(replace(draining, pods=())).actions
     assert [action.kind for action in gone] == ["Secret", "NetworkPolicy", "ServiceAccount"]
     assert plan(replace(ended, owned={}, pods=())).empty
@@ -200,7 +200,7 @@ def test_a_suspended_job_loses_its_sandbox_once_the_orchestrator_has_let_it_go()
     letting_go = running(job=asked, document=document(asked), owned=owned_sandbox(asked))
     assert plan(told(letting_go)).actions == ()
     resting = replace(letting_go, progress=progress(Phase.SUSPENDED, "Suspended"))
-    assert kinds(plan(resting).actions) == ["Delete", "Delete"]
+    assert kinds(plan(resting).actions) == ["Delete"]
 
 
 def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
@@ -248,7 +248,7 @@ def test_a_job_without_our_finalizer_is_none_of_our_business():
 
 def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes():
     found = plan(running(meta=deleted()))
-    assert kinds(found.actions) == ["WriteDocument", "Delete", "Delete"]
+    assert kinds(found.actions) == ["WriteDocument", "Delete"]
     assert found.actions[0].document.deleted
     assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
 
