@@ -1,0 +1,105 @@
+"""The whole worker image, once: `make e2e-images`. The scenarios use a thin image and mount the environment instead.
+
+python -m marlaas_e2e.worker_image build                              in the machine's network, which reaches a package index
+python -m marlaas_e2e run python -m marlaas_e2e.worker_image start    a pod from it, in the cluster
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from marlaas_e2e.api import Object
+from marlaas_e2e.handle import ClusterHandle
+from marlaas_e2e.images import Recipe, build, image_id
+from marlaas_e2e.kubectl import CommandFailed
+from marlaas_e2e.node.layout import Layout
+
+ROOT = Path(__file__).resolve().parents[2]
+_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+_NAME = "worker-image"
+_PROGRAM = """
+import os, torch, vllm, marlaas_worker.__main__, marlaas.cli
+print(f"torch {torch.__version__}, vllm {vllm.__version__}, uid {os.getuid()}, {torch.ones(3).sum():.0f} = 3")
+"""
+
+
+def recipe() -> Recipe:
+    """The worker's image on the base of the tests, from locks/cpu.txt."""
+    arguments = {"ACCEL": "cpu", "PIP_CERT": _CERTIFICATES, "SSL_CERT_FILE": _CERTIFICATES}
+    return Recipe("e2e.local/worker:1", ROOT / "images" / "worker.Dockerfile", ROOT, arguments)
+
+
+def pod() -> Object:
+    """At the restricted level, with nothing but the image: what it needs must be in it."""
+    locked = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    writable = [{"name": name, "mountPath": f"/{name}"} for name in ("scratch", "tmp")]
+    container = {
+        "name": "worker",
+        "image": "e2e.local/worker:1",
+        "command": ["python3", "-c", _PROGRAM],
+        "securityContext": locked,
+        "volumeMounts": writable,
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "fsGroup": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": each["name"], "emptyDir": {}} for each in writable],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": _NAME, "namespace": _NAME}, "spec": spec}
+
+
+def start(cluster: ClusterHandle) -> str:
+    """Run the pod to its end; its words. Raises CommandFailed."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAME, "labels": labels}})
+    try:
+        cluster.apply(pod())
+        cluster.kubectl(
+            "wait", f"pod/{_NAME}", "-n", _NAME, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=300s"
+        )
+        return cluster.kubectl("logs", _NAME, "-n", _NAME)
+    finally:
+        cluster.kubectl("delete", "namespace", _NAME, "--wait=true")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Say what it took; 1 with one sentence otherwise."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return {("build",): _build, ("start",): _start}[tuple(words)]()
+    except KeyError:
+        print(__doc__, file=sys.stderr)
+    except CommandFailed as error:
+        print(error, file=sys.stderr)
+    return 1
+
+
+def _build() -> int:
+    begun = time.monotonic()
+    archive = build(recipe())
+    size_gb, took_s = archive.stat().st_size / 1e9, time.monotonic() - begun
+    print(json.dumps({"image": image_id(archive), "size_gb": round(size_gb, 2), "built_or_found_s": round(took_s)}))
+    return 0
+
+
+def _start() -> int:
+    layout = Layout(Path(os.environ["MARLAAS_E2E_ROOT"]))
+    cluster = ClusterHandle(layout.kubeconfig, "e2e", layout)
+    begun = time.monotonic()
+    cluster.import_image(build(recipe()))
+    imported = time.monotonic()
+    words = start(cluster)
+    ended = time.monotonic()
+    print(
+        json.dumps({"import_s": round(imported - begun), "pod_s": round(ended - imported), "pod_said": words.strip()})
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
