@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Say what it took; 1 with one sentence otherwise."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return {("build",): _build, ("start",): _start}[tuple(words)]()
+        return {"build": _build, "start": _start}[" ".join(words)]()
     except KeyError:
         print(__doc__, file=sys.stderr)
     except CommandFailed as error:
