@@ -55,8 +55,7 @@ def build(recipe: Recipe) -> Path:
 def base_archive() -> Path:
     """The image `e2e.local/python:1`: python3 with venv, and the certificates that this machine trusts."""
     with file_lock(_folder() / "base.lock"):
-        rootfs = _rootfs()
-        return _archive(Recipe(BASE, RECIPES / "base" / "Dockerfile", rootfs.parent), {})
+        return _from_one_file(_rootfs(), Recipe(BASE, RECIPES / "base" / "Dockerfile", _rootfs().parent))
 
 
 def pause_archive() -> Path:
@@ -84,13 +83,28 @@ _REFERENCE = "org.opencontainers.image.ref.name"
 
 def _from_binary(name: str, tag: str) -> Path:
     program = binaries.ensure([name])[name]
-    return _archive(Recipe(tag, RECIPES / name / "Dockerfile", program.parent), {})
+    return _from_one_file(program, Recipe(tag, RECIPES / name / "Dockerfile", program.parent))
+
+
+def _from_one_file(file: Path, recipe: Recipe) -> Path:
+    """For a file whose path names its content: buildah need not read it again to know that nothing changed."""
+    inputs = f"{file}\n{recipe.dockerfile.read_text()}"
+    archive = _archive_path(recipe)
+    record = archive.with_suffix(".inputs")
+    if not (archive.exists() and record.exists() and record.read_text() == inputs):
+        _archive(recipe, {})
+        record.write_text(inputs)
+    return archive
+
+
+def _archive_path(recipe: Recipe) -> Path:
+    return _folder() / (recipe.tag.split("/", 1)[-1].replace("/", "_").replace(":", "_") + ".tar")
 
 
 def _archive(recipe: Recipe, arguments: Mapping[str, str]) -> Path:
     with file_lock(_folder() / "build.lock"):
         image = _buildah_build(recipe, arguments)
-        archive = _folder() / (recipe.tag.split("/", 1)[-1].replace("/", "_").replace(":", "_") + ".tar")
+        archive = _archive_path(recipe)
         if not archive.exists() or image_id(archive) != image:
             _push(recipe.tag, archive)
             archive.with_suffix(".id").write_text(image)

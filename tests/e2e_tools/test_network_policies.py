@@ -98,6 +98,11 @@ def test_an_address_block_without_its_exceptions():
     ]
 
 
+def test_a_block_of_the_other_family_disturbs_nothing():
+    block = {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}}
+    assert egress({"to": [block]}) == ["ip6 daddr ::/0 ip6 daddr != { fe80::/10 } return", "drop"]
+
+
 @pytest.mark.parametrize(
     ("port", "match"),
     [

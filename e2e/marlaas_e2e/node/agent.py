@@ -1,12 +1,13 @@
 """The daemon beside the kubelet that does what a network plugin and a volume provisioner do: policies and folders.
 
-Level-based: reads everything three times a second, and acts on differences only. An error is logged and tried again.
+Level-based: reads everything three times a second, and acts on differences only. An error is logged once and tried again.
 """
 
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from marlaas_e2e.api import ApiClient, ApiError
@@ -62,14 +63,22 @@ def main() -> None:
     """Run until killed."""
     layout = Layout(Path(sys.argv[1]))
     client = api_client(layout)
-    parts = (PolicyEnforcer(client), Provisioner(client, layout.volumes))
+    enforcer, provisioner = PolicyEnforcer(client), Provisioner(client, layout.volumes)
+    said = ""
     while True:
-        for part in parts:
-            try:
-                part.step()
-            except (ApiError, PolicyRefused) as error:
-                print(f"{type(part).__name__}: {error}", file=sys.stderr, flush=True)
+        now = "".join(filter(None, (_tried(enforcer.step), _tried(provisioner.step))))
+        if now and now != said:
+            print(now, file=sys.stderr, flush=True)
+        said = now
         time.sleep(_PERIOD_S)
+
+
+def _tried(step: Callable[[], None]) -> str | None:
+    try:
+        step()
+    except (ApiError, PolicyRefused) as error:
+        return f"{type(error).__name__}: {error}\n"
+    return None
 
 
 if __name__ == "__main__":

@@ -198,8 +198,9 @@ def _addresses(network: Network, policy: Policy, peer: Peer | None, direction: D
     if peer is None:
         yield ""
     elif peer.block is not None:
-        excepted = f" ip {side} != {{ {', '.join(peer.excepted)} }}" if peer.excepted else ""
-        yield f"ip {side} {peer.block}{excepted}"
+        family = "ip6" if ":" in peer.block else "ip"
+        excepted = f" {family} {side} != {{ {', '.join(peer.excepted)} }}" if peer.excepted else ""
+        yield f"{family} {side} {peer.block}{excepted}"
     elif pods := network.matching(peer, policy):
         yield f"ip {side} {{ {', '.join(sorted(pod.address for pod in pods))} }}"
 
