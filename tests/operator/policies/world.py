@@ -137,8 +137,10 @@ class World:
 
     def result(self) -> Any:
         """What is so in the end, but for names that are given by chance and times of the clock."""
+        if self.meta is None:
+            return self.objects, self.document, self.progress
         objects = {key: {k: v for k, v in body.items() if k != "metadata"} for key, body in self.objects.items()}
         status = copy.deepcopy(self.status)
         for condition in (status or {}).get("conditions", ()):
             condition.pop("lastTransitionTime")
-        return self.meta and self.meta.finalizers, status, objects, self.document, self.progress
+        return self.meta.finalizers, status, objects, self.document, self.progress
