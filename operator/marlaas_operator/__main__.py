@@ -22,11 +22,12 @@ from marlaas_api.bus_nats import connect as connect_bus
 from marlaas_api.bus_users import BusKeys, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
 from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
-from marlaas_operator.cluster import Resource
+from marlaas_operator.cluster import Forbidden, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.handlers import WATCH_S, watch
 from marlaas_operator.health import Door, opened
 from marlaas_operator.installation import Installation, load
+from marlaas_operator.resync import MANAGED
 from marlaas_operator.service import Outside, Service
 from marlaas_operator.watched import Watched
 
@@ -100,6 +101,8 @@ async def _keys(gateway: ApiServer, installation: Installation) -> BusKeys | Non
             keys = await ensure_keys(gateway, installation)
             await renew_platform(gateway, installation, keys, time.time())
             return keys
+        except Forbidden as error:
+            raise InvalidInput(f"{error}; the chart's Role allows it, for a Secret with the label {MANAGED}") from error
         except Retryable as error:
             log.warning("%s (again soon)", error)
             await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,136 @@
+"""Whatever the API server answers, and whatever happens to its connections: the operator gets there, without a hot loop."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiohttp import web
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.proxy import GONE, RESET, SILENT, Fault, Proxy, answer, is_watch
+from tests.operator.real.rig import Rig, eventually, job, pool
+
+from marlaas_operator.cluster import Target
+from marlaas_operator.cluster.resources import DEPLOYMENTS
+
+SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sandbox", "ServiceAccount one-sandbox"}
+
+
+@pytest.fixture
+async def proxy(rig: Rig) -> AsyncIterator[Proxy]:
+    async with Proxy(rig.plane).running() as proxy:
+        yield proxy
+
+
+def status_write(request: web.Request) -> bool:
+    return request.method == "PATCH" and request.path.endswith("/status")
+
+
+def any_write(request: web.Request) -> bool:
+    return request.method == "PATCH"
+
+
+def sandbox_apply(request: web.Request) -> bool:
+    return request.method == "PATCH" and "/deployments/" in request.path
+
+
+def anything(request: web.Request) -> bool:
+    return True
+
+
+def watches(request: web.Request) -> bool:
+    return is_watch(request)
+
+
+def jobs_watch(request: web.Request) -> bool:
+    return is_watch(request) and request.path.endswith("/rljobs")
+
+
+@pytest.mark.parametrize(
+    ("fault", "times", "matches"),
+    [
+        pytest.param(answer(409, "Conflict"), 6, any_write, id="409 on writes"),
+        pytest.param(answer(422, "Invalid"), 1, sandbox_apply, id="422 on the Deployment"),
+        pytest.param(answer(429, "TooManyRequests", Retry_After="1"), 4, any_write, id="429 on writes"),
+        pytest.param(answer(500, "InternalError"), 6, any_write, id="500 on writes"),
+        pytest.param(answer(503, "ServiceUnavailable"), 20, anything, id="503 on everything"),
+        pytest.param(RESET, 6, any_write, id="reset on writes"),
+        pytest.param(RESET, 20, anything, id="reset on everything"),
+        pytest.param(GONE, 10, watches, id="410 on watches"),
+        pytest.param(answer(500, "InternalError"), 10, watches, id="500 on watches"),
+        pytest.param(RESET, 10, watches, id="reset on watches"),
+    ],
+)
+@pytest.mark.slow
+async def test_a_fault_passes(
+    rig: Rig,
+    proxy: Proxy,
+    orchestrator: ScriptedOrchestrator,
+    fault: Fault,
+    times: int,
+    matches: Callable[[web.Request], bool],
+) -> None:
+    await rig.gateway.create(pool("tiny"))
+    await rig.gateway.create(job("team-a", "one", "tiny"))
+    proxy.times(times, fault, matches)
+    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
+    await rig.phase("team-a", "one", "Queued")
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    await rig.phase("team-a", "one", "Running")
+
+    async def has_sandbox() -> bool:
+        return set(await rig.owned("team-a")) == SANDBOX
+
+    await eventually(rig, "the sandbox is there", has_sandbox, 90.0)
+    await rig.gateway.create(job("team-a", "two", "tiny"))
+    await rig.phase("team-a", "two", "Queued")
+    assert proxy.faults == times
+    assert rig.started[-1].alive
+    assert proxy.requests < 150 + 3 * times
+
+
+@pytest.mark.slow
+async def test_a_refusal_that_stays_is_told_and_is_not_asked_for_again_and_again(
+    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator
+) -> None:
+    await rig.gateway.create(pool("tiny"))
+    await rig.gateway.create(job("team-a", "one", "tiny"))
+    proxy.times(1_000_000, answer(422, "Invalid"), sandbox_apply)
+    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
+    await rig.phase("team-a", "one", "Queued")
+    await orchestrator.say("team-a", "one", **ADMITTED)
+
+    async def told() -> bool:
+        return (await rig.status("team-a", "one")).get("reason") == "PodRefused"
+
+    await eventually(rig, "the refusal is told", told)
+    assert "injected" in (await rig.status("team-a", "one"))["message"]
+    assert proxy.faults <= 2
+    proxy.decide = lambda request: None
+    assert await rig.get(Target(DEPLOYMENTS, "team-a", "one-sandbox")) is None
+
+
+@pytest.mark.slow
+async def test_a_watch_that_silently_died_is_noticed(
+    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator
+) -> None:
+    await rig.gateway.create(pool("tiny"))
+    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder), watch_s=3)
+    await rig.gateway.create(job("team-a", "one", "tiny"))
+    await rig.phase("team-a", "one", "Queued")
+    proxy.times(1, SILENT, jobs_watch)
+    await rig.gateway.create(job("team-a", "two", "tiny"))
+    await rig.phase("team-a", "two", "Queued")
+    assert proxy.faults == 1
+
+
+@pytest.mark.slow
+async def test_an_api_server_that_was_killed_is_waited_for(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
+    await rig.gateway.create(pool("tiny"))
+    rig.start_operator()
+    await rig.gateway.create(job("team-a", "one", "tiny"))
+    await rig.phase("team-a", "one", "Queued")
+    rig.plane.kill_apiserver()
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    rig.plane.start_apiserver()
+    await rig.phase("team-a", "one", "Running")
+    await rig.gateway.create(job("team-a", "two", "tiny"))
+    await rig.phase("team-a", "two", "Queued")
