@@ -23,6 +23,7 @@ from marlaas_operator.watched import Watched
 log = logging.getLogger(__name__)
 
 WATCH_S = 45.0
+_NAME = "marlaas-operator"  # left to itself, kopf asks for the name of our user, who in a pod has none
 _GRACE_S = 5.0
 _AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
@@ -75,7 +76,12 @@ async def _watch_once(happened: Happened, gateway: ApiServer, stop: threading.Ev
     for resource in (*KINDS, *OWNED):
         _register(registry, resource, happened)
     await kopf.operator(
-        registry=registry, settings=_settings(watch_s), standalone=True, clusterwide=True, stop_flag=stop
+        registry=registry,
+        settings=_settings(watch_s),
+        standalone=True,
+        clusterwide=True,
+        stop_flag=stop,
+        identity=_NAME,
     )
 
 
