@@ -62,6 +62,11 @@ def test_a_value_that_cannot_be_meant_is_refused(helm: Helm, setting: str, sente
     assert sentence in done.stderr
 
 
+def test_a_release_name_that_makes_labels_too_long_is_refused(helm: Helm) -> None:
+    assert helm("template", "m" * 40, CHART).returncode == 0
+    assert "longer than 40 characters" in helm("template", "m" * 41, CHART).stderr
+
+
 def test_values_of_the_wrong_release_are_refused_by_lint_too(helm: Helm) -> None:
     done = helm("lint", CHART, "--set", "operator.imge=x")
     assert done.returncode != 0
