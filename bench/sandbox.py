@@ -88,6 +88,8 @@ async def _measure_episodes(name: str) -> None:
     server = MemoryServer()
     bus = server.connect("bench")
     await bus.ensure()
+    claimed = subjects.consumer("bench", "job", "sandbox")
+    await bus.consumer(subjects.TASKS, claimed, subjects.task("bench", "job"), ack_wait_s=subjects.TASK_ACK_WAIT_S)
     document = _document(name)
     with tempfile.TemporaryDirectory() as folder:
         context = RoleContext("sandbox-0", server.connect("sandbox"), MemoryBlobs(), Path(folder))

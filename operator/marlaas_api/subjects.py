@@ -41,6 +41,8 @@ STREAMS = (
     StreamSpec(EVENTS, ("event.*.*.>",), max_age_s=86400.0, max_bytes=64 << 20),
 )
 REPLICA_TTL_S = 10.0
+TASK_ACK_WAIT_S = 10.0
+"""A sandbox that claims a task says in_progress more often than this; one that died gives its tasks to others after it."""
 BUCKETS = (
     BucketSpec(JOBS),
     BucketSpec(PROGRESS),
@@ -59,6 +61,12 @@ def task(namespace: str, job: str) -> str:
 def generation(namespace: str, job: str, agent: str) -> str:
     """Requests of a job's sandboxes for turns of one agent."""
     return f"gen.{namespace}.{job}.{agent}"
+
+
+def is_reply_of(namespace: str, job: str, reply: str) -> bool:
+    """Whether an answer to a request of this job may go there: its own inbox, an unfenced user's, or what NATS puts in its place on the
+    way between accounts. A reply subject is the one thing of a request that no permission looks at."""
+    return reply.startswith((f"_INBOX_{namespace}_{job}.", "_INBOX.", "_R_."))
 
 
 def engine(pool: str, replica: str) -> str:

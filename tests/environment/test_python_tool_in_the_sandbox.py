@@ -91,7 +91,9 @@ async def played(server: MemoryServer, document: JobDocument, num: int, context:
         seed=derive_seed(0, Split.TRAIN, 0),
         group_size=num,
     )
-    await bus.publish(subjects.task("team-a", "job"), encode(task))
+    subject, claimed = subjects.task("team-a", "job"), subjects.consumer("team-a", "job", "sandbox")
+    await bus.consumer(subjects.TASKS, claimed, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
+    await bus.publish(subject, encode(task))
     consumer = await bus.consumer(subjects.EPISODES, "test", "episode.*.*")
     found: list[Episode] = []
     async with asyncio.TaskGroup() as group:

@@ -95,7 +95,8 @@ class Stage:
 
     async def play(self, document: JobDocument, rewards: Rewards) -> None:
         bus = self.server.connect("sandbox")
-        consumer = await bus.consumer(subjects.TASKS, "sandbox", subjects.task("team-a", document.job))
+        name = subjects.consumer("team-a", document.job, "sandbox")
+        consumer = await bus.consumer(subjects.TASKS, name, subjects.task("team-a", document.job))
         while True:
             for delivery in await consumer.fetch(8, 1.0):
                 task = decode_as(Task, delivery.stored.data)

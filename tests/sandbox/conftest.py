@@ -9,7 +9,7 @@ import pytest
 
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Request
+from marlaas_api.bus import Consumer, Request
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
@@ -115,6 +115,12 @@ class Stage:
     async def put(self, task: Task) -> None:
         await self.bus.publish(subjects.task(task.namespace, task.job), encode(task))
 
+    async def open_tasks(self) -> Consumer:
+        """The consumer of tasks, as the orchestrator makes it."""
+        return await self.bus.consumer(
+            subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=subjects.TASK_ACK_WAIT_S
+        )
+
     async def num_tasks(self) -> int:
         return len(await self.bus.replay(subjects.TASKS, "task.*.*"))
 
@@ -130,6 +136,7 @@ class Stage:
     async def open(self, document: JobDocument, name: str = "sandbox-0") -> AsyncIterator[RoleContext]:
         """Run a sandbox in this process; on leaving it is told to stop, and awaited."""
         await self.bus.ensure()
+        await self.open_tasks()
         context = RoleContext(name, self.server.connect(name), MemoryBlobs(), self._scratch / name)
         async with self.rollout_role(*(agent.name for agent in document.spec.agents)), asyncio.TaskGroup() as group:
             group.create_task(serve(context, document, IMPATIENT))

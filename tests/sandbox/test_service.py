@@ -77,7 +77,7 @@ async def test_attempts_go_on_counting_over_deliveries(stage) -> None:
     document = stage.document("rogues:asks", max_attempts=3)
     await stage.bus.ensure()
     await stage.put(stage.task(document))
-    consumer = await stage.bus.consumer(subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=10)
+    consumer = await stage.open_tasks()
     (delivery,) = await consumer.fetch(1, 1.0)
     await delivery.nak()
     async with stage.open(document):
@@ -89,7 +89,7 @@ async def test_a_task_that_kills_every_sandbox_is_given_up(stage) -> None:
     document = stage.document("rogues:asks", max_attempts=1)
     await stage.bus.ensure()
     await stage.put(stage.task(document, group_size=2))
-    consumer = await stage.bus.consumer(subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=10)
+    consumer = await stage.open_tasks()
     for _ in range(MAX_DELIVERIES):
         (delivery,) = await consumer.fetch(1, 1.0)
         await delivery.nak()
@@ -153,7 +153,7 @@ async def test_tasks_are_left_to_sandboxes_that_have_a_place(stage) -> None:
         for index in range(3):
             await stage.put(stage.task(document, index, group_size=2))
         await stage.rollout.until(lambda: len({request.episode for request in stage.rollout.requests}) == 2)
-        other = await stage.bus.consumer(subjects.TASKS, "team-a_job_sandbox", "task.team-a.job", ack_wait_s=10)
+        other = await stage.open_tasks()
         left = await other.fetch(3, 0.2)
         assert [decode_as(Task, delivery.stored.data).index for delivery in left] == [1, 2]
         stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
