@@ -22,5 +22,7 @@ RUN site=$(/opt/marlaas/bin/python3 -c 'import sysconfig; print(sysconfig.get_pa
 FROM ${BASE}
 COPY --from=build /opt/marlaas /opt/marlaas
 ENV PATH=/opt/marlaas/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1
+# A name for the user: libraries ask for it.
+RUN echo 'marlaas:x:10001:10001::/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'marlaas:x:10001:' >> /etc/group
 USER 10001:10001
 CMD ["python3", "-m", "marlaas_operator"]

@@ -30,6 +30,8 @@ COPY workers /opt/code
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/code
 
 FROM ${BASE}
+# A name for the user: libraries ask for it.
+RUN echo 'marlaas:x:10001:10001::/scratch:/usr/sbin/nologin' >> /etc/passwd && echo 'marlaas:x:10001:' >> /etc/group
 COPY --from=packages /opt/marlaas /opt/marlaas
 COPY --from=code /opt/code /opt/code
 # What a pod may write is mounted at /scratch and /tmp; everything that caches goes there.
