@@ -3,13 +3,16 @@ E2E_PACKAGES := containerd runc containernetworking-plugins buildah debootstrap 
 E2E := $(BIN)/python -m marlaas_e2e
 E2E_ARGS ?=
 
-.PHONY: e2e e2e-tools e2e-packages e2e-images-base e2e-up e2e-down
+.PHONY: e2e e2e-tools control-plane-tools e2e-packages e2e-images-base e2e-up e2e-down
 
 e2e: setup e2e-packages  ## Bring a real Kubernetes up on this machine (or use E2E_CONTEXT), run the scenario tests, take it down
 	$(E2E) run $(BIN)/python -m pytest e2e/tests $(E2E_ARGS)
 
 e2e-tools: setup  ## Build Kubernetes, etcd, CoreDNS and helm into the cache (a quarter of an hour, once)
 	$(E2E) tools
+
+control-plane-tools: setup  ## Build what tests on a real API server need (ten minutes, once)
+	@$(E2E) tools etcd kube-apiserver kube-controller-manager kubectl helm
 
 e2e-packages:  ## Install what a node and images need from Debian, if something is missing and this is root
 	@test -n "$(E2E_CONTEXT)" && exit 0; missing=$$(for each in $(E2E_PACKAGES); do \

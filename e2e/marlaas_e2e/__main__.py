@@ -31,26 +31,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def tools(_: argparse.Namespace) -> int:
-    """Build what is missing."""
-    binaries.ensure()
+def tools(options: argparse.Namespace) -> int:
+    """build these programs, or all, where they are missing"""
+    binaries.ensure(options.names or tuple(binaries.BINARIES))
     return 0
 
 
-def up(_: argparse.Namespace) -> int:
+def up(options: argparse.Namespace) -> int:
+    """bring the cluster up and leave it running"""
     started = time.monotonic()
-    cluster.up(default_layout())
+    cluster.up(_layout(options))
     print(f"up in {time.monotonic() - started:.1f} s; enter it with `python -m marlaas_e2e shell`")
     return 0
 
 
-def down(_: argparse.Namespace) -> int:
-    cluster.down(default_layout())
+def down(options: argparse.Namespace) -> int:
+    """take it down; its images stay"""
+    cluster.down(_layout(options))
     return 0
 
 
-def status(_: argparse.Namespace) -> int:
-    layout = default_layout()
+def status(options: argparse.Namespace) -> int:
+    """what runs"""
+    layout = _layout(options)
     found = cluster.running(layout)
     if found is None:
         print("not running")
@@ -61,24 +64,30 @@ def status(_: argparse.Namespace) -> int:
 
 
 def shell(options: argparse.Namespace) -> int:
+    """a shell in the cluster's network, with kubectl and helm"""
     options.words = [os.environ.get("SHELL", "bash")]
     return run(options)
 
 
 def bring(options: argparse.Namespace) -> int:
-    _required(default_layout())
+    _required(_layout(options))
     for archive in options.archives:
-        ImageStore(default_layout()).read_in(archive)
+        ImageStore(_layout(options)).read_in(archive)
     return 0
 
 
 def run(options: argparse.Namespace) -> int:
-    """With E2E_CONTEXT only the command; else inside the cluster, brought up for it unless it runs already."""
+    """run a command inside the cluster, brought up for it unless it runs already; with E2E_CONTEXT only the command"""
     if os.environ.get("E2E_CONTEXT"):
         return subprocess.run(options.words).returncode
-    layout = default_layout()
+    layout = _layout(options)
     with cluster.cluster(layout) as found:
-        return subprocess.run(cluster.inside(found, options.words), env=_environment(layout)).returncode
+        command = ["setpriv", "--pdeathsig", "TERM", "--", *cluster.inside(found, options.words)]  # not outliving us
+        return subprocess.run(command, env=_environment(layout)).returncode
+
+
+def _layout(options: argparse.Namespace) -> Layout:
+    return Layout(options.root.resolve()) if options.root else default_layout()
 
 
 def _environment(layout: Layout) -> dict[str, str]:
@@ -96,9 +105,15 @@ def _required(layout: Layout) -> Running:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m marlaas_e2e", description=__doc__)
+    parser.add_argument(
+        "--root", type=Path, metavar="DIR", help="a cluster of its own there, beside the one in the cache"
+    )
     commands = parser.add_subparsers(required=True)
-    for name, function in (("tools", tools), ("up", up), ("down", down), ("status", status), ("shell", shell)):
+    for name, function in (("up", up), ("down", down), ("status", status), ("shell", shell)):
         commands.add_parser(name, help=function.__doc__).set_defaults(command=function)
+    building = commands.add_parser("tools", help=tools.__doc__)
+    building.add_argument("names", nargs="*", choices=[[], *binaries.BINARIES], metavar="NAME")
+    building.set_defaults(command=tools)
     importing = commands.add_parser("import", help="read image archives into the running cluster")
     importing.add_argument("archives", nargs="+", type=Path)
     importing.set_defaults(command=bring)

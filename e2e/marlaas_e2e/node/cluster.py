@@ -61,6 +61,7 @@ def up(layout: Layout, *, tied: bool = False) -> Running:
         archives = [images.pause_archive(), images.dns_archive()]
         _clear(layout)
         host.save_settings(layout.root)
+        host.make_cgroups(layout.cgroup)
         try:
             found = _start(layout, tied)
             for archive in archives:
@@ -161,7 +162,7 @@ def _kill(layout: Layout) -> None:
             host.kill(pid)
         _until(lambda: host.gone(found.init) and host.gone(found.unshare), "the cluster's processes do not end")
     _clear(layout)
-    host.remove_cgroups()
+    host.remove_cgroups(layout.cgroup)
     host.restore_settings(layout.root)
 
 

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 _SETTINGS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")  # the kubelet sets them, machine-wide
-_CGROUPS = ("kubepods", "k8s.io")
 
 
 def birth_of(pid: int) -> str | None:
@@ -64,13 +63,32 @@ def restore_settings(folder: Path) -> None:
         record.unlink()
 
 
-def remove_cgroups() -> None:
-    """The empty control groups of pods, in every hierarchy."""
-    roots = [Path("/sys/fs/cgroup"), *(each for each in Path("/sys/fs/cgroup").iterdir() if each.is_dir())]
-    for top in (root / name for root in roots for name in _CGROUPS):
-        for folder in sorted((each for each in top.rglob("*") if each.is_dir()), key=lambda each: -len(each.parts)):
-            _remove(folder)
-        _remove(top)
+def make_cgroups(name: str) -> None:
+    """A control group of the cluster's own: two kubelets under one root would each kill the other's pods."""
+    for hierarchy in _hierarchies():
+        controllers = hierarchy / "cgroup.controllers"
+        if controllers.exists():  # the second version hands controllers down only when told
+            wanted = " ".join(f"+{each}" for each in controllers.read_text().split())
+            (hierarchy / "cgroup.subtree_control").write_text(wanted)
+        (hierarchy / name).mkdir(exist_ok=True)
+
+
+def remove_cgroups(name: str) -> None:
+    """The cluster's control groups, empty by now, in every hierarchy."""
+    for top in (hierarchy / name for hierarchy in _hierarchies()):
+        folders = [each for each in top.rglob("*") if each.is_dir()]
+        for folder in (*sorted(folders, key=lambda each: -len(each.parts)), top):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _hierarchies() -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    if (root / "cgroup.controllers").exists():
+        return [root]
+    return [
+        each for each in root.iterdir() if each.is_dir() and not each.is_symlink() and (each / "cgroup.procs").exists()
+    ]
 
 
 def refuse_mounts_under(folder: Path) -> None:
@@ -78,11 +96,6 @@ def refuse_mounts_under(folder: Path) -> None:
     mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     if found := [each for each in mounted if Path(each).is_relative_to(folder)]:
         raise RuntimeError(f"Mounted below {folder}, not deleting: {', '.join(found)}")
-
-
-def _remove(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def _all_pids() -> list[int]:

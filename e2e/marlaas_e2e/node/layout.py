@@ -1,5 +1,6 @@
 """Addresses, folders and configuration files of the node: values and text, nothing runs here."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,11 @@ class Layout:
         return self.run / "failed"
 
     @property
+    def cgroup(self) -> str:
+        """Name of the control group that holds all pods."""
+        return f"marlaas-e2e-{hashlib.sha256(str(self.root).encode()).hexdigest()[:8]}"
+
+    @property
     def volumes(self) -> Path:
         return self.run / "volumes"
 
@@ -95,6 +101,7 @@ def kubelet_config(layout: Layout, identity: KeyPair) -> str:
         "containerRuntimeEndpoint": f"unix://{layout.containerd_socket}",
         "failCgroupV1": False,
         "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{layout.cgroup}",
         "failSwapOn": False,
         "authentication": {
             "anonymous": {"enabled": False},
