@@ -24,19 +24,19 @@ _CAUSES = {
 def explain(job: JobSight, pool: PoolSight | None, events: Sequence[EventSight], now: float) -> str:
     """One paragraph; last words of several lines follow it, indented. pool None: there is none, or whoever asks may not see it."""
     cause = _cause(job, pool)
-    sentences = [_where(job, now), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
+    sentences = [_where(job, events, now), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
     sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
     return "\n".join([" ".join(sentences), *_last_words(job)])
 
 
-def _where(job: JobSight, now: float) -> str:
+def _where(job: JobSight, events: Sequence[EventSight], now: float) -> str:
     """Where the job is, and since when."""
     status = job.status
     if job.deleted_at is not None:
         return f"{job.key} is being deleted, for {_ago(job.deleted_at, now)} now."
     if status is None or status.phase is None:
         return f"{job.key} was created {_ago(job.created_at, now)} ago and nothing is said of it yet."
-    since = _ago(_since(job, status), now)
+    since = _ago(_since(job, status, events), now)
     match status.phase:
         case "Queued":
             return f"{job.key} has been queued for {since}{_at(status)}."
@@ -49,14 +49,13 @@ def _where(job: JobSight, now: float) -> str:
     return f"{job.key} failed {since} ago{_at(status)}."
 
 
-def _since(job: JobSight, status: RLJobStatus) -> float:
-    admitted = condition(status, "Admitted")
-    begun = {
-        "Running": status.started_at,
-        "Succeeded": status.finished_at,
-        "Failed": status.finished_at,
-    }.get(status.phase or "", admitted.last_transition_time if admitted is not None else None)
-    return seconds(begun) or job.created_at
+def _since(job: JobSight, status: RLJobStatus, events: Sequence[EventSight]) -> float:
+    """When the phase began. Queued and suspended are both not admitted: which of them since when, the last suspension's event tells."""
+    if status.phase in ("Queued", "Suspended"):
+        admitted = condition(status, "Admitted")
+        turned = seconds(admitted.last_transition_time) if admitted is not None else None
+        return max([turned or job.created_at, *(event.at for event in events if event.reason == Reason.SUSPENDED)])
+    return seconds(status.started_at if status.phase == "Running" else status.finished_at) or job.created_at
 
 
 def _at(status: RLJobStatus) -> str:
@@ -140,10 +139,18 @@ def _unseen(job: JobSight, now: float) -> Iterator[str]:
 def _warning(events: Sequence[EventSight], told: str, now: float) -> Iterator[str]:
     """The last warning of late that says something new."""
     warnings = [event for event in events if event.kind == WARNING and now - event.at <= RECENT_S]
-    news = [event for event in warnings if event.message.rstrip(".") not in told]
+    news = [one for one in warnings if one.message.rstrip(".") not in told and not _is_over(one, events)]
     if news:
         last = max(news, key=lambda event: event.at)
         yield f"Last warning, {_ago(last.at, now)} ago: {last.reason}: {_sentence(last.message)}"
+
+
+def _is_over(warning: EventSight, events: Sequence[EventSight]) -> bool:
+    """The operator has said since that this went away (`marlaas_operator.policies.events`)."""
+    return any(
+        event.reason == Reason.RECOVERED and event.at >= warning.at and event.message.startswith(warning.reason)
+        for event in events
+    )
 
 
 def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
@@ -163,7 +170,7 @@ def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
 
 def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
     """Whose turn it is: what ails a sandbox is the tenant's, what ails a pool the platform team's, whatever the same reason means elsewhere."""
-    if cause is None and text.stage is not Stage.FAULTY:
+    if text.actor is Actor.NOBODY or (cause is None and text.stage is not Stage.FAULTY):
         return text.actor
     sandbox = condition(status, "SandboxReady")
     return Actor.TENANT if sandbox is not None and sandbox.reason == status.reason else Actor.PLATFORM
