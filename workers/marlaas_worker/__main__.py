@@ -91,7 +91,7 @@ def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
         case _:
             from marlaas_worker.sandbox.service import serve as sandbox
 
-            return sandbox(context, _job(options))
+            return sandbox(context, _job(options), environment_socket=options.environment_socket)
 
 
 def _pool(options: argparse.Namespace) -> PoolDocument:
@@ -116,6 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scratch", required=True, type=Path, metavar="DIR", help="folder of its own, may be empty")
     parser.add_argument("--pool-file", type=Path, metavar="FILE", help="PoolDocument as JSON (rollout, trainer)")
     parser.add_argument("--job-file", type=Path, metavar="FILE", help="JobDocument as JSON (sandbox)")
+    parser.add_argument(
+        "--environment-socket",
+        type=Path,
+        metavar="PATH",
+        help="where the environment's own container listens (sandbox)",
+    )
     parser.add_argument("--health", type=int, metavar="PORT", help="answer HTTP there: /livez /readyz /metrics")
     return parser
 

@@ -5,11 +5,12 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+from marlaas_api.errors import MarlaasError
 from marlaas_worker.sandbox import frames
 from marlaas_worker.sandbox.output import Output
-from marlaas_worker.sandbox.server import BrokenEnvironment, Child, ChildrenConfig, ForkServerLost, Server, start_server
+from marlaas_worker.sandbox.server import BrokenEnvironment, Child, ForkServerLost, Server
 
 _REMEMBERED_S = 5.0
 
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 class Children:
     """Makes children, with a fork server that is started when needed and again when it was lost."""
 
-    def __init__(self, config: ChildrenConfig) -> None:
-        self._config = config
+    def __init__(self, start: Callable[[], Awaitable[Server]]) -> None:
+        self._start_server = start
         self._server: Server | None = None
         self._starting = asyncio.Lock()
         self._broken: tuple[float, BrokenEnvironment] | None = None
@@ -43,6 +44,21 @@ class Children:
         finally:
             await asyncio.shield(child.kill())
             child.close()
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether the environment is loaded."""
+        return self._server is not None and not self._server.is_lost
+
+    async def warm_up(self) -> None:
+        """Have the environment loaded before the first task comes, and again whenever its server was lost; for ever."""
+        while True:
+            try:
+                server = await self._running()
+                await server.lost.wait()
+            except (MarlaasError, OSError) as error:
+                log.warning("the environment is not loaded: %s", error)
+                await asyncio.sleep(_REMEMBERED_S)
 
     async def close(self) -> None:
         """End the fork server and every child."""
@@ -86,7 +102,7 @@ class Children:
         if self._broken is not None and now - self._broken[0] < _REMEMBERED_S:
             raise self._broken[1]
         try:
-            return await start_server(self._config)
+            return await self._start_server()
         except BrokenEnvironment as error:
             self._broken = (asyncio.get_running_loop().time(), error)
             raise

@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,11 +186,8 @@ def _load(config: dict[str, Any]) -> Environment:
     return resolve(config["name"], config["args"]).create()
 
 
-def main() -> None:
-    """Load the environment, say so, serve."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    config = json.load(sys.stdin)
-    kernel.die_with_parent()  # while foreign code is imported nobody listens to the socket
+def keep(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:
+    """Load the environment, say so, and serve until the supervisor is gone. `loaded` is called before the first order is taken."""
     os.environ["TMPDIR"] = tempfile.tempdir = config["scratch"]
     try:
         environment = _load(config)
@@ -197,12 +195,20 @@ def main() -> None:
         text = str(error) if isinstance(error, InvalidInput) and error.__cause__ is None else explain(error)
         _send(control, {"report": "broken", "text": text[-_MAX_REPORT_TEXT:]})
         return
-    kernel.outlive_parent()
+    loaded()
     kernel.adopt_orphans()
     gc.collect()
     gc.freeze()  # children write to fewer shared pages
     _send(control, {"report": "ready"})
     ForkServer(control, environment, config["memory_bytes"]).serve()
+
+
+def main() -> None:
+    """Be the fork server of the supervisor that has started this process."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    config = json.load(sys.stdin)
+    kernel.die_with_parent()  # while foreign code is imported nobody listens to the socket
+    keep(control, config, kernel.outlive_parent)
 
 
 if __name__ == "__main__":

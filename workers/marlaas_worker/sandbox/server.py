@@ -1,20 +1,22 @@
-"""One fork server process as the supervisor holds it: start, give orders, hear how children ended, end.
+"""One fork server as the supervisor holds it: start it here, give orders, hear how children ended, end.
 
-Knows processes and pipes; knows neither the bus nor what an episode is.
+Knows processes and pipes; knows neither the bus nor what an episode is. A fork server in another container is connected to instead
+(`environment_socket`). What one says is checked: environment code runs beside it, and in another container it is that code's own.
 """
 
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.sandbox.output import Output
@@ -24,6 +26,8 @@ _STACK_S = 0.5
 _OUTERMOST_FRAME = b"in _run_module_as_main"
 _BUSY_S = 0.01
 _END_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class BrokenEnvironment(Permanent):
@@ -87,17 +91,57 @@ class Child:
         self.output.close()
 
 
-class Server:
-    """One fork server process."""
+class Life(Protocol):
+    """How a fork server's own life is looked after."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket, output: Output) -> None:
+    async def ended(self) -> None:
+        """Return when it is gone, its control socket being closed."""
+        ...
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        ...
+
+    def bury(self, pids: Iterable[int]) -> None:
+        """Kill what is left of its children, once it is gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcess:
+    """A fork server that the supervisor has started."""
+
+    process: asyncio.subprocess.Process
+
+    async def ended(self) -> None:
+        await self.process.wait()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    def bury(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+class Server:
+    """One fork server."""
+
+    def __init__(self, life: Life, control: socket.socket, output: Output) -> None:
         self.output = output
         self.pids: dict[int, int] = {}
         self.children: dict[int, Child] = {}
-        self.is_lost = False
-        self._process = process
+        self.lost = asyncio.Event()
+        self._life = life
         self._control = control
         self._listening = asyncio.create_task(self._listen(), name="sandbox fork server reports")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is gone."""
+        return self.lost.is_set()
 
     async def order(self, order: str, number: int, descriptors: tuple[int, ...] = ()) -> None:
         """Send an order, waiting while the server has too many before it. Raises ForkServerLost."""
@@ -114,8 +158,7 @@ class Server:
 
     def condemn(self) -> None:
         """Kill a server that no longer obeys; its children go with it."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._life.kill()
 
     async def end(self) -> None:
         """Close the control socket, upon which it kills its children and ends; kill it when it does not."""
@@ -123,36 +166,40 @@ class Server:
         self._control.close()
         try:
             async with asyncio.timeout(_END_S):
-                await self._process.wait()
+                await self._life.ended()
         except TimeoutError:
             self.condemn()
-            await self._process.wait()
+            await self._life.ended()
         self._lose()
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
+        try:
             while packet := await loop.sock_recv(self._control, _PACKET_BYTES):
                 self._hear(json.loads(packet))
-        await self._process.wait()
+        except OSError:
+            pass
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("the fork server said what is no report: %s: %s", type(error).__name__, error)
+            self.condemn()
+        await self._life.ended()
         self._lose()
 
     def _hear(self, report: dict[str, Any]) -> None:
-        number = report["number"]
+        number = int(report["number"])
         if report["report"] == "forked":
-            self.pids[number] = report["pid"]
+            self.pids[number] = int(report["pid"])
             return
         self.pids.pop(number, None)
+        ended = _ended(report)
         child = self.children.pop(number, None)
         if child is not None and not child.ended.done():
-            child.ended.set_result(Ended(report["status"], report["cause"]))
+            child.ended.set_result(ended)
 
     def _lose(self) -> None:
         """Everything of this server is gone; kill what its children may have started."""
-        self.is_lost = True
-        for pid in self.pids.values():
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+        self.lost.set()
+        self._life.bury(self.pids.values())
         self.pids.clear()
         for child in self.children.values():
             if not child.ended.done():
@@ -160,6 +207,16 @@ class Server:
         self.children.clear()
         self._control.close()
         self.output.close()
+
+
+def _ended(report: Mapping[str, Any]) -> Ended:
+    """How a child ended. Raises ValueError, KeyError, TypeError."""
+    status, cause = report["status"], str(report["cause"])
+    if status is None:
+        return Ended(None, cause)
+    if status < 0:
+        signal.Signals(-status)
+    return Ended(int(status), cause)
 
 
 async def start_server(config: ChildrenConfig) -> Server:
@@ -190,7 +247,7 @@ async def start_server(config: ChildrenConfig) -> Server:
         await process.wait()
         output.close()
         raise
-    return Server(process, ours, output)
+    return Server(OwnProcess(process), ours, output)
 
 
 async def _loaded(
@@ -204,19 +261,23 @@ async def _loaded(
         "memory_bytes": config.memory_bytes,
         "scratch": str(config.scratch),
     }
+    process.stdin.write(json.dumps(setup).encode())
+    process.stdin.close()
+    await loaded(control, output, config.load_timeout_s)
+
+
+async def loaded(control: socket.socket, output: Output, timeout_s: float) -> None:
+    """Wait for the word that the environment is loaded. Raises BrokenEnvironment."""
     try:
-        async with asyncio.timeout(config.load_timeout_s):
-            process.stdin.write(json.dumps(setup).encode())
-            process.stdin.close()
+        async with asyncio.timeout(timeout_s):
             packet = await asyncio.get_running_loop().sock_recv(control, _PACKET_BYTES)
     except TimeoutError:
-        raise BrokenEnvironment(
-            f"loading the environment took longer than {config.load_timeout_s:g} s\n{output.text()}".rstrip()
-        ) from None
-    report = (
-        json.loads(packet)
-        if packet
-        else {"report": "broken", "text": "the process died while it loaded the environment"}
-    )
+        text = f"loading the environment took longer than {timeout_s:g} s\n{output.text()}"
+        raise BrokenEnvironment(text.rstrip()) from None
+    except OSError:
+        packet = b""
+    report = {"report": "broken", "text": "the process died while it loaded the environment"}
+    if packet:
+        report = json.loads(packet)
     if report["report"] == "broken":
         raise BrokenEnvironment(f"{report['text']}\n{output.text()}".rstrip())

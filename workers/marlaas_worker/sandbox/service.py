@@ -8,6 +8,9 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import Counter
+from functools import partial
+from pathlib import Path
 
 from marlaas_api import names, subjects
 from marlaas_api.background import background
@@ -21,9 +24,11 @@ from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import Attempt, Setting, unplayed
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.server import ChildrenConfig
+from marlaas_worker.sandbox.environment_socket import connect_server
+from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
 from marlaas_worker.sandbox.variables import clean_variables
+from marlaas_worker.vitals import Figure, of_job
 
 BEAT_S = 3.0
 DRAIN_S = 5.0
@@ -34,14 +39,23 @@ _PAUSE_S = 1.0
 log = logging.getLogger(__name__)
 
 
-async def serve(context: RoleContext, document: JobDocument, patience: Patience = PATIENCE) -> None:
+async def serve(
+    context: RoleContext, document: JobDocument, patience: Patience = PATIENCE, environment_socket: Path | None = None
+) -> None:
     """Play the job's tasks until told to stop; then finish what ends soon, and give the rest back to other sandboxes.
 
-    Raises InvalidInput when the job's environment is none that a sandbox can load.
+    `environment_socket` is where the container of an environment with an image of its own listens.
+
+    Raises InvalidInput when the job's environment is none that this sandbox can load.
     """
     kernel.hide_from_siblings()
     kernel.open_many_files()
-    children = Children(_children_config(context, document))
+    config = _children_config(context, document, environment_socket)
+    children = Children(
+        partial(start_server, config)
+        if environment_socket is None
+        else partial(connect_server, config, environment_socket)
+    )
     try:
         async with TurnClient(context.bus, patience) as turns:
             await _Supervisor(context, Setting(document, children, turns)).run()
@@ -49,14 +63,14 @@ async def serve(context: RoleContext, document: JobDocument, patience: Patience 
         await children.close()
 
 
-def _children_config(context: RoleContext, document: JobDocument) -> ChildrenConfig:
+def _children_config(context: RoleContext, document: JobDocument, environment_socket: Path | None) -> ChildrenConfig:
     environment = document.spec.environment
-    if environment.name is None:
+    if environment.name is None and environment_socket is None:
         raise InvalidInput(
-            "environment.image is played by a sandbox made from that image; this one needs environment.name"
+            "environment.image runs in a container of its own, which this sandbox has none of: it needs a cluster"
         )
     return ChildrenConfig(
-        name=environment.name,
+        name=environment.name or "",
         args=environment.args,
         memory_bytes=int(quantity(environment.memory)),
         load_timeout_s=environment.episode_timeout_seconds,
@@ -73,12 +87,18 @@ class _Supervisor:
         self._document = setting.document
         self._places = asyncio.Semaphore(self._document.spec.environment.concurrency)
         self._running: set[asyncio.Task[None]] = set()
+        self._outcomes: Counter[str] = Counter()
+        self._claims = False
+        context.vitals.ready = lambda: self._claims and setting.children.are_ready
+        context.vitals.figures = self._figures
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group, background(self._setting.children.warm_up()):
             consumer = await self._consumer()
+            self._claims = consumer is not None
             while consumer is not None and await self._has_place():
                 await self._claim(consumer, group)
+            self._claims = False
             await self._drain()
 
     async def _consumer(self) -> Consumer | None:
@@ -177,6 +197,7 @@ class _Supervisor:
         async with self._places:
             episode = await self._played(task, member, num_delivered)
         await self._publish(episode)
+        self._outcomes[episode.fault or episode.ending] += 1
         failpoint("sandbox.episode.after_publish")
 
     async def _played(self, task: Task, member: int, num_delivered: int) -> Episode:
@@ -194,6 +215,18 @@ class _Supervisor:
             prior = (*prior, episode.fault)
             if episode.fault is FaultClass.INFRA:
                 await asyncio.sleep(_PAUSE_S)  # what is broken is not the episode's; it may be better in a moment
+
+    def _figures(self) -> list[Figure]:
+        labels = of_job(self._document.ref)
+        text = "Episodes published, by how they ended: an ending that counts, or the class of a fault."
+        name = "marlaas_sandbox_episodes_total"
+        return [
+            Figure("marlaas_sandbox_running_tasks", "gauge", "Tasks claimed.", len(self._running), labels),
+            *(
+                Figure(name, "counter", text, number, {**labels, "outcome": outcome})
+                for outcome, number in sorted(self._outcomes.items())
+            ),
+        ]
 
     async def _publish(self, episode: Episode) -> None:
         """Publish, again and again while the bus is away; a drain cancels it."""

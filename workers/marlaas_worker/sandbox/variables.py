@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "MARLAAS_ENVIRONMENT_"
 _INHERITED = ("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TZ", "USER", "VIRTUAL_ENV")
-_FIXED = {
+FIXED = {
     "PYTHONHASHSEED": "0",  # the same task finds the same content in every sandbox
     "PYTHONUNBUFFERED": "1",  # what was printed before a crash is seen
     "OMP_NUM_THREADS": "1",  # one core per episode: there are many
@@ -20,4 +20,4 @@ def clean_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """
     meant = {k.removeprefix(ENVIRONMENT_PREFIX): v for k, v in variables.items() if k.startswith(ENVIRONMENT_PREFIX)}
     harmless = {k: v for k, v in variables.items() if k in _INHERITED or k.startswith("LC_")}
-    return {**harmless, **_FIXED, **meant}
+    return {**harmless, **FIXED, **meant}

@@ -1,0 +1,114 @@
+"""The fork server of an environment that has an image of its own: it listens on a socket that the supervisor's container shares.
+
+Of each supervisor that connects, one at a time, a process of its own looks after: it loads the environment with the arguments that come with the
+first packet (as a descriptor, so that they may be long), and is then the same fork server as a builtin's. This process runs no environment
+code. When it is told to stop it lets a supervisor that is connected end first: both containers are told at once, and episodes may still finish.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from marlaas_api.errors import InvalidInput
+from marlaas_worker.sandbox import kernel
+from marlaas_worker.sandbox.forkserver import keep
+from marlaas_worker.sandbox.variables import FIXED
+
+SOCKET_VARIABLE = "MARLAAS_ENVIRONMENT_SOCKET"
+_SETUP_BYTES = 64
+
+
+def settle_variables() -> None:
+    """Start this program once more if its fixed variables are not set yet: hashing is seeded before anything else happens."""
+    if any(os.environ.get(name) != value for name, value in FIXED.items()):
+        os.environ.update(FIXED)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def serve(name: str, path: Path) -> None:
+    """Serve an environment (`module:attribute`, or a builtin's name) until told to stop by SIGTERM or SIGINT.
+
+    Raises:
+        InvalidInput: the socket cannot be made there.
+    """
+    stopped = _told_to_stop()
+    kernel.adopt_orphans()
+    with _listening(path) as listener:
+        while (control := _next(listener, stopped)) is not None:
+            pid = os.fork()
+            if pid == 0:
+                listener.close()
+                _look_after(name, control)
+            control.close()
+            _outlast(pid)
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        path.unlink(missing_ok=True)  # of an earlier life of this container
+        listener.bind(str(path))
+    except OSError as error:
+        raise InvalidInput(f"cannot listen on {path}: {error.strerror or error}") from error
+    listener.listen(1)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+def _next(listener: socket.socket, stopped: int) -> socket.socket | None:
+    """Wait for a supervisor; None once told to stop."""
+    watched: list[socket.socket | int] = [listener, stopped]
+    ready, _, _ = select.select(watched, [], [])
+    return None if stopped in ready else listener.accept()[0]
+
+
+def _look_after(name: str, control: socket.socket) -> NoReturn:
+    """In a process of its own: serve one supervisor."""
+    scratch = tempfile.mkdtemp(prefix="environment-")
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        kernel.die_with_parent()
+        packet, descriptors, _, _ = socket.recv_fds(control, _SETUP_BYTES, 1)
+        if packet and descriptors:
+            with os.fdopen(descriptors[0]) as file:
+                setup = json.load(file)
+            keep(control, {**setup, "name": name, "scratch": scratch}, lambda: None)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(0)
+
+
+def _outlast(pid: int) -> None:
+    """Wait for the end of a supervisor's process, and leave nothing of it running."""
+    while os.waitpid(-1, 0)[0] != pid:
+        pass
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for stray in kernel.children(os.getpid()):
+                kernel.kill_all(stray)
+            os.waitpid(-1, 0)
+
+
+def _told_to_stop() -> int:
+    """Return a descriptor that becomes readable, for good, when this process is told to stop."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    return readable
