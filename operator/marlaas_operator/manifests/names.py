@@ -33,7 +33,9 @@ def sandbox_name(job: str) -> str:
 
 
 def workers_name(pool: str, role: str) -> str:
-    """Name of what a pool owns for one role, in the release's namespace."""
+    """Name of what a pool owns for one role, in the release's namespace. A Service's begins with a letter; a pool's need not."""
+    if pool[0].isdigit():
+        return _cut(f"p-{pool}-{role}", _STATEFUL_SET)
     return _fitted(f"{pool}-{role}", _STATEFUL_SET)
 
 
@@ -71,7 +73,9 @@ def stamped(manifest: Manifest) -> Manifest:
 
 
 def _fitted(name: str, longest: int) -> str:
-    """The name itself if it is short enough, else cut, with 8 hex digits of its hash."""
-    if len(name) <= longest:
-        return name
+    return name if len(name) <= longest else _cut(name, longest)
+
+
+def _cut(name: str, longest: int) -> str:
+    """As much of the name as there is room for, and 8 hex digits of its hash."""
     return f"{name[: longest - 9].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

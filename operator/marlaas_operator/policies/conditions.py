@@ -7,6 +7,8 @@ from typing import Any
 
 RawCondition = Mapping[str, Any]
 
+_MOST_CHARS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -32,6 +34,11 @@ def rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def clipped(message: str) -> str:
+    """A message of a length that a status takes: an environment's own words may be a book."""
+    return message if len(message) <= _MOST_CHARS else f"{message[: _MOST_CHARS - 3]}..."
+
+
 def _condition(finding: Finding, before: RawCondition, generation: int, now: float) -> dict[str, Any]:
     status = "True" if finding.holds else "False"
     moved = before.get("status") != status or "lastTransitionTime" not in before
@@ -39,7 +46,7 @@ def _condition(finding: Finding, before: RawCondition, generation: int, now: flo
         "type": finding.type,
         "status": status,
         "reason": str(finding.reason),
-        "message": finding.message,
+        "message": clipped(finding.message),
         "lastTransitionTime": rfc3339(now) if moved else before["lastTransitionTime"],
         "observedGeneration": generation,
     }

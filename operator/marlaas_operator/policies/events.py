@@ -4,6 +4,7 @@ Computed from the stored status and the new one alone, so that an operator that 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from marlaas_api.reasons import Reason
@@ -13,7 +14,10 @@ from marlaas_operator.policies.faults import FAULTS
 _UNTOLD = frozenset({Reason.FINISHED, Reason.NOT_ADMITTED, Reason.DELETING, Reason.SUSPENDED})
 """Reasons of a condition that turned false as a mere consequence of what another sentence tells."""
 _SILENT = frozenset(("False", reason) for reason in _UNTOLD)
-_ALARMS = frozenset({Reason.IN_USE, Reason.CONFLICTING_TENANTS})
+_ALARMS = frozenset({Reason.IN_USE, Reason.CONFLICTING_TENANTS, Reason.POOL_NOT_FOUND, Reason.UNSUPPORTED})
+"""Reasons of a condition that somebody must act on, though it has not turned."""
+_MOST_BYTES = 1000
+"""An event's note takes 1024."""
 _BAD = frozenset({"Failed"})
 
 
@@ -21,7 +25,7 @@ def events(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> tuple[
     """What to tell when the status goes from before to after; one event per reason."""
     told: dict[str, Event] = {}
     for event in (*_faults(before or {}, after), *_turned(before or {}, after), *_moved(before or {}, after)):
-        told.setdefault(event.reason, event)
+        told.setdefault(event.reason, replace(event, message=_clipped(event.message)))
     return tuple(told.values())
 
 
@@ -60,6 +64,10 @@ def _trouble(status: Mapping[str, Any]) -> str:
     """The fault that a status shows: as its reason, or (of kinds without one) as that of a condition; empty if there is none."""
     reasons = [status.get("reason"), *(condition["reason"] for condition in status.get("conditions") or ())]
     return next((str(reason) for reason in reasons if reason in FAULTS), "")
+
+
+def _clipped(message: str) -> str:
+    return message.encode()[:_MOST_BYTES].decode(errors="ignore")
 
 
 def _message(status: Mapping[str, Any], reason: str) -> str:

@@ -8,7 +8,7 @@ from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.manifests.names import sandbox_name
 from marlaas_operator.policies.backoff import sandbox_crashes
-from marlaas_operator.policies.conditions import Finding, conditions, rfc3339
+from marlaas_operator.policies.conditions import Finding, clipped, conditions, rfc3339
 from marlaas_operator.policies.standing import Standing, sandbox_fault
 from marlaas_operator.policies.status_patch import figure, without_none
 from marlaas_operator.snapshot import JobSnapshot
@@ -30,7 +30,7 @@ def job_status(snapshot: JobSnapshot, told: Standing, wanted: JobDocument | None
         "observedGeneration": snapshot.meta.generation,
         "phase": str(phase),
         "reason": str(told.reason) or None,
-        "message": told.message or None,
+        "message": clipped(told.message) or None,
         "tenant": wanted.tenant if wanted is not None else before.get("tenant"),
         **figures,
         "sandboxCrashes": sandbox_crashes(snapshot) or None,

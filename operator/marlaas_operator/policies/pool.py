@@ -34,7 +34,7 @@ def plan_pool(snapshot: PoolSnapshot, installation: Installation, now: float) ->
             return _plan_removal(snapshot, installation, now)
     begin = (AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()
     actions = (*begin, *_upkeep(snapshot, installation, now))
-    ready = bool(snapshot.credentials) and all(pod.ready for pod in snapshot.pods)
+    ready = bool(snapshot.credentials) and bool(snapshot.pods) and all(pod.ready for pod in snapshot.pods)
     return _with_status(actions, snapshot, now, CREDENTIAL_CHECK_S if ready else upkeep.STUCK_S)
 
 

@@ -10,6 +10,11 @@ def test_a_short_name_is_itself():
     assert workers_name("tiny", "rollout") == "tiny-rollout"
 
 
+def test_a_pool_whose_name_begins_with_a_digit_has_a_service_that_does_not():
+    assert workers_name("7b", "rollout").startswith("p-7b-rollout-")
+    assert workers_name("7b", "rollout") != workers_name("p-7b", "rollout")
+
+
 @pytest.mark.parametrize("made", [sandbox_name, lambda name: workers_name(name, "trainer")])
 def test_long_names_that_differ_at_their_end_stay_different(made):
     first, second = made("a" * 62 + "b"), made("a" * 62 + "c")

@@ -223,6 +223,19 @@ def test_a_job_that_can_never_run_is_told_with_a_warning_even_though_it_is_its_f
     assert [(event.type, event.reason) for event in found.events] == [("Warning", "NeverFits")]
 
 
+def test_a_pool_that_is_not_there_is_told_once():
+    found = plan_job(new(pool=None), INSTALLATION, NOW)
+    assert [(event.type, event.reason) for event in found.events] == [("Warning", "PoolNotFound")]
+    assert events(new(pool=None), new(pool=None)) == []
+
+
+def test_a_fault_that_is_a_book_is_clipped_to_what_the_server_takes():
+    found = plan_job(running(progress=progress(Phase.FAILED, "TooManyFaults", message="→" * 99_999)), INSTALLATION, NOW)
+    assert len(found.status["message"]) == 4096
+    assert all(len(condition["message"]) <= 4096 for condition in found.status["conditions"])
+    assert all(len(event.message.encode()) <= 1000 for event in found.events)
+
+
 def test_a_final_status_stays_when_the_bus_has_forgotten_everything():
     ended = running(progress=progress(Phase.SUCCEEDED, "Finished", step=40, finished_at=NOW), owned={}, pods=())
     forgotten = replace(ended, status=status(ended), document=None, progress=None)
