@@ -84,7 +84,7 @@ class Shell:
 @pytest.fixture(scope="session")
 def plane(control_plane: ControlPlane) -> ControlPlane:
     """The API server with the kinds."""
-    control_plane.kubectl("apply", "--server-side", "--filename", ROOT / "crds")
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "--filename", ROOT / "crds")
     control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", ROOT / "crds")
     return control_plane
 
