@@ -3,10 +3,15 @@ E2E_PACKAGES := containerd runc containernetworking-plugins buildah debootstrap 
 E2E := $(BIN)/python -m marlaas_e2e
 E2E_ARGS ?=
 
-.PHONY: e2e e2e-tools control-plane-tools e2e-packages e2e-images-base e2e-up e2e-down
+.PHONY: e2e e2e-images e2e-tools control-plane-tools e2e-packages e2e-images-base e2e-up e2e-down
 
 e2e: setup e2e-packages  ## Bring a real Kubernetes up on this machine (or use E2E_CONTEXT), run the scenario tests, take it down
+	$(BIN)/python -c "from marlaas_e2e.platform import platform_images; platform_images()"  # inside is no way to the package index
 	$(E2E) run $(BIN)/python -m pytest e2e/tests $(E2E_ARGS)
+
+e2e-images: setup e2e-packages  ## Build the whole worker image once and start a pod from it
+	$(BIN)/python -m marlaas_e2e.worker_image build
+	$(E2E) run $(BIN)/python -m marlaas_e2e.worker_image start
 
 e2e-tools: setup  ## Build Kubernetes, etcd, CoreDNS and helm into the cache (a quarter of an hour, once)
 	$(E2E) tools
