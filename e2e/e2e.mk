@@ -1,5 +1,4 @@
 # A real Kubernetes on this machine; see e2e/README.md. Included by the Makefile.
-E2E_PACKAGES := containerd runc containernetworking-plugins buildah debootstrap iptables nftables conntrack ipset iproute2
 E2E := $(BIN)/python -m marlaas_e2e
 E2E_ARGS ?=
 
@@ -19,12 +18,8 @@ e2e-tools: setup  ## Build Kubernetes, etcd, CoreDNS and helm into the cache (a 
 control-plane-tools: setup  ## Build what tests on a real API server need (ten minutes, once)
 	@$(E2E) tools etcd kube-apiserver kube-controller-manager kubectl helm
 
-e2e-packages:  ## Install what a node and images need from Debian, if something is missing and this is root
-	@test -n "$(E2E_CONTEXT)" && exit 0; missing=$$(for each in $(E2E_PACKAGES); do \
-	  dpkg-query --show --showformat='$${Status}\n' $$each 2>/dev/null | grep -q ' installed' || echo -n "$$each "; done); \
-	if [ -z "$$missing" ]; then exit 0; fi; \
-	if [ "$$(id -u)" != 0 ]; then echo "Not root: apt-get install $$missing" >&2; exit 1; fi; \
-	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing
+e2e-packages: setup  ## Install what a node and images need from Debian, if something is missing and this is root
+	@test -n "$(E2E_CONTEXT)" || $(E2E) packages
 
 e2e-images-base: setup e2e-packages  ## Build the image that the others start from (a minute, once)
 	$(BIN)/python -c "from marlaas_e2e import images; print(images.base_archive())"

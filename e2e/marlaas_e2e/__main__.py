@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from marlaas_e2e import binaries
+from marlaas_e2e import binaries, packages
 from marlaas_e2e.binaries import CannotBuild
 from marlaas_e2e.kubectl import CommandFailed
 from marlaas_e2e.node import cluster
 from marlaas_e2e.node.cluster import CannotRun, Running
 from marlaas_e2e.node.layout import Layout, default_layout
 from marlaas_e2e.node.store import ImageStore
+from marlaas_e2e.packages import NotInstalled
 from marlaas_e2e.processes import NotReady
 
 STATE = "MARLAAS_E2E_ROOT"
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         return command(options)
-    except (CannotBuild, CannotRun, CommandFailed, NotReady) as error:
+    except (CannotBuild, CannotRun, CommandFailed, NotInstalled, NotReady) as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -34,6 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def tools(options: argparse.Namespace) -> int:
     """build these programs, or all, where they are missing"""
     binaries.ensure(options.names or tuple(binaries.BINARIES))
+    return 0
+
+
+def install(_: argparse.Namespace) -> int:
+    """install what is missing from the distribution (root)"""
+    packages.install()
     return 0
 
 
@@ -109,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "--root", type=Path, metavar="DIR", help="a cluster of its own there, beside the one in the cache"
     )
     commands = parser.add_subparsers(required=True)
-    for name, function in (("up", up), ("down", down), ("status", status), ("shell", shell)):
+    for name, function in (("packages", install), ("up", up), ("down", down), ("status", status), ("shell", shell)):
         commands.add_parser(name, help=function.__doc__).set_defaults(command=function)
     building = commands.add_parser("tools", help=tools.__doc__)
     building.add_argument("names", nargs="*", choices=[[], *binaries.BINARIES], metavar="NAME")

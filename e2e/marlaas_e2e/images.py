@@ -179,13 +179,3 @@ def _debootstrap(root: Path) -> None:
     trusted = Path("/etc/ssl/certs/ca-certificates.crt")
     if trusted.exists():  # builds inside the image reach the package index by what this machine trusts
         shutil.copy(trusted, root / "etc/ssl/certs/ca-certificates.crt")
-
-
-def missing_packages() -> list[str]:
-    """Programs that images and nodes need and that are not installed (`make e2e-packages`)."""
-    programs = ("buildah", "debootstrap", "containerd", "ctr", "runc", "nft", "iptables", "conntrack", "ipset", "ip")
-    found = [name for name in programs if shutil.which(name, path=_SEARCH) is None]
-    return found if Path("/usr/lib/cni/bridge").exists() else [*found, "containernetworking-plugins"]
-
-
-_SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

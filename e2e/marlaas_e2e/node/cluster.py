@@ -21,6 +21,7 @@ from marlaas_e2e.kubectl import run
 from marlaas_e2e.node import host
 from marlaas_e2e.node.layout import Layout
 from marlaas_e2e.node.store import ImageStore
+from marlaas_e2e.packages import missing_packages
 from marlaas_e2e.processes import NotReady
 
 _UP_TIMEOUT_S = 240.0
@@ -106,7 +107,7 @@ def check_machine() -> None:
     """Raises CannotRun, saying what is missing."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise CannotRun("A node needs Linux and root")
-    if missing := images.missing_packages():
+    if missing := missing_packages():
         raise CannotRun(f"Not installed: {', '.join(missing)} (make e2e-packages)")
     if subprocess.run(["unshare", *_NAMESPACES, "true"], capture_output=True).returncode != 0:
         raise CannotRun("unshare is refused here: new network, mount and process namespaces are needed")

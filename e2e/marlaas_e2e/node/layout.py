@@ -8,6 +8,7 @@ from pathlib import Path
 from marlaas_e2e.cache import cache_dir
 from marlaas_e2e.certificates import KeyPair
 from marlaas_e2e.images import PAUSE
+from marlaas_e2e.packages import CNI_PLUGINS
 
 NODE = "node1"
 NODE_ADDRESS = "172.30.0.2"
@@ -18,7 +19,6 @@ METADATA_ADDRESS = (
     "169.254.169.254"  # what clouds answer credentials at; served here, so that a test can see it blocked
 )
 API_PORT, ETCD_PORT, ETCD_PEER_PORT = 6443, 2379, 2380
-_CNI_PLUGINS = "/usr/lib/cni"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ state = '{layout.run}/containerd-state'
   sandbox_image = "{PAUSE}"
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{_CNI_PLUGINS}"
+    bin_dir = "{CNI_PLUGINS}"
     conf_dir = "{layout.run}/cni"
 """
 
