@@ -10,7 +10,7 @@ STAMP := .venv/.installed-$(ACCEL)
 .PHONY: help demo demo-tiny test check lint bench crds lock setup clean
 
 help:  ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: setup  ## Teach a real language model arithmetic on this machine, and show what it learnt (about ten minutes)
 	$(BIN)/marlaas run examples/arithmetic.yaml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -18,7 +18,7 @@ demo: setup  ## Teach a real language model arithmetic on this machine, and show
 demo-tiny: setup  ## Train two teams' jobs on a tiny model that this machine makes itself (about three minutes)
 	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-tiny-$$(date +%Y%m%d-%H%M%S)
 
-test: setup  ## Run every test
+test: setup control-plane-tools  ## Run every test; those of a real cluster are `make e2e`
 	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: setup  ## The law: format, lint, types, import contracts, generated files
@@ -63,3 +63,5 @@ $(CACHE)/uv/bin/uv:
 
 clean:  ## Remove the environment and every run
 	rm -rf .venv runs
+
+include e2e/e2e.mk
