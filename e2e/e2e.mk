@@ -5,6 +5,7 @@ E2E_ARGS ?=
 .PHONY: e2e e2e-images e2e-tools control-plane-tools e2e-packages e2e-images-base e2e-up e2e-down
 
 e2e: setup e2e-packages  ## Bring a real Kubernetes up on this machine (or use E2E_CONTEXT), run the scenario tests, take it down
+	@chmod o+rx .  # a temporary clone may be closed to others; the pods' uid reads the Python environment in it
 	$(BIN)/python -c "from marlaas_e2e.platform import platform_images; platform_images()"  # inside is no way to the package index
 	$(E2E) run $(BIN)/python -m pytest e2e/tests $(E2E_ARGS)
 

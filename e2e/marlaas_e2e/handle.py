@@ -84,7 +84,12 @@ class ClusterHandle:
 
 
 def read_only_folder(namespace: str, name: str, folder: Path) -> list[Object]:
-    """A volume and a claim `name` for a folder of this machine: the Python environment of thin worker images."""
+    """A volume and a claim `name` for a folder of this machine: the Python environment of thin worker images.
+
+    Raises PermissionError if pods, which have a uid of their own, could not read it.
+    """
+    if folder.stat().st_mode & 0o005 != 0o005:
+        raise PermissionError(f"Pods cannot read {folder}: chmod o+rx it")
     volume = f"{name}-{namespace}"
     access = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
     spec = {

@@ -61,7 +61,7 @@ def server(cluster: ClusterHandle) -> Iterator[ClusterHandle]:
     )
     ready(cluster, "web", "client")
     yield cluster
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s")
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
 def ready(cluster: ClusterHandle, *pods: str) -> None:
