@@ -133,13 +133,15 @@ class Stage:
             yield
 
     @contextlib.asynccontextmanager
-    async def open(self, document: JobDocument, name: str = "sandbox-0") -> AsyncIterator[RoleContext]:
+    async def open(
+        self, document: JobDocument, name: str = "sandbox-0", socket: Path | None = None
+    ) -> AsyncIterator[RoleContext]:
         """Run a sandbox in this process; on leaving it is told to stop, and awaited."""
         await self.bus.ensure()
         await self.open_tasks()
         context = RoleContext(name, self.server.connect(name), MemoryBlobs(), self._scratch / name)
         async with self.rollout_role(*(agent.name for agent in document.spec.agents)), asyncio.TaskGroup() as group:
-            group.create_task(serve(context, document, IMPATIENT))
+            group.create_task(serve(context, document, IMPATIENT, socket))
             try:
                 yield context
             finally:

@@ -20,16 +20,17 @@ print(before, subprocess.run(look, capture_output=True).returncode)
 """
 SUPERVISOR = """
 import asyncio, sys
+from functools import partial
 from pathlib import Path
 from marlaas_worker.sandbox import frames
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.server import ChildrenConfig
+from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.variables import clean_variables
 import os
 
 async def main():
     config = ChildrenConfig("rogues:hangs_with_a_child", {}, 1 << 29, 30.0, Path(sys.argv[1]), clean_variables(os.environ))
-    async with Children(config).child() as child:
+    async with Children(partial(start_server, config)).child() as child:
         child.writer.write(frames.encode({"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}))
         await child.output.mentions(b"ready", 30.0)
         print(child.output.text().removesuffix("ready"), flush=True)

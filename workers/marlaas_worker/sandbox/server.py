@@ -163,6 +163,8 @@ class Server:
     async def end(self) -> None:
         """Close the control socket, upon which it kills its children and ends; kill it when it does not."""
         self._listening.cancel()
+        # Before the descriptor is free: the loop would else take its next owner for the one that is no longer listened to.
+        await asyncio.wait({self._listening})
         self._control.close()
         try:
             async with asyncio.timeout(_END_S):

@@ -1,0 +1,266 @@
+"""Environments with an image of their own: a supervisor, and a server of environments in a process that is none of its children."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import FaultClass, JobDocument
+from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.environment_socket import connect_server
+from marlaas_worker.sandbox.server import BrokenEnvironment, ChildrenConfig, ForkServerLost
+
+MEMORY_BYTES = 1 << 29
+
+
+class Container:
+    """What runs in the second container of a sandbox's pod."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "environment.sock"
+        self.variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SECRET": "1"}
+        self.variables["MARLAAS_ENVIRONMENT_SOCKET"] = str(self.socket)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, name: str) -> None:
+        command = [sys.executable, "-m", "marlaas", "env", "serve", name]
+        self.process = subprocess.Popen(command, env=self.variables, start_new_session=True)
+
+    def kill(self) -> None:
+        """SIGKILL to the server alone; what it had started has to go by itself."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    made = Container(tmp_path)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.kill()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., ChildrenConfig]:
+    def make(load_timeout_s: float = 60.0, **args: object) -> ChildrenConfig:
+        return ChildrenConfig("", args, MEMORY_BYTES, load_timeout_s, tmp_path / "unused", {})
+
+    return make
+
+
+def with_image(stage, **environment: object) -> JobDocument:
+    """A job whose environment says nothing but its image, its command and its arguments."""
+    document = stage.document("placeholder:play", **environment)
+    own = {"name": None, "image": "registry/team-a/env:1", "entrypoint": ("marlaas", "env", "serve", "rogues:asks")}
+    spec = document.spec.model_copy(update={"environment": document.spec.environment.model_copy(update=own)})
+    return document.model_copy(update={"spec": spec})
+
+
+async def play(stage, container: Container, document: JobDocument, group_size: int = 1):
+    async with stage.open(document, socket=container.socket):
+        await stage.put(stage.task(document, group_size=group_size))
+        return sorted(await stage.episodes(group_size), key=lambda episode: episode.member)
+
+
+async def test_episodes_are_played_in_the_other_container_with_the_jobs_arguments(stage, container) -> None:
+    container.start("rogues:asks")
+    episodes = await play(stage, container, with_image(stage, args={"turns": 3}), group_size=4)
+    assert [(episode.fault, episode.num_turns, episode.rewards) for episode in episodes] == [
+        (None, 3, {"policy": 1.0})
+    ] * 4
+
+
+async def test_arguments_may_be_longer_than_a_packet(stage, container) -> None:
+    container.start("rogues:asks")
+    (episode,) = await play(stage, container, with_image(stage, args={"tunrs": "x" * 300_000}))
+    assert episode.fault is FaultClass.ENV
+    assert "has no argument 'tunrs'; did you mean 'turns'?" in episode.fault_text
+
+
+async def test_the_sandbox_is_ready_once_the_environment_is_loaded(stage, container) -> None:
+    document = with_image(stage)
+    async with stage.open(document, socket=container.socket) as context:
+        assert not context.vitals.ready()
+        container.start("rogues:asks")
+        await stage.put(stage.task(document))
+        await stage.episodes(1)
+        assert context.vitals.ready()
+        outcomes = {one.labels.get("outcome"): one.value for one in context.vitals.figures()}
+        assert outcomes["completed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("rogues:nothing", "rogues has no 'nothing'"),
+        ("no_such_module:play", "there is no module 'no_such_module'"),
+        ("rogues:Broken", "the data set is missing"),
+        ("rogues:EndsItself", "the process died while it loaded the environment"),
+    ],
+)
+async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
+    stage, container, name: str, words: str
+) -> None:
+    container.start(name)
+    (episode,) = await play(stage, container, with_image(stage))
+    assert episode.fault is FaultClass.ENV
+    assert words in episode.fault_text
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "words"),
+    [
+        ("raises", FaultClass.ENV, "KeyError: 'reward'"),
+        ("is_killed", FaultClass.ENV, "was killed (SIGKILL)"),
+        ("eats_memory", FaultClass.ENV, "emory"),
+        ("exits", FaultClass.ENV, "SystemExit: 3"),
+    ],
+)
+async def test_bad_days_are_judged_as_those_of_a_builtin(stage, container, name: str, fault, words: str) -> None:
+    container.start(f"rogues:{name}")
+    (episode,) = await play(stage, container, with_image(stage, memory="256Mi"))
+    assert episode.fault is fault
+    assert words in episode.fault_text
+
+
+async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(stage, container) -> None:
+    container.start("rogues:asks")
+    document = with_image(stage, max_attempts=3)
+    stage.rollout.answer = lambda request: [stage.rollout.beat(request)]
+    async with stage.open(document, socket=container.socket):
+        await stage.put(stage.task(document, group_size=2))
+        await stage.rollout.until(lambda: len({request.member for request in stage.rollout.requests}) == 2)
+        container.kill()
+        stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
+        container.start("rogues:asks")
+        episodes = await stage.episodes(2)
+    assert [(episode.fault, episode.prior_faults) for episode in episodes] == [(None, (FaultClass.INFRA,))] * 2
+
+
+async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(stage, container, tmp_path) -> None:
+    container.variables["PYTHONUNBUFFERED"] = "1"
+    container.start("rogues:hangs_with_a_child")
+    children = Children(
+        partial(connect_server, ChildrenConfig("", {}, MEMORY_BYTES, 60.0, tmp_path, {}), container.socket)
+    )
+    try:
+        async with children.child() as child:
+            start = {"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}
+            body = json.dumps(start).encode()
+            child.writer.write(len(body).to_bytes(4, "big") + body)
+            await child.output.mentions(b"ready", 30.0)
+            keeper, episode, _ = map(int, child.output.text().removesuffix("ready").split())
+            fds = [os.pidfd_open(pid) for pid in (keeper, episode)]
+            container.kill()
+            await child.ended
+            for fd in fds:
+                await asyncio.to_thread(_until_gone, fd)
+    finally:
+        await children.close()
+
+
+def _until_gone(fd: int) -> None:
+    import select
+
+    ready, _, _ = select.select([fd], [], [], 30)
+    os.close(fd)
+    assert ready
+
+
+async def test_one_supervisor_is_served_at_a_time_and_the_next_one_gets_a_process_of_its_own(
+    container, config, tmp_path
+) -> None:
+    container.start("rogues:asks")
+    first = await connect_server(config(), container.socket)
+    with pytest.raises(BrokenEnvironment, match=r"longer than 0\.3 s"):
+        await connect_server(config(load_timeout_s=0.3), container.socket)
+    await first.end()
+    second = await connect_server(config(turns=2), container.socket)
+    await second.end()
+
+
+async def test_told_to_stop_it_lets_the_supervisor_end_first(stage, container) -> None:
+    container.start("rogues:asks")
+    document = with_image(stage)
+    stage.rollout.answer = lambda request: []
+    async with stage.open(document, socket=container.socket) as context:
+        await stage.put(stage.task(document))
+        await stage.rollout.until(lambda: len(stage.rollout.requests) > 0)
+        container.process.send_signal(signal.SIGTERM)
+        context.stop.set()
+        stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
+        (episode,) = await stage.episodes(1)
+    assert episode.fault is None
+    assert await asyncio.to_thread(container.process.wait, 30) == 0
+    assert not container.socket.exists()
+
+
+async def test_told_to_stop_with_nobody_there_it_ends(container, config) -> None:
+    container.start("rogues:asks")
+    await (await connect_server(config(), container.socket)).end()
+    assert await asyncio.to_thread(container.stop) == 0
+
+
+async def test_nobody_listening_is_a_fault_of_the_infrastructure(container, config) -> None:
+    with pytest.raises(ForkServerLost, match=r"does not listen on .*environment\.sock .*; its log says why"):
+        await connect_server(config(load_timeout_s=0.3), container.socket)
+
+
+@pytest.mark.parametrize("said", [b"garbage", b"[]", b'{"report": "ended"}', b'{"report": "ready", "x": 1}', b""])
+async def test_what_listens_may_say_anything_and_harms_nobody(container, config, said: bytes) -> None:
+    """The socket's folder is the environment's as well: any of its code may listen there."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(container.socket))
+    listener.listen()
+
+    def impostor() -> None:
+        with contextlib.suppress(OSError):
+            connection = listener.accept()[0]
+            with connection:
+                connection.recv(1024)
+                connection.send(b'{"report": "ready"}' if said == b"" else said)
+                connection.recv(1024)
+                connection.send(b'{"report": "ended", "number": "x", "status": -4000, "cause": []}')
+                connection.recv(1024)
+
+    answering = asyncio.create_task(asyncio.to_thread(impostor))
+    children = Children(partial(connect_server, config(load_timeout_s=2.0), container.socket))
+    with contextlib.suppress(BrokenEnvironment, ForkServerLost):
+        async with children.child() as child:
+            await child.ended
+            assert child.ended.result().status is None
+    await children.close()
+    listener.close()
+    await answering
+
+
+async def test_an_image_without_a_container_for_it_is_refused(stage) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with stage.open(with_image(stage)):
+            pass
+    assert caught.group_contains(InvalidInput, match="runs in a container of its own")
+
+
+def test_a_socket_that_cannot_be_made_is_said(container, tmp_path) -> None:
+    container.variables["MARLAAS_ENVIRONMENT_SOCKET"] = str(tmp_path / "nowhere" / "a.sock")
+    command = [sys.executable, "-m", "marlaas", "env", "serve", "rogues:asks"]
+    done = subprocess.run(command, env=container.variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "cannot listen on " in done.stderr
+    assert "No such file or directory" in done.stderr
