@@ -22,7 +22,7 @@ BASE = "e2e.local/python:1"
 PAUSE = "e2e.local/pause:1"
 DNS = "e2e.local/coredns:1"
 _SUITE = "bookworm"
-_PACKAGES = "python3,python3-venv,ca-certificates"
+_PACKAGES = "python3,python3-venv,ca-certificates,libnuma1"
 _LEFT_OUT = (
     "./var/cache/apt/*",
     "./var/lib/apt/lists/*",
