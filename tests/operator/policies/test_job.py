@@ -276,5 +276,11 @@ def test_a_deleted_job_goes_in_a_minute_whoever_does_not_answer(bus):
     assert RemoveFinalizer(FINALIZER) not in plan(replace(scene, meta=deleted(ago_s=FORGET_S - 1))).actions
 
 
+@pytest.mark.parametrize("bus", [AWAY, UNREAD])
+def test_that_a_deleted_job_was_forgotten_is_believed_of_a_bus_that_answers_alone(bus):
+    found = plan(new(meta=deleted(), bus=bus))
+    assert RemoveFinalizer(FINALIZER) not in found.actions
+
+
 def test_a_job_that_does_not_parse_can_be_deleted():
     assert kinds(plan(running(meta=deleted(), job=None, problem="?")).actions)[0] == "WriteDocument"
