@@ -86,7 +86,7 @@ def _service(
             installation.nats_url, name="operator", creds=creds if keys is not None else None, connect_timeout_s=5.0
         )
 
-    async def watching(watched: Watched, listed: Callable[[Resource, str], None]) -> None:
+    async def watching(watched: Watched, listed: Callable[[Resource], None]) -> None:
         await watch(watched, listed, gateway, options.watch_seconds)
 
     instance = os.environ.get("POD_NAME") or socket.gethostname()

@@ -2,7 +2,7 @@
 
 kopf writes nothing: no finalizers, annotations, events or peering of its own. It has a thread and an event loop to itself, for it cancels
 whatever it finds beside it when it ends; when it fails, it is started anew. A watch ends after `watch_s` and goes on from where it was, so that
-one that has silently died is noticed. After an outage kopf lists anew without saying what went meanwhile; `listed` is told of every such object.
+one that has silently died is noticed. kopf lists before it watches and does not say what went before: `begun` is told.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ _NAME = "marlaas-operator"  # left to itself, kopf asks for the name of our user
 _GRACE_S = 5.0
 _AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
-Listed = Callable[[Resource, str], None]
-"""Told kind and uid of every object that came by a list instead of a change."""
+Begun = Callable[[Resource], None]
+"""Told a kind whose watch begins: what went before it did, it does not say."""
 
 Happened = Callable[[Resource, str | None, Body], None]
 """Told what kopf saw, in kopf's thread: the kind, the event's type (None: listed), the object."""
 
 
-async def watch(watched: Watched, listed: Listed, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
+async def watch(watched: Watched, begun: Begun, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
     """Watch until cancelled."""
     loop = asyncio.get_running_loop()
     stop = threading.Event()
@@ -44,8 +44,12 @@ async def watch(watched: Watched, listed: Listed, gateway: ApiServer, watch_s: f
             watched.lose(target_of(body), body["metadata"]["uid"])
             return
         if kind is None:
-            listed(resource, str(body["metadata"]["uid"]))
+            begun(resource)
         watched.see(body)
+
+    def restarts() -> None:
+        for resource in (*KINDS, *OWNED):
+            loop.call_soon_threadsafe(begun, resource)
 
     def happened(resource: Resource, kind: str | None, body: Body) -> None:
         loop.call_soon_threadsafe(see, resource, kind, body)
@@ -53,21 +57,28 @@ async def watch(watched: Watched, listed: Listed, gateway: ApiServer, watch_s: f
     _quieten()
     with ThreadPoolExecutor(1, thread_name_prefix="kopf") as thread:
         try:
-            await loop.run_in_executor(thread, _watch_for_ever, happened, gateway, stop, watch_s)
+            await loop.run_in_executor(
+                thread,
+                _watch_for_ever,
+                lambda: asyncio.run(_watch_once(happened, gateway, stop, watch_s)),
+                restarts,
+                stop,
+            )
         finally:
             stop.set()
 
 
-def _watch_for_ever(happened: Happened, gateway: ApiServer, stop: threading.Event, watch_s: float) -> None:
+def _watch_for_ever(once: Callable[[], None], restarts: Callable[[], None], stop: threading.Event) -> None:
     failures = 0
     while not stop.is_set():
         try:
-            asyncio.run(_watch_once(happened, gateway, stop, watch_s))
+            once()
         except Exception as error:  # whatever it is, a watcher that has ended must begin anew
             wait_s = _AGAIN_S[min(failures, len(_AGAIN_S) - 1)]
             failures += 1
             log.warning("the watches ended (%s: %s) and begin anew in %.1f s", type(error).__name__, error, wait_s)
             stop.wait(wait_s)
+            restarts()
 
 
 async def _watch_once(happened: Happened, gateway: ApiServer, stop: threading.Event, watch_s: float) -> None:
@@ -97,11 +108,25 @@ def _register(registry: kopf.OperatorRegistry, resource: Resource, happened: Hap
     kopf.on.event(*where, registry=registry, id=f"seen-{resource.plural}")(seen)
 
 
+class _NothingToCompare(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """kopf would copy every object to compare it with an earlier self; nobody here asks for that."""
+
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
+        return {}
+
+    def fetch(self, *, body: Any) -> Any:
+        return None
+
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        return None
+
+
 def _settings(watch_s: float) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.peering.standalone = True
+    settings.persistence.diffbase_storage = _NothingToCompare()
     settings.queueing.idle_timeout = 0.5
     settings.watching.server_timeout = int(watch_s)
     settings.watching.client_timeout = watch_s + _GRACE_S

@@ -1,16 +1,18 @@
 """Lists of ours, beside the watches: at the start, now and then, and when a watch had to begin anew. And the sweep of orphaned documents.
 
-A watch that begins anew does not say what went meanwhile; a list does.
+A watch that begins, or begins anew, does not say what went since we looked last; a list that is made afterwards does.
 """
 
 import asyncio
 import logging
+import time
 
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Cluster, Forbidden, NotFound, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
 from marlaas_operator.plan import WriteDocument
+from marlaas_operator.policies.orphans import plan_orphan
 from marlaas_operator.watched import Watched
 
 log = logging.getLogger(__name__)
@@ -18,7 +20,8 @@ log = logging.getLogger(__name__)
 MANAGED = "app.kubernetes.io/managed-by=marlaas-operator"
 EVERY_S = 600.0
 SWEEP_EVERY_S = 60.0
-_SOON_S = 1.0
+FIRST_S = 5.0
+_SOON_S = 3.0
 _RETRY_S = 2.0
 
 
@@ -30,7 +33,6 @@ class Resync:
         self._watched = watched
         self._wanted: set[Resource] = set()
         self._news = asyncio.Event()
-        self._seen_listed: set[str] = set()
         self.synced = asyncio.Event()
 
     async def first(self) -> None:
@@ -43,30 +45,25 @@ class Resync:
         self.synced.set()
 
     async def run(self) -> None:
-        """List what is wanted soon, and everything every ten minutes, until cancelled."""
+        """List what is wanted soon, everything once the watches should have begun, and everything every ten minutes; until cancelled."""
+        at = time.monotonic() + FIRST_S
         while True:
             try:
-                async with asyncio.timeout(EVERY_S):
+                async with asyncio.timeout(max(at - time.monotonic(), 0.0)):
                     await self._news.wait()
                 await asyncio.sleep(_SOON_S)
                 wanted, self._wanted = self._wanted, set()
                 self._news.clear()
             except TimeoutError:
-                wanted = {*KINDS, *OWNED}
+                at, wanted = time.monotonic() + EVERY_S, {*KINDS, *OWNED}
             for resource in wanted:
                 if not await self._tried(resource):
                     self.want(resource)
 
     def want(self, resource: Resource) -> None:
-        """Have a kind listed soon."""
+        """Have a kind listed soon: a watch of it has begun."""
         self._wanted.add(resource)
         self._news.set()
-
-    def listed(self, resource: Resource, uid: str) -> None:
-        """A watch showed an object by a list. If it had listed that one before, it has begun anew."""
-        if uid in self._seen_listed:
-            self.want(resource)
-        self._seen_listed.add(uid)
 
     async def _listed(self, resource: Resource) -> None:
         while True:
@@ -116,4 +113,6 @@ async def _swept(cluster: Cluster, watched: Watched, bus: BusView, key: str) -> 
         found = None
     if found is None or found["metadata"]["uid"] != document.uid:
         log.info("%s is gone (uid %s); its document says so now", target, document.uid)
-        await bus.write(WriteDocument(document.model_copy(update={"deleted": True}), document))
+        for action in plan_orphan(document).actions:
+            if isinstance(action, WriteDocument):
+                await bus.write(action)

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 BUS_PATIENCE_S = 10.0
 DRAIN_S = 10.0
 
-Watch = Callable[[Watched, Callable[[Resource, str], None]], Awaitable[None]]
-"""Feeds the memory until it is cancelled; tells what came by a list."""
+Watch = Callable[[Watched, Callable[[Resource], None]], Awaitable[None]]
+"""Feeds the memory until it is cancelled; tells of which kind a watch has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Service:
         self.watched = Watched(self._cluster_changed)
         self.bus = BusView(outside.open_bus, self._bus_changed, self._bus_state_changed, outside.now)
         observer = Observer(self.watched, self.bus, outside.credentials, outside.now)
-        performer = Performer(outside.cluster, self.watched, self.bus, time.monotonic)
+        performer = Performer(outside.cluster, self.watched, self.bus)
         around = Surroundings(
             cluster=outside.cluster,
             watched=self.watched,
@@ -112,7 +112,7 @@ class Service:
         self._everything()
 
     async def _watch(self) -> None:
-        await self._outside.watch(self.watched, self.resync.listed)
+        await self._outside.watch(self.watched, self.resync.want)
 
     async def _drain(self, working: asyncio.Task[None]) -> None:
         self.queue.stop()

@@ -71,8 +71,11 @@ class Cluster(Protocol):
         """
         ...
 
-    async def delete(self, target: Target, *, uid: str | None = None) -> None:
-        """Ask for deletion in the background; no error when the object is not there. Raises Conflict: there, with another uid."""
+    async def delete(self, target: Target, *, uid: str | None = None) -> bool:
+        """Ask for deletion in the background; True if the object is not there any more (or was not), False while something holds it.
+
+        Raises Conflict: there, with another uid.
+        """
         ...
 
     async def close(self) -> None: ...

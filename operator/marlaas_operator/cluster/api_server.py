@@ -103,14 +103,17 @@ class ApiServer:
         path = f"{target.path}{part}?{urlencode({'fieldManager': FIELD_MANAGER})}"
         return await self._call("PATCH", f"{target.resource.plural}{part}", path, what, (_MERGE, patch))
 
-    async def delete(self, target: Target, *, uid: str | None = None) -> None:
+    async def delete(self, target: Target, *, uid: str | None = None) -> bool:
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         try:
-            await self._call("DELETE", target.resource.plural, target.path, f"delete {target}", (_JSON, options))
+            answer = await self._call(
+                "DELETE", target.resource.plural, target.path, f"delete {target}", (_JSON, options)
+            )
         except NotFound:
-            return
+            return True
+        return answer.get("kind") == "Status"
 
     async def login(self) -> Login:
         """The credentials as they are now; a pod's token is read again when it may have changed."""

@@ -84,15 +84,16 @@ class MemoryCluster:
         kept = {"status": before["status"]} if "status" in before and target.resource.kind in _WITH_STATUS else {}
         return self._store(target, {**merged(before, copy.deepcopy(patch)), **kept})
 
-    async def delete(self, target: Target, *, uid: str | None = None) -> None:
+    async def delete(self, target: Target, *, uid: str | None = None) -> bool:
         await self._arrive("delete", target)
         body = self._objects.get(target)
         if body is None:
-            return
+            return True
         if uid not in (None, body["metadata"]["uid"]):
             raise Conflict(f"cannot delete {target}: the uid in the precondition is not its uid")
         metadata = {"deletionTimestamp": "2026-01-01T00:00:00Z", **body["metadata"]}
         self._store(target, {**body, "metadata": metadata})
+        return target not in self._objects
 
     async def close(self) -> None:
         return None

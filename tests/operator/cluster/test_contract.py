@@ -97,7 +97,7 @@ async def test_what_is_not_there_is_not_found(cluster: Cluster) -> None:
         await cluster.patch(at("nobody"), {"data": {"a": "1"}})
     with pytest.raises(NotFound, match="nowhere"):
         await cluster.create(config("one", {}, namespace="nowhere"))
-    await cluster.delete(at("nobody"))
+    assert await cluster.delete(at("nobody"))
 
 
 async def test_an_object_is_made_once(cluster: Cluster) -> None:
@@ -111,14 +111,14 @@ async def test_a_delete_names_the_uid_that_it_means(cluster: Cluster) -> None:
     made = await cluster.create(config("mine", {}))
     with pytest.raises(Conflict):
         await cluster.delete(at("mine"), uid="11111111-1111-4111-8111-111111111111")
-    await cluster.delete(at("mine"), uid=made["metadata"]["uid"])
+    assert await cluster.delete(at("mine"), uid=made["metadata"]["uid"])
     with pytest.raises(NotFound):
         await cluster.get(at("mine"))
 
 
 async def test_an_object_with_a_finalizer_goes_when_the_finalizer_goes(cluster: Cluster) -> None:
     await cluster.create(config("held", {}, finalizers=["marlaas.dev/job"]))
-    await cluster.delete(at("held"))
+    assert not await cluster.delete(at("held"))
     held = await cluster.get(at("held"))
     assert held["metadata"]["deletionTimestamp"]
     await cluster.patch(at("held"), {"metadata": {"finalizers": None}})

@@ -28,10 +28,14 @@ async def running_job(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
 async def nothing_is_left(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
     await rig.gone(ONE, 100.0)
 
-    async def empty() -> bool:
-        return await rig.owned("team-a") == {} and orchestrator.documents == {}
+    async def no_object() -> bool:
+        return await rig.owned("team-a") == {}
 
-    await eventually(rig, "nothing is left", empty)
+    async def no_document() -> bool:
+        return orchestrator.documents == {}
+
+    await eventually(rig, "no object is left", no_object)
+    await eventually(rig, "no document is left", no_document)
 
 
 async def test_a_queued_job_goes(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
