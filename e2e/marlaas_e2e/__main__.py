@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ STATE = "MARLAAS_E2E_ROOT"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Status of the command, or 1 with one sentence."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is undone
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         return command(options)

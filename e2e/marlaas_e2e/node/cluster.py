@@ -69,7 +69,7 @@ def up(layout: Layout, *, tied: bool = False) -> Running:
                 ImageStore(layout).bring(archive)
             _install_names(layout, found)
         except BaseException:
-            _kill(layout)
+            _end(layout)  # its logs stay until the next one
             raise
         return found
 
@@ -121,16 +121,22 @@ def _start(layout: Layout, tied: bool) -> Running:
         process = subprocess.Popen(
             [*tie, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
+    try:
+        return _started(layout, process)
+    except BaseException:
+        process.kill()  # and by --kill-child everything in it
+        process.wait()
+        raise
+
+
+def _started(layout: Layout, process: subprocess.Popen[bytes]) -> Running:
     deadline = time.monotonic() + _UP_TIMEOUT_S
     found: Running | None = None
-    while not layout.ready.exists():
+    while found is None or not layout.ready.exists():
         found = found or _record(layout, process.pid)
         if layout.failed.exists() or process.poll() is not None or time.monotonic() > deadline:
             raise NotReady(f"The node did not start: {_reason(layout)}")
         time.sleep(0.05)
-    found = found or _record(layout, process.pid)
-    if found is None:
-        raise NotReady("The node ended as it became ready")
     return found
 
 
@@ -157,12 +163,16 @@ def _install_names(layout: Layout, found: Running) -> None:
 
 
 def _kill(layout: Layout) -> None:
+    _end(layout)
+    _clear(layout)
+
+
+def _end(layout: Layout) -> None:
     found = running(layout)
     if found is not None:
         for pid in (found.init, found.unshare):
             host.kill(pid)
         _until(lambda: host.gone(found.init) and host.gone(found.unshare), "the cluster's processes do not end")
-    _clear(layout)
     host.remove_cgroups(layout.cgroup)
     host.restore_settings(layout.root)
 
