@@ -9,7 +9,7 @@ from marlaas_api import subjects, wire
 from marlaas_api.bus import Entry
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress
 from marlaas_worker.trainer.assignment import assignments
-from marlaas_worker.trainer.view import look, what_decides
+from marlaas_worker.trainer.view import Memory, look, what_decides
 
 
 def level(document: JobDocument, **changes: Any) -> Progress:
@@ -74,8 +74,31 @@ async def test_a_look_finds_jobs_records_and_living_trainers_and_passes_over_wha
     replicas = await world.bus.bucket(subjects.REPLICAS)
     for key in (("trainer", "tiny", "trainer-7"), ("trainer", "large", "trainer-8"), ("rollout", "tiny", "rollout-0")):
         await replicas.put(subjects.replica_key(*key), b"a report")
-    view = await look(world.bus, "tiny")
+    view = await look(world.bus, "tiny", Memory())
     assert list(view.wanted) == ["team-a.good.policy"]
     assert view.known["team-a.good.policy"].record == record
     assert view.live == {"trainer-7"}
     assert view.holders == {"trainer-7"}
+
+
+async def test_what_has_not_changed_is_not_read_again_and_what_is_gone_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    decode = wire.decode
+
+    def counted(data: bytes) -> Any:
+        read.append(data)
+        return decode(data)
+
+    monkeypatch.setattr(wire, "decode", counted)
+    for name in ("a", "b"):
+        await world.admit(job(name))
+    memory = Memory()
+    assert len((await look(world.bus, "tiny", memory)).wanted) == 2
+    assert len(read) == 4
+    await (await world.bus.bucket(subjects.JOBS)).delete("team-a.a")
+    await world.admit(job("b"))
+    assert list((await look(world.bus, "tiny", memory)).wanted) == ["team-a.b.policy"]
+    assert len(read) == 6
+    assert await look(world.bus, "tiny", memory) == await look(world.bus, "tiny", Memory())

@@ -28,7 +28,7 @@ from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.lease import Absences, may_bind
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.shared import Shared, Timing
-from marlaas_worker.trainer.view import View, look, what_decides
+from marlaas_worker.trainer.view import Memory, View, look, what_decides
 from marlaas_worker.vitals import Figure, of_job, of_report
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class Trainer:
         self._running: dict[str, _Running] = {}
         self._faults: dict[str, _Fault] = {}
         self._absences = Absences()
+        self._memory = Memory()
         self._wake = asyncio.Event()
         self._started = time.perf_counter()
         self._context.vitals.ready = lambda: not self._context.stop.is_set()
@@ -115,7 +116,7 @@ class Trainer:
 
     async def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
         try:
-            view = await look(self._context.bus, self._pool)
+            view = await look(self._context.bus, self._pool, self._memory)
         except BusUnavailable as error:
             log.warning("cannot look at the jobs: %s", error)
             self._absences.forget()

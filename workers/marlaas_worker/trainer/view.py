@@ -36,11 +36,31 @@ class View:
         return {known.record.holder for key, known in self.known.items() if key in self.wanted and known.record.holder}
 
 
-async def look(bus: Bus, pool: str) -> View:
+class Memory:
+    """Messages by bucket and key as they were last read: thousands of jobs that wait are decoded once, not at every look."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, tuple[int, Message | None]]] = {}
+
+    def read(self, bucket: str, entries: list[Entry]) -> dict[str, Message | None]:
+        """What present entries say, by key; what is not among them is forgotten."""
+        before, now = self._known.get(bucket, {}), {}
+        for entry in entries:
+            known = before.get(entry.key)
+            now[entry.key] = (
+                known if known is not None and known[0] == entry.revision else (entry.revision, _read(entry))
+            )
+        self._known[bucket] = now
+        return {key: message for key, (_, message) in now.items()}
+
+
+async def look(bus: Bus, pool: str, memory: Memory) -> View:
     """Read all keys. An agent whose keys cannot be read is not wanted, and the log says so. Raises BusUnavailable."""
-    jobs = [_read(entry) for entry in await _entries(bus, subjects.JOBS)]
-    levels = {entry.key: _read(entry) for entry in await _entries(bus, subjects.PROGRESS)}
-    policy = {entry.key: (entry, _read(entry)) for entry in await _entries(bus, subjects.POLICY)}
+    jobs = memory.read(subjects.JOBS, await _entries(bus, subjects.JOBS)).values()
+    levels = memory.read(subjects.PROGRESS, await _entries(bus, subjects.PROGRESS))
+    records = await _entries(bus, subjects.POLICY)
+    said_by = memory.read(subjects.POLICY, records)
+    policy = {entry.key: (entry, said_by[entry.key]) for entry in records}
     prefix = subjects.replica_key("trainer", pool, "")
     reports = await _entries(bus, subjects.REPLICAS, prefix)
     documents = [job for job in jobs if isinstance(job, JobDocument)]
