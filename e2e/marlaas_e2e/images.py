@@ -16,6 +16,7 @@ from pathlib import Path
 from marlaas_e2e import binaries
 from marlaas_e2e.cache import cache_dir, file_lock
 from marlaas_e2e.kubectl import run
+from marlaas_e2e.node import host
 
 RECIPES = Path(__file__).resolve().parent.parent / "images"
 BASE = "e2e.local/python:1"
@@ -153,7 +154,10 @@ def _rootfs() -> Path:
         return tarball
     print("building the base root file system (about a minute, kept)", file=sys.stderr, flush=True)
     tarball.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="rootfs-", dir=_folder()))
+    work = _folder() / "rootfs.work"
+    host.refuse_mounts_under(work)  # deleting follows into them
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
     try:
         _debootstrap(work / "root")
         run(
@@ -175,7 +179,8 @@ def _rootfs() -> Path:
 
 
 def _debootstrap(root: Path) -> None:
-    run(["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, root], timeout_s=900)
+    private = ["unshare", "--mount", "--propagation=private"]  # it mounts /proc below the root: that ends with it
+    run([*private, "debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, root], timeout_s=900)
     trusted = Path("/etc/ssl/certs/ca-certificates.crt")
     if trusted.exists():  # builds inside the image reach the package index by what this machine trusts
         shutil.copy(trusted, root / "etc/ssl/certs/ca-certificates.crt")
