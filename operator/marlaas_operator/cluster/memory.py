@@ -7,7 +7,9 @@ import asyncio
 import copy
 import itertools
 import re
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,13 +30,14 @@ Listener = Callable[[str, Body], None]
 
 
 class MemoryCluster:
-    """One API server. calls: every request so far as (verb, target). fail: raised instead of answering, set by tests."""
+    """One API server. calls: every request so far as (verb, target). fail: raised instead of answering; now: unix seconds; both set by tests."""
 
     def __init__(self, *namespaces: str) -> None:
         self._objects: dict[Target, Body] = {}
         self._owned: dict[Target, set[tuple[Step, ...]]] = {}
         self._versions = itertools.count(1)
         self.listeners: list[Listener] = []
+        self.now: Callable[[], float] = time.time
         self.calls: list[tuple[str, Target]] = []
         self.fail: Callable[[str, Target], Exception | None] = lambda verb, target: None
         for name in ("default", *namespaces):
@@ -91,12 +94,15 @@ class MemoryCluster:
             return True
         if uid not in (None, body["metadata"]["uid"]):
             raise Conflict(f"cannot delete {target}: the uid in the precondition is not its uid")
-        metadata = {"deletionTimestamp": "2026-01-01T00:00:00Z", **body["metadata"]}
+        metadata = {"deletionTimestamp": self._time(), **body["metadata"]}
         self._store(target, {**body, "metadata": metadata})
         return target not in self._objects
 
     async def close(self) -> None:
         return None
+
+    def _time(self) -> str:
+        return datetime.fromtimestamp(self.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     async def _arrive(self, verb: str, target: Target) -> None:
         """What every call begins with: let others run, then see whether there is an answer."""
@@ -122,7 +128,7 @@ class MemoryCluster:
         if target.namespace:
             metadata["namespace"] = target.namespace
         metadata["uid"] = before["metadata"]["uid"] if before else f"00000000-0000-4000-8000-{int(version):012d}"
-        metadata["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        metadata["creationTimestamp"] = before["metadata"]["creationTimestamp"] if before else self._time()
         metadata["generation"] = _generation(before, body)
         stored = {**body, "metadata": metadata}
         if before is None and target.resource.kind in _WITH_STATUS:

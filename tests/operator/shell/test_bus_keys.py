@@ -1,0 +1,108 @@
+"""The bus's keys: made once, never overwritten, and what is minted from them."""
+
+import base64
+import json
+
+import pytest
+
+from marlaas_api.bus_users import BusKeys, read_credentials
+from marlaas_api.errors import InvalidInput
+from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
+from marlaas_operator.cluster import Body, Target
+from marlaas_operator.cluster.memory import MemoryCluster
+from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
+from marlaas_operator.installation import Installation
+
+SYSTEM = "marlaas-system"
+SECRET = Target(SECRETS, SYSTEM, "marlaas-bus")
+DAY_S = 86400.0
+NOW = 1_800_000_000.0
+
+
+def installation(**given: object) -> Installation:
+    return Installation.model_validate(
+        {
+            "release": "marlaas",
+            "namespace": SYSTEM,
+            "natsUrl": "nats://marlaas-nats:4222",
+            "natsPodSelector": {"app.kubernetes.io/component": "nats"},
+            "busSecret": "marlaas-bus",
+            "blobs": {"url": "file:///blobs"},
+            "workerImage": {"name": "worker:1"},
+            **given,
+        }
+    )
+
+
+def owner() -> Body:
+    metadata = {"name": "marlaas-installation", "namespace": SYSTEM}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+async def test_keys_are_made_once_and_go_with_the_installation() -> None:
+    cluster = MemoryCluster(SYSTEM)
+    made = await cluster.create(owner())
+    keys = await ensure_keys(cluster, installation())
+    assert await ensure_keys(cluster, installation()) == keys
+    secret = await cluster.get(SECRET)
+    assert [one["uid"] for one in secret["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]
+    assert secret["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "marlaas-operator"
+    server = base64.b64decode(secret["data"]["nats.conf"]).decode()
+    assert "max_payload: 8388608" in server
+    assert not any(seed in server for seed in keys.dump().values())
+    assert await cluster.get(Target(CONFIG_MAPS, SYSTEM, "marlaas-installation"))
+
+
+async def test_an_external_bus_brings_its_own_keys() -> None:
+    cluster = MemoryCluster(SYSTEM)
+    external = installation(natsPodSelector=None)
+    with pytest.raises(InvalidInput, match=r"marlaas-bus is absent.*keys\.json"):
+        await ensure_keys(cluster, external)
+    keys = BusKeys.make()
+    data = {"keys.json": base64.b64encode(json.dumps(keys.dump()).encode()).decode()}
+    metadata = {"name": "marlaas-bus", "namespace": SYSTEM}
+    await cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+    assert await ensure_keys(cluster, external) == keys
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [({}, "has no key keys.json"), ({"keys.json": base64.b64encode(b"{}").decode()}, "lack")]
+)
+async def test_a_secret_without_keys_is_said_to_be_one(data: dict[str, str], words: str) -> None:
+    cluster = MemoryCluster(SYSTEM)
+    metadata = {"name": "marlaas-bus", "namespace": SYSTEM}
+    await cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+    with pytest.raises(InvalidInput, match=words):
+        await ensure_keys(cluster, installation())
+
+
+async def test_the_platforms_credentials_are_written_once_a_window() -> None:
+    cluster = MemoryCluster(SYSTEM)
+    keys = await ensure_keys(cluster, installation())
+    await renew_platform(cluster, installation(), keys, NOW)
+    first = await cluster.get(SECRET)
+    await renew_platform(cluster, installation(), keys, NOW + 60.0)
+    assert await cluster.get(SECRET) == first
+    await renew_platform(cluster, installation(), keys, NOW + DAY_S)
+    later = await cluster.get(SECRET)
+    assert later["data"]["orchestrator.creds"] != first["data"]["orchestrator.creds"]
+    assert later["data"]["keys.json"] == first["data"]["keys.json"]
+
+
+def test_a_jobs_credential_stays_the_same_within_its_window_and_is_another_one_after() -> None:
+    now = [NOW]
+    credentials = Credentials(BusKeys.make(), lambda: now[0])
+    first = credentials.sandbox("team-a", "one", "u1")
+    assert first is not None
+    assert credentials.sandbox("team-a", "one", "u1") == first
+    assert credentials.sandbox("team-a", "one", "u2") != first
+    now[0] += DAY_S / 4
+    assert credentials.sandbox("team-a", "one", "u1") != first
+    assert read_credentials(first)
+    assert set(credentials.pool("tiny")) == {"rollout", "trainer"}
+
+
+def test_without_keys_nothing_is_minted() -> None:
+    credentials = Credentials(None, lambda: NOW)
+    assert credentials.sandbox("team-a", "one", "u1") is None
+    assert credentials.pool("tiny") == {}

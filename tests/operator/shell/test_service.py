@@ -1,0 +1,182 @@
+"""The whole operator in one process, between the fakes of API server and bus: fast, for what needs no real server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.rig import job, pool
+from tests.operator.shell.test_bus_keys import SYSTEM, installation
+
+from marlaas_api.bus import Bus
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.bus_users import BusKeys
+from marlaas_api.errors import InvalidInput, MarlaasError
+from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.cluster import Body, Conflict, Forbidden, NotFound, Resource, Target, TooMany, Unavailable
+from marlaas_operator.cluster.memory import MemoryCluster
+from marlaas_operator.cluster.resources import RLJOBS, target_of
+from marlaas_operator.health import Door, opened
+from marlaas_operator.service import Outside, Service
+from marlaas_operator.watched import Watched
+
+ONE = Target(RLJOBS, "team-a", "one")
+
+
+class Stage:
+    """Fakes around one operator. deaf: its watches say nothing."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster("team-a", SYSTEM)
+        self.server = MemoryServer()
+        self.deaf = False
+        self.changed = asyncio.Event()
+        self.cluster.listeners.append(lambda what, body: self.changed.set())
+        outside = Outside(self.cluster, self._open_bus, self._watch, Credentials(BusKeys.make(), lambda: 1.8e9))
+        self.service = Service(outside, installation())
+        self.stop = asyncio.Event()
+
+    async def _open_bus(self) -> Bus:
+        return self.server.connect("operator")
+
+    async def _watch(self, watched: Watched, begun: Callable[[Resource], None]) -> None:
+        def hear(what: str, body: Body) -> None:
+            if self.deaf:
+                return
+            target = target_of(body)
+            if what == "DELETED":
+                watched.lose(target, body["metadata"]["uid"])
+            else:
+                watched.see(body)
+
+        self.cluster.listeners.append(hear)
+        await asyncio.Event().wait()
+
+    async def until(self, look: Callable[[], bool], what: str) -> None:
+        """Wait for a change of the cluster that makes it so."""
+        async with asyncio.timeout(20):
+            while not look():
+                self.changed.clear()
+                await self.changed.wait()
+
+    def status(self, target: Target = ONE) -> Body:
+        body = self.cluster._objects.get(target) or {}
+        return dict(body.get("status") or {})
+
+    def count(self, verb: str, plural: str = "") -> int:
+        return sum(called == verb and target.resource.plural == plural for called, target in self.cluster.calls)
+
+
+@asynccontextmanager
+async def playing(stage: Stage) -> AsyncIterator[ScriptedOrchestrator]:
+    bus = stage.server.connect("orchestrator")
+    await bus.ensure()
+    async with ScriptedOrchestrator(bus).running() as orchestrator:
+        task = asyncio.create_task(stage.service.run(stage.stop))
+        try:
+            yield orchestrator
+        finally:
+            stage.stop.set()
+            async with asyncio.timeout(20):
+                await task
+
+
+async def test_a_job_is_queued_with_one_status_run_and_forgotten() -> None:
+    stage = Stage()
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        assert stage.count("patch status", "rljobs") == 1
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
+        await stage.cluster.delete(ONE)
+        await stage.until(lambda: ONE not in stage.cluster._objects, "gone")
+    left = {target for target in stage.cluster._objects if target.namespace == "team-a"}
+    assert {target.resource.kind for target in left} <= {"Event"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Conflict("409"), TooMany("429", 0.1), Unavailable("500"), Unavailable("reset")],
+    ids=["409", "429", "500", "reset"],
+)
+async def test_what_the_api_server_refuses_for_a_while_is_done_later(error: MarlaasError) -> None:
+    stage = Stage()
+    left = [3]
+
+    def fail(verb: str, target: Target) -> Exception | None:
+        if left[0] and verb == "patch status" and target == ONE:
+            left[0] -= 1
+            return error
+        return None
+
+    stage.cluster.fail = fail
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage):
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    assert left == [0]
+    assert stage.count("patch status", "rljobs") == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(NotFound("no such kind"), r"kubectl apply -f crds/"), (Forbidden("cannot list"), "ClusterRole")],
+)
+async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error: MarlaasError, words: str) -> None:
+    stage = Stage()
+    stage.cluster.fail = lambda verb, target: error if verb == "list" else None
+    with pytest.raises(ExceptionGroup) as caught:
+        await stage.service.run(stage.stop)
+    (only,) = caught.value.exceptions
+    assert isinstance(only, InvalidInput)
+    assert words in str(only)
+
+
+async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() -> None:
+    first = Stage()
+    await first.cluster.create(pool("tiny"))
+    for number in range(20):
+        await first.cluster.create(job("team-a", f"job-{number}", "tiny"))
+    targets = [Target(RLJOBS, "team-a", f"job-{number}") for number in range(20)]
+    async with playing(first):
+        await first.until(lambda: all(first.status(one).get("phase") == "Queued" for one in targets), "all queued")
+    second = Stage()
+    second.cluster, second.server = first.cluster, first.server
+    second.cluster.calls.clear()
+    outside = Outside(second.cluster, second._open_bus, second._watch, Credentials(BusKeys.make(), lambda: 1.8e9))
+    second.service = Service(outside, installation())
+    async with playing(second):
+        async with asyncio.timeout(20):
+            while second.service.metrics.reconciles["RLJob", "ok"] < 20:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert [
+        call for call in second.cluster.calls if call[0].startswith(("patch", "create")) and call[1] in targets
+    ] == []
+
+
+async def test_the_door_says_what_is_missing_and_what_was_counted() -> None:
+    stage = Stage()
+    door = Door(stage.service.missing, stage.service.metrics_text)
+    async with opened(door, 0, "127.0.0.1") as port:
+        assert await asked(port, "/livez") == (200, "ok\n")
+        assert (await asked(port, "/readyz"))[0] == 503
+        assert (await asked(port, "/nowhere"))[0] == 404
+        stage.service.metrics.reconciled("RLJob", "ok", 0.02)
+        stage.service.metrics.requested("PATCH", "rljobs/status", 200)
+        _, text = await asked(port, "/metrics")
+    assert 'marlaas_operator_reconciles_total{kind="RLJob",outcome="ok"} 1' in text
+    assert 'marlaas_operator_api_requests_total{verb="PATCH",resource="rljobs/status",status="200"} 1' in text
+    assert 'marlaas_operator_reconcile_seconds_bucket{le="0.025"} 1' in text
+    assert "marlaas_operator_queue_depth 0" in text
+
+
+async def asked(port: int, path: str) -> tuple[int, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    head, _, text = answer.partition("\r\n\r\n")
+    return int(head.split()[1]), text
