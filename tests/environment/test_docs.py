@@ -16,6 +16,7 @@ from marlaas.cli.env import app
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.puzzles import dataset_names
+from marlaas_api.kinds import EnvironmentSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -60,7 +61,7 @@ def squeezed(text: str) -> list[str]:
 
 
 def test_there_are_blocks_of_every_kind() -> None:
-    assert {block.language for block in BLOCKS} == {"python", "bash", "text", "yaml"}
+    assert {block.language for block in BLOCKS} == {"python", "bash", "text", "yaml", "dockerfile"}
     assert len(BLOCKS) * 2 == PAGE.read_text().count("\n```"), "a block has no language"
 
 
@@ -85,8 +86,10 @@ def test_python_runs(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_environments_of_manifests_can_be_made(folder: Path, text: str) -> None:
-    environment = yaml.safe_load(text)["environment"]
-    resolve(environment["name"], environment.get("args", {})).create()
+    environment = EnvironmentSpec.model_validate(yaml.safe_load(text)["environment"])
+    *served, own = environment.entrypoint or ("marlaas", "env", "serve", "")
+    assert served == ["marlaas", "env", "serve"]
+    resolve(environment.name or own, environment.args).create()
 
 
 def test_the_rubric_takes_ten_lines() -> None:
