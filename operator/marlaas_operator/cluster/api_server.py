@@ -119,7 +119,7 @@ class ApiServer:
         """The credentials as they are now; a pod's token is read again when it may have changed."""
         of = self.configuration
         bearer = await of.get_api_key_with_prefix("BearerToken", alias="authorization")
-        token = str(bearer).removeprefix("Bearer ") if bearer else None
+        token = str(bearer).split(" ")[-1] if bearer else None  # "Bearer" of a kubeconfig, "bearer" in a pod
         return Login(of.host, of.ssl_ca_cert, of.cert_file, of.key_file, token, of.verify_ssl)
 
     async def close(self) -> None:
