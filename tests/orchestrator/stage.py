@@ -172,7 +172,9 @@ class Stage:
     async def progress(self, document: JobDocument, until: Callable[[Progress], bool]) -> Progress:
         async with asyncio.timeout(30), (await self.bus.bucket(subjects.PROGRESS)).watch() as entries:
             async for entry in entries:
-                if entry.data and until(level := decode_as(Progress, entry.data)) and level.uid == document.uid:
+                if entry.key != document.ref.key or not entry.data:
+                    continue
+                if until(level := decode_as(Progress, entry.data)) and level.uid == document.uid:
                     return level
         raise AssertionError("the watch ended")
 

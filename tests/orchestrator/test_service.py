@@ -187,3 +187,16 @@ async def test_the_last_episodes_of_a_job_outlive_it(stage, document):
     async with running(stage, job, mixed):
         await stage.progress(job, final)
     assert {6, 7} <= await kept() < set(range(8)), "those of the last step, but not all"
+
+
+async def test_what_it_cannot_read_ends_nothing(stage, document):
+    job = document(steps=2)
+    for bucket, key in (
+        (subjects.REPLICAS, "trainer.tiny.newer"),
+        (subjects.JOBS, "team-a.newer"),
+        (subjects.PROGRESS, "a.b"),
+    ):
+        await (await stage.bus.bucket(bucket)).put(key, b"of a later release")
+    async with running(stage, job, mixed):
+        level = await stage.progress(job, final)
+    assert (level.phase, level.step) == (Phase.SUCCEEDED, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
-from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.errors import MarlaasError, Permanent, Retryable
 from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, Verdict
 from marlaas_api.reasons import Reason
 from marlaas_api.wire import decode_as
@@ -59,6 +59,7 @@ class _Service:
         self._deletions = Deletions(context, self._levels, lambda: self._reports, self._changed.set)
         self._owned: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
         self._told: dict[str, tuple[JobDocument, Admission]] = {}
+        self._unreadable: set[str] = set()
         context.vitals.figures = lambda: figures(self._levels.all(), leads=True)
 
     async def run(self) -> None:
@@ -142,7 +143,7 @@ class _Service:
     async def _reconcile(self) -> None:
         documents = {document.uid: document for _, document, _ in self._jobs.items()}
         replicas = await (await self._context.bus.bucket(subjects.REPLICAS)).entries()
-        self._reports = [decode_as(ReplicaReport, entry.data) for entry in replicas if entry.data]
+        self._reports = [report for entry in replicas if (report := self._report_of(entry)) is not None]
         for uid, (owned, task) in list(self._owned.items()):
             if task.done():
                 await self._settle(uid, owned, task)
@@ -150,6 +151,16 @@ class _Service:
         self._forget(documents)
         await self._admit(documents)
         await self._levels.put_all([self._level(owned) for owned, _ in self._owned.values()])
+
+    def _report_of(self, entry: Entry) -> ReplicaReport | None:
+        """A replica's report; one that another release of ours wrote says nothing to this one, and ends nothing."""
+        try:
+            return decode_as(ReplicaReport, entry.data or b"")
+        except Permanent as error:
+            if entry.key not in self._unreadable:
+                log.warning("the report of %s cannot be read: %s", entry.key, error)
+            self._unreadable.add(entry.key)
+            return None
 
     async def _settle(self, uid: str, owned: OwnedJob, task: "asyncio.Task[None]") -> None:
         """A job's task ended: by itself, or by an error that is the job's failure and nobody else's."""
