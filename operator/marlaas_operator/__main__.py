@@ -86,8 +86,8 @@ def _service(
             installation.nats_url, name="operator", creds=creds if keys is not None else None, connect_timeout_s=5.0
         )
 
-    async def watching(watched: Watched, listed: Callable[[Resource], None]) -> None:
-        await watch(watched, listed, gateway, options.watch_seconds)
+    async def watching(watched: Watched, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
+        await watch(watched, begun, told, gateway, options.watch_seconds)
 
     instance = os.environ.get("POD_NAME") or socket.gethostname()
     outside = Outside(gateway, open_bus, watching, Credentials(keys, time.time), instance)

@@ -5,7 +5,6 @@ here makes a reconcile wait for it.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -112,10 +111,7 @@ class BusView:
 
     async def _look_at(self, key: str) -> None:
         entry = await self._buckets[subjects.JOBS].get(key)
-        if entry is None:
-            self._entries[subjects.JOBS].pop(key, None)
-        else:
-            self._note(subjects.JOBS, entry)
+        self._take(subjects.JOBS, entry or Entry(key, None, 0))
 
     async def _connect(self) -> None:
         while not self._buckets:
@@ -150,30 +146,35 @@ class BusView:
             await asyncio.sleep(_RETRY_S)
 
     async def _reread(self, name: str) -> None:
-        """What is true, now and then; keys that went without a word go here."""
+        """What is true, now and then."""
         while True:
-            with contextlib.suppress(BusUnavailable):
-                before = dict(self._entries[name])
-                entries = await self._buckets[name].entries()
-                for entry in entries:
-                    self._note(name, entry)
-                present = {entry.key for entry in entries}
-                for key, entry in before.items():
-                    if key not in present and self._entries[name].get(key) == entry:
-                        self._note(name, Entry(key, None, entry.revision + 1))
+            try:
+                await self._read_whole(name)
                 self._set_read(name)
+            except MarlaasError as error:
+                log.warning("reading %s: %s", name, error)
             await asyncio.sleep(REREAD_S if name in self._read else _RETRY_S)
 
+    async def _read_whole(self, name: str) -> None:
+        """Keys that went without a word go here; so does what an emptied bus, which counts revisions anew, no longer has."""
+        before = dict(self._entries[name])
+        entries = {entry.key: entry for entry in await self._buckets[name].entries()}
+        for key in {*before, *entries}:
+            if self._entries[name].get(key) == before.get(key):  # else the watch knows better
+                self._take(name, entries.get(key, Entry(key, None, 0)))
+
     def _note(self, name: str, entry: Entry) -> None:
+        """Take what is newer than what is known."""
         known = self._entries[name].get(entry.key)
-        if known is not None and entry.revision <= known.revision:
-            return
-        if entry.data is None:
-            if self._entries[name].pop(entry.key, None) is None:
-                return
-        else:
+        if known is None or entry.revision > known.revision:
+            self._take(name, entry)
+
+    def _take(self, name: str, entry: Entry) -> None:
+        known = self._entries[name].pop(entry.key, None)
+        if entry.data is not None:
             self._entries[name][entry.key] = entry
-        self._changed(entry.key)
+        if known != self._entries[name].get(entry.key):
+            self._changed(entry.key)
 
     def _set_read(self, name: str) -> None:
         self._read.add(name)

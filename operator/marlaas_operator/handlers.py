@@ -7,9 +7,7 @@ one that has silently died is noticed. kopf lists before it watches and does not
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import kopf
@@ -19,13 +17,11 @@ from marlaas_operator.cluster.api_server import ApiServer, Login
 from marlaas_operator.cluster.resources import KINDS, OWNED
 from marlaas_operator.resync import MANAGED
 from marlaas_operator.watched import Watched
-
-log = logging.getLogger(__name__)
+from marlaas_operator.watching import Told, Watcher
 
 WATCH_S = 45.0
 _NAME = "marlaas-operator"  # left to itself, kopf asks for the name of our user, who in a pod has none
 _GRACE_S = 5.0
-_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 Begun = Callable[[Resource], None]
 """Told a kind whose watch begins: what went before it did, it does not say."""
@@ -34,10 +30,9 @@ Happened = Callable[[Resource, str | None, Body], None]
 """Told what kopf saw, in kopf's thread: the kind, the event's type (None: listed), the object."""
 
 
-async def watch(watched: Watched, begun: Begun, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
-    """Watch until cancelled."""
+async def watch(watched: Watched, begun: Begun, told: Told, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
+    """Watch until cancelled. told: what is wrong with the watching, an empty text when it goes well again."""
     loop = asyncio.get_running_loop()
-    stop = threading.Event()
 
     def see(resource: Resource, kind: str | None, body: Body) -> None:
         if kind == "DELETED":
@@ -47,41 +42,22 @@ async def watch(watched: Watched, begun: Begun, gateway: ApiServer, watch_s: flo
             begun(resource)
         watched.see(body)
 
-    def restarts() -> None:
-        for resource in (*KINDS, *OWNED):
-            loop.call_soon_threadsafe(begun, resource)
-
     def happened(resource: Resource, kind: str | None, body: Body) -> None:
         loop.call_soon_threadsafe(see, resource, kind, body)
 
+    def tell(words: str) -> None:
+        told(words)
+        for resource in (*KINDS, *OWNED):
+            begun(resource)
+
+    async def once(halt: asyncio.Event) -> None:
+        await _watch_once(happened, gateway, halt, watch_s)
+
     _quieten()
-    with ThreadPoolExecutor(1, thread_name_prefix="kopf") as thread:
-        try:
-            await loop.run_in_executor(
-                thread,
-                _watch_for_ever,
-                lambda: asyncio.run(_watch_once(happened, gateway, stop, watch_s)),
-                restarts,
-                stop,
-            )
-        finally:
-            stop.set()
+    await Watcher(once, tell).run()
 
 
-def _watch_for_ever(once: Callable[[], None], restarts: Callable[[], None], stop: threading.Event) -> None:
-    failures = 0
-    while not stop.is_set():
-        try:
-            once()
-        except Exception as error:  # whatever it is, a watcher that has ended must begin anew
-            wait_s = _AGAIN_S[min(failures, len(_AGAIN_S) - 1)]
-            failures += 1
-            log.warning("the watches ended (%s: %s) and begin anew in %.1f s", type(error).__name__, error, wait_s)
-            stop.wait(wait_s)
-            restarts()
-
-
-async def _watch_once(happened: Happened, gateway: ApiServer, stop: threading.Event, watch_s: float) -> None:
+async def _watch_once(happened: Happened, gateway: ApiServer, halt: asyncio.Event, watch_s: float) -> None:
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_login(gateway))
     for resource in (*KINDS, *OWNED):
@@ -91,7 +67,7 @@ async def _watch_once(happened: Happened, gateway: ApiServer, stop: threading.Ev
         settings=_settings(watch_s),
         standalone=True,
         clusterwide=True,
-        stop_flag=stop,
+        stop_flag=halt,
         identity=_NAME,
     )
 

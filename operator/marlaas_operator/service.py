@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 BUS_PATIENCE_S = 10.0
 DRAIN_S = 10.0
 
-Watch = Callable[[Watched, Callable[[Resource], None]], Awaitable[None]]
-"""Feeds the memory until it is cancelled; tells of which kind a watch has begun."""
+Watch = Callable[[Watched, Callable[[Resource], None], Callable[[str], None]], Awaitable[None]]
+"""Feeds the memory until it is cancelled; tells of which kind a watch has begun, and what is wrong with the watching (empty: nothing)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Service:
         self.queue: WorkQueue[Target] = WorkQueue(self._reconcile, now=time.monotonic)
         self.resync = Resync(outside.cluster, self.watched)
         self._looked_at = time.monotonic()
+        self._watch_trouble = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop`; then finish what was begun. Raises what ends the operator: InvalidInput, or a bug."""
@@ -90,7 +91,9 @@ class Service:
 
     def missing(self) -> str:
         """What the operator still waits for before it works; empty when it does."""
-        return "" if self.resync.synced.is_set() else "the first lists of the API server are not complete"
+        if not self.resync.synced.is_set():
+            return "the first lists of the API server are not complete"
+        return f"the watches ended: {self._watch_trouble}" if self._watch_trouble else ""
 
     def metrics_text(self) -> str:
         """Prometheus' text."""
@@ -112,7 +115,10 @@ class Service:
         self._everything()
 
     async def _watch(self) -> None:
-        await self._outside.watch(self.watched, self.resync.want)
+        await self._outside.watch(self.watched, self.resync.want, self._watch_told)
+
+    def _watch_told(self, words: str) -> None:
+        self._watch_trouble = words
 
     async def _drain(self, working: asyncio.Task[None]) -> None:
         self.queue.stop()

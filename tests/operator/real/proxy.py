@@ -130,7 +130,7 @@ class Proxy:
         url = f"{self._plane.url}{request.path_qs}"
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.request(
-            request.method, url, headers=headers, data=await request.read(), timeout=timeout
+            request.method, url, headers=headers, data=await request.read() or None, timeout=timeout
         ) as upstream:
             kept = {key: value for key, value in upstream.headers.items() if key.lower() not in _HOP}
             response = web.StreamResponse(status=upstream.status, headers=kept)

@@ -57,6 +57,8 @@ def jobs_watch(request: web.Request) -> bool:
         pytest.param(GONE, 10, watches, id="410 on watches"),
         pytest.param(answer(500, "InternalError"), 10, watches, id="500 on watches"),
         pytest.param(RESET, 10, watches, id="reset on watches"),
+        pytest.param(answer(401, "Unauthorized"), 20, anything, id="401 on everything"),
+        pytest.param(answer(403, "Forbidden"), 5, watches, id="403 on watches"),
     ],
 )
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.wire import decode_as, encode
+from marlaas_operator import bus_view
 from marlaas_operator.bus_view import BusView, Stale
 from marlaas_operator.plan import WriteDocument
 
@@ -140,5 +141,20 @@ async def test_what_is_no_message_of_ours_is_as_if_it_were_not_there_and_is_over
         await (await other.bucket(subjects.JOBS)).put(KEY, b"rubbish")
         assert await rig.changed.get() == KEY
         assert rig.view.document(KEY) is None
+        await rig.view.write(WriteDocument(document(), None))
+        assert rig.view.document(KEY) == document()
+
+
+async def test_a_bus_that_lost_everything_is_seen_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_view, "REREAD_S", 0.05)
+    async with running() as (rig, other):
+        for generation in range(1, 4):
+            before = None if generation == 1 else document(generation=generation - 1)
+            await rig.view.write(WriteDocument(document(generation=generation), before))
+        rig.server.streams.clear()
+        await other.ensure()
+        async with asyncio.timeout(10):
+            while rig.view.document(KEY) is not None:
+                await rig.changed.get()
         await rig.view.write(WriteDocument(document(), None))
         assert rig.view.document(KEY) == document()

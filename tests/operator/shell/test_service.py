@@ -40,7 +40,7 @@ class Stage:
     async def _open_bus(self) -> Bus:
         return self.server.connect("operator")
 
-    async def _watch(self, watched: Watched, begun: Callable[[Resource], None]) -> None:
+    async def _watch(self, watched: Watched, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
         def hear(what: str, body: Body) -> None:
             if self.deaf:
                 return
