@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from marlaas_api import subjects
+from marlaas_api import failpoints, subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
@@ -25,7 +25,6 @@ from marlaas_api.messages import (
     StepRecord,
 )
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker import failpoints
 from marlaas_worker.orchestrator import service as orchestrator
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout import service as rollout

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tests.orchestrator.stage import Stage
 
+from marlaas_api import failpoints
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import Episode, FaultClass, JobDocument
 from marlaas_api.names import Split, episode_id, train_group
-from marlaas_worker import failpoints
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tests.orchestrator.remains import all_there_is, commit, document_of, fill
 from tests.orchestrator.stage import Killed
 
-from marlaas_api import subjects
+from marlaas_api import failpoints, subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.blobs_store import open_blobs
@@ -21,7 +21,6 @@ from marlaas_api.bus_nats import connect
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker import failpoints
 from marlaas_worker.orchestrator import deletion, service
 from marlaas_worker.role import RoleContext
 

@@ -3,9 +3,9 @@
 import pytest
 from tests.orchestrator.stage import SEAMS, Killed, Stage, final, running
 
+from marlaas_api import failpoints
 from marlaas_api.messages import Difficulty, Phase, StepRecord, Task
 from marlaas_api.names import Split
-from marlaas_worker import failpoints
 
 DATA = {"tasks": 6, "order": "shuffled", "skip": {"passes": 2, "maxShare": 0.6}}
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.orchestrator.stage import SEAMS, Killed, final, mixed, running
 
-from marlaas_api import subjects
+from marlaas_api import failpoints, subjects
 from marlaas_api.messages import (
     Episode,
     Phase,
@@ -15,7 +15,6 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import Split
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker import failpoints
 from marlaas_worker.orchestrator import service
 
 

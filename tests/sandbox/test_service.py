@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from marlaas_api import subjects
+from marlaas_api import failpoints, subjects
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import FaultClass, Task
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker import failpoints
 from marlaas_worker.sandbox.service import MAX_DELIVERIES
 from marlaas_worker.sandbox.variables import clean_variables
 

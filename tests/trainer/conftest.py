@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from marlaas_api import subjects, wire
+from marlaas_api import failpoints, subjects, wire
 from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
@@ -33,7 +33,6 @@ from marlaas_api.messages import (
     Turn,
 )
 from marlaas_api.names import derive_seed, episode_id, train_group
-from marlaas_worker import failpoints
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service

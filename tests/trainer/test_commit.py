@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import Killed, Sampler, World, assignment_of, job
 
-from marlaas_api import subjects, wire
+from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bucket, BusUnavailable, Entry
 from marlaas_api.messages import PolicyRecord, ReplicaReport
-from marlaas_worker import failpoints
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.commit import Contents, Lease, LeaseLost, PolicyKey, StepResult
 from marlaas_worker.trainer.lease import GRACE_S

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef
 from marlaas_api.bus import Conflict
+from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
 from marlaas_api.wire import decode_as
-from marlaas_worker.failpoints import failpoint
 from marlaas_worker.orchestrator.levels import Levels
 from marlaas_worker.role import RoleContext
 

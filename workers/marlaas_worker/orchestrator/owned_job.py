@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
 from marlaas_api.errors import Retryable
+from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import EvalSample, JobDocument, Manifest, Phase, Progress, ReplicaReport, StepClosed
 from marlaas_api.names import AdapterRef
-from marlaas_worker.failpoints import failpoint
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup

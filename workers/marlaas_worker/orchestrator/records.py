@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobRef
 from marlaas_api.bus import Bus, Conflict, Stored
+from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import (
     Episode,
     EvalRecord,
@@ -25,7 +26,6 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
-from marlaas_worker.failpoints import failpoint
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import History
 from marlaas_worker.role import RoleContext

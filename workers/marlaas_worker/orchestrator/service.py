@@ -9,10 +9,10 @@ from typing import Any
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Permanent, Retryable
+from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, Verdict
 from marlaas_api.reasons import Reason
 from marlaas_api.wire import decode_as
-from marlaas_worker.failpoints import failpoint
 from marlaas_worker.mirror import Mirror
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission, capacities, decide, in_order

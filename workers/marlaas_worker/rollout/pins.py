@@ -12,9 +12,9 @@ from weakref import WeakValueDictionary
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Bucket, Bus, Conflict
 from marlaas_api.errors import Retryable
+from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobDocument, Pin
 from marlaas_api.names import group_token
-from marlaas_worker.failpoints import failpoint
 
 _PINS_KEPT = 65_536
 

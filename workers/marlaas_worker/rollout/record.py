@@ -7,8 +7,8 @@ from marlaas_api import subjects, wire
 from marlaas_api.blobs import Blobs, BlobUnavailable
 from marlaas_api.bus import Bus, BusUnavailable, Conflict
 from marlaas_api.errors import Permanent
+from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Turn
-from marlaas_worker.failpoints import failpoint
 
 _HEADROOM_BYTES = 4096
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 1.0

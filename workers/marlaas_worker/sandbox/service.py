@@ -16,10 +16,10 @@ from marlaas_api import names, subjects
 from marlaas_api.background import background
 from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
 from marlaas_api.errors import InvalidInput, UnsupportedSchema
+from marlaas_api.failpoints import failpoint
 from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import Episode, FaultClass, JobDocument, Task
 from marlaas_api.wire import BadMessage, decode_as, encode
-from marlaas_worker.failpoints import failpoint
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import Attempt, Setting, unplayed

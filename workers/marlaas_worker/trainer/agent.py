@@ -11,10 +11,10 @@ from typing import TypeVar
 from marlaas_api.background import background
 from marlaas_api.blobs import sha256_hex
 from marlaas_api.errors import Retryable
+from marlaas_api.failpoints import failpoint
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.failpoints import failpoint
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack

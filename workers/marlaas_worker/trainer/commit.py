@@ -15,8 +15,8 @@ from marlaas_api import wire
 from marlaas_api.blobs import BlobRef
 from marlaas_api.bus import Bucket, BusUnavailable, Conflict, Entry
 from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Manifest, PolicyRecord, Probe
-from marlaas_worker.failpoints import failpoint
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.lease import bound_record
