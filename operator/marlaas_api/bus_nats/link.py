@@ -39,13 +39,22 @@ class Forbidden(BusRefused):
 
 
 class _Client(Client):  # type: ignore[misc]
-    """nats-py 2.16 takes an expired token for the end; it is the moment to connect with the renewed one."""
+    """nats-py 2.16 takes an expired token for the end; it is the moment to connect with the renewed one. And it leaves open what the
+    server turned away."""
 
     async def _process_err(self, err_msg: str) -> None:
         if any(words in err_msg.lower() for words in _EXPIRED):
             await self._process_op_err(nats.errors.StaleConnectionError())
         else:
             await super()._process_err(err_msg)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            if self._transport is not None:
+                self._transport.close()
+            raise
 
 
 # Ends a subscription; never waits, and an outage does the same.
