@@ -1,0 +1,475 @@
+"""A sandbox's credential in the hands of an attacker: every verb, on everything that is not its job's, on a real nats-server.
+
+Two jobs in two namespaces and the platform's own traffic. The attacker speaks the raw protocol through nats-py, so nothing of ours stands
+between it and the server. A try counts as refused when the server says so (the error callback hears of it) and nothing has changed; what
+no permission forbids (where an answer is wanted) must have no effect.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, Request
+from marlaas_api.bus_nats import NatsBus, connect
+from marlaas_api.bus_users import (
+    BusKeys,
+    BusUser,
+    OrchestratorUser,
+    RolloutUser,
+    RunnerUser,
+    SandboxUser,
+    TrainerUser,
+    inbox_prefix,
+    mint,
+    server_config,
+)
+from marlaas_api.nats_server import EmbeddedNats
+
+MINE, OTHER = SandboxUser("team-a", "mine", "u1"), SandboxUser("team-b", "other", "u2")
+SIBLING = SandboxUser("team-a", "sibling", "u3")
+"""A job of the attacker's own namespace: not its own either."""
+JOBS = (MINE, OTHER, SIBLING)
+STREAMS = (
+    *(one.name for one in subjects.STREAMS),
+    *(f"KV_{one.name}" for one in subjects.BUCKETS),
+    "OBJ_models",
+    "*",
+    ">",
+)
+
+
+def consumer(user: SandboxUser, *parts: str) -> str:
+    return subjects.consumer(user.namespace, user.job, *(parts or ("sandbox",)))
+
+
+def names(user: SandboxUser) -> list[str]:
+    """Every subject that carries a job's name."""
+    ns, job = user.namespace, user.job
+    return [
+        subjects.task(ns, job),
+        subjects.generation(ns, job, "policy"),
+        subjects.turn(ns, job, "u-t0-0-1", 0),
+        subjects.episode(ns, job),
+        subjects.group(ns, job, "policy"),
+        subjects.step(ns, job, user.uid, 0),
+        subjects.evaluation(ns, job, user.uid, 0),
+        subjects.event(ns, job, "sandbox"),
+        *(f"$KV.{bucket.name}.{ns}.{job}" for bucket in subjects.BUCKETS),
+        *(f"$KV.{bucket.name}.{ns}.{job}.policy" for bucket in subjects.BUCKETS),
+    ]
+
+
+def targets() -> list[str]:
+    """Subjects of others, of the platform and of the server, and wildcards over them."""
+    mine = {subjects.generation("team-a", "mine", "policy"), subjects.episode("team-a", "mine")}
+    foreign = [subject for user in JOBS for subject in names(user) if subject not in mine]
+    platform = [
+        subjects.engine("tiny", "rollout-0"),
+        *(f"$KV.replicas.{role}.tiny.{role}-0" for role in ("rollout", "trainer")),
+        "$KV.replicas.orchestrator.all.leader",
+        "$KV.pins.team-a.mine.policy.u1-t0",
+        "$O.models.C.x",
+        "$O.models.M.x",
+        "$SYS.REQ.SERVER.PING",
+        "$SYS.REQ.SERVER.PING.CONNZ",
+        "$SYS.REQ.ACCOUNT.PING.INFO",
+        "$SYS.REQ.CLAIMS.UPDATE",
+        "$SYS.REQ.CLAIMS.DELETE",
+        "$SYS.REQ.USER.INFO",
+        "$JSC.R.x",
+        "$NRG.V.x",
+        "$MQTT.msgs.x",
+        "$G",
+        "_R_.abc.def",
+        "_GR_.abc.def",
+        "_INBOX.abc",
+        f"{inbox_prefix(OTHER)}.abc",
+        f"{inbox_prefix(SIBLING)}.abc",
+        f"{inbox_prefix(RolloutUser('tiny'))}.abc",
+        f"{inbox_prefix(OrchestratorUser())}.abc",
+        "unheard.of",
+    ]
+    return [*foreign, *platform]
+
+
+def wildcards() -> list[str]:
+    kinds = ("task", "gen", "turn", "episode", "group", "step", "eval", "event", "engine")
+    shapes = ("{}.>", "{}.*.*", "{}.team-b.>", "{}.team-a.>", "{}.*.mine", "{}.team-a.mine.>")
+    server = (
+        ">",
+        "*",
+        "*.*",
+        "*.>",
+        "$KV.>",
+        "$KV.*.>",
+        "$JS.>",
+        "$JS.API.>",
+        "$JS.ACK.>",
+        "$JS.EVENT.>",
+        "$SYS.>",
+        "$O.>",
+        "$*.>",
+    )
+    inboxes = (
+        "_INBOX.>",
+        "_INBOX*.>",
+        "_R_.>",
+        "_INBOX_team-b_other.>",
+        "_INBOX_team-a_sibling.>",
+        "_INBOX__rollout_tiny.>",
+        "*.abc.>",
+    )
+    return [*(shape.format(kind) for kind in kinds for shape in shapes), *server, *inboxes]
+
+
+def api_calls() -> list[tuple[str, bytes]]:
+    """JetStream's API: every verb on every stream and consumer, with bodies that name what the subject does not."""
+    own = consumer(MINE)
+    consumers = [own, consumer(OTHER), consumer(SIBLING), consumer(OTHER, "orchestrator"), "fresh"]
+    calls = [
+        (f"{verb}", b"") for verb in ("INFO", "STREAM.NAMES", "STREAM.LIST", "META.LEADER.STEPDOWN", "SERVER.REMOVE")
+    ]
+    calls += [(f"ACCOUNT.{verb}.MARLAAS", b"") for verb in ("PURGE", "STREAM.MOVE")]
+    spec = {"name": "fresh", "durable_name": "fresh", "ack_policy": "none", "deliver_subject": "_INBOX_team-a_mine.x"}
+    for stream in STREAMS:
+        filters = json.dumps({"subjects_filter": ">"}).encode()
+        calls += [(f"STREAM.{verb}.{stream}", filters if verb == "INFO" else b"") for verb in _STREAM_VERBS]
+        calls.append((f"STREAM.PURGE.{stream}", json.dumps({"filter": "task.team-b.other"}).encode()))
+        calls.append((f"STREAM.CREATE.{stream}", json.dumps({"name": stream, "subjects": ["x.>"]}).encode()))
+        calls += [(f"STREAM.MSG.{verb}.{stream}", b'{"seq":1}') for verb in ("GET", "DELETE")]
+        calls += [(f"DIRECT.GET.{stream}", body) for body in (b'{"seq":1}', b'{"next_by_subj":">","batch":9,"seq":1}')]
+        calls += [
+            (f"DIRECT.GET.{stream}.{subject}", b"") for subject in ("task.team-b.other", "$KV.jobs.team-b.other", ">")
+        ]
+        calls += [(f"CONSUMER.{verb}.{stream}", b"") for verb in ("NAMES", "LIST")]
+        for name in consumers:
+            body = json.dumps({"stream_name": stream, "config": {**spec, "name": name, "durable_name": name}}).encode()
+            create = ("CREATE.{}", "CREATE.{}.{}", "CREATE.{}.{}.>", "DURABLE.CREATE.{}.{}")
+            calls += [(f"CONSUMER.{verb.format(stream, name)}", body) for verb in create]
+            calls += [(f"CONSUMER.{verb}.{stream}.{name}", b"") for verb in _CONSUMER_VERBS]
+            if (stream, name) != (subjects.TASKS, own):
+                calls.append((f"CONSUMER.MSG.NEXT.{stream}.{name}", b""))
+    return [(f"$JS.API.{call}", body) for call, body in calls]
+
+
+_STREAM_VERBS = ("INFO", "DELETE", "UPDATE", "PURGE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE")
+_CONSUMER_VERBS = ("INFO", "DELETE", "PAUSE", "LEADER.STEPDOWN", "UNPIN", "RESET")
+
+
+def acks() -> list[tuple[str, bytes]]:
+    """Settling what others have claimed, in both forms of ack subjects, also ones that hide another stream's in the longer form."""
+    theirs = [
+        (subjects.TASKS, consumer(OTHER)),
+        (subjects.TASKS, consumer(SIBLING)),
+        (subjects.EPISODES, consumer(OTHER, "orchestrator")),
+    ]
+    subjects_ = [f"$JS.ACK.{stream}.{name}.1.1.1.1.0" for stream, name in theirs]
+    subjects_ += [f"$JS.ACK._.ACCOUNT.{stream}.{name}.1.1.1.1.0" for stream, name in theirs]
+    subjects_ += [f"$JS.ACK.{stream}.{name}.TASKS.{consumer(MINE)}.1.1.0" for stream, name in theirs]
+    return list(itertools.product(subjects_, (b"+ACK", b"-NAK", b"+TERM", b"+WPI", b"+NXT", b"")))
+
+
+@dataclass
+class Town:
+    """A server with jobs on it, its platform's connections, and what they have heard."""
+
+    server: EmbeddedNats
+    keys: BusKeys
+    folder: Path
+    owner: NatsBus
+    heard: Counter[str] = field(default_factory=Counter)
+
+    def creds(self, user: BusUser) -> Path:
+        path = self.folder / f"{user.identity}.creds"
+        path.write_text(mint(self.keys, user, time.time()))
+        return path
+
+    async def connect(self, user: BusUser) -> NatsBus:
+        return await connect(self.server.url, name=user.identity, creds=self.creds(user))
+
+    async def state(self) -> dict[str, Any]:
+        """What there is on the server: every stream's messages by subject, its configuration and its consumers."""
+        admin = self.owner._jetstream
+        found: dict[str, Any] = {}
+        for stream in [name for name in STREAMS if name.isidentifier() and name != "OBJ_models"]:
+            info = await admin.api(f"STREAM.INFO.{stream}", "look", {"subjects_filter": ">"})
+            state = info["state"]
+            found[stream] = (
+                info["config"],
+                state["messages"],
+                state["last_seq"],
+                state.get("subjects"),
+                state["consumer_count"],
+            )
+        for user in JOBS:
+            info = await admin.api(f"CONSUMER.INFO.{subjects.TASKS}.{consumer(user)}", "look")
+            found[consumer(user)] = (
+                info["config"],
+                info["delivered"]["stream_seq"],
+                info["num_ack_pending"],
+                info["ack_floor"]["stream_seq"],
+            )
+        return found
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Town]:
+    keys = BusKeys.make()
+    async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
+        path = tmp_path / "owner.creds"
+        path.write_text(mint(keys, OrchestratorUser(), time.time()))
+        owner = await connect(server.url, name="owner", creds=path)
+        town = Town(server, keys, tmp_path, owner)
+        await owner.ensure()
+        for user in JOBS:
+            await settle_down(owner, user)
+        yield town
+        await owner.close()
+
+
+async def settle_down(owner: Bus, user: SandboxUser) -> None:
+    """What an admitted job has on the bus."""
+    ns, job = user.namespace, user.job
+    await owner.consumer(subjects.TASKS, consumer(user), subjects.task(ns, job), ack_wait_s=60)
+    await owner.consumer(subjects.EPISODES, consumer(user, "orchestrator"), subjects.episode(ns, job))
+    for number in range(3):
+        await owner.publish(subjects.task(ns, job), b"task %d" % number)
+    for bucket in (subjects.JOBS, subjects.PROGRESS):
+        await (await owner.bucket(bucket)).put(subjects.job_key(ns, job), f"{bucket} of {job}".encode())
+    await (await owner.bucket(subjects.POLICY)).put(subjects.policy_key(ns, job, "policy"), b"policy")
+
+
+class Attacker:
+    """A sandbox's credential on a bare connection. `refused`: the subjects that the server has named in its refusals."""
+
+    def __init__(self, client: Any, refused: Counter[str]) -> None:
+        self.client, self.refused = client, refused
+        self.got: list[Any] = []
+        self.num_tries = 0
+
+    async def hear(self, message: Any) -> None:
+        self.got.append(message)
+
+    async def publish(
+        self, subject: str, body: bytes = b"x", reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        self.num_tries += 1
+        await self.client.publish(subject, body, reply=reply, headers=headers)
+
+    async def until_refused(self, number: int) -> None:
+        """Refusals come in their own time; a round trip after the last try they are all there."""
+        await self.client.flush(20)
+        async with asyncio.timeout(20):
+            while self.refused.total() < number:
+                await self.client.flush(20)
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def attacker(town: Town) -> AsyncIterator[Attacker]:
+    refused: Counter[str] = Counter()
+
+    async def on_error(error: Exception) -> None:
+        text = str(error)
+        assert "permissions violation" in text, text
+        refused[text.split('"')[1]] += 1
+
+    client = await nats.connect(
+        town.server.url,
+        user_credentials=str(town.creds(MINE)),
+        inbox_prefix=inbox_prefix(MINE),
+        error_cb=on_error,
+        allow_reconnect=False,
+        skip_subject_validation=True,
+    )
+    made = Attacker(client, refused)
+    made.inbox = client.new_inbox()  # type: ignore[attr-defined]
+    await client.subscribe(made.inbox, cb=made.hear)  # type: ignore[attr-defined]
+    await client.flush()
+    yield made
+    assert not client.is_closed, "the server hung up on what it should have refused"
+    await client.close()
+
+
+async def test_every_verb_on_everything_of_others_is_refused(town: Town, attacker: Attacker) -> None:
+    before, inbox = await town.state(), attacker.inbox  # type: ignore[attr-defined]
+    tried: Counter[str] = Counter()
+    removal = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+    for subject in targets():
+        for headers in (None, removal, {"KV-Operation": "DEL"}, {"Nats-Msg-Id": "u2-t0-0"}, {"Nats-Rollup": "all"}):
+            await attacker.publish(subject, b"mine now", inbox, headers)
+            tried[subject] += 1
+    for subject, body in (*api_calls(), *acks()):
+        await attacker.publish(subject, body, inbox)
+        tried[subject] += 1
+    for subject in (*targets(), *wildcards()):
+        for queue in ("", "rollout"):
+            attacker.num_tries += 1
+            await attacker.client.subscribe(subject, queue=queue, cb=attacker.hear)
+            tried[subject] += 1
+    mine = {subjects.generation("team-a", "mine", "policy"), subjects.episode("team-a", "mine")}
+    for subject in mine:  # what it may say it may not hear
+        attacker.num_tries += 1
+        await attacker.client.subscribe(subject, cb=attacker.hear)
+        tried[subject] += 1
+    await attacker.until_refused(attacker.num_tries)
+    assert attacker.num_tries >= 1000
+    assert attacker.refused == Counter({subject.lower(): 0 for subject in tried}) + Counter(_lower(tried))
+    await traffic(town)
+    assert attacker.got == []
+    assert await town.state() == await expected(town, before)
+
+
+def _lower(tried: Counter[str]) -> Counter[str]:
+    """nats-py turns what the server quotes to lower case."""
+    found: Counter[str] = Counter()
+    for subject, number in tried.items():
+        found[subject.lower()] += number
+    return found
+
+
+async def traffic(town: Town) -> None:
+    """The platform goes on; a subscription that was let in would hear it."""
+    await town.owner.publish(subjects.event("team-b", "other", "orchestrator"), b"secret")
+    await (await town.owner.bucket(subjects.LEDGER)).put("team-b.other", b"secret")
+
+
+async def expected(town: Town, before: dict[str, Any]) -> dict[str, Any]:
+    """The state before, with the platform's own traffic in it."""
+    after = await town.state()
+    for stream in (subjects.EVENTS, f"KV_{subjects.LEDGER}"):
+        assert after[stream][1] == before[stream][1] + 1
+        before = {**before, stream: after[stream]}
+    return before
+
+
+async def test_no_answer_can_be_aimed_at_what_is_not_its_own(town: Town, attacker: Attacker) -> None:
+    """Reply subjects are checked by no permission. In one account with the platform, these calls purge and delete streams."""
+    heard: list[Request] = []
+
+    async def hear(request: Request) -> None:
+        heard.append(request)
+
+    rollout = await town.connect(RolloutUser("tiny"))
+    victim = await town.connect(OTHER)
+    inbox = victim.new_inbox()
+    aims = [
+        *targets(),
+        *(call for call, _ in api_calls() if not call.endswith(">") and "*" not in call),
+        "gen.team-b.other.policy",
+        subjects.episode("team-b", "other"),
+        inbox,
+    ]
+    reserved = [aim for aim in aims if aim.startswith(("_R_.", "_GR_.", "$JS.ACK."))]
+    async with rollout.listen("gen.*.*.*", hear, "rollout"), victim.listen(inbox, hear):
+        before = await town.state()
+        sources = (
+            "$JS.API.DIRECT.GET.KV_jobs.$KV.jobs.team-a.mine",
+            f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}",
+        )
+        for aim in aims:
+            for source in sources:
+                await attacker.publish(source, b"" if "GET" in source else b'{"batch":1,"no_wait":true}', aim)
+            await attacker.publish(subjects.episode("team-a", "mine"), b"twice", aim, {"Nats-Msg-Id": "once"})
+        await attacker.until_refused(3 * len(reserved))
+        await traffic(town)
+        after = await town.state()
+    mine = subjects.EPISODES
+    assert (after[mine][1], after[mine][3]) == (1, {subjects.episode("team-a", "mine"): 1})
+    unchanged = {
+        name for name in before if name not in (mine, consumer(MINE), subjects.EVENTS, f"KV_{subjects.LEDGER}")
+    }
+    assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
+    # Its own tasks and its own document may reach the inbox of another, if it knew one: nothing that anybody takes for an answer.
+    assert {request.data for request in heard if request.subject.startswith("gen.")} == set()
+    for bus in (rollout, victim):
+        await bus.close()
+
+
+async def test_what_a_sandbox_needs_it_may_do(town: Town) -> None:
+    sandbox, rollout = await town.connect(MINE), await town.connect(RolloutUser("tiny"))
+    answers: asyncio.Queue[bytes] = asyncio.Queue()
+    replies: list[str] = []
+
+    async def answer(request: Request) -> None:
+        replies.append(request.reply)
+        for part in (b"accepted", b"beat", b"result"):
+            await rollout.send(request.reply, part)
+
+    async def note(request: Request) -> None:
+        await answers.put(request.data)
+
+    inbox = sandbox.new_inbox()
+    async with rollout.listen("gen.team-a.mine.policy", answer, "rollout"), sandbox.listen(inbox, note):
+        await sandbox.send("gen.team-a.mine.policy", b"ask", inbox)
+        assert [await asyncio.wait_for(answers.get(), 10) for _ in range(3)] == [b"accepted", b"beat", b"result"]
+    assert all(reply.startswith("_R_.") for reply in replies)
+    assert all(subjects.is_reply_of("team-a", "mine", reply) for reply in replies)
+    claims = await sandbox.claims(subjects.TASKS, consumer(MINE))
+    (first,) = await claims.fetch(1, 10)
+    (second,) = await claims.fetch(1, 10)
+    await first.in_progress()
+    await second.nak()
+    await first.ack()
+    (again,) = await claims.fetch(1, 10)
+    assert (first.stored.subject, again.stored.data, again.num_delivered) == ("task.team-a.mine", b"task 1", 2)
+    await again.term()
+    sequence = await sandbox.publish(subjects.episode("team-a", "mine"), b"episode", message_id="u1-t0-0")
+    assert await sandbox.publish(subjects.episode("team-a", "mine"), b"episode", message_id="u1-t0-0") == sequence
+    jobs = await sandbox.bucket(subjects.JOBS, inspected=False)
+    entry = await jobs.get(subjects.job_key("team-a", "mine"))
+    assert entry is not None
+    assert entry.data == b"jobs of mine"
+    for bus in (sandbox, rollout):
+        await bus.close()
+
+
+async def test_every_role_of_the_platform_may_do_its_work(town: Town) -> None:
+    """What the roles' own tests do without permissions, once with them: reading, following, claiming, compare-and-set."""
+    rollout, trainer, runner = [
+        await town.connect(user) for user in (RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser())
+    ]
+    for bus, buckets in (
+        (rollout, ("jobs", "progress", "policy", "replicas", "pins")),
+        (trainer, ("jobs", "progress", "policy", "replicas")),
+        (runner, ("jobs", "progress", "policy", "replicas")),
+        (town.owner, tuple(bucket.name for bucket in subjects.BUCKETS)),
+    ):
+        for name in buckets:
+            bucket = await bus.bucket(name)
+            await bucket.entries()
+            async with bucket.watch() as changes:
+                if name in ("jobs", "progress", "policy"):
+                    assert (await asyncio.wait_for(anext(changes), 10)).data is not None
+    await (await rollout.bucket("pins")).create("team-a.mine.policy.u1-t0", b"0")
+    await (await rollout.bucket("replicas")).put("rollout.tiny.rollout-0", b"report")
+    await rollout.publish(subjects.turn("team-a", "mine", "u1-t0-0-1", 0), b"turn", expect_last=0)
+    await rollout.publish(subjects.event("team-a", "mine", "rollout"), b"event", message_id="told")
+    assert len(await rollout.replay(subjects.TURNS, subjects.turn("team-a", "mine", "u1-t0-0-1", "*"))) == 1
+    await town.owner.publish(subjects.group("team-a", "mine", "policy"), b"group", expect_last=0)
+    groups = await trainer.consumer(subjects.GROUPS, consumer(MINE, "policy", "trainer"), "group.team-a.mine.policy")
+    (delivery,) = await groups.fetch(1, 10)
+    await delivery.ack()
+    assert await trainer.last(subjects.TURNS, subjects.turn("team-a", "mine", "u1-t0-0-1", 0)) is not None
+    policy = await trainer.bucket("policy")
+    entry = await policy.get("team-a.mine.policy")
+    assert entry is not None
+    await policy.update("team-a.mine.policy", b"next", entry.revision)
+    await trainer.delete_consumer(subjects.GROUPS, consumer(MINE, "policy", "trainer"))
+    await runner.ensure()
+    reader = await runner.consumer(subjects.EPISODES, consumer(MINE, "reader"), subjects.episode("team-a", "mine"))
+    assert await reader.fetch(1, 0.01) == []
+    await runner.delete_consumer(subjects.EPISODES, consumer(MINE, "reader"))
+    await town.owner.purge(subjects.EPISODES, subjects.episode("team-a", "mine"))
+    for bus in (rollout, trainer, runner):
+        await bus.close()
