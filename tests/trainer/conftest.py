@@ -39,6 +39,7 @@ from marlaas_worker.trainer import service
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.shared import Timing
+from marlaas_worker.vitals import Vitals
 
 VOCABULARY = 61
 QUICK = Timing(report_s=0.02, reconcile_s=0.02, retry_s=0.005, missing_turn_s=5.0, fault_s=1e6)
@@ -179,6 +180,7 @@ class World:
     def __post_init__(self) -> None:
         self.server = MemoryServer(self.clock)
         self.bus = self.server.connect("test")
+        self.vitals: dict[str, Vitals] = {}
 
     # a trainer ------------------------------------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class World:
         )
         bus = self.server.connect(name)
         context = RoleContext(name, bus, blobs or self.blobs, self.scratch, stop, self.clock)
+        self.vitals[name] = context.vitals
         try:
             await service.serve(context, pool, QUICK)
         finally:

@@ -14,6 +14,7 @@ from marlaas_api.messages import JobDocument, Phase, ReplicaReport, StoryEvent, 
 from marlaas_api.names import episode_id, train_group
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter, write_adapter
 from marlaas_worker.trainer.model import BaseModel, ModelUnusable, initial_weights
+from marlaas_worker.vitals import exposition
 
 WITHIN_S = 60.0
 
@@ -52,6 +53,20 @@ async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(world: 
     assert not has_effect(tensors)
     assert (config.rank, config.alpha, manifest.step, manifest.parent) == (8, 16, -1, None)
     assert (record.step, record.holder, len(manifest.probes)) == (-1, "trainer-0", 4)
+
+
+async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(world: World) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer():
+        await world.version(document, 0)
+        vitals = world.vitals["trainer-0"]
+        assert vitals.ready()
+        page = exposition(vitals.all_figures()).splitlines()
+        labels = f'namespace="{document.namespace}",job="{document.job}"'
+        assert f'marlaas_trainer_commits_total{{{labels},agent="policy"}} 1' in page
+        assert any(line.startswith(f"marlaas_trainer_job_seconds_total{{{labels}}} ") for line in page)
+    assert not vitals.ready()
 
 
 async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(world: World) -> None:

@@ -7,6 +7,7 @@ from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
 from marlaas_api.names import derive_seed
 from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_worker.vitals import exposition
 
 
 async def test_a_turn_is_recorded_and_then_answered(town: Any) -> None:
@@ -22,6 +23,19 @@ async def test_a_turn_is_recorded_and_then_answered(town: Any) -> None:
     assert unpack_logprobs(turn.logprobs).tolist() == [-0.5] * 4
     assert (turn.version, turn.opens_segment, turn.text, turn.replica) == (0, True, "yes", "rollout-0")
     assert turn.meter.prompt_tokens == len(replica.engine.calls[0].prompt_ids)
+
+
+async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(town: Any) -> None:
+    replica, job = await town.replica(), await town.job()
+    await town.ask(job.request())
+    vitals = replica.context.vitals
+    assert vitals.ready()
+    page = exposition(vitals.all_figures()).splitlines()
+    assert 'marlaas_rollout_tokens_total{namespace="team",job="job"} 4' in page
+    assert "marlaas_rollout_versions 1" in page
+    replica.context.stop.set()
+    await replica.task
+    assert not vitals.ready()
 
 
 async def test_the_record_names_the_bytes_of_the_version_that_answered(town: Any) -> None:
