@@ -49,20 +49,26 @@ async def measure(num_jobs: int) -> None:
 
 
 async def look(bus: Bus, process: psutil.Process, num_jobs: int) -> None:
+    used = cpu_s(process)
     await submit(bus, num_jobs, deleted=False)
     began = time.perf_counter()
     await until(bus, subjects.PROGRESS, num_jobs)
-    print(f"first words of {num_jobs} jobs: {time.perf_counter() - began:.1f} s after the last document")
+    waited, used = time.perf_counter() - began, cpu_s(process) - used
+    print(
+        f"first words of {num_jobs} jobs: {waited:.1f} s after the last document; {used:.1f} s of processor time in all"
+    )
     await asyncio.sleep(3.0)
     used, before = cpu_s(process), await revision(bus)
     await asyncio.sleep(REST_S)
     percent = 100 * (cpu_s(process) - used) / REST_S
     print(f"at rest: {percent:.1f} % of a core, {await revision(bus) - before} levels written in {REST_S:g} s")
     print(f"memory: {process.memory_info().rss / 2**20:.0f} MiB")
+    used = cpu_s(process)
     await submit(bus, num_jobs, deleted=True)
     began = time.perf_counter()
     await until(bus, subjects.JOBS, 0)
-    print(f"all {num_jobs} deleted: {time.perf_counter() - began:.1f} s after the last document")
+    waited, used = time.perf_counter() - began, cpu_s(process) - used
+    print(f"all {num_jobs} deleted: {waited:.1f} s after the last document; {used:.1f} s of processor time in all")
 
 
 async def submit(bus: Bus, num_jobs: int, *, deleted: bool) -> None:

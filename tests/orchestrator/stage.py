@@ -28,6 +28,7 @@ from marlaas_worker.orchestrator import service
 from marlaas_worker.role import RoleContext
 
 SEAMS = (
+    "orchestrator.admit.after_level",
     "orchestrator.issue.after_ledger",
     "orchestrator.issue.after_task",
     "orchestrator.assign.after_log",
