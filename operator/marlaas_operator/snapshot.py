@@ -48,11 +48,14 @@ class Meta:
 @dataclass(frozen=True, slots=True)
 class BusState:
     """synced: the mirror of the bus has been read whole since the operator started; before that, what it lacks is unknown, not absent.
-    available: the bus answers now; since: when that last changed, unix seconds. A mirror stays usable while the bus is away."""
+    available: the bus answers now; since: when that last changed, unix seconds. A mirror stays usable while the bus is away.
+    leaderless_since: since when no orchestrator holds the lease (key `orchestrator.all.leader` of the bucket `replicas`, which expires 10 s after its holder fell
+    silent), unix seconds; None: one holds it, or that is not known."""
 
     available: bool
     since: float
     synced: bool = True
+    leaderless_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

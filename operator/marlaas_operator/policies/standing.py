@@ -4,16 +4,20 @@ The orchestrator decides what becomes of a job. The operator adds what only it s
 away. Nothing is said on a mere suspicion: what is not known yet leaves the status as it was.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marlaas_api.messages import Phase, Progress
 from marlaas_api.reasons import Reason
+from marlaas_operator.pod_facts import PodFacts
 from marlaas_operator.policies.faults import PodFault, first_fault, refusal_of
 from marlaas_operator.policies.handover import is_over, refused
 from marlaas_operator.snapshot import JobSnapshot
 
 BUS_PATIENCE_S = 10.0
 """A bus that is away for less is a restart."""
+LEADER_PATIENCE_S = 3.0
+"""An orchestrator that hands over, or comes back, takes the lease within this time; its loss is seen 10 s late anyway."""
 FIRST_WORD_S = 2.0
 """How long a new job's first status waits for the orchestrator, so that a queued job costs one patch."""
 
@@ -51,9 +55,12 @@ def look_again_s(snapshot: JobSnapshot, now: float) -> float | None:
         waits.append(snapshot.first_seen_at + FIRST_WORD_S - now)
     if not snapshot.bus.available:
         waits.append(snapshot.bus.since + BUS_PATIENCE_S - now)
+    if snapshot.bus.leaderless_since is not None:
+        waits.append(snapshot.bus.leaderless_since + LEADER_PATIENCE_S - now)
     return min((wait for wait in waits if wait > 0), default=None)
 
 
+_LEADER = "no orchestrator is at work; what it has given out is played and trained, and nothing is lost"
 _BUS = "NATS does not answer; what runs goes on as far as it can, and nothing is lost"
 
 
@@ -69,7 +76,29 @@ def _trouble(snapshot: JobSnapshot, progress: Progress, sandbox: str, now: float
         return Standing(progress.phase, Reason.BUS_UNAVAILABLE, _BUS)
     fault = sandbox_fault(snapshot, sandbox) if progress.admitted else None
     fault = fault or first_fault(snapshot.pool_pods, f" of pool {_pool_name(snapshot)}")
-    return None if fault is None else Standing(progress.phase, fault.reason, fault.message)
+    if fault is not None:
+        return Standing(progress.phase, fault.reason, fault.message)
+    return _absent(snapshot, progress, now) if progress.admitted else None
+
+
+def _absent(snapshot: JobSnapshot, progress: Progress, now: float) -> Standing | None:
+    """Somebody without whom a running job makes no steps and who is not there, without a fault that is known."""
+    since = snapshot.bus.leaderless_since
+    if since is not None and now - since >= LEADER_PATIENCE_S:
+        return Standing(progress.phase, Reason.WAITING_FOR_ORCHESTRATOR, _LEADER)
+    late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
+    return None if late is None else Standing(progress.phase, *late)
+
+
+def late_worker(pods: Sequence[PodFacts], pool: str) -> tuple[Reason, str] | None:
+    """The role of which no worker serves, with the worker that is awaited; None if each role has one."""
+    for role, reason in (("rollout", Reason.ROLLOUT_STARTING), ("trainer", Reason.TRAINER_STARTING)):
+        mine = [pod for pod in pods if pod.component == role and not pod.deleting]
+        if not any(pod.ready for pod in mine):
+            first = min((pod.name for pod in mine), default="")
+            awaited = f"{first} of pool {pool} is starting" if first else f"pool {pool} has no {role} worker yet"
+            return reason, f"{awaited}; the job goes on when it serves"
+    return None
 
 
 def sandbox_fault(snapshot: JobSnapshot, sandbox: str) -> PodFault | None:
@@ -83,6 +112,9 @@ def _doing(snapshot: JobSnapshot, progress: Progress) -> Standing:
     busy = progress.reason in (Reason.ADMITTED, Reason.TRAINING, Reason.EVALUATING)
     if progress.admitted and busy and not any(pod.ready for pod in snapshot.pods):
         return Standing(progress.phase, Reason.SANDBOX_STARTING, "its sandbox is starting")
+    late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
+    if progress.reason == Reason.WAITING_FOR_POOL and late is not None:
+        return Standing(progress.phase, progress.reason, f"{progress.message}: {late[1]}")
     return Standing(progress.phase, progress.reason, progress.message)
 
 

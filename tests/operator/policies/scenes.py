@@ -116,8 +116,9 @@ def stored(manifest: Any, uid: str = "o1") -> dict[str, Any]:
 
 
 def running(**fields: Any) -> JobSnapshot:
-    """A job in the middle of its training, everything as it should be, but for its status, which was never written."""
-    return snapshot(**{"owned": owned_sandbox(fields.get("job")), "pods": (pod("sandbox"),), **fields})
+    """A job in the middle of its training, its pool serving and everything as it should be, but for its status, which was never written."""
+    serving = {"pods": (pod("sandbox"),), "pool_pods": (pod("rollout"), pod("trainer"))}
+    return snapshot(**{"owned": owned_sandbox(fields.get("job")), **serving, **fields})
 
 
 def pod(component: str = "sandbox", *containers: ContainerFacts, ready: bool = True, **fields: Any) -> PodFacts:

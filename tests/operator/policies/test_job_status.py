@@ -166,6 +166,53 @@ def test_what_keeps_a_running_job_from_going_on_beats_what_the_orchestrator_says
     assert words in found["message"]
 
 
+def serving(*components):
+    return tuple(pod(component) for component in components)
+
+
+STARTING = pod("rollout", container("rollout", running=True), ready=False)
+LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "message"),
+    [
+        (
+            {"pool_pods": (STARTING, *serving("trainer"))},
+            "RolloutStarting",
+            "rollout-0 of pool tiny is starting; the job goes on when it serves",
+        ),
+        (
+            {"pool_pods": serving("rollout")},
+            "TrainerStarting",
+            "pool tiny has no trainer worker yet; the job goes on when it serves",
+        ),
+        ({"pool_pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}, "Training", None),
+        (
+            {"bus": LEADERLESS},
+            "WaitingForOrchestrator",
+            "no orchestrator is at work; what it has given out is played and trained, and nothing is lost",
+        ),
+        ({"bus": replace(LEADERLESS, leaderless_since=NOW - 1)}, "Training", None),
+    ],
+)
+def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(fields, reason, message):
+    found = status(running(**fields))
+    assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
+
+
+def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
+    scene = running(bus=replace(LEADERLESS, leaderless_since=NOW - 1))
+    assert plan_job(scene, INSTALLATION, NOW).requeue_s == 2.0
+
+
+def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
+    waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
+    found = status(replace(waits, pool_pods=(STARTING,)))
+    expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job goes on when it serves"
+    assert (found["reason"], found["message"]) == ("WaitingForPool", expected)
+
+
 def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
     scene = running(pods=())
     (key,) = [key for key in scene.owned if key[0] == "Deployment"]

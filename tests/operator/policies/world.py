@@ -55,6 +55,7 @@ class World:
             progress=self.progress,
             owned={key: body for key, body in self.objects.items() if key[0] != "Secret"},
             pods=(pod("sandbox"),) if self._runs() else (),
+            pool_pods=(pod("rollout"), pod("trainer")),
             credential="creds" if admitted else None,
             first_seen_at=NOW,
         )
