@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import FaultClass, Task
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.sandbox.service import MAX_DELIVERIES
@@ -201,15 +200,6 @@ async def test_an_episode_waits_for_the_bus(stage) -> None:
         await stage.rollout.until(lambda: len(stage.rollout.requests) > 1)
         (episode,) = await stage.episodes(1)
     assert episode.rewards == {"policy": 1.0}
-
-
-async def test_an_environment_from_an_image_is_refused(stage) -> None:
-    document = stage.document("rogues:asks")
-    image = document.spec.environment.model_copy(update={"name": None, "image": "x", "entrypoint": ("y",)})
-    spec = document.spec.model_copy(update={"environment": image})
-    with pytest.raises(BaseExceptionGroup) as caught:
-        await crash(stage, document.model_copy(update={"spec": spec}))
-    assert caught.group_contains(InvalidInput, match="needs environment.name")
 
 
 async def test_an_environment_is_loaded_once_and_every_episode_has_its_own_copy(stage) -> None:
