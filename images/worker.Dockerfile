@@ -5,6 +5,9 @@
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS packages
+# Two of the packages come as source only. (Debian's own python needs its headers as well.)
+RUN command -v gcc > /dev/null \
+ || { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev $(test ! -e /usr/bin/python3 || echo python3-dev); }
 # cpu or gpu: which lock.
 ARG ACCEL=cpu
 # How pip and uv reach a package index, where the default does not do.
@@ -30,6 +33,10 @@ COPY workers /opt/code
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/code
 
 FROM ${BASE}
+ARG ACCEL=cpu
+# vLLM's CPU kernels load libnuma; on a GPU, Triton compiles small launchers when it meets a new kernel.
+RUN wanted=$(test "${ACCEL}" = gpu && echo "gcc libc6-dev" || { ldconfig -p | grep -q libnuma.so.1 || echo libnuma1; }) \
+ && if [ -n "$wanted" ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends $wanted && rm -rf /var/lib/apt/lists/*; fi
 # A name for the user: libraries ask for it.
 RUN echo 'marlaas:x:10001:10001::/scratch:/usr/sbin/nologin' >> /etc/passwd && echo 'marlaas:x:10001:' >> /etc/group
 COPY --from=packages /opt/marlaas /opt/marlaas
