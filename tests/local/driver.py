@@ -1,4 +1,4 @@
-"""`driver.py SCRIPT FILE OUT [NATS]`: the runner with scripted roles, telling its story as JSON lines."""
+"""`driver.py SCRIPT FILE OUT [NATS [CREDS]]`: the runner with scripted roles, telling its story as JSON lines."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,14 @@ from marlaas_api.errors import MarlaasError
 
 script, file, out, *nats = sys.argv[1:]
 roles = (sys.executable, str(Path(__file__).with_name("scripted_role.py")), script)
+url, creds = (*nats, None, None)[:2]
 request = RunRequest(
-    (file,), Path(out), nats=nats[0] if nats else None, again=("marlaas", "run", file), role_command=roles
+    (file,),
+    Path(out),
+    nats=url,
+    creds=Path(creds) if creds else None,
+    again=("marlaas", "run", file),
+    role_command=roles,
 )
 display = choose(True)
 try:

@@ -6,6 +6,7 @@ orchestrator waits until the file `go` lies beside the script.
 
 import asyncio
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from marlaas_api import subjects
 from marlaas_api.bus import Conflict
+from marlaas_api.bus_users import read_credentials
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import (
     EvalRecord,
@@ -51,9 +53,18 @@ def misbehave(role: str) -> None:
     raise ValueError(settings["text"])
 
 
+def tell_who() -> None:
+    """Leave a word of whom this process connects as; the file can be read again, as a reconnect does."""
+    options = dict(itertools.pairwise(sys.argv))
+    if "--creds" in options:
+        who = read_credentials(Path(options["--creds"]).read_text()).name
+        SCRIPT.with_name(f"{who}.connected").touch()
+
+
 async def report(context: RoleContext, role: str, pool: str) -> None:
     """Be a pool worker that is ready; a child of its own stands for an engine's worker."""
     misbehave(role)
+    tell_who()
     bucket = await context.bus.bucket(subjects.REPLICAS)
     key = subjects.replica_key(role, pool, context.name)
     engine = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(3600)")
@@ -69,8 +80,9 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
     await engine.wait()
 
 
-async def sandbox(context: RoleContext, document: JobDocument) -> None:
+async def sandbox(context: RoleContext, document: JobDocument, environment_socket: Path | None = None) -> None:
     misbehave("sandbox")
+    tell_who()
     games = importlib.util.find_spec("games")
     sys.stdout.write(f"playing {document.ref} of {games.origin if games else 'nowhere'}\n")
     sys.stdout.flush()
@@ -81,6 +93,7 @@ async def sandbox(context: RoleContext, document: JobDocument) -> None:
 async def orchestrate(context: RoleContext) -> None:
     await context.bus.ensure()
     misbehave("orchestrator")
+    tell_who()
     while not context.stop.is_set():
         jobs = await (await context.bus.bucket(subjects.JOBS)).entries()
         for entry in jobs:

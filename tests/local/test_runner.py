@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,10 @@ import pytest
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tests.models.model_folders import write_model
 
+from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
 from marlaas_api.nats_server import EmbeddedNats
 
+SEED = re.compile(r"\bS[AOU][A-Z2-7]{50,}")
 MARK = "MARLAAS_TEST_MARK"
 POOL = """
 apiVersion: marlaas.dev/v1alpha1
@@ -324,6 +328,35 @@ def test_a_second_run_into_the_same_folder_is_refused(place: Place) -> None:
     assert f"process {first.process.pid}" in str(second.told[-1]["message"])
     place.go()
     assert first.end() == 0
+
+
+def test_every_role_connects_as_itself_and_no_secret_lies_where_others_look(place: Place) -> None:
+    place.script(pause_at=1)
+    run = place.start()
+    run.until(type="progress", step=1)
+    said = [" ".join([*process.cmdline(), *process.environ().values()]) for process in run.processes()]
+    files = [path for path in place.folder.rglob("*") if path.is_file()]
+    said += [path.read_bytes().decode(errors="replace") for path in files]
+    place.go()
+    assert run.end() == 0
+    users = {
+        path.stem.rpartition(".")[0] if path.stem.startswith("sandbox") else path.stem
+        for path in place.folder.glob("*.connected")
+    }
+    assert users == {"orchestrator", "rollout.tiny", "trainer.tiny", "sandbox.team-a.reverse"}
+    assert not [text for text in said if SEED.search(text)]
+
+
+async def test_a_server_with_users_of_its_own_takes_the_persons_credentials(place: Place, tmp_path: Path) -> None:
+    keys = BusKeys.make()
+    async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
+        refused = place.start(server.url)
+        assert refused.end() == 2
+        assert "rejects marlaas run" in str(refused.told[-1]["message"])
+        creds = tmp_path / "runner.creds"
+        creds.write_text(mint(keys, OrchestratorUser(), time.time()))
+        run = place.start(server.url, str(creds))
+        run.until(type="progress", step=1)
 
 
 async def test_a_server_that_is_there_already_is_used_and_left_running(place: Place, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from marlaas.cli.failures import INVALID, complain
 from marlaas.episodes.shelf import DEFAULT_BYTES
+from marlaas.local.credentials import keep_to_oneself
 from marlaas.local.display import choose
 from marlaas.local.runner import RunRequest
 from marlaas.local.runner import run as run_jobs
@@ -25,6 +26,9 @@ Nats = Annotated[
     str | None,
     typer.Option("--nats", metavar="URL", help="A NATS server that is there already, instead of an own one."),
 ]
+Creds = Annotated[
+    Path | None, typer.Option("--creds", metavar="FILE", help="NATS credentials for the server of --nats, if it asks.")
+]
 Keep = Annotated[
     int, typer.Option("--keep-episodes", min=0, metavar="MIB", help="Disk for each job's episodes; 0 keeps none.")
 ]
@@ -32,7 +36,13 @@ _KEEP_MIB = DEFAULT_BYTES >> 20
 
 
 def run(
-    files: Files, out: Out = None, seed: Seed = None, json: Json = False, nats: Nats = None, keep: Keep = _KEEP_MIB
+    files: Files,
+    out: Out = None,
+    seed: Seed = None,
+    json: Json = False,
+    nats: Nats = None,
+    creds: Creds = None,
+    keep: Keep = _KEEP_MIB,
 ) -> None:
     """Train the jobs of some manifests on this machine.
 
@@ -45,10 +55,15 @@ def run(
     Exit code: 0 every job succeeded, 1 one did not, 2 something must be changed first (the sentence says what), 130 stopped by Ctrl-C.
     """
     folder = out or Path("runs") / (Path(files[0]).stem.strip("-.") or "stdin")
+    if creds is not None and nats is None:
+        complain("--creds is for the server of --nats URL; an own server's credentials are made for each run")
+        raise typer.Exit(INVALID)
     again = _again(files, folder, seed, json, nats)
+    again += ("--creds", str(creds)) if creds is not None else ()
     again += ("--keep-episodes", str(keep)) if keep != _KEEP_MIB else ()
-    request = RunRequest(tuple(files), folder, seed, nats, again=again, episodes_bytes=keep << 20)
+    request = RunRequest(tuple(files), folder, seed, nats, creds, again=again, episodes_bytes=keep << 20)
     display = choose(json)
+    keep_to_oneself()
     try:
         code = run_jobs(request, display)
     except MarlaasError as error:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marlaas.local import sessions
+from marlaas.local.credentials import Credentials, Handed
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.plan import ProcessSpec
+from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -69,6 +71,7 @@ class Launcher:
 
     folder: OutFolder
     nats_url: str
+    credentials: Credentials
     warden: Warden
     pools: Mapping[str, PoolDocument]
     jobs: Mapping[str, JobDocument]
@@ -83,10 +86,12 @@ class Launcher:
             log = path.open("ab", buffering=0)
         with log:
             log.write(f"{START_MARK} {spec} {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n".encode())
+            handed = self.credentials.of(self.user(spec))
             process = await asyncio.create_subprocess_exec(
                 *self.command,
                 spec.role,
-                *self._arguments(spec),
+                *self._arguments(spec, handed),
+                pass_fds=handed.descriptors,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -95,6 +100,19 @@ class Launcher:
             )
         self.warden.add(process.pid)
         return process
+
+    def user(self, spec: ProcessSpec) -> BusUser:
+        """As whom the role connects."""
+        match spec.role:
+            case "rollout":
+                return RolloutUser(spec.pool)
+            case "trainer":
+                return TrainerUser(spec.pool)
+            case "sandbox":
+                ref = self.jobs[spec.job].ref
+                return SandboxUser(ref.namespace, ref.name, ref.uid)
+            case _:
+                return OrchestratorUser()
 
     def log(self, spec: ProcessSpec) -> Path:
         """Where the role writes."""
@@ -115,7 +133,7 @@ class Launcher:
             added["PYTHONPATH"] = os.pathsep.join(places)
         return {**os.environ, **added}
 
-    def _arguments(self, spec: ProcessSpec) -> list[str]:
+    def _arguments(self, spec: ProcessSpec, handed: Handed) -> list[str]:
         scratch = self.folder.scratch / spec.key
         arguments = [
             "--nats",
@@ -126,6 +144,7 @@ class Launcher:
             spec.name,
             "--scratch",
             str(scratch),
+            *(["--creds", str(handed.path)] if handed.path is not None else []),
         ]
         document = self.jobs.get(spec.job) or self.pools.get(spec.pool)
         if document is None:

@@ -22,7 +22,7 @@ from marlaas.local.processes import ROLE_COMMAND, Launcher, Warden, warden
 from marlaas.local.recorder import Recorder
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult, all_succeeded
-from marlaas.local.server import message_server
+from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.wanted import Wanted, read
 from marlaas.local.watch import Watch
@@ -37,7 +37,8 @@ EXIT_SUCCEEDED, EXIT_FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What was asked for. out: the output folder; seed: instead of the manifests' own; nats: a server that is there already.
+    """What was asked for. out: the output folder; seed: instead of the manifests' own; nats: a server that is there already, creds: a
+    credentials file for it.
 
     again: the command line that goes on where this one stops; role_command: how a role is run. episodes_bytes: disk that each job's kept
     episodes may take, 0 keeps none.
@@ -47,6 +48,7 @@ class RunRequest:
     out: Path
     seed: int | None = None
     nats: str | None = None
+    creds: Path | None = None
     again: tuple[str, ...] = ()
     role_command: tuple[str, ...] = ROLE_COMMAND
     episodes_bytes: int = DEFAULT_BYTES
@@ -142,11 +144,12 @@ class _Run:
     async def _serve(self, folder: OutFolder, content: "_Content", guard: Warden) -> list[JobResult]:
         """Run the jobs until all are settled or the person asks to stop; return what is known of them then."""
         self._display.waiting("starting the message server")
-        async with message_server(folder, self._request.nats, guard) as server:
+        async with message_server(folder, self._existing(), guard) as server:
             await announce(server.bus, content.jobs)
             launcher = Launcher(
                 folder,
                 server.url,
+                server.credentials,
                 guard,
                 {pool.name: pool for pool in content.pools},
                 {job.ref.key: job for job in content.jobs},
@@ -164,6 +167,9 @@ class _Run:
             await recorder.forget([document.ref for document in finished])
             await desk.close(content.jobs, {document.uid for document in finished})
             return results
+
+    def _existing(self) -> Existing | None:
+        return None if self._request.nats is None else Existing(self._request.nats, self._request.creds)
 
     async def _supervise(self, watch: "Watch", launcher: Launcher, recorder: Recorder) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -1,15 +1,18 @@
-"""The message server of a run: an embedded one that is kept alive, or one that is there already."""
+"""The message server of a run: an embedded one that is kept alive and lets in this run's roles only, or one that is there already."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
+from pathlib import Path
 
+from marlaas.local.credentials import Credentials, Issuer, OneForAll
 from marlaas.local.folder import OutFolder
 from marlaas.local.processes import Warden
 from marlaas_api.background import background
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
+from marlaas_api.bus_users import BusKeys, RunnerUser, server_config
 from marlaas_api.nats_server import EmbeddedNats, ServerFailed
 
 RETRY_S = 1.0
@@ -17,36 +20,52 @@ MAX_RETRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
+class Existing:
+    """A server that is there already. creds: the person's credentials file, None where it asks for none."""
+
+    url: str
+    creds: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MessageServer:
-    """Where roles connect, and the runner's own connection."""
+    """Where roles connect and as whom, and the runner's own connection."""
 
     url: str
     bus: Bus
+    credentials: Credentials
 
 
 @asynccontextmanager
-async def message_server(folder: OutFolder, url: str | None, warden: Warden) -> AsyncIterator[MessageServer]:
-    """Connect to the server at `url`, or else to one of our own; streams and buckets are there then.
+async def message_server(folder: OutFolder, existing: Existing | None, warden: Warden) -> AsyncIterator[MessageServer]:
+    """Connect to a server that is there already, or else to one of our own; streams and buckets are there then.
 
     Raises:
         ServerFailed: our own server cannot start (port or store taken, disk full), or cannot be kept alive.
-        BusUnavailable, BusRefused: the server at `url` does not answer, or refuses.
+        BusUnavailable, BusRefused: the existing server does not answer, or refuses.
     """
-    if url is not None:
-        async with _connected(url) as server:
+    if existing is not None:
+        async with _connected(existing.url, OneForAll(existing.creds)) as server:
             yield server
         return
-    embedded = EmbeddedNats(folder.nats_store, log_path=folder.logs / "nats.log")
-    async with embedded, background(_keep_alive(embedded, warden)), _connected(embedded.url) as server:
-        yield server
+    keys = BusKeys.make()
+    embedded = EmbeddedNats(folder.nats_store, log_path=folder.logs / "nats.log", extra_config=server_config(keys))
+    with closing(Issuer(keys)) as issuer:
+        async with (
+            embedded,
+            background(_keep_alive(embedded, warden)),
+            background(issuer.keep_fresh()),
+            _connected(embedded.url, issuer) as server,
+        ):
+            yield server
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[MessageServer]:
-    bus = await connect(url, name="marlaas run")
+async def _connected(url: str, credentials: Credentials) -> AsyncIterator[MessageServer]:
+    bus = await connect(url, name="marlaas run", creds=credentials.of(RunnerUser()).path)
     try:
         await bus.ensure()
-        yield MessageServer(url, bus)
+        yield MessageServer(url, bus, credentials)
     finally:
         await bus.close()
 
