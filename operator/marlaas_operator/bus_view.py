@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import TypeVar
 
 from marlaas_api import subjects
@@ -25,7 +26,7 @@ HEARTBEAT_S = 2.0
 REREAD_S = 60.0
 _RETRY_S = 1.0
 M = TypeVar("M", bound=Message)
-_PROBE = "marlaas.operator"
+LEADER = subjects.replica_key("orchestrator", "all", "leader")
 _MIRRORED = (subjects.JOBS, subjects.PROGRESS)
 
 
@@ -36,7 +37,7 @@ class Stale(Retryable):
 class BusView:
     """Mirror of the buckets `jobs` and `progress`; keys are `<namespace>.<job>`.
 
-    open_bus: connects; called until it succeeds. changed: told every key whose entry changed. changed_state: told that the bus went or came. usable: set once the
+    open_bus: connects; called until it succeeds. changed: told every key whose entry changed. changed_state: told that the bus went or came, or its orchestrator. usable: set once the
     bus has answered and was read whole.
     """
 
@@ -117,21 +118,22 @@ class BusView:
         while not self._buckets:
             try:
                 self._bus = self._bus or await self._open_bus()
-                self._buckets = {name: await self._bus.bucket(name) for name in _MIRRORED}
+                self._buckets = {name: await self._bus.bucket(name) for name in (*_MIRRORED, subjects.REPLICAS)}
             except MarlaasError as error:
                 log.warning("no bus yet: %s", error)
                 await asyncio.sleep(_RETRY_S)
 
     async def _beat(self) -> None:
-        """Whether the bus answers, asked anew every two seconds."""
+        """Whether the bus answers, and whether an orchestrator holds the lease, asked anew every two seconds."""
         while True:
             try:
-                await self._buckets[subjects.JOBS].get(_PROBE)
+                leader = await self._buckets[subjects.REPLICAS].get(LEADER)
             except (BusUnavailable, BusRefused) as error:
                 log.debug("the bus does not answer: %s", error)
                 self._set_available(False)
             else:
                 self._set_available(True)
+                self._set_leader(leader is not None)
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _follow(self, name: str) -> None:
@@ -179,12 +181,17 @@ class BusView:
     def _set_read(self, name: str) -> None:
         self._read.add(name)
         if self._read == set(_MIRRORED) and not self.state.synced:
-            self._set(BusState(available=self.state.available, since=self.state.since, synced=True))
+            self._set(replace(self.state, synced=True))
 
     def _set_available(self, available: bool) -> None:
         if available != self.state.available:
             log.info("the bus %s", "answers" if available else "does not answer any more")
-            self._set(BusState(available=available, since=self._now(), synced=self.state.synced))
+            self._set(replace(self.state, available=available, since=self._now(), leaderless_since=None))
+
+    def _set_leader(self, there: bool) -> None:
+        if there != (self.state.leaderless_since is None):
+            log.info("%s holds the lease", "an orchestrator" if there else "no orchestrator")
+            self._set(replace(self.state, leaderless_since=None if there else self._now()))
 
     def _set(self, state: BusState) -> None:
         self.state = state

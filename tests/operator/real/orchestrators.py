@@ -9,6 +9,7 @@ from marlaas_api.bus import Bucket, Bus, Conflict, Entry
 from marlaas_api.errors import Retryable
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.wire import decode_as, encode
+from marlaas_operator.bus_view import LEADER
 
 QUEUED = {
     "phase": Phase.QUEUED,
@@ -29,12 +30,13 @@ class ScriptedOrchestrator:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["ScriptedOrchestrator"]:
-        task = asyncio.create_task(self._follow())
+        tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._lead())]
         try:
             yield self
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def say(self, namespace: str, name: str, **words: object) -> Progress:
         """Write the progress of a job, of the document that is there."""
@@ -64,6 +66,12 @@ class ScriptedOrchestrator:
             await (await self._bus.bucket(subjects.PROGRESS)).delete(key)
             with contextlib.suppress(Conflict):
                 await jobs.delete(key, entry.revision)
+
+    async def _lead(self) -> None:
+        while True:
+            with contextlib.suppress(Retryable):
+                await (await self._bus.bucket(subjects.REPLICAS)).put(LEADER, b"scripted")
+            await asyncio.sleep(2.0)
 
     async def _follow(self) -> None:
         while True:

@@ -158,3 +158,16 @@ async def test_a_bus_that_lost_everything_is_seen_as_it_is(monkeypatch: pytest.M
                 await rig.changed.get()
         await rig.view.write(WriteDocument(document(), None))
         assert rig.view.document(KEY) == document()
+
+
+async def test_whether_an_orchestrator_leads_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_view, "HEARTBEAT_S", 0.05)
+    async with running() as (rig, other):
+        replicas = await other.bucket(subjects.REPLICAS)
+        async with asyncio.timeout(10):
+            while rig.view.state.leaderless_since is None:
+                await rig.states.get()
+            await replicas.put(bus_view.LEADER, b"somebody")
+            while rig.view.state.leaderless_since is not None:
+                await rig.states.get()
+        assert rig.view.state.available
