@@ -31,6 +31,12 @@ def platform(cluster: ClusterHandle, request: pytest.FixtureRequest) -> Platform
     return made
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A scenario waits for real training: what waits says itself how long."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(1800))
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """How long each stage took, for the notes."""
     for name, took in config.stash.get(_STAGES, {}).items():
