@@ -87,6 +87,21 @@ async def test_a_request_that_claims_to_be_another_jobs_is_ignored(town: Any) ->
     assert [call.adapter.name for call in replica.engine.calls] == [mine.adapter(0).engine_name]
 
 
+async def test_a_request_that_wants_its_answer_elsewhere_is_ignored(town: Any) -> None:
+    replica, mine, other = await town.replica(), await town.job("mine"), await town.job("other")
+    policy = await town.bus.bucket(subjects.POLICY)
+    before = await policy.entries()
+    elsewhere = (f"$KV.policy.{other.document.ref.key}.policy", "_INBOX_team_other.x", "task.team.other", "")
+    for reply in elsewhere:
+        await town.bus.send(subjects.generation("team", "mine", "policy"), wire.encode(mine.request()), reply)
+        passed_on = mine.request().model_copy(update={"reply_to": reply or None})
+        await town.bus.send(subjects.engine("pool", "rollout-0"), wire.encode(passed_on))
+    assert (await town.ask(mine.request(turn=0))).phase is ReplyPhase.RESULT
+    assert len(replica.engine.calls) == 1
+    assert await policy.entries() == before
+    assert await town.bus.replay(subjects.TASKS, "task.>") == []
+
+
 async def test_who_waits_hears_a_beat(town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     await town.replica(engine=shut_engine)

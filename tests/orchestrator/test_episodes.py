@@ -1,0 +1,97 @@
+"""What is believed of an episode, and what fails its job instead."""
+
+import ormsgpack
+import pytest
+from tests.orchestrator.stage import final, mixed, running
+
+from marlaas_api import subjects
+from marlaas_api.bus import Stored
+from marlaas_api.messages import Episode, FaultClass, Phase, Task
+from marlaas_api.names import Split
+from marlaas_api.wire import encode
+from marlaas_worker.orchestrator.episodes import EpisodeInvalid, read_episode
+
+
+@pytest.fixture
+def stored():
+    def pack(message: object) -> Stored:
+        return Stored("episode.team-a.sums", 7, message if isinstance(message, bytes) else encode(message))
+
+    return pack
+
+
+@pytest.fixture
+def episode(document):
+    def make(**fields: object) -> Episode:
+        ref = document().ref
+        body = {
+            "namespace": ref.namespace,
+            "job": ref.name,
+            "uid": ref.uid,
+            "group": f"{ref.uid}-t3",
+            "split": Split.TRAIN,
+        }
+        body |= {"index": 3, "member": 1, "episode": f"{ref.uid}-t3-1-1", "rewards": {"policy": 0.5}}
+        return Episode.model_validate({**body, "leaves": {"policy": (0,)}, **fields})
+
+    return make
+
+
+def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored) -> None:
+    for one in (episode(), episode(rewards={}, leaves={}, fault=FaultClass.ENV, fault_text="it broke")):
+        assert read_episode(stored(one), document()) == one
+
+
+def test_an_episode_of_an_earlier_job_of_this_name_is_nobodys(document, episode, stored) -> None:
+    assert read_episode(stored(episode(uid="uid-earlier")), document()) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"namespace": "team-b"}, "of the job team-b/sums"),
+        ({"job": "other"}, "of the job team-a/other"),
+        ({"group": "garbage"}, "not a group name"),
+        ({"group": "uid-other-t3", "episode": "uid-other-t3-1-1"}, "group 'uid-other-t3'"),
+        ({"split": Split.EVAL}, "with split eval"),
+        ({"index": -1}, "index -1"),
+        ({"member": 2, "episode": "uid-sums-t3-2-1"}, "member 2 of a group of 2"),
+        ({"episode": "uid-sums-t3-0-1"}, "of member 1"),
+        ({"episode": "uid-sums-t3-1-1.*.>"}, "of member 1"),
+        ({"rewards": {}}, "no reward for policy"),
+        ({"rewards": {"policy": float("nan")}}, "no finite number"),
+        ({"metrics": {"x": float("inf")}}, "no finite number"),
+        ({"leaves": {"policy": tuple(range(10_000))}}, "10000 conversations"),
+        ({"leaves": {"policy": (-1,)}}, "end at turns"),
+        ({"fault": FaultClass.ENV, "fault_text": "x" * 100_000}, "100000 characters"),
+    ],
+)
+def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, fields, words) -> None:
+    with pytest.raises(EpisodeInvalid, match=words) as error:
+        read_episode(stored(episode(**fields)), document())
+    assert "message 7 on episode.team-a.sums" in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored) -> None:
+    claim = {"v": 1, "t": "Claim", "d": {"key": "team-b/secret/adapter", "sha256": "0" * 64, "size": 1}}
+    task = Task(
+        namespace="team-a", job="sums", uid="uid-sums", group="g", split=Split.TRAIN, index=0, seed=0, group_size=1
+    )
+    for data in (b"", b'{"stream":"EPISODES","seq":1}', ormsgpack.packb(claim), encode(task)):
+        with pytest.raises(EpisodeInvalid, match="it is no episode"):
+            read_episode(stored(data), document())
+
+
+async def test_an_episode_that_no_sandbox_writes_fails_its_own_job_and_no_other(stage, document, episode) -> None:
+    mine, poisoned = document(), document("poisoned")
+    group = f"{poisoned.uid}-t0"
+    bad = episode(job="poisoned", uid=poisoned.uid, group=group, episode=f"{group}-1-1", index=0, rewards={})
+    async with running(stage, mine, mixed):
+        await stage.submit(poisoned)
+        await stage.bus.publish(subjects.episode("team-a", "poisoned"), encode(bad))
+        failed = await stage.progress(poisoned, final)
+        level = await stage.progress(mine, final)
+    assert failed.phase is Phase.FAILED
+    assert "no reward for policy" in failed.message
+    assert level.phase is Phase.SUCCEEDED
