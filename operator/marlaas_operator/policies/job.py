@@ -20,8 +20,8 @@ from marlaas_operator.snapshot import JobSnapshot
 
 FINALIZER = "marlaas.dev/job"
 FORGET_S = 60.0
-"""How long a deletion waits for the bus, the orchestrator and the last pod; then the object goes, and the sweep and Kubernetes' own
-garbage collection finish what is left."""
+"""How long a deletion waits for the bus, the orchestrator and the last pod, counted from when it was asked for, or from when an operator that was down
+first saw it; then the object goes, and the sweep and Kubernetes' own garbage collection finish what is left."""
 CREDENTIAL_CHECK_S = 600.0
 
 
@@ -48,13 +48,15 @@ def _plan_deletion(snapshot: JobSnapshot, deleted_at: float, now: float) -> Plan
     if FINALIZER not in snapshot.meta.finalizers:
         return Plan()
     own, bus = snapshot.own_document, snapshot.bus
-    left_s = deleted_at + FORGET_S - now
+    left_s = max(deleted_at, snapshot.first_seen_at) + FORGET_S - now
+    if left_s <= 0:  # alone: whatever is refused for good must not stand before it
+        return Plan((RemoveFinalizer(FINALIZER),))
     write = handover.forget(own) if own is not None and bus.synced and bus.available else None
     forgotten = bus.synced and bus.available and own is None
     gone = forgotten and not snapshot.owned and not snapshot.pods
     actions: list[Action] = [*((write,) if write is not None else ()), *sandboxes.removal(snapshot)]
-    if gone or left_s <= 0:
-        return Plan((*actions, RemoveFinalizer(FINALIZER)))
+    if gone:
+        return Plan((RemoveFinalizer(FINALIZER),))
     told = Standing(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
     return _with_status(Plan(tuple(actions), requeue_s=left_s), snapshot, told, (own, now))
 

@@ -52,19 +52,24 @@ def _upkeep(snapshot: PoolSnapshot, installation: Installation, now: float) -> I
 
 
 def _plan_removal(snapshot: PoolSnapshot, installation: Installation, now: float) -> Plan:
-    """Remove the workers, then, with the last of their pods gone, what guarded them, and let the pool go."""
-    actions = tuple(_removal(snapshot, installation))
-    if (not snapshot.owned and not snapshot.pods) or _drained_s(snapshot, now) >= DRAIN_S:
-        return Plan((*actions, RemoveFinalizer(FINALIZER)))
-    return _with_status(actions, snapshot, now, DRAIN_S)
+    """Say that the pool is being stopped, remove the workers, then, with the last of their pods gone, what guarded them, and let the pool go.
+
+    It is said first, and the finalizer goes alone: from then on the time runs, and nothing that is refused for good holds the pool.
+    """
+    since = _stopping_since(snapshot)
+    if since is None:
+        return _with_status((), snapshot, now, 1.0)
+    if (not snapshot.owned and not snapshot.pods) or now - since >= DRAIN_S:
+        return Plan((RemoveFinalizer(FINALIZER),))
+    return _with_status(tuple(_removal(snapshot, installation)), snapshot, now, max(1.0, since + DRAIN_S - now))
 
 
-def _drained_s(snapshot: PoolSnapshot, now: float) -> float:
-    """Seconds since the status says that the pool is being stopped; 0 if it does not say so yet."""
+def _stopping_since(snapshot: PoolSnapshot) -> float | None:
+    """When the status began to say that the pool is being stopped, unix seconds; None if it does not say so yet."""
     for condition in (snapshot.status or {}).get("conditions") or ():
         if condition.get("type") == "Deleting" and condition.get("status") == "True":
-            return now - (unix_seconds(condition.get("lastTransitionTime")) or now)
-    return 0.0
+            return unix_seconds(condition.get("lastTransitionTime"))
+    return None
 
 
 def _removal(snapshot: PoolSnapshot, installation: Installation) -> Iterator[Action]:

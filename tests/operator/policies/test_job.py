@@ -270,10 +270,16 @@ def test_a_deleted_job_does_not_go_while_a_pod_of_it_still_runs():
 
 
 @pytest.mark.parametrize("bus", [AWAY, UNREAD, AWAKE])
-def test_a_deleted_job_goes_in_a_minute_whoever_does_not_answer(bus):
+def test_a_deleted_job_goes_in_a_minute_whoever_does_not_answer_or_refuses_for_good(bus):
     scene = running(meta=deleted(ago_s=FORGET_S), bus=bus)
-    assert plan(scene).actions[-1] == RemoveFinalizer(FINALIZER)
+    assert plan(scene).actions == (RemoveFinalizer(FINALIZER),), "alone: a refused action would stand before it"
     assert RemoveFinalizer(FINALIZER) not in plan(replace(scene, meta=deleted(ago_s=FORGET_S - 1))).actions
+
+
+def test_a_job_that_was_deleted_while_the_operator_was_down_gets_its_minute_too():
+    found = plan(running(meta=deleted(ago_s=3600), first_seen_at=NOW - 1))
+    assert kinds(found.actions) == ["WriteDocument", "Delete"]
+    assert found.requeue_s == FORGET_S - 1
 
 
 @pytest.mark.parametrize("bus", [AWAY, UNREAD])

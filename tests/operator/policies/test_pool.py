@@ -195,41 +195,46 @@ def test_drift_is_put_right_while_a_deleted_pool_is_in_use():
     assert len(applied(plan(deleted(replace(settled(jobs=(load(),)), owned={}))))) == 12
 
 
+def stopping(**fields):
+    """A deleted pool that no job holds, and whose status says so."""
+    scene = deleted(settled(**fields))
+    return replace(scene, status=plan(scene).status or scene.status)
+
+
+def test_that_a_pool_is_being_stopped_is_said_before_anything_is_removed():
+    found = plan(deleted(settled()))
+    assert (found.actions, found.requeue_s) == ((), 1.0)
+    assert conditions(found)["Deleting"] == ("True", "Deleting")
+
+
 @pytest.mark.parametrize("job", [load(phase=Phase.FAILED), load(phase=Phase.QUEUED, begun=False)])
 def test_jobs_that_have_ended_or_never_begun_do_not_hold_a_pool(job):
-    assert Delete("StatefulSet", "marlaas-system", "tiny-rollout", "o1") in plan(deleted(settled(jobs=(job,)))).actions
+    assert Delete("StatefulSet", "marlaas-system", "tiny-rollout", "o1") in plan(stopping(jobs=(job,))).actions
 
 
 def test_before_the_bus_was_read_every_job_may_hold_a_pool():
     unread = BusState(available=True, since=NOW, synced=False)
     job = load(phase=Phase.QUEUED, begun=False)
-    assert plan(deleted(settled(jobs=(job,), bus=unread))).actions == ()
-    assert plan(deleted(settled(jobs=(job,), bus=AWAKE))).actions != ()
+    assert plan(stopping(jobs=(job,), bus=unread)).actions == ()
+    assert plan(stopping(jobs=(job,), bus=AWAKE)).actions != ()
 
 
 def test_of_a_deleted_pool_the_workers_go_first_then_what_guarded_them_then_the_pool():
-    scene = deleted(settled())
+    scene = stopping()
     first = plan(scene).actions
     assert [a.kind for a in first] == ["StatefulSet", "StatefulSet"]
     draining = replace(scene, owned={k: b for k, b in scene.owned.items() if k[0] != "StatefulSet"})
     assert plan(draining).actions == ()
     last = plan(replace(draining, pods=())).actions
-    assert {a.kind for a in last} == {
-        "Secret",
-        "NetworkPolicy",
-        "Service",
-        "PodDisruptionBudget",
-        "ConfigMap",
-        "ServiceAccount",
-    }
+    guards = {"Secret", "NetworkPolicy", "Service", "PodDisruptionBudget", "ConfigMap", "ServiceAccount"}
+    assert {a.kind for a in last} == guards
+    assert last[-1].kind == "ServiceAccount"
     assert plan(replace(scene, owned={}, pods=())).actions == (RemoveFinalizer(FINALIZER),)
 
 
-def test_a_pod_that_never_ends_does_not_hold_the_pool_for_ever():
-    scene = replace(deleted(settled()), owned={})
-    stuck = replace(scene, status=plan(scene).status)
-    assert RemoveFinalizer(FINALIZER) not in plan(stuck, NOW + DRAIN_S - 1).actions
-    assert plan(stuck, NOW + DRAIN_S).actions[-1] == RemoveFinalizer(FINALIZER)
+def test_neither_a_pod_that_never_ends_nor_a_refused_action_holds_the_pool_for_ever():
+    assert RemoveFinalizer(FINALIZER) not in plan(stopping(), NOW + DRAIN_S - 1).actions
+    assert plan(stopping(), NOW + DRAIN_S).actions == (RemoveFinalizer(FINALIZER),), "alone"
 
 
 def test_a_pool_without_our_finalizer_is_none_of_our_business():
