@@ -23,6 +23,8 @@ FORGET_S = 60.0
 """How long a deletion waits for the bus, the orchestrator and the last pod, counted from when it was asked for, or from when an operator that was down
 first saw it; then the object goes, and the sweep and Kubernetes' own garbage collection finish what is left."""
 CREDENTIAL_CHECK_S = 600.0
+EXPIRE_AGAIN_S = 10.0
+"""When a deletion by ttl that was refused is asked for again."""
 
 
 def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> Plan:
@@ -39,7 +41,8 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
         *((DeleteObject(snapshot.meta.uid),) if expires_s is not None and expires_s <= 0 else ()),
     )
     told = standing(snapshot, sandbox_name(snapshot.meta.name), now)
-    requeue_s = soonest(expires_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
+    due_s = EXPIRE_AGAIN_S if expires_s is not None and expires_s <= 0 else expires_s
+    requeue_s = soonest(due_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
     return _with_status(Plan(actions, requeue_s=requeue_s), snapshot, told, (wanted, now))
 
 

@@ -207,7 +207,9 @@ def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
     job = rljob({"ttlSecondsAfterFinished": 60})
     ended = told(new(job=job, document=document(job), progress=progress(Phase.SUCCEEDED, "Finished", finished_at=NOW)))
     assert plan(ended, NOW + 50) == Plan(requeue_s=10.0)
-    assert plan(ended, NOW + 60).actions == (DeleteObject("u1"),)
+    due = Plan((DeleteObject("u1"),), requeue_s=10.0)
+    assert plan(ended, NOW + 60) == due
+    assert plan(ended, NOW + 999) == due, "a refused deletion is asked for again at this pace"
 
 
 def test_a_job_that_could_never_run_goes_by_its_ttl_too():
