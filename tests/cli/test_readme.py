@@ -31,7 +31,7 @@ def invoke(*words: str) -> Result:
 
 def commands() -> list[str]:
     """Every `marlaas …` and `make …` that the README names, in code or in a sentence."""
-    text = "\n".join(blocks("")) + "\n" + "\n".join(re.findall(r"`([^`\n]+)`", README))
+    text = "\n".join([*blocks(""), *blocks("sh"), *re.findall(r"`([^`\n]+)`", README)])
     found = (re.sub(r"\s+#.*", "", line).removeprefix(".venv/bin/").strip() for line in text.splitlines())
     return sorted({line for line in found if line.startswith(("marlaas ", "make "))})
 
@@ -71,7 +71,8 @@ def test_a_command_that_it_names_is_one(command: str) -> None:
 
 
 def test_a_make_target_that_it_names_is_one() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    makefiles = "\n".join((ROOT / name).read_text() for name in ("Makefile", "e2e/e2e.mk"))
+    targets = set(re.findall(r"^([a-z0-9-]+):", makefiles, re.MULTILINE))
     named = {line.split()[1] for line in commands() if line.startswith("make ")}
     assert named
     assert named <= targets

@@ -1,4 +1,4 @@
-"""What docs/operations.md, docs/kubernetes.md and examples/cluster show works: manifests, commands, values of the chart, files, columns."""
+"""What the README, docs/operations.md, docs/kubernetes.md and examples/cluster show works: manifests, commands, values of the chart, files, columns."""
 
 import json
 import re
@@ -17,7 +17,8 @@ from marlaas_api.crd import PRESENTATIONS
 from marlaas_api.reasons import Reason
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / name for name in ("operations.md", "kubernetes.md")]
+README = ROOT / "README.md"
+PAGES = [README, *(ROOT / "docs" / name for name in ("operations.md", "kubernetes.md"))]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 VALUES: dict[str, Any] = yaml.safe_load((ROOT / "charts" / "marlaas" / "values.yaml").read_text(encoding="utf-8"))
 
@@ -68,8 +69,23 @@ def test_every_file_that_is_named_is_there() -> None:
     named = set(re.findall(r"(?:examples|images|charts|docs)/[\w./-]*\w", TEXT))
     assert {"images/operator.Dockerfile", "examples/cluster/rljob.yaml", "charts/marlaas"} <= named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
-    linked = set(re.findall(r"\]\(([\w.-]+\.md)\)", TEXT))
-    assert [name for name in linked if not (ROOT / "docs" / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for path, _, heading in (link.partition("#") for link in links if "://" not in link):
+        assert (page.parent / path).exists(), path
+        anchors = (
+            {_anchor(line) for line in (page.parent / path).read_text("utf-8").splitlines() if line[:1] == "#"}
+            if heading
+            else {""}
+        )
+        assert heading in anchors, f"{path}#{heading}"
+
+
+def _anchor(line: str) -> str:
+    return re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
 
 
 def test_every_manifest_is_right(tmp_path: Path) -> None:
@@ -82,7 +98,7 @@ def test_every_manifest_is_right(tmp_path: Path) -> None:
 
 
 def test_every_column_is_explained() -> None:
-    page = PAGES[1].read_text(encoding="utf-8")
+    page = README.read_text(encoding="utf-8")
     for heading, *_ in PRESENTATIONS["RLJob"].columns:
         assert heading == "Age" or f"| {heading.upper()} |" in page
     for heading, *_ in PRESENTATIONS["ModelPool"].columns:
