@@ -48,7 +48,9 @@ def test_an_editor_creates_jobs_at_home_and_nowhere_else(platform: Platform) -> 
 
 
 @pytest.mark.usefixtures("editor")
-@pytest.mark.parametrize("verb", ["create modelpools", "delete modelpools", "create tenants", "update rljobs/status"])
+@pytest.mark.parametrize(
+    "verb", ["create modelpools", "delete modelpools", "create tenants", "update rljobs --subresource=status"]
+)
 def test_what_is_the_platforms_is_not_the_editors(platform: Platform, verb: str) -> None:
     with pytest.raises(CommandFailed, match="no"):
         platform.kubectl("--as", EDITOR, "auth", "can-i", *verb.split(), "-n", HOME)

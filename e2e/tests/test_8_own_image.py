@@ -1,0 +1,141 @@
+"""A team's environment in an image of its own: it is trained on, beside a supervisor whose credential it never sees, and may be killed."""
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, manifest
+
+TEAM, JOB, STEPS = "team-i", "own-image", 4
+LETTERS = "hgfedcba"
+
+# Where the words of standard input are: files of the whole container, and variables and arguments of every process in sight.
+_SEARCH = """
+import json, os, sys
+words = sys.stdin.read().encode().split()
+found, num_read = {word.decode(): [] for word in words}, 0
+def look(path):
+    global num_read
+    try:
+        if os.path.isfile(path) and (path.startswith("/proc") or os.path.getsize(path) < 1 << 20):
+            content = open(path, "rb").read()
+            num_read += 1
+            for word in words:
+                if word in content:
+                    found[word.decode()].append(path)
+    except OSError:
+        pass
+for folder, folders, files in os.walk("/"):
+    folders[:] = [each for each in folders if os.path.join(folder, each) not in ("/proc", "/sys")]
+    for file in files:
+        look(os.path.join(folder, file))
+for process in filter(str.isdigit, os.listdir("/proc")):
+    for file in ("environ", "cmdline"):
+        look(f"/proc/{process}/{file}")
+print(json.dumps([found, num_read]))
+"""
+
+_SURROUNDINGS = """
+import json, os
+standard = ("/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+mounts = [line.split()[4] for line in open("/proc/self/mountinfo")]
+programs = set()
+for process in set(filter(str.isdigit, os.listdir("/proc"))) - {str(os.getpid())}:
+    try:
+        programs.add(open(f"/proc/{process}/cmdline").read().replace("\\0", " ").strip())
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # an episode that has ended meanwhile
+print(json.dumps({
+    "mounts": sorted({mount for mount in mounts if not mount.startswith(standard)}),
+    "shared": os.listdir("/run/marlaas"),
+    "programs": sorted(programs - {""}),
+    "uid": os.getuid(),
+}))
+"""
+
+_ASK_THE_BUS = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 4222), timeout=10) as bus:
+    bus.sendall(b'CONNECT {"verbose":false}\\r\\nPING\\r\\n')
+    heard = b""
+    while b"PONG" not in heard and (more := bus.recv(4096)):
+        heard += more
+print(heard.decode())
+"""
+
+
+def sandbox_pod(platform: Platform) -> str:
+    """The job's pod, once both containers are ready."""
+    listed = platform.cluster.get("pods", "-n", TEAM, "-l", "app.kubernetes.io/component=sandbox")["items"]
+    for pod in listed:
+        statuses = pod["status"].get("containerStatuses", [])
+        if {status["name"] for status in statuses if status["ready"]} == {"supervisor", "environment"}:
+            return str(pod["metadata"]["name"])
+    return ""
+
+
+@pytest.fixture(scope="module")
+def pod(platform: Platform) -> Iterator[str]:
+    """The sandbox of the running job."""
+    platform.pool_ready("tiny")
+    platform.tenant(TEAM)
+    platform.apply(*manifest("own-image"))
+    yield platform.until(lambda: sandbox_pod(platform), "both containers of the sandbox are ready", 180)
+    platform.kubectl("delete", "rljob", JOB, "-n", TEAM, "--timeout=120s")
+
+
+def python(platform: Platform, pod: str, program: str, *words: str, stdin: str | None = None) -> str:
+    """What a program prints in the environment's container."""
+    place = ("exec", "-i", "-n", TEAM, pod, "-c", "environment", "--")
+    return platform.kubectl(*place, "python3", "-c", program, *words, stdin=stdin)
+
+
+def credential(platform: Platform) -> list[str]:
+    """The token and the seed that the supervisor of the job has."""
+    data = platform.get("secret", f"{JOB}-sandbox", TEAM)["data"]
+    lines = base64.b64decode(data["bus.creds"]).decode().split()
+    return [line for line in lines if len(line) > 40]
+
+
+def test_the_credential_is_nowhere_in_the_environments_container_but_the_teams_secret_is(
+    platform: Platform, pod: str
+) -> None:
+    hidden = credential(platform)
+    assert len(hidden) == 2
+    found, num_read = json.loads(python(platform, pod, _SEARCH, stdin="\n".join([*hidden, LETTERS])))
+    assert num_read > 1000
+    assert "/proc/1/environ" in found.pop(LETTERS)
+    assert not any(found.values()), list(found.values())
+
+
+def test_the_containers_share_a_socket_and_nothing_else(platform: Platform, pod: str) -> None:
+    surroundings = json.loads(python(platform, pod, _SURROUNDINGS))
+    (program,) = surroundings.pop("programs")  # the server and what it forks; nothing of the supervisor
+    assert program.endswith("marlaas env serve mirror:Mirror")
+    assert surroundings == {
+        "mounts": ["/", "/run/marlaas", "/tmp"],
+        "shared": ["environment.sock"],
+        "uid": 10001,
+    }
+
+
+def test_without_the_credential_the_bus_refuses(platform: Platform, pod: str) -> None:
+    answer = python(platform, pod, _ASK_THE_BUS, f"{RELEASE}-nats.{NAMESPACE}.svc")
+    assert "Authorization Violation" in answer
+    assert "PONG" not in answer
+
+
+def test_a_job_outlives_a_kill_of_its_environments_container(platform: Platform, pod: str) -> None:
+    platform.until(lambda: platform.status("rljob", JOB, TEAM).get("step"), "the first step", 300)
+    platform.cluster.kill_container(TEAM, pod, "environment")
+
+    def restarts() -> int:
+        statuses = platform.get("pod", pod, TEAM)["status"]["containerStatuses"]
+        return sum(status["restartCount"] for status in statuses if status["name"] == "environment")
+
+    platform.until(restarts, "the environment's container has started again", 60)
+    status = platform.ended(JOB, TEAM)
+    assert (status["phase"], status["step"]) == ("Succeeded", STEPS), status
+    assert status["agents"][0]["policyVersion"] == STEPS
