@@ -125,11 +125,12 @@ class Platform:
 
 
 def platform_images() -> list[Path]:
-    """Archives of the operator, the bus and the thin image of the workers."""
+    """Archives of the operator, the bus, the thin image of the workers, and a tenant's own environment."""
     arguments = {"PIP_CERT": _CERTIFICATES}
     operator = Recipe("e2e.local/operator:1", ROOT / "images" / "operator.Dockerfile", ROOT, arguments)
     nats = Recipe("e2e.local/nats:1", RECIPES / "nats" / "Dockerfile", find_binary().resolve().parent)
-    return [base_archive(), build(operator), build(nats)]
+    environment = Recipe("e2e.local/environment:1", RECIPES / "environment" / "Dockerfile", ROOT, arguments)
+    return [base_archive(), build(operator), build(nats), build(environment)]
 
 
 def model_cache() -> list[Object]:
