@@ -155,3 +155,13 @@ def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..
 def test_without_an_orchestrator_there_is_nobody_to_ask(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no orchestrator runs"):
         fetch(cluster("true", []), _job(), Published("policy", 7, ""), tmp_path / "out")
+
+
+def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(
+    cluster: Callable[..., Kubectl], tmp_path: Path
+) -> None:
+    forged = {**POD, "metadata": {"namespace": "a-tenant", "name": "forged"}}
+    kubectl = cluster("echo forged", [forged, POD])
+    with pytest.raises(InvalidInput, match="namespaces a-tenant, marlaas-system call themselves"):
+        fetch(kubectl, _job(), Published("policy", 1, "a/sums/1"), tmp_path / "out")
+    assert "exec" not in (tmp_path / "calls").read_text()

@@ -3,7 +3,7 @@
 import io
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ def published(job: JobSight, agent: str | None) -> Published:
 def fetch(kubectl: Kubectl, job: JobSight, wanted: Published, target: Path) -> None:
     """Write the adapter as a PEFT folder, whole or not at all.
 
-    Raises Forbidden, with where it lies, for who may not look into the pod; InvalidInput for a folder with something else in it.
+    Raises Forbidden, with where it lies, for who may not look into the pod; InvalidInput for a folder with something else in it, and
+    where pods of more than one namespace call themselves the orchestrator.
     """
     _check_target(target)
     try:
@@ -66,10 +67,21 @@ def _archive(kubectl: Kubectl, job: JobSight, wanted: Published) -> bytes:
     )
     if not pods:
         raise NotFound("no orchestrator runs in this cluster: the platform team looks why")
+    _check_alone(pods)
     who = ("--namespace", job.namespace, "--job", job.name, "--agent", wanted.agent, "--version", str(wanted.version))
     command = ("python3", "-m", "marlaas.cluster.published", *_started_with(pods[0]), *who)
     meta = pods[0]["metadata"]
     return kubectl.exec((meta["namespace"], meta["name"], _CONTAINER), command)
+
+
+def _check_alone(pods: Sequence[Mapping[str, Any]]) -> None:
+    """Anybody may label a pod of their own so, and would be asked for the adapter, and could send another."""
+    namespaces = sorted({str(pod["metadata"]["namespace"]) for pod in pods})
+    if len(namespaces) > 1:
+        raise InvalidInput(
+            f"pods of the namespaces {', '.join(namespaces)} call themselves MARLaaS's orchestrator, and only one of "
+            "these is the platform's; nothing was fetched: the platform team removes the others"
+        )
 
 
 def _started_with(pod: Mapping[str, Any]) -> tuple[str, ...]:
