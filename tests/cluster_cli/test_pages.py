@@ -107,7 +107,12 @@ def test_every_column_is_explained() -> None:
 
 def test_every_reason_that_is_named_is_one() -> None:
     named = {word for word in re.findall(r"`((?:[A-Z][a-z]+){2,})`", TEXT) if not word.startswith(("Read", "Volume"))}
-    assert named <= set(Reason)
+    rows = re.findall(
+        r"^\| (?:\*Failed:\* )?((?:[A-Z][a-z]+[A-Za-z]*(?:, )?)+) \|", README.read_text("utf-8"), re.MULTILINE
+    )
+    in_the_table = {word for row in rows for word in row.split(", ")}
+    assert Reason.WAITING_FOR_POOL in in_the_table
+    assert named | in_the_table <= set(Reason)
 
 
 def test_the_examples_for_a_cluster_run_on_one_machine() -> None:
