@@ -250,6 +250,14 @@ async def test_what_listens_may_say_anything_and_harms_nobody(container, config,
     await answering
 
 
+async def test_a_socket_of_another_kind_is_no_server_of_environments(container, config) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(container.socket))
+        listener.listen()
+        with pytest.raises(BrokenEnvironment, match=r"no server of environments: Protocol wrong type"):
+            await connect_server(config(), container.socket)
+
+
 async def test_an_image_without_a_container_for_it_is_refused(stage) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with stage.open(with_image(stage)):

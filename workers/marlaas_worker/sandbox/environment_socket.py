@@ -43,7 +43,7 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
 
     Raises:
         ForkServerLost: nobody listens there within the time for loading.
-        BrokenEnvironment: the environment cannot be imported or made.
+        BrokenEnvironment: the environment cannot be imported or made, or what is there is no server of environments.
     """
     control = await _connected(path, config.load_timeout_s)
     output = _nothing_to_hear()
@@ -76,6 +76,9 @@ async def _connected(path: Path, timeout_s: float) -> socket.socket:
                 raise ForkServerLost(
                     f"the environment's container does not listen on {path} ({error.strerror}); its log says why"
                 ) from error
+        except OSError as error:  # the folder is the environment's too: a socket of another kind, or one closed to us
+            control.close()
+            raise BrokenEnvironment(f"what is at {path} is no server of environments: {error.strerror}") from error
         await asyncio.sleep(_RETRY_S)
 
 
