@@ -65,7 +65,8 @@ async def _serve(options: argparse.Namespace) -> None:
     async with health_door(options.health, vitals):
         bus = await connect(options.nats, name=options.name, creds=options.creds)
         try:
-            context = RoleContext(options.name, bus, open_blobs(options.blobs), options.scratch, vitals=vitals)
+            blobs = open_blobs(options.blobs)
+            context = RoleContext(options.name, bus, blobs, options.scratch, vitals=vitals, creds=options.creds)
             vitals.connected, vitals.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
             async with stop_on_signals(context.stop):
                 await _role(options, context)

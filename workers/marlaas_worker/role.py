@@ -19,6 +19,7 @@ class RoleContext:
 
     name: the replica's name, the same after a restart (as a StatefulSet's pod). scratch: a local folder of its own. stop: set when the
     process was asked to end; a role then drains and returns. now: unix seconds. vitals: where the role says how it is.
+    creds: the file of the bus's credentials, if it has one.
     """
 
     name: str
@@ -28,6 +29,7 @@ class RoleContext:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     now: Callable[[], float] = time.time
     vitals: Vitals = field(default_factory=Vitals)
+    creds: Path | None = None
 
 
 Serve = Callable[[RoleContext], Awaitable[None]]

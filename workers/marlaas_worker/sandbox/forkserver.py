@@ -18,12 +18,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import explain
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
+from marlaas_worker.sandbox.seclusion import seclude
 
 LOOK_S = 0.25
 MAX_PROCESSES = 64
@@ -207,6 +209,7 @@ def main() -> None:
     """Be the fork server of the supervisor that has started this process."""
     control = socket.socket(fileno=int(sys.argv[1]))
     config = json.load(sys.stdin)
+    seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
     kernel.die_with_parent()  # while foreign code is imported nobody listens to the socket
     keep(control, config, kernel.outlive_parent)
 

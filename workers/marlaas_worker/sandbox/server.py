@@ -40,7 +40,10 @@ class ForkServerLost(Retryable):
 
 @dataclass(frozen=True, slots=True)
 class ChildrenConfig:
-    """What runs in the children. load_timeout_s: for importing and making the environment. scratch: a folder for temporary files."""
+    """What runs in the children. load_timeout_s: for importing and making the environment. scratch: a folder for temporary files.
+
+    secluded: what no child may read, besides other processes (`seclusion`).
+    """
 
     name: str
     args: Mapping[str, Any]
@@ -48,6 +51,7 @@ class ChildrenConfig:
     load_timeout_s: float
     scratch: Path
     variables: Mapping[str, str]
+    secluded: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,7 @@ async def _loaded(
         "args": config.args,
         "memory_bytes": config.memory_bytes,
         "scratch": str(config.scratch),
+        "secluded": str(config.secluded) if config.secluded is not None else None,
     }
     process.stdin.write(json.dumps(setup).encode())
     process.stdin.close()

@@ -1,0 +1,71 @@
+"""Keep the supervisor's credential from the children, who run as the same user: Landlock, for reading files and looking into processes.
+
+Reading is allowed everywhere but below one path; and no process outside may be looked into (its memory, its open files), which comes with
+any Landlock. Where the kernel has none (before Linux 5.19, or switched off) nothing is secluded.
+"""
+
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_FLAG, _RULE_PATH_BENEATH = 1, 1
+_READ_FILE, _REFER = 1 << 2, 1 << 13
+_FIRST_WITH_REFER = 2
+"""Before it, nothing can be renamed from one folder to another under any Landlock: environments need that."""
+_PR_SET_NO_NEW_PRIVS = 38
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def secluded(creds: Path) -> Path | None:
+    """What children must not read: the file; of a mounted Secret, whose files are links that come and go, the folder. None: no path leads to it."""
+    if creds.is_relative_to("/dev/fd"):
+        return None
+    return creds.absolute().parent if creds.is_symlink() else creds.absolute()
+
+
+def seclude(path: Path | None) -> bool:
+    """Hold this process and all below it to that, for good; False where the kernel cannot."""
+    try:
+        if _syscall(_CREATE_RULESET, 0, 0, _VERSION_FLAG) < _FIRST_WITH_REFER:
+            return False
+    except OSError:
+        return False
+    ruleset = _syscall(_CREATE_RULESET, struct.pack("=Q", _READ_FILE | _REFER), 8, 0)
+    for allowed in [Path("/")] if path is None else beside(path):
+        _allow(ruleset, allowed)
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _syscall(_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+    return True
+
+
+def beside(path: Path) -> Iterator[Path]:
+    """Everything that is neither the path nor on the way to it. No links: what they lead to is somewhere else, or on the way."""
+    way = path.resolve()
+    while way != way.parent:
+        yield from (entry for entry in way.parent.iterdir() if entry != way and not entry.is_symlink())
+        way = way.parent
+
+
+def _allow(ruleset: int, path: Path) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # gone by now, or a folder of somebody else: nothing there can be read anyway
+        return
+    try:
+        rights = _READ_FILE | _REFER if stat.S_ISDIR(os.fstat(beneath).st_mode) else _READ_FILE
+        _syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
+    finally:
+        os.close(beneath)
+
+
+def _syscall(number: int, *arguments: int | bytes) -> int:
+    words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
+    returned = int(_libc.syscall(ctypes.c_long(number), *words))
+    if returned < 0:
+        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
+    return returned
