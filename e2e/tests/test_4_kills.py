@@ -41,8 +41,9 @@ def step(platform: Platform) -> int:
     return int(platform.status("rljob", JOB, TEAM).get("step") or 0)
 
 
-def only_pod(platform: Platform, component: str, namespace: str = NAMESPACE) -> str:
-    (name,) = platform.names("pods", namespace, f"app.kubernetes.io/component={component}")
+def only_pod(platform: Platform, component: str, namespace: str) -> str:
+    chosen = f"app.kubernetes.io/component={component},marlaas.dev/pool notin (no-image,no-model,no-node)"
+    (name,) = platform.names("pods", namespace, chosen)
     return name.removeprefix("pod/")
 
 
@@ -59,8 +60,8 @@ def running(platform: Platform) -> None:
 @pytest.mark.parametrize("component", ["trainer", "orchestrator", "nats", "sandbox", "operator", "rollout"])
 def test_training_goes_on_after_a_kill(platform: Platform, component: str) -> None:
     before = step(platform)
-    pod = only_pod(platform, component, TEAM if component == "sandbox" else NAMESPACE)
-    platform.cluster.kill_container(TEAM if component == "sandbox" else NAMESPACE, pod, component)
+    namespace, container = (TEAM, "supervisor") if component == "sandbox" else (NAMESPACE, component)
+    platform.cluster.kill_container(namespace, only_pod(platform, component, namespace), container)
     if component == "rollout":
         platform.until(lambda: "rollout" in platform.why(JOB, TEAM), "`why` names the engine that is away", 60)
     if before < STEPS:

@@ -70,7 +70,7 @@ def test_a_sandbox_that_keeps_dying_fails_its_job_by_its_backoff_limit(platform:
             return True
         for pod in platform.names("pods", TEAM, "marlaas.dev/job=dying"):
             with contextlib.suppress(LookupError, CommandFailed):
-                platform.cluster.kill_container(TEAM, pod.removeprefix("pod/"), "sandbox")
+                platform.cluster.kill_container(TEAM, pod.removeprefix("pod/"), "supervisor")
         return False
 
     platform.until(killed, "a job whose sandbox dies again and again has failed", 300)
