@@ -8,6 +8,10 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 from marlaas_api.kinds.base import ObjectName, Quantity, Spec, list_map, matching, rules
 from marlaas_api.kinds.placement import Image, PullSecrets
 
+RESERVED_ENDING = "-sandbox"
+"""How the name of everything ends that the operator makes for a job in its namespace, the Secret with its bus credential included."""
+
+_RESERVED = f"a Secret whose name ends in {RESERVED_ENDING} holds a job's own credential, which no environment may see"
 _ONE_SOURCE = "give exactly one of name and image"
 _ENTRYPOINT = "image needs entrypoint, the command that serves the environment"
 _NO_IMAGE = "entrypoint is the command of an image; there is no image"
@@ -81,7 +85,15 @@ class Egress(Spec):
 class SecretRef(Spec):
     """A Secret of the job's own namespace whose keys the environment sees as environment variables."""
 
+    model_config = ConfigDict(json_schema_extra=rules((f"!self.name.endsWith('{RESERVED_ENDING}')", _RESERVED)))
+
     name: ObjectName = Field(description="Name of the Secret.")
+
+    @model_validator(mode="after")
+    def _not_ours(self) -> Self:
+        if self.name.endswith(RESERVED_ENDING):
+            raise ValueError(f"{_RESERVED}; found {self.name}")
+        return self
 
 
 class EnvironmentSpec(Spec):

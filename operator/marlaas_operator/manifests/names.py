@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marlaas_api.kinds import API_VERSION
+from marlaas_api.kinds.environment import RESERVED_ENDING
 from marlaas_operator.plan import Manifest
 from marlaas_operator.pod_facts import COMPONENT as COMPONENT
 from marlaas_operator.snapshot import Meta
@@ -28,8 +29,9 @@ _STATEFUL_SET = 52
 
 
 def sandbox_name(job: str) -> str:
-    """Name of everything that a job owns in its namespace."""
-    return _fitted(f"{job}-sandbox", _LABEL)
+    """Name of everything that a job owns in its namespace. By its ending a job is kept from naming another's Secret as its own
+    (`marlaas_api.kinds.environment.SecretRef`)."""
+    return f"{_fitted(job, _LABEL - len(RESERVED_ENDING))}{RESERVED_ENDING}"
 
 
 def workers_name(pool: str, role: str) -> str:
