@@ -27,7 +27,7 @@ class Performer:
                 await self._apply(dict(manifest))
             case Delete(kind, namespace, name, uid):
                 gone = Target(_BY_KIND[kind], namespace, name)
-                if await self._cluster.delete(gone, uid=uid):
+                if await self._cluster.delete(gone, uid=uid) and uid is not None:
                     self._watched.lose(gone, uid)
             case DeleteObject(uid):
                 await self._cluster.delete(target, uid=uid)

@@ -65,6 +65,15 @@ class Credentials:
         """Creds text of one job's sandbox."""
         return self.of(SandboxUser(namespace, job, uid))
 
+    def forget_sandbox(self, namespace: str, job: str, uid: str) -> None:
+        """The job is gone."""
+        self._kept.pop(SandboxUser(namespace, job, uid), None)
+
+    def forget_pool(self, name: str) -> None:
+        """The pool is gone; one of the same name gets the same again."""
+        for user in (RolloutUser(name), TrainerUser(name)):
+            self._kept.pop(user, None)
+
     def pool(self, name: str) -> Mapping[str, str]:
         """Creds texts of a pool's roles, by role."""
         texts = {"rollout": self.of(RolloutUser(name)), "trainer": self.of(TrainerUser(name))}

@@ -91,7 +91,10 @@ class BusView:
         return list(self._entries[subjects.JOBS])
 
     async def write(self, action: WriteDocument) -> None:
-        """Put a document where `action.replaces` stands. Raises Stale, BusUnavailable (at once while the bus is known to be away)."""
+        """Put a document where `action.replaces` stands. Raises Stale, BusRefused, BusUnavailable (at once while the bus is known to be away).
+
+        Whether the bus is away is for the heartbeat to find: a store that is full takes no document and answers all the same.
+        """
         document = action.document
         key = subjects.job_key(document.namespace, document.job)
         if not self.state.available:
@@ -105,9 +108,6 @@ class BusView:
         except Conflict as error:
             await self._look_at(key)
             raise Stale(f"the document of {key} was changed by somebody else") from error
-        except BusUnavailable:
-            self._set_available(False)
-            raise
         self._note(subjects.JOBS, Entry(key, data, revision))
 
     async def _look_at(self, key: str) -> None:

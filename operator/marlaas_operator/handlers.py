@@ -36,7 +36,8 @@ async def watch(watched: Watched, begun: Begun, told: Told, gateway: ApiServer, 
 
     def see(resource: Resource, kind: str | None, body: Body) -> None:
         if kind == "DELETED":
-            watched.lose(target_of(body), body["metadata"]["uid"])
+            meta = body["metadata"]
+            watched.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
             return
         if kind is None:
             begun(resource)

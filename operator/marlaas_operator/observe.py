@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from marlaas_api import subjects
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
+from marlaas_api.reasons import Reason
 from marlaas_operator.bus_keys import Credentials
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Target
@@ -22,6 +23,7 @@ from marlaas_operator.watched import Group, Watched
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 Problem = str
+Trouble = tuple[Reason, str]
 _UID_LABEL = "marlaas.dev/job-uid"
 
 
@@ -56,8 +58,8 @@ class Observer:
         self._loads: Remembered[JobLoad | None] = Remembered()
         self._first_seen: dict[str, float] = {}
 
-    def job(self, target: Target, refusal: str = "") -> JobSnapshot | None:
-        """Snapshot of an RLJob, None if there is none."""
+    def job(self, target: Target, trouble: Trouble | None = None) -> JobSnapshot | None:
+        """Snapshot of an RLJob, None if there is none. trouble: what keeps its actions from being done."""
         body = self._watched.get(target)
         if body is None:
             return None
@@ -74,7 +76,8 @@ class Observer:
             bus=self._bus.state,
             job=job if isinstance(job, RLJob) else None,
             problem=job if isinstance(job, Problem) else "",
-            refusal=refusal,
+            refusal=trouble[1] if trouble is not None else "",
+            refusal_reason=trouble[0] if trouble is not None else Reason.POD_REFUSED,
             status=body.get("status"),
             pool=pool if isinstance(pool, ModelPool) else None,
             pool_deleting=pool_body is not None and "deletionTimestamp" in pool_body["metadata"],
@@ -88,8 +91,8 @@ class Observer:
             first_seen_at=self._first_seen.setdefault(meta.uid, self._now()),
         )
 
-    def pool(self, target: Target, refusal: str = "") -> PoolSnapshot | None:
-        """Snapshot of a ModelPool, None if there is none."""
+    def pool(self, target: Target, trouble: Trouble | None = None) -> PoolSnapshot | None:
+        """Snapshot of a ModelPool, None if there is none. trouble: as of a job."""
         body = self._watched.get(target)
         if body is None:
             return None
@@ -100,7 +103,7 @@ class Observer:
             bus=self._bus.state,
             pool=pool if isinstance(pool, ModelPool) else None,
             problem=pool if isinstance(pool, Problem) else "",
-            refusal=refusal,
+            refusal=trouble[1] if trouble is not None else "",
             status=body.get("status"),
             jobs=self._loads_of(self._watched.group(("jobs of pool", "", target.name))),
             owned=owned,
@@ -125,11 +128,17 @@ class Observer:
             jobs=self._loads_of(jobs),
         )
 
-    def forget(self, uid: str) -> None:
+    def forget(self, body: Body) -> None:
         """An object is gone for good."""
+        meta = body["metadata"]
+        uid = str(meta["uid"])
         for kept in (self._pools, self._tenants, self._loads):
             kept.forget(uid)
         self._first_seen.pop(uid, None)
+        if resource_of(body) == RLJOBS:
+            self._credentials.forget_sandbox(meta["namespace"], meta["name"], uid)
+        elif resource_of(body) == MODELPOOLS:
+            self._credentials.forget_pool(meta["name"])
 
     def _belongings(self, group: Group) -> tuple[dict[OwnedKey, Body], list[Body]]:
         bodies = self._watched.group(group)

@@ -10,25 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from marlaas_api.bus import BusUnavailable
 from marlaas_api.errors import MarlaasError
 from marlaas_api.failpoints import failpoint
 from marlaas_operator.apply import Performer
-from marlaas_operator.cluster import Body, Cluster, Conflict, Forbidden, Invalid, NotFound, Target
+from marlaas_operator.cluster import Body, Cluster, Conflict, NotFound, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
 from marlaas_operator.events import event_body
 from marlaas_operator.installation import Installation
 from marlaas_operator.observe import Observer
 from marlaas_operator.plan import Action, Apply, Delete, Plan
+from marlaas_operator.policies.clock import soonest
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.policies.pool import plan_pool
 from marlaas_operator.policies.tenant import plan_tenant
+from marlaas_operator.troubles import REFUSED_AGAIN_S, Troubles, is_passing, is_refusal
 from marlaas_operator.watched import Watched
 
 log = logging.getLogger(__name__)
 
 FIGURES_EVERY_S = 1.0
-REFUSED_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Surroundings:
 
 
 class Reconciler:
-    """Brings one object after the other to what it should be. `refusals`: what the API server does not take of us, by object."""
+    """Brings one object after the other to what it should be."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._status_at: dict[Target, float] = {}
-        self.refusals: dict[Target, str] = {}
+        self._troubles = Troubles()
 
     async def __call__(self, target: Target) -> float | None:
         """Reconcile; return after how many seconds to look again, None if only on news. Raises what is to be tried again."""
@@ -61,7 +61,7 @@ class Reconciler:
         try:
             return await self._reconcile(target, body)
         except Conflict:
-            await self._look_at(target)
+            await self._look_at(target, body)
             raise
 
     async def _reconcile(self, target: Target, body: Body) -> float | None:
@@ -69,37 +69,47 @@ class Reconciler:
         if plan is None:
             return None
         failpoint("operator.reconcile.planned")
-        plan, retry_s = await self._act(target, plan)
-        waits = [wait for wait in (plan.requeue_s, retry_s, await self._tell(target, body, plan)) if wait is not None]
-        return min(waits, default=None)
+        rest_s = self._troubles.rests_s(target, plan.actions, self._around.now())
+        error = await self._act(target, plan) if rest_s is None else None
+        if error is not None or (rest_s is None and self._troubles.over(target)):
+            plan = self._plan_after(target, error)
+        early_s = await self._tell(target, body, plan)
+        if error is not None and not is_refusal(error):
+            raise error
+        return soonest(plan.requeue_s, rest_s if error is None else REFUSED_AGAIN_S, early_s)
 
     def _plan(self, target: Target) -> Plan | None:
-        around, refusal = self._around, self.refusals.get(target, "")
+        around = self._around
+        trouble = self._troubles.told(target, around.now())
         if target.resource == RLJOBS:
-            job = around.observer.job(target, refusal)
+            job = around.observer.job(target, trouble)
             return plan_job(job, around.installation, around.now()) if job is not None else None
         if target.resource == MODELPOOLS:
-            pool = around.observer.pool(target, refusal)
+            pool = around.observer.pool(target, trouble)
             return plan_pool(pool, around.installation, around.now()) if pool is not None else None
         tenant = around.observer.tenant(target)
         return plan_tenant(tenant, around.now()) if tenant is not None else None
 
-    async def _act(self, target: Target, plan: Plan) -> tuple[Plan, float | None]:
-        """Perform the actions; what comes back is the plan whose status is to be told, and when to try again what was refused."""
+    async def _act(self, target: Target, plan: Plan) -> MarlaasError | None:
+        """Perform the actions; the error that kept one, and those after it, from being done. Raises what only means: look again."""
         try:
             for action in plan.actions:
                 await self._around.performer.perform(target, action)
                 failpoint(f"operator.reconcile.after_{_named(action)}")
-        except (Invalid, Forbidden) as error:
-            if self.refusals.get(target) != str(error):
-                log.warning("%s: %s", target, error)
-                self.refusals[target] = str(error)
-            return self._plan(target) or Plan(), REFUSED_AGAIN_S
-        except BusUnavailable:
-            return self._plan(target) or Plan(), None
-        if self.refusals.pop(target, None) is not None:
-            return self._plan(target) or Plan(), None
-        return plan, None
+        except MarlaasError as error:
+            self._troubles.met(target, error, self._around.now())
+            if is_passing(error) and self._troubles.told(target, self._around.now()) is None:
+                raise
+            return error
+        return None
+
+    def _plan_after(self, target: Target, error: MarlaasError | None) -> Plan:
+        """The plan whose status is to be told after an error, or after the end of a trouble; what was refused is left alone for a while."""
+        plan = self._plan(target) or Plan()
+        if error is not None and is_refusal(error):
+            log.warning("%s: %s", target, error)
+            self._troubles.rest(target, plan.actions, self._around.now())
+        return plan
 
     async def _tell(self, target: Target, body: Body, plan: Plan) -> float | None:
         """Write the status, then the events; a time in seconds when it is too early for mere figures."""
@@ -139,16 +149,16 @@ class Reconciler:
         except MarlaasError as error:
             log.debug("an event was lost: %s", error)
 
-    async def _look_at(self, target: Target) -> None:
+    async def _look_at(self, target: Target, body: Body) -> None:
         """What was remembered is not what is: read it."""
         try:
             self._around.watched.see(await self._around.cluster.get(target))
         except NotFound:
-            self._around.watched.lose(target)
+            self._around.watched.lose(target, body["metadata"]["uid"])
 
     def _forget(self, target: Target) -> None:
         self._status_at.pop(target, None)
-        self.refusals.pop(target, None)
+        self._troubles.over(target)
 
 
 def _named(action: Action) -> str:

@@ -72,7 +72,7 @@ class Resync:
             await asyncio.sleep(_RETRY_S)
 
     async def _tried(self, resource: Resource) -> bool:
-        known = self._watched.targets(resource)
+        known = self._watched.uids(resource)
         try:
             bodies = await self._cluster.list(resource, labels="" if resource in KINDS else MANAGED)
         except NotFound as error:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, target_of
 from marlaas_operator.pod_facts import pod_facts
-from marlaas_operator.watched import Watched, groups_of
+from marlaas_operator.watched import Watched
 
 Wish = tuple[Target, float]
 """What to look at, after how many seconds: what sums up many objects waits for more of them."""
@@ -68,7 +68,7 @@ def _owners(watched: Watched, target: Target, before: Body | None, after: Body |
     if target.resource == PODS and before is not None and after is not None and pod_facts(before) == pod_facts(after):
         return
     for body in (before, after):
-        for what, namespace, name in groups_of(target, body) if body is not None else ():
+        for what, namespace, name in watched.groups_of(target, body) if body is not None else ():
             if what == "job":
                 yield Target(RLJOBS, namespace, name), 0.0
             elif what == "pool":

@@ -49,7 +49,7 @@ class Service:
     def __init__(self, outside: Outside, installation: Installation) -> None:
         self._outside = outside
         self.metrics = Metrics()
-        self.watched = Watched(self._cluster_changed)
+        self.watched = Watched(self._cluster_changed, installation.namespace)
         self.bus = BusView(outside.open_bus, self._bus_changed, self._bus_state_changed, outside.now)
         observer = Observer(self.watched, self.bus, outside.credentials, outside.now)
         performer = Performer(outside.cluster, self.watched, self.bus)
@@ -146,7 +146,7 @@ class Service:
     def _cluster_changed(self, target: Target, before: Body | None, after: Body | None) -> None:
         self._look_at(after_change(self.watched, target, before, after))
         if after is None and before is not None and target.resource in KINDS:
-            self._observer.forget(before["metadata"]["uid"])
+            self._observer.forget(before)
 
     def _bus_changed(self, key: str) -> None:
         self._look_at(after_bus_change(self.watched, key))

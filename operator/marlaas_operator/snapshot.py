@@ -10,6 +10,7 @@ from typing import Any
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import slots_needed
 from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts, unix_seconds
 
 OwnedKey = tuple[str, str]
@@ -66,8 +67,8 @@ class JobSnapshot:
     is one. tenants: all, in order of precedence (`policies.tenant.by_precedence`). document, progress: what stands on the bus under the job's key, whatever its uid.
     owned: its ServiceAccount, NetworkPolicy and Deployment where they exist (Secrets are never read). pods: of its sandbox; pool_pods: of its pool.
     credential: its sandbox's bus credential, minted for the present time window; None unless progress says admitted (or while keys are missing).
-    first_seen_at: when this operator process first saw the object, unix seconds. refusal: the API server's sentence when it refused the last
-    apply for good (quota, admission), else empty.
+    first_seen_at: when this operator process first saw the object, unix seconds. refusal: the sentence of API server or bus when it refused an
+    action for good (quota, admission, a document that is too large), or has kept failing for a while, else empty; refusal_reason: which of them (BusUnavailable).
     """
 
     meta: Meta
@@ -86,6 +87,7 @@ class JobSnapshot:
     credential: str | None = None
     first_seen_at: float = 0.0
     refusal: str = ""
+    refusal_reason: Reason = Reason.POD_REFUSED
 
     @property
     def own_document(self) -> JobDocument | None:

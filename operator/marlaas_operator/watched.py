@@ -3,8 +3,9 @@
 A hint, not a truth: it may lag behind the API server, never go back behind what was once seen of an object.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from marlaas_operator.cluster import Body, Resource, Target
 from marlaas_operator.cluster.resources import RLJOBS, target_of
@@ -17,13 +18,19 @@ Group = tuple[str, str, str]
 
 JOB_LABEL, POOL_LABEL = "marlaas.dev/job", "marlaas.dev/pool"
 _DROPPED = ("managedFields", "selfLink")
+_LOST_KEPT = 10_000
 
 
 class Watched:
-    """The operator's memory of the cluster."""
+    """The operator's memory of the cluster. What has gone does not come back with an answer that was late.
 
-    def __init__(self, changed: Changed) -> None:
+    release_namespace: where pools have what is theirs; what is labelled so elsewhere is somebody's who would like to be heard as a pool.
+    """
+
+    def __init__(self, changed: Changed, release_namespace: str) -> None:
         self._changed = changed
+        self._release_namespace = release_namespace
+        self._lost: dict[str, float] = {}
         self._bodies: dict[Resource, dict[Target, Body]] = defaultdict(dict)
         self._groups: dict[Group, set[Target]] = defaultdict(set)
 
@@ -47,59 +54,78 @@ class Watched:
         """An object as the server showed it. What is older than what is known is ignored. own: we wrote that, it is no news."""
         target = target_of(body)
         before = self.get(target)
-        if before is not None and not _newer(body, before):
+        if self._is_late(body) or (before is not None and not _newer(body, before)):
             return
         body = _slim(body)
         self._forget(target)
         self._bodies[target.resource][target] = body
-        for group in groups_of(target, body):
+        for group in self.groups_of(target, body):
             self._groups[group].add(target)
         if not own:
             self._changed(target, before, body)
 
-    def lose(self, target: Target, uid: str | None = None) -> None:
-        """An object is gone; with `uid`, only if it is that one which is remembered."""
+    def lose(self, target: Target, uid: str, version: float = math.inf) -> None:
+        """The object with this uid is gone. version: up to which it is; a watch by label also calls gone what has lost the label and may have it again."""
         before = self.get(target)
-        if before is not None and uid in (None, before["metadata"]["uid"]):
-            self._forget(target)
-            self._changed(target, before, None)
+        if before is None or uid != before["metadata"]["uid"]:
+            self._bury(uid, version)
+            return
+        self._bury(uid, max(version, _version(before)))
+        self._forget(target)
+        self._changed(target, before, None)
 
-    def replace(self, resource: Resource, bodies: Iterable[Body], known_before: Iterable[Target]) -> None:
-        """A whole list of a kind: what was known before the list was asked for and is not in it is gone."""
+    def replace(self, resource: Resource, bodies: Iterable[Body], known_before: Mapping[Target, str]) -> None:
+        """A whole list of a kind: what was known (by its uid) before the list was asked for and is not in it is gone."""
         present = set()
         for body in bodies:
             present.add(target_of(body))
             self.see(body)
-        for target in known_before:
+        for target, uid in known_before.items():
             if target not in present:
-                self.lose(target)
+                self.lose(target, uid, 0)
 
     def targets(self, resource: Resource) -> list[Target]:
         """Every known object of a kind."""
         return list(self._bodies[resource])
 
+    def uids(self, resource: Resource) -> dict[Target, str]:
+        """Every known object of a kind, with its uid."""
+        return {target: str(body["metadata"]["uid"]) for target, body in self._bodies[resource].items()}
+
+    def groups_of(self, target: Target, body: Body) -> Iterator[Group]:
+        """Whose an object is: by its labels, and a job by the pool that it names."""
+        labels = body["metadata"].get("labels") or {}
+        if target.resource == RLJOBS:
+            yield "jobs of pool", "", str(body["spec"]["poolRef"]["name"])
+        elif JOB_LABEL in labels:
+            yield "job", target.namespace, labels[JOB_LABEL]
+        elif POOL_LABEL in labels and target.namespace == self._release_namespace:
+            yield "pool", "", labels[POOL_LABEL]
+
+    def _is_late(self, body: Body) -> bool:
+        """Whether it was said before the object went. One that had only lost our label may come back with a later version."""
+        return _version(body) <= self._lost.get(body["metadata"]["uid"], -1)
+
+    def _bury(self, uid: str, version: float) -> None:
+        self._lost[uid] = max(version, self._lost.pop(uid, version))
+        if len(self._lost) > _LOST_KEPT:
+            del self._lost[next(iter(self._lost))]
+
     def _forget(self, target: Target) -> None:
         before = self._bodies[target.resource].pop(target, None)
-        for group in groups_of(target, before) if before is not None else ():
+        for group in self.groups_of(target, before) if before is not None else ():
             self._groups[group].discard(target)
             if not self._groups[group]:
                 del self._groups[group]
 
 
-def groups_of(target: Target, body: Body) -> Iterator[Group]:
-    """Whose an object is: by its labels, and a job by the pool that it names."""
-    labels = body["metadata"].get("labels") or {}
-    if target.resource == RLJOBS:
-        yield "jobs of pool", "", str(body["spec"]["poolRef"]["name"])
-    elif JOB_LABEL in labels:
-        yield "job", target.namespace, labels[JOB_LABEL]
-    elif POOL_LABEL in labels:
-        yield "pool", "", labels[POOL_LABEL]
-
-
 def _newer(body: Body, known: Body) -> bool:
     """Resource versions of one kind count upwards (since Kubernetes 1.35 that is a promise)."""
-    return int(body["metadata"]["resourceVersion"]) > int(known["metadata"]["resourceVersion"])
+    return _version(body) > _version(known)
+
+
+def _version(body: Body) -> int:
+    return int(body["metadata"]["resourceVersion"])
 
 
 def _slim(body: Body) -> Body:

@@ -21,6 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 60.0
+NEWS_AGAIN_S = 1.0
 _CONFLICT_S = 0.05
 _PERMANENT_FROM_S = 5.0
 
@@ -86,12 +87,14 @@ class Schedule(Generic[K]):
         self._end(key, next_at)
 
     def failed(self, key: K, error: Exception, now: float) -> float:
-        """It failed; look again after a while, which is returned. When the server asked for patience, nothing is begun meanwhile."""
+        """It failed; look again after a while, which is returned: soon, if news of it came meanwhile (it may be a deletion). When the server
+        asked for patience, nothing is begun meanwhile."""
         self._failures[key] = failures = self._failures.get(key, 0) + 1
         wait_s = backoff_s(failures, error)
         if isinstance(error, TooMany):
             self._closed_until = max(self._closed_until, now + error.retry_after_s)
-        self._due.pop(key, None)
+        if self._due.pop(key, None) is not None:
+            wait_s = min(wait_s, NEWS_AGAIN_S)
         self._end(key, now + wait_s)
         return wait_s
 

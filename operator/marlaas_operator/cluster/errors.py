@@ -44,6 +44,3 @@ class Invalid(Permanent):
 
 class Forbidden(Permanent):
     """403: RBAC, admission or a quota; only a person can help."""
-
-
-ClusterError = Unavailable | TooMany | Conflict | Gone | Terminating | NotFound | Invalid | Forbidden

@@ -19,13 +19,20 @@ from marlaas_operator.cluster.errors import (
 
 _LONGEST_WAIT_S = 60.0
 _INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-_SERVER_ERRORS = 500
+_BY_STATUS: dict[int, type[MarlaasError]] = {
+    HTTPStatus.NOT_FOUND: NotFound,
+    HTTPStatus.GONE: Gone,
+    HTTPStatus.METHOD_NOT_ALLOWED: Invalid,
+    HTTPStatus.NOT_ACCEPTABLE: Invalid,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: Invalid,
+}
+"""What is none of these, nor asked for below, is somebody's between us and the API server (401, 5xx, 499, 520): it may pass."""
 
 
 def verdict(status: int, text: bytes, tried: str, retry_after: str | None = None) -> MarlaasError:
     """The error for an HTTP status >= 400. `tried` begins its sentence; text: the answer's body."""
     answer = _status_object(text)
-    sentence = f"{tried}: {answer.get('message') or HTTPStatus(status).phrase}"
+    sentence = f"{tried}: {answer.get('message') or f'HTTP status {status}'}"
     if status == HTTPStatus.CONFLICT:
         return AlreadyExists(sentence) if answer.get("reason") == "AlreadyExists" else Conflict(sentence)
     if status == HTTPStatus.FORBIDDEN:
@@ -34,9 +41,7 @@ def verdict(status: int, text: bytes, tried: str, retry_after: str | None = None
         return TooMany(sentence, _seconds(retry_after))
     if status in _INVALID:
         return Conflict(sentence) if _other_uid(answer) else Invalid(sentence)
-    if status == HTTPStatus.UNAUTHORIZED or status >= _SERVER_ERRORS:
-        return Unavailable(sentence)
-    return {HTTPStatus.NOT_FOUND: NotFound, HTTPStatus.GONE: Gone}.get(HTTPStatus(status), Invalid)(sentence)
+    return _BY_STATUS.get(status, Unavailable)(sentence)
 
 
 def _status_object(text: bytes) -> dict[str, Any]:

@@ -43,6 +43,8 @@ def standing(snapshot: JobSnapshot, sandbox: str, now: float) -> Standing | None
         return Standing(hold.phase, hold.reason, hold.message)
     if _is_lost(snapshot, now):
         return Standing(None, Reason.BUS_UNAVAILABLE, _BUS)
+    if snapshot.refusal:
+        return Standing(None, snapshot.refusal_reason, snapshot.refusal)
     if not snapshot.bus.synced or now - snapshot.first_seen_at < FIRST_WORD_S:
         return None
     return Standing(None, Reason.WAITING_FOR_ORCHESTRATOR, "the orchestrator has not spoken of the job yet")
@@ -70,7 +72,11 @@ def _is_lost(snapshot: JobSnapshot, now: float) -> bool:
 
 def _trouble(snapshot: JobSnapshot, progress: Progress, sandbox: str, now: float) -> Standing | None:
     """What keeps a job from going on; it beats what the orchestrator says of a job that holds slots, or waits for the very pool."""
-    if progress.phase.final or not (progress.admitted or progress.reason == Reason.WAITING_FOR_POOL):
+    if progress.phase.final:
+        return None
+    if snapshot.refusal and snapshot.refusal_reason == Reason.BUS_UNAVAILABLE:
+        return Standing(progress.phase, snapshot.refusal_reason, snapshot.refusal)
+    if not (progress.admitted or progress.reason == Reason.WAITING_FOR_POOL):
         return None
     if progress.admitted and _is_lost(snapshot, now):
         return Standing(progress.phase, Reason.BUS_UNAVAILABLE, _BUS)
@@ -104,7 +110,7 @@ def late_worker(pods: Sequence[PodFacts], pool: str) -> tuple[Reason, str] | Non
 def sandbox_fault(snapshot: JobSnapshot, sandbox: str) -> PodFault | None:
     """What is wrong with the sandbox, as its pods or those who refuse them say."""
     if snapshot.refusal:
-        return PodFault(Reason.POD_REFUSED, snapshot.refusal)
+        return PodFault(snapshot.refusal_reason, snapshot.refusal)
     return first_fault(snapshot.pods) or refusal_of(snapshot.owned.get(("Deployment", sandbox)))
 
 

@@ -106,3 +106,15 @@ def test_without_keys_nothing_is_minted() -> None:
     credentials = Credentials(None, lambda: NOW)
     assert credentials.sandbox("team-a", "one", "u1") is None
     assert credentials.pool("tiny") == {}
+
+
+def test_credentials_of_what_is_gone_are_forgotten() -> None:
+    credentials = Credentials(BusKeys.make(), lambda: NOW)
+    for name in ("one", "two"):
+        credentials.sandbox("team-a", name, f"uid-{name}")
+        credentials.pool(name)
+    before = credentials.sandbox("team-a", "two", "uid-two")
+    credentials.forget_sandbox("team-a", "one", "uid-one")
+    credentials.forget_pool("one")
+    assert len(credentials._kept) == 3
+    assert credentials.sandbox("team-a", "two", "uid-two") == before

@@ -136,6 +136,26 @@ async def test_a_bus_that_is_away_is_said_to_be_and_refuses_at_once_and_its_mirr
                 await rig.changed.get()
 
 
+async def test_a_store_that_takes_no_document_is_no_bus_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_view, "HEARTBEAT_S", 0.02)
+    async with running() as (rig, other):
+        await (await other.bucket(subjects.REPLICAS)).put(bus_view.LEADER, b"somebody")
+        async with asyncio.timeout(10):
+            while rig.view.state.leaderless_since is not None:
+                await rig.states.get()
+        monkeypatch.setattr(rig.view._buckets[subjects.JOBS], "create", full)
+        told = rig.states.qsize()
+        for _ in range(3):
+            with pytest.raises(BusUnavailable):
+                await rig.view.write(WriteDocument(document(), None))
+        assert rig.view.state.available
+        assert rig.states.qsize() == told
+
+
+async def full(key: str, data: bytes) -> int:
+    raise BusUnavailable("maximum bytes exceeded")
+
+
 async def test_what_is_no_message_of_ours_is_as_if_it_were_not_there_and_is_overwritten() -> None:
     async with running() as (rig, other):
         await (await other.bucket(subjects.JOBS)).put(KEY, b"rubbish")

@@ -9,14 +9,26 @@ from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 from tests.operator.real.rig import job, pool
 from tests.operator.shell.test_bus_keys import SYSTEM, installation
 
-from marlaas_api.bus import Bus
+from marlaas_api.bus import Bus, BusRefused, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import InvalidInput, MarlaasError
+from marlaas_operator import troubles
 from marlaas_operator.bus_keys import Credentials
-from marlaas_operator.cluster import Body, Conflict, Forbidden, NotFound, Resource, Target, TooMany, Unavailable
+from marlaas_operator.cluster import (
+    Body,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Resource,
+    Target,
+    Terminating,
+    TooMany,
+    Unavailable,
+)
 from marlaas_operator.cluster.memory import MemoryCluster
-from marlaas_operator.cluster.resources import RLJOBS, target_of
+from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, target_of
 from marlaas_operator.health import Door, opened
 from marlaas_operator.service import Outside, Service
 from marlaas_operator.watched import Watched
@@ -180,3 +192,94 @@ async def asked(port: int, path: str) -> tuple[int, str]:
     writer.close()
     head, _, text = answer.partition("\r\n\r\n")
     return int(head.split()[1]), text
+
+
+async def test_pods_of_a_tenant_that_pass_themselves_off_as_a_pools_count_for_nothing() -> None:
+    stage = Stage()
+    of_pool = Target(MODELPOOLS, "", "tiny")
+    await stage.cluster.create(pool("tiny"))
+    async with playing(stage):
+        for component in ("rollout", "trainer"):
+            await stage.cluster.create(forged(component))
+            await stage.cluster.patch(Target(PODS, "team-a", component), {"status": READY}, status=True)
+        await stage.until(lambda: "rolloutReady" in stage.status(of_pool), "told")
+        await stage.service._reconciler(of_pool)
+    assert (stage.status(of_pool)["rolloutReady"], stage.status(of_pool)["trainerReady"]) == ("0/1", "0/1")
+
+
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+
+def forged(component: str) -> Body:
+    labels = {
+        "app.kubernetes.io/managed-by": "marlaas-operator",
+        "app.kubernetes.io/component": component,
+        "marlaas.dev/pool": "tiny",
+    }
+    metadata = {"name": component, "namespace": "team-a", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}}
+
+
+async def test_what_cannot_be_made_for_now_does_not_keep_the_status_from_being_told() -> None:
+    stage = Stage()
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    stage.cluster.fail = lambda verb, target: Terminating("ending") if verb == "apply" and target.namespace else None
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
+
+
+async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(troubles, "LASTING_S", 0.3)
+    stage = Stage()
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    stage.cluster.fail = lambda verb, target: Unavailable("webhook down") if in_team(verb, target) else None
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: stage.status().get("reason") == "PodRefused", "told")
+        assert stage.status()["message"] == "webhook down"
+        stage.cluster.fail = lambda verb, target: None
+        await stage.until(lambda: stage.status().get("reason") != "PodRefused", "over")
+
+
+def in_team(verb: str, target: Target) -> bool:
+    return verb == "apply" and target.namespace == "team-a"
+
+
+async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> None:
+    stage = Stage()
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    stage.cluster.fail = lambda verb, target: Invalid("denied") if in_team(verb, target) else None
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: stage.status().get("reason") == "PodRefused", "told")
+        for step in range(1, 5):
+            await orchestrator.say("team-a", "one", **{**ADMITTED, "step": step, "message": f"step {step}"})
+            stage.service.queue.add(ONE)
+        await stage.until(lambda: stage.status().get("step") == 4, "figures")
+    assert sum(in_team(verb, target) for verb, target in stage.cluster.calls) == 1
+
+
+@pytest.mark.parametrize("error", [BusRefused("payload too large"), BusUnavailable("the store is full")])
+async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
+    error: MarlaasError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(troubles, "LASTING_S", 0.3)
+    stage = Stage()
+
+    async def refused(action: object) -> None:
+        raise error
+
+    monkeypatch.setattr(stage.service.bus, "write", refused)
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage):
+        await stage.until(lambda: stage.status().get("reason") == "BusUnavailable", "told")
+        assert stage.service.bus.state.available
+    assert str(error) in stage.status()["message"]

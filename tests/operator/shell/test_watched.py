@@ -23,7 +23,7 @@ def a_job(version: int, **metadata: object) -> Body:
 
 
 def remembered(*bodies: Body) -> Watched:
-    watched = Watched(lambda target, before, after: None)
+    watched = Watched(lambda target, before, after: None, "marlaas-system")
     for one in bodies:
         watched.see(one)
     return watched
@@ -47,7 +47,7 @@ def test_an_object_is_lost_only_as_the_one_that_it_was() -> None:
 
 def test_a_list_drops_what_was_known_before_it_was_asked_for_and_is_not_in_it() -> None:
     watched = remembered(a_job(10))
-    known = watched.targets(RLJOBS)
+    known = watched.uids(RLJOBS)
     newer = Target(RLJOBS, "team-a", "two")
     watched.see(body(newer, 12, spec={"poolRef": {"name": "tiny"}}))
     watched.replace(RLJOBS, [], known)
@@ -56,7 +56,7 @@ def test_a_list_drops_what_was_known_before_it_was_asked_for_and_is_not_in_it() 
 
 def test_our_own_write_is_no_news() -> None:
     told: list[Target] = []
-    watched = Watched(lambda target, before, after: told.append(target))
+    watched = Watched(lambda target, before, after: told.append(target), "marlaas-system")
     watched.see(a_job(10))
     watched.see(a_job(11), own=True)
     watched.see(a_job(11))
@@ -99,3 +99,36 @@ def test_progress_concerns_the_job_at_once_and_its_pool_a_little_later() -> None
     watched = remembered(a_job(10))
     assert dict(after_bus_change(watched, "team-a.one")) == {JOB: 0.0, POOL: 1.0}
     assert list(after_bus_change(watched, "team-a.unknown")) == []
+
+
+def test_what_has_gone_does_not_come_back_with_a_late_answer() -> None:
+    watched = remembered(a_job(10))
+    watched.lose(JOB, "uid-one", 15)
+    watched.see(a_job(14), own=True)
+    assert watched.get(JOB) is None
+    watched.see(a_job(16))  # it had only left our labels, and has them again
+    assert watched.get(JOB) is not None
+
+
+def test_what_we_saw_go_for_good_never_comes_back() -> None:
+    watched = remembered(a_job(10))
+    watched.lose(JOB, "uid-one")
+    watched.see(a_job(99))
+    assert watched.get(JOB) is None
+
+
+def test_a_successor_that_was_made_while_a_list_was_read_stays() -> None:
+    watched = remembered(a_job(10))
+    known = watched.uids(RLJOBS)
+    watched.lose(JOB, "uid-one")
+    watched.see(a_job(12, uid="its successor"))
+    watched.replace(RLJOBS, [], known)
+    assert watched.uids(RLJOBS) == {JOB: "its successor"}
+
+
+def test_what_is_labelled_as_a_pools_counts_in_the_releases_namespace_alone() -> None:
+    labels = {"labels": {"marlaas.dev/pool": "tiny"}}
+    ours, forged = Target(PODS, "marlaas-system", "worker"), Target(PODS, "team-a", "forged")
+    watched = remembered(body(ours, 1, metadata=labels), body(forged, 2, metadata=labels))
+    assert [pod["metadata"]["name"] for pod in watched.group(("pool", "", "tiny"))] == ["worker"]
+    assert list(after_change(watched, forged, None, body(forged, 2, metadata=labels))) == []

@@ -74,6 +74,18 @@ def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(
     assert schedule.failures("a") == 0
 
 
+def test_news_of_a_key_that_has_long_failed_is_looked_at_soon() -> None:
+    schedule: Schedule[str] = Schedule()
+    for at in (0.0, 10.0, 20.0):
+        schedule.add("a", at)
+        schedule.take(at)
+        schedule.failed("a", Invalid("x"), at)
+    schedule.add("a", 41.0)
+    schedule.take(41.0)
+    schedule.add("a", 41.5)
+    assert schedule.failed("a", Invalid("x"), 42.0) == 1.0
+
+
 def test_when_the_server_asks_for_patience_no_other_key_is_begun_either() -> None:
     schedule: Schedule[str] = Schedule()
     schedule.add("a", 0.0)
