@@ -3,9 +3,12 @@
 import ipaddress
 
 import pytest
+from tests.operator.policies.scenes import INSTALLATION, modelpool
 
 from marlaas_api.kinds import Egress
-from marlaas_operator.manifests.network import to_destinations, to_https
+from marlaas_operator.manifests.network import from_metrics_readers, to_destinations, to_https
+from marlaas_operator.manifests.pool import Pool, role_objects
+from marlaas_operator.snapshot import Meta
 
 
 def reaches(rules, address, port):
@@ -48,3 +51,19 @@ def test_workers_reach_the_hub_by_https_and_no_metadata_address():
     assert reaches([to_https()], "198.51.100.10", 443)
     assert not reaches([to_https()], "198.51.100.10", 80)
     assert not reaches([to_https()], "169.254.169.254", 443)
+
+
+def test_figures_of_workers_are_for_those_whom_the_chart_names():
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    named = INSTALLATION.model_copy(update={"metrics_from": (monitoring,)})
+    assert from_metrics_readers(INSTALLATION, 8081) == []
+    assert from_metrics_readers(named, 8081) == [{"from": [monitoring], "ports": [{"protocol": "TCP", "port": 8081}]}]
+
+
+def test_a_pools_workers_let_them_in_and_nobody_else():
+    monitoring = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    named = INSTALLATION.model_copy(update={"metrics_from": (monitoring,)})
+    pool = Pool(Meta(name="tiny", uid="p1"), modelpool(), {"rollout": "creds", "trainer": "creds"})
+    for installation, ingress in ((INSTALLATION, []), (named, from_metrics_readers(named, 8081))):
+        policy = next(one for one in role_objects(pool, installation, "rollout") if one["kind"] == "NetworkPolicy")
+        assert policy["spec"]["ingress"] == ingress
