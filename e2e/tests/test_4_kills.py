@@ -19,10 +19,10 @@ from marlaas_api.wire import decode_as
 async def main(url, creds, namespace, job, uid):
     bus = await connect(url, name="accounting", creds=Path(creds))
     try:
-        stored = await bus.replay(subjects.STEPS, subjects.step(namespace, job, uid, "*"))
+        stored = await bus.replay(subjects.STEPS, f"step.{namespace}.{job}.*")
     finally:
         await bus.close()
-    records = [decode_as(StepRecord, each.data) for each in stored]
+    records = [record for each in stored if (record := decode_as(StepRecord, each.data)).uid == uid]
     print(json.dumps([[r.step, r.version, r.num_groups, r.num_episodes, list(r.indices)] for r in records]))
 asyncio.run(main(*sys.argv[1:]))
 """
