@@ -1,7 +1,7 @@
 """What the chart tells the operator about the installation: one YAML file, read at start (a change restarts the operator)."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -61,7 +61,7 @@ class Installation(Settings):
     """One release of the chart.
 
     nats_pod_selector: labels of the bus's pods in the release's namespace; None for an external bus, which `nats_cidrs` then tells the
-    network policies. dns_cidrs: name servers that are no pods of kube-system. bus_secret: Secret with the bus's keys and the platform's credentials.
+    network policies. dns_cidrs: name servers that are no pods of kube-system. metrics_from: NetworkPolicy peers that may read the figures of pools' workers. bus_secret: Secret with the bus's keys and the platform's credentials.
     """
 
     release: str
@@ -75,6 +75,7 @@ class Installation(Settings):
     python_environment: PythonEnvironment | None = None
     model_cache: ModelCache = Field(default_factory=ModelCache)
     dns_cidrs: tuple[str, ...] = ()
+    metrics_from: tuple[dict[str, Any], ...] = ()
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from marlaas_api.errors import MarlaasError
 from marlaas_api.kinds import GROUP
-from marlaas_operator.cluster import Body, Cluster, Conflict, Forbidden, NotFound, Target, target_of
+from marlaas_operator.cluster import Body, Cluster, Conflict, Forbidden, Invalid, NotFound, Target, target_of
 from marlaas_operator.cluster.api_server import connect
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, OWNED, PODS, RLJOBS, SECRETS, STATEFULSETS
 from marlaas_operator.installation import Installation, load
@@ -40,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class LeftBehind(MarlaasError):
+    """The API server does not let some of what the operator made be deleted; its text has the server's sentences."""
+
+
 async def _run(installation: Installation, kubeconfig: Path | None) -> None:
     cluster = await connect(kubeconfig)
     try:
@@ -51,13 +55,15 @@ async def _run(installation: Installation, kubeconfig: Path | None) -> None:
 async def clean_up(cluster: Cluster, installation: Installation) -> None:
     """Leave nothing of the operator but the kinds' objects.
 
-    Raises StillRunning, and what the cluster raises.
+    Raises StillRunning; LeftBehind once everything else is done; and what the cluster raises.
     """
     await _stop_operator(cluster, installation)
-    await _delete_owned(cluster)
+    refused = await _delete_owned(cluster)
     for resource in (RLJOBS, MODELPOOLS):
         for body in await cluster.list(resource):
             await _release(cluster, target_of(body))
+    if refused:
+        raise LeftBehind("; ".join(refused))
 
 
 async def _stop_operator(cluster: Cluster, installation: Installation) -> None:
@@ -76,8 +82,9 @@ async def _stop_operator(cluster: Cluster, installation: Installation) -> None:
     raise StillRunning(f"the pod of {name} still runs {_TRIES * _PAUSE_S:.0f} s after it was told to end")
 
 
-async def _delete_owned(cluster: Cluster) -> None:
-    """Workloads first (their pods and Secrets with them), then what stood around them."""
+async def _delete_owned(cluster: Cluster) -> list[str]:
+    """Workloads first (their pods and Secrets with them), then what stood around them; the sentences of what was refused come back."""
+    refused = []
     for resource in OWNED:
         if resource == PODS:
             continue
@@ -85,14 +92,18 @@ async def _delete_owned(cluster: Cluster) -> None:
             target = target_of(body)
             if resource in (DEPLOYMENTS, STATEFULSETS):
                 await _delete_secret(cluster, target)
-            await cluster.delete(target)
+            try:
+                await cluster.delete(target)
+            except (Forbidden, Invalid) as error:
+                refused.append(str(error))
+    return refused
 
 
 async def _delete_secret(cluster: Cluster, workload: Target) -> None:
     """A workload's credential has its name. Secrets can be neither listed nor read, and a foreign one of that name is not ours to delete."""
     try:
         await cluster.delete(Target(SECRETS, workload.namespace, workload.name))
-    except Forbidden:
+    except (Forbidden, Invalid):  # an admission policy says the latter
         return
 
 

@@ -55,6 +55,12 @@ def test_every_pod_waits_for_the_secret_that_the_operator_makes(documents: list[
             assert not any(each.get("optional") for each in secrets)
 
 
+def test_who_may_read_the_figures_of_workers_is_told(render: Render, tmp_path: Path) -> None:
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert installation(render("external"), tmp_path).metrics_from == (monitoring,)
+    assert installation(render("default"), tmp_path).metrics_from == ()
+
+
 def test_a_change_of_it_restarts_the_operator(render: Render) -> None:
     def checksum(*options: str) -> object:
         template = find(render("default", *options), "Deployment", "marlaas-operator")["spec"]["template"]

@@ -226,6 +226,20 @@ def test_a_tenant_cannot_pass_a_pod_off_as_the_operators(control_plane_with_role
     release.kubectl_as("ada", "-n", "team-a", "label", "pod", "plain", "app=changed", "--overwrite")
 
 
+@pytest.mark.parametrize("kind", ["Deployment", "ReplicaSet", "DaemonSet", "Job", "CronJob"])
+def test_a_tenant_cannot_have_a_controller_make_such_a_pod(control_plane_with_roles: Release, kind: str) -> None:
+    forged = pod("forged", {**OURS, "app": "x", "marlaas.dev/pool": "tiny"})
+    forged["spec"]["restartPolicy"] = "OnFailure" if "Job" in kind else "Always"
+    template = {"metadata": {"labels": forged["metadata"]["labels"]}, "spec": forged["spec"]}
+    spec: Document = {"template": template} | ({} if "Job" in kind else {"selector": {"matchLabels": {"app": "x"}}})
+    if kind == "CronJob":
+        spec = {"schedule": "* * * * *", "jobTemplate": {"spec": spec}}
+    group = "batch/v1" if "Job" in kind else "apps/v1"
+    made = {"apiVersion": group, "kind": kind, "metadata": {"name": "forged", "namespace": "team-a"}, "spec": spec}
+    said = control_plane_with_roles.refusal("ada", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(made))
+    assert "managed-by=marlaas-operator is the MARLaaS operator's" in said
+
+
 def test_the_controllers_copy_the_operators_label_to_its_pods(control_plane_with_roles: Release) -> None:
     plane = control_plane_with_roles.plane
     made = deployment()

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from marlaas_operator.cluster import Conflict, Forbidden, Target, Unavailable
+from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS, STATEFULSETS
 from marlaas_operator.installation import BlobSettings, ImageSettings, Installation
-from marlaas_operator.uninstall import clean_up
+from marlaas_operator.uninstall import LeftBehind, clean_up
 
 INSTALLATION = Installation(
     release="marlaas",
@@ -62,16 +62,34 @@ async def test_what_others_made_stays(cluster: MemoryCluster) -> None:
         assert len(await cluster.list(resource)) == 1
 
 
-async def test_a_foreign_secret_that_admission_protects_is_passed_over(cluster: MemoryCluster) -> None:
+@pytest.mark.parametrize("error", [Forbidden, Invalid])
+async def test_a_foreign_secret_that_admission_protects_is_passed_over(
+    cluster: MemoryCluster, error: type[Exception]
+) -> None:
     for each in sandbox():
         await cluster.create(each)
 
     def protected(verb: str, target: Target) -> Exception | None:
-        return Forbidden("touches only its own") if (verb, target.resource) == ("delete", SECRETS) else None
+        return error("touches only its own") if (verb, target.resource) == ("delete", SECRETS) else None
 
     cluster.fail = protected
     await clean_up(cluster, INSTALLATION)
     assert await cluster.list(DEPLOYMENTS) == []
+
+
+async def test_what_may_not_be_deleted_keeps_no_finalizer_and_is_named_at_the_end(cluster: MemoryCluster) -> None:
+    for each in [*sandbox(), job("marlaas.dev/job")]:
+        await cluster.create(each)
+
+    def protected(verb: str, target: Target) -> Exception | None:
+        return Forbidden("the team's own rule") if (verb, target.resource) == ("delete", DEPLOYMENTS) else None
+
+    cluster.fail = protected
+    with pytest.raises(LeftBehind, match="the team's own rule"):
+        await clean_up(cluster, INSTALLATION)
+    assert await cluster.list(NETWORK_POLICIES) == []
+    (released,) = await cluster.list(RLJOBS)
+    assert not released["metadata"].get("finalizers")
 
 
 async def test_our_finalizers_come_off_and_others_stay(cluster: MemoryCluster) -> None:

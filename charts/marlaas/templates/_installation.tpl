@@ -33,6 +33,7 @@ pythonEnvironment: null
 modelCache:
   claimName: {{ .Values.worker.modelCache.claimName | default nil | toJson }}
 dnsCidrs: {{ toJson .Values.network.dnsCidrs }}
+metricsFrom: {{ toJson .Values.network.metricsFrom }}
 sandbox:
   runtimeClassName: {{ .Values.sandbox.runtimeClassName | default nil | toJson }}
   defaultCpu: {{ .Values.sandbox.defaultCpu | quote }}

@@ -13,14 +13,21 @@ _LINK_LOCAL = {4: ipaddress.ip_network("169.254.0.0/16"), 6: ipaddress.ip_networ
 _NATS_PORT = 4222
 
 
-def isolation(pods: Mapping[str, str], egress: Iterable[Part]) -> Part:
-    """Spec of a policy by which these pods take no connection, and make those of `egress` only."""
+def isolation(pods: Mapping[str, str], egress: Iterable[Part], ingress: Iterable[Part] = ()) -> Part:
+    """Spec of a policy by which these pods take and make the connections of `ingress` and `egress` only."""
     return {
         "podSelector": {"matchLabels": dict(pods)},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [],
+        "ingress": list(ingress),
         "egress": list(egress),
     }
+
+
+def from_metrics_readers(installation: Installation, port: int) -> list[Part]:
+    """Who may read the figures at a port; nobody unless the chart names them."""
+    if not installation.metrics_from:
+        return []
+    return [{"from": list(installation.metrics_from), "ports": [_port("TCP", port)]}]
 
 
 def to_platform(installation: Installation) -> list[Part]:

@@ -51,7 +51,9 @@ def role_secret(pool: Pool, installation: Installation, role: str) -> Manifest:
 def role_objects(pool: Pool, installation: Installation, role: str) -> tuple[Manifest, ...]:
     """NetworkPolicy, headless Service, PodDisruptionBudget and StatefulSet of one role."""
     policy = _object(pool, installation, ("networking.k8s.io/v1", "NetworkPolicy"), role)
-    policy["spec"] = network.isolation(_selector(pool, role), [*network.to_platform(installation), network.to_https()])
+    egress = [*network.to_platform(installation), network.to_https()]
+    readers = network.from_metrics_readers(installation, pods.HEALTH_PORT)
+    policy["spec"] = network.isolation(_selector(pool, role), egress, readers)
     budget = _object(pool, installation, ("policy/v1", "PodDisruptionBudget"), role)
     budget["spec"] = {"maxUnavailable": 1, "selector": {"matchLabels": _selector(pool, role)}}
     manifests = (policy, _service(pool, installation, role), budget, _stateful_set(pool, installation, role))
