@@ -78,3 +78,19 @@ def test_a_neighbour_cannot_reach_into_a_sandbox(platform: Platform, sandbox: st
     program = _PROBE.replace("json.loads(sys.argv[1])", json.dumps({"health": (address, 8081)}))
     found = platform.kubectl("exec", "-n", NAMESPACE, "tiny-trainer-0", "--", "python3", "-c", program)
     assert "open" not in found
+
+
+def test_environment_code_cannot_read_the_credential_beside_it(platform: Platform, sandbox: str) -> None:
+    program = """
+from pathlib import Path
+from marlaas_worker.sandbox.seclusion import seclude, secluded
+creds = Path("/etc/marlaas/bus/bus.creds")
+before = len(creds.read_text()) > 0
+done = seclude(secluded(creds))
+try:
+    creds.read_text(); after = "read"
+except PermissionError:
+    after = "refused"
+print(before, done, after)
+"""
+    assert python(platform, sandbox, program).strip() == "True True refused"
