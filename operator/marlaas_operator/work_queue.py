@@ -139,23 +139,23 @@ class WorkQueue(Generic[K]):
         self._news.set()
 
     async def run(self) -> None:
-        """Work until `stop`; what is begun is finished."""
+        """Work until `stop`; what is begun is finished. One waits for all, so that news wakes one task and not every worker."""
         async with asyncio.TaskGroup() as workers:
-            for _ in range(self._num_workers):
-                workers.create_task(self._work())
+            while not self._stopping:
+                key = self.schedule.take(self._now()) if self._has_room else None
+                if key is None:
+                    await self._wait()
+                else:
+                    workers.create_task(self._one(key))
 
     def stop(self) -> None:
         """Begin nothing more."""
         self._stopping = True
         self._news.set()
 
-    async def _work(self) -> None:
-        while not self._stopping:
-            key = self.schedule.take(self._now())
-            if key is None:
-                await self._wait()
-            else:
-                await self._one(key)
+    @property
+    def _has_room(self) -> bool:
+        return self.schedule.running < self._num_workers
 
     async def _one(self, key: K) -> None:
         try:
@@ -177,7 +177,7 @@ class WorkQueue(Generic[K]):
 
     async def _wait(self) -> None:
         self._news.clear()
-        at = self.schedule.next_at()
+        at = self.schedule.next_at() if self._has_room else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if at is None else max(at - self._now(), 0.001)):
                 await self._news.wait()
