@@ -98,12 +98,32 @@ class _NothingToCompare(kopf.DiffBaseStorage):  # type: ignore[misc]
         return None
 
 
+class _NothingToRemember(kopf.ProgressStorage):  # type: ignore[misc]
+    """No handler of ours has progress to be kept on an object."""
+
+    def fetch(self, *, key: Any, body: Any) -> Any:
+        return None
+
+    def store(self, *, key: Any, record: Any, body: Any, patch: Any) -> None:
+        return None
+
+    def purge(self, *, key: Any, body: Any, patch: Any) -> None:
+        return None
+
+    def touch(self, *, body: Any, patch: Any, value: Any) -> None:
+        return None
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
 def _settings(watch_s: float) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.peering.standalone = True
     settings.persistence.diffbase_storage = _NothingToCompare()
+    settings.persistence.progress_storage = _NothingToRemember()
     settings.queueing.idle_timeout = 0.5
     settings.watching.server_timeout = int(watch_s)
     settings.watching.client_timeout = watch_s + _GRACE_S

@@ -10,7 +10,7 @@ from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.errors import MarlaasError
 from marlaas_api.reasons import Reason
 from marlaas_operator.bus_view import Stale
-from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Target, TooMany
+from marlaas_operator.cluster import Conflict, Forbidden, Invalid, NoAnswer, Target, TooMany
 from marlaas_operator.plan import Action
 
 REFUSED_AGAIN_S = 30.0
@@ -71,5 +71,5 @@ def is_refusal(error: MarlaasError) -> bool:
 
 
 def is_passing(error: MarlaasError) -> bool:
-    """Whether it only means: look again, or be patient. It says nothing of the object."""
-    return isinstance(error, Conflict | Stale | TooMany)
+    """Whether it only means: look again, be patient, or nobody is there who would take a status. It says nothing of the object, unless it lasts."""
+    return isinstance(error, Conflict | Stale | TooMany | NoAnswer)

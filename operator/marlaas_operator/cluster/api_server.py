@@ -19,7 +19,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from marlaas_api.errors import InvalidInput
 from marlaas_operator.cluster import FIELD_MANAGER, Body, Resource, Target
-from marlaas_operator.cluster.errors import Gone, NotFound, Unavailable
+from marlaas_operator.cluster.errors import Gone, NoAnswer, NotFound, Unavailable
 from marlaas_operator.cluster.resources import target_of
 from marlaas_operator.cluster.verdicts import verdict
 
@@ -147,7 +147,7 @@ class ApiServer:
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError, asyncio.IncompleteReadError) as error:
             self.observe(verb, what, 0)
             words = str(error) or type(error).__name__
-            raise Unavailable(f"cannot {action}: the API server does not answer ({words})") from error
+            raise NoAnswer(f"cannot {action}: the API server does not answer ({words})") from error
         self.observe(verb, what, status)
         if status >= HTTPStatus.BAD_REQUEST:
             raise verdict(status, text, f"cannot {action}", headers.get("Retry-After"))

@@ -10,6 +10,10 @@ class Unavailable(Retryable):
     """No answer, or the server's own trouble: 5xx, a broken connection, no reply in time, a credential that is being renewed."""
 
 
+class NoAnswer(Unavailable):
+    """No connection, or no reply in time: most likely nobody there would take anything else either."""
+
+
 class TooMany(Retryable):
     """429: the server asks for patience. retry_after_s: how much; 1 when it does not say."""
 

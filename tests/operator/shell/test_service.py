@@ -20,6 +20,7 @@ from marlaas_operator.cluster import (
     Conflict,
     Forbidden,
     Invalid,
+    NoAnswer,
     NotFound,
     Resource,
     Target,
@@ -283,3 +284,17 @@ async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
         await stage.until(lambda: stage.status().get("reason") == "BusUnavailable", "told")
         assert stage.service.bus.state.available
     assert str(error) in stage.status()["message"]
+
+
+async def test_a_server_that_does_not_answer_is_not_asked_for_the_status_as_well() -> None:
+    stage = Stage()
+    await stage.cluster.create(pool("tiny"))
+    async with playing(stage):
+        await stage.until(lambda: bool(stage.status(Target(MODELPOOLS, "", "tiny"))), "told")
+        stage.service.queue.stop()
+        stage.service.watched.see(await stage.cluster.create(job("team-a", "one", "tiny")))
+        stage.cluster.fail = lambda verb, target: NoAnswer("no route") if target == ONE else None
+        before = len(stage.cluster.calls)
+        with pytest.raises(NoAnswer):
+            await stage.service._reconciler(ONE)
+    assert stage.cluster.calls[before:] == [("patch", ONE)]

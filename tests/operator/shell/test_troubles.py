@@ -4,7 +4,17 @@ import pytest
 
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.errors import MarlaasError
-from marlaas_operator.cluster import Conflict, Forbidden, Invalid, NotFound, Target, Terminating, TooMany, Unavailable
+from marlaas_operator.cluster import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NoAnswer,
+    NotFound,
+    Target,
+    Terminating,
+    TooMany,
+    Unavailable,
+)
 from marlaas_operator.cluster.resources import RLJOBS
 from marlaas_operator.plan import AddFinalizer, RemoveFinalizer
 from marlaas_operator.troubles import LASTING_S, REFUSED_AGAIN_S, Troubles, is_passing, is_refusal
@@ -28,6 +38,7 @@ def test_a_refusal_is_told_at_once(error: MarlaasError, reason: str) -> None:
     ("error", "reason"),
     [
         (Unavailable("no"), "PodRefused"),
+        (NoAnswer("no"), "PodRefused"),
         (Terminating("no"), "PodRefused"),
         (NotFound("no"), "PodRefused"),
         (TooMany("no"), "PodRefused"),
@@ -63,4 +74,5 @@ def test_only_what_was_refused_rests_and_only_for_a_while() -> None:
 def test_patience_and_haste_of_others_are_no_trouble_of_the_object() -> None:
     assert is_passing(TooMany("no"))
     assert is_passing(Conflict("no"))
+    assert is_passing(NoAnswer("no"))
     assert not is_passing(Terminating("no"))
