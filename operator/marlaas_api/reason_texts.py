@@ -42,7 +42,7 @@ _JOURNEY = {
     Reason.WAITING_FOR_ORCHESTRATOR: Text(
         Stage.WAITING,
         Actor.NOBODY,
-        "The operator has handed the job over and the orchestrator has not spoken of it yet.",
+        "The orchestrator has not spoken of the job: of a new one not yet, of a running one no more.",
         "Wait a few seconds. If it lasts, the platform team looks whether the orchestrator's pod runs.",
     ),
     Reason.ADMITTED: Text(
@@ -105,7 +105,7 @@ _ADMISSION = {
         Stage.WAITING,
         Actor.NOBODY,
         "Other jobs hold the pool's adapter slots.",
-        "Wait until one of them ends, raise spec.priority within the tenant, or ask for a pool with more adapterSlots.",
+        "Wait until one of them ends, raise spec.priority, or ask for a pool with more adapterSlots.",
     ),
 }
 

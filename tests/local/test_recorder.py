@@ -114,7 +114,7 @@ async def test_what_is_acked_is_not_read_again(bus, tmp_path, document):
 async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(bus, tmp_path, document):
     job, blobs = document(), MemoryBlobs()
     with hold(tmp_path) as folder:
-        await _publish(bus, job, 0, payload=lambda episode: pack(episode, blobs, "team-a", 1))
+        await _publish(bus, job, 0, payload=lambda episode: pack(episode, blobs, 1))
         await _recorded(folder, bus, blobs, job)
         assert [one.member for one in read(folder.job(job.ref))] == [0]
 
