@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
@@ -54,7 +55,16 @@ async def connect(kubeconfig: Path | None = None, context: str | None = None) ->
             )
     except (ConfigException, OSError) as error:
         raise InvalidInput(f"no credentials for a Kubernetes API server: {error}") from error
+    configuration.proxy = configuration.proxy or _proxy_for(configuration.host)
+    # Left to itself, the client would ask a thread for proxy and netrc before every request; the latter may not speak for us anyway.
+    configuration.client_session_kwargs = {"trust_env": False}
     return ApiServer(configuration)
+
+
+def _proxy_for(server: str) -> str | None:
+    """The proxy that the environment names for a server, if any (`HTTPS_PROXY`, `NO_PROXY`)."""
+    url = urlsplit(server)
+    return None if not url.hostname or proxy_bypass(url.netloc) else getproxies().get(url.scheme)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,23 +11,38 @@ from marlaas_operator.cluster.api_server import connect
 from marlaas_operator.cluster.resources import RLJOBS
 
 
+def kubeconfig(folder: Path, server: str) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        "clusters": [{"name": "here", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": {"token": "x"}}],
+    }
+    (folder / "config").write_text(yaml.safe_dump(config))
+    return folder / "config"
+
+
 async def test_nobody_at_home_is_told_from_a_server_in_trouble(tmp_path: Path) -> None:
     with socket.socket() as closed:  # bound and not listening: what connects is refused
         closed.bind(("127.0.0.1", 0))
-        server = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "here",
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "clusters": [{"name": "here", "cluster": {"server": server}}],
-            "users": [{"name": "me", "user": {"token": "x"}}],
-        }
-        kubeconfig = tmp_path / "config"
-        kubeconfig.write_text(yaml.safe_dump(config))
-        gateway = await connect(kubeconfig)
+        gateway = await connect(kubeconfig(tmp_path, f"http://127.0.0.1:{closed.getsockname()[1]}"))
         try:
             with pytest.raises(NoAnswer, match="cannot list rljobs: the API server does not answer"):
                 await gateway.list(RLJOBS)
         finally:
             await gateway.close()
+
+
+async def test_a_proxy_of_the_environment_is_used_unless_the_server_is_excepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "10.96.0.1")
+    proxies = []
+    for server in ("http://api.example:6443", "http://10.96.0.1:443"):
+        gateway = await connect(kubeconfig(tmp_path, server))
+        proxies.append(gateway.configuration.proxy)
+        await gateway.close()
+    assert proxies == ["http://proxy.example:3128", None]
