@@ -111,6 +111,31 @@ async def test_a_refusal_that_stays_is_told_and_is_not_asked_for_again_and_again
 
 
 @pytest.mark.slow
+async def test_a_trouble_that_lasts_is_told_in_the_servers_words_and_is_over_when_it_is(
+    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator
+) -> None:
+    await rig.gateway.create(pool("tiny"))
+    await rig.gateway.create(job("team-a", "one", "tiny"))
+    proxy.times(1_000_000, answer(500, "InternalError"), sandbox_apply)
+    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
+    await rig.phase("team-a", "one", "Queued")
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    await rig.phase("team-a", "one", "Running")
+
+    async def told() -> bool:
+        return (await rig.status("team-a", "one")).get("reason") == "PodRefused"
+
+    await eventually(rig, "what keeps failing is told", told)
+    assert "injected" in (await rig.status("team-a", "one"))["message"]
+    proxy.decide = lambda request: None
+
+    async def over() -> bool:
+        return set(await rig.owned("team-a")) == SANDBOX and not await told()
+
+    await eventually(rig, "the sandbox is there and nothing is wrong any more", over, 90.0)
+
+
+@pytest.mark.slow
 async def test_a_watch_that_silently_died_is_noticed(
     rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator
 ) -> None:
