@@ -27,8 +27,10 @@ from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.orchestrator import service
 from marlaas_worker.role import RoleContext
 
+ADMITTED = "orchestrator.admit.after_level"
+"""Passed once in a job's life; the other seams again and again."""
 SEAMS = (
-    "orchestrator.admit.after_level",
+    ADMITTED,
     "orchestrator.issue.after_ledger",
     "orchestrator.issue.after_task",
     "orchestrator.assign.after_log",
