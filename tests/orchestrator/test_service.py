@@ -120,7 +120,7 @@ async def test_a_job_that_can_never_fit_is_refused_at_once(stage, document):
 
 
 async def test_suspended_then_resumed_it_ends_as_if_nothing_had_happened(stage, document):
-    job = document(steps=30)
+    job = document(steps=120)
     async with running(stage, job, mixed):
         await stage.progress(job, lambda level: level.step >= 1)
         await stage.submit(
@@ -129,9 +129,9 @@ async def test_suspended_then_resumed_it_ends_as_if_nothing_had_happened(stage, 
         await stage.progress(job, lambda level: level.phase is Phase.SUSPENDED)
         await stage.submit(job.model_copy(update={"generation": 3}))
         level = await stage.progress(job, final)
-    assert (level.phase, level.step) == (Phase.SUCCEEDED, 30)
+    assert (level.phase, level.step) == (Phase.SUCCEEDED, 120)
     names = [name for _, groups in stage.trained for name in groups]
-    assert len(names) == len(set(names)) == 60
+    assert len(names) == len(set(names)) == 240
 
 
 async def test_more_steps_reopen_a_finished_job(stage, document):
