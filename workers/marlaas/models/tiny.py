@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 512
 NUM_THREADS = 1
 IGNORED = -100
-MISTAKES = Mistakes(letter=0.27, untooled=0.4, call=0.3, result=0.35)
+MISTAKES = Mistakes(letter=0.27, untooled=0.6, call=0.3, result=0.4)
 
 
 @dataclass(frozen=True, slots=True)
