@@ -41,7 +41,9 @@ class RLJobSpec(Spec):
         description="What becomes of the published adapter when the job is deleted; keep, because it is the job's whole result.",
         json_schema_extra=FIXED,
     )
-    priority: int = Field(0, ge=-1000, le=1000, description="Order among the jobs that wait for a pool; higher goes first.")
+    priority: int = Field(
+        0, ge=-1000, le=1000, description="Order among the jobs that wait for a pool; higher goes first."
+    )
     suspend: bool = Field(
         False, description="True stops the job at the next step and frees what it holds; false goes on."
     )
