@@ -152,7 +152,7 @@ _FAULTS = {
     Reason.BUS_UNAVAILABLE: Text(
         Stage.FAULTY,
         Actor.PLATFORM,
-        "The message bus (NATS) does not answer, so figures may be old; nothing is lost.",
+        "The message bus (NATS) does not answer, or does not take the job's document; figures may be old, nothing is lost.",
         "Look whether the NATS pod runs and its volume has space. Everything goes on by itself once it answers.",
     ),
     Reason.IMAGE_CANNOT_BE_PULLED: Text(
@@ -170,7 +170,7 @@ _FAULTS = {
     Reason.POD_REFUSED: Text(
         Stage.FAULTY,
         Actor.PLATFORM,
-        "The cluster does not let a pod be created: a quota, a limit range or an admission rule of the namespace.",
+        "The cluster does not let a pod, or what it needs, be made: a quota, a limit range, an admission rule or a webhook.",
         "Do what the message says; it is the cluster's own sentence.",
     ),
     Reason.CONFIG_MISSING: Text(
