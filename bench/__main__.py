@@ -6,6 +6,7 @@ import sys
 NAMES = (
     "bus",
     "operator_scale",
+    "orchestrator_queue",
     "sandbox",
     "trainer",
     "rollout_service",
