@@ -20,6 +20,7 @@ from marlaas_e2e.packages import NotInstalled
 from marlaas_e2e.processes import NotReady
 
 STATE = "MARLAAS_E2E_ROOT"
+UNABLE = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +44,17 @@ def tools(options: argparse.Namespace) -> int:
 def install(_: argparse.Namespace) -> int:
     """install what is missing from the distribution (root)"""
     packages.install()
+    return 0
+
+
+def able(_: argparse.Namespace) -> int:
+    """exit with 3 and the reason where no package could make this machine hold a node"""
+    try:
+        if not os.environ.get("E2E_CONTEXT"):
+            cluster.check_rights()
+    except CannotRun as error:
+        print(error)
+        return UNABLE
     return 0
 
 
@@ -118,7 +130,8 @@ def _parser() -> argparse.ArgumentParser:
         "--root", type=Path, metavar="DIR", help="a cluster of its own there, beside the one in the cache"
     )
     commands = parser.add_subparsers(required=True)
-    for name, function in (("packages", install), ("up", up), ("down", down), ("status", status), ("shell", shell)):
+    plain = (("able", able), ("packages", install), ("up", up), ("down", down), ("status", status), ("shell", shell))
+    for name, function in plain:
         commands.add_parser(name, help=function.__doc__).set_defaults(command=function)
     building = commands.add_parser("tools", help=tools.__doc__)
     building.add_argument("names", nargs="*", choices=[[], *binaries.BINARIES], metavar="NAME")

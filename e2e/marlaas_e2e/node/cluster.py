@@ -105,10 +105,15 @@ def kubectl(layout: Layout, found: Running, *arguments: str | Path, stdin: str |
 
 def check_machine() -> None:
     """Raises CannotRun, saying what is missing."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        raise CannotRun("A node needs Linux and root")
+    check_rights()
     if missing := missing_packages():
         raise CannotRun(f"Not installed: {', '.join(missing)} (make e2e-packages)")
+
+
+def check_rights() -> None:
+    """What no package mends. Raises CannotRun."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise CannotRun("A node needs Linux and root")
     if subprocess.run(["unshare", *_NAMESPACES, "true"], capture_output=True).returncode != 0:
         raise CannotRun("unshare is refused here: new network, mount and process namespaces are needed")
 
