@@ -9,6 +9,7 @@ NAMES = (
     "orchestrator_queue",
     "sandbox",
     "trainer",
+    "compiled",
     "rollout_service",
     "busy",
     "learning",

@@ -1,0 +1,49 @@
+"""`torch.compile` of the decoder beside eager, in the trainer's forward and backward pass on SmolLM2: `python -m bench compiled`.
+
+Both models lie in one process and take their steps in turns. What compiling costs is told too: it comes again with every process.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bench.runs import table
+from bench.trainer import groups, microbatches
+from marlaas.models import prepare
+from marlaas_worker.trainer.batching import collate
+from marlaas_worker.trainer.model import BaseModel
+
+MODEL, RANK, ALPHA, BUDGET, SEQUENCES, PAIRS = "smollm2-135m-instruct", 16, 32, 1024, 32, 5
+
+
+def stepper(compiled: bool) -> Callable[[], float]:
+    """A step of a model of its own; it returns how long it took, in seconds."""
+    model = BaseModel(str(prepare(MODEL)))
+    adapter = model.attach(RANK, ALPHA, ())
+    if compiled:
+        model._decoder = torch.compile(model._decoder, dynamic=True)
+    rows = microbatches(groups(model.vocab_size, SEQUENCES), model.pairs_per_token, BUDGET)
+    batches = [collate(each) for each in rows]
+
+    def step() -> float:
+        began = time.perf_counter()
+        for batch in batches:
+            model.backward(model.logprobs(adapter, batch, 1.0).sum(), batch)
+        return time.perf_counter() - began
+
+    return step
+
+
+def main(words: Sequence[str] = ()) -> None:
+    eager, compiled = stepper(False), stepper(True)
+    eager()
+    first = compiled()
+    pairs = [(eager(), compiled()) for _ in range(PAIRS)]
+    ratio = statistics.median(slow / fast for slow, fast in pairs)
+    print(table(["compiling and first step", "eager / compiled"], [[f"{first:.0f} s", f"{ratio:.2f}"]]))
+
+
+if __name__ == "__main__":
+    main()
