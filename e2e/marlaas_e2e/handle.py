@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas_e2e import binaries, images
+from marlaas_e2e import binaries
 from marlaas_e2e.api import Object
-from marlaas_e2e.images import Recipe
 from marlaas_e2e.kubectl import run
 from marlaas_e2e.node import host
 from marlaas_e2e.node.layout import Layout
@@ -45,10 +44,6 @@ class ClusterHandle:
         """Server-side apply of manifests as values."""
         listed = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         return self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listed))
-
-    def build_image(self, recipe: Recipe) -> None:
-        """Build an image upon the base and bring it into the cluster; nothing is done twice for the same content."""
-        self.import_image(images.build(recipe))
 
     def import_image(self, archive: Path) -> None:
         """Bring an archive that `images` made into the cluster.

@@ -1,12 +1,11 @@
 """Reference of the kinds for people, from what the CustomResourceDefinitions say: `python -m marlaas_api.api_docs [--check] FILE`."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from marlaas_api.crd import PRESENTATIONS, Presentation, definition
+from marlaas_api.generated_page import write_or_check
 from marlaas_api.kinds import API_VERSION, KINDS, Kind
 from marlaas_api.kinds.base import expected_text
 from marlaas_api.kinds.status import CONDITIONS
@@ -234,17 +233,7 @@ def _conditions(name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with --check compare it; 0 if all is well, 1 if it is stale."""
-    parser = argparse.ArgumentParser(prog="python -m marlaas_api.api_docs", description="Generate docs/api.md.")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
-    options = parser.parse_args(arguments)
-    if not options.check:
-        options.file.write_text(page(), encoding="utf-8")
-        return 0
-    if options.file.is_file() and options.file.read_text(encoding="utf-8") == page():
-        return 0
-    sys.stderr.write(f"{options.file} is not what marlaas_api.kinds gives: run `make crds`\n")
-    return 1
+    return write_or_check("marlaas_api.api_docs", page, arguments)
 
 
 if __name__ == "__main__":

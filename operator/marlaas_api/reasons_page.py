@@ -1,9 +1,8 @@
 """Writes docs/reasons.md from the table of reasons, or checks that it is what the table gives."""
 
-import argparse
 import sys
-from pathlib import Path
 
+from marlaas_api.generated_page import write_or_check
 from marlaas_api.reason_texts import TEXTS, Stage
 from marlaas_api.reasons import Reason
 
@@ -51,17 +50,7 @@ def _cell(text: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with --check compare it; 0 if all is well, 1 if it is stale."""
-    parser = argparse.ArgumentParser(prog="python -m marlaas_api.reasons_page", description="Generate docs/reasons.md.")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
-    options = parser.parse_args(arguments)
-    if not options.check:
-        options.file.write_text(page(), encoding="utf-8")
-        return 0
-    if options.file.is_file() and options.file.read_text(encoding="utf-8") == page():
-        return 0
-    sys.stderr.write(f"{options.file} is stale: run `python -m marlaas_api.reasons_page {options.file}`\n")
-    return 1
+    return write_or_check("marlaas_api.reasons_page", page, arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import contextlib
 import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect as connect_bus
 from marlaas_api.bus_users import BusKeys, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
+from marlaas_api.stopping import stop_on_signals
 from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
 from marlaas_operator.cluster import Forbidden, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
@@ -67,7 +67,7 @@ async def _serve(options: argparse.Namespace, installation: Installation) -> Non
             service = _service(options, gateway, installation, (keys, creds))
             gateway.observe = service.metrics.requested
             stop = asyncio.Event()
-            async with _opened(options, service), _renewing(gateway, installation, keys, creds), _signals(stop):
+            async with _opened(options, service), _renewing(gateway, installation, keys, creds), stop_on_signals(stop):
                 await service.run(stop)
         finally:
             await gateway.close()
@@ -152,19 +152,6 @@ def _write(creds: Path, text: str) -> None:
     fresh.touch(mode=0o600)
     fresh.write_text(text)
     fresh.replace(creds)
-
-
-@contextlib.asynccontextmanager
-async def _signals(stop: asyncio.Event) -> AsyncIterator[None]:
-    """SIGTERM and SIGINT mean `stop`."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,8 +19,9 @@ from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.messages import JobDocument, PoolDocument
+from marlaas_api.stopping import stop_on_signals
 from marlaas_worker.health import health_door
-from marlaas_worker.role import RoleContext, stop_on_signals
+from marlaas_worker.role import RoleContext
 from marlaas_worker.same_bits import ask_for_the_same_bits
 from marlaas_worker.surroundings import make_home
 from marlaas_worker.vitals import Vitals

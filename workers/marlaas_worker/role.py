@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,19 +32,6 @@ class RoleContext:
 
 
 Serve = Callable[[RoleContext], Awaitable[None]]
-
-
-@contextlib.asynccontextmanager
-async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
-    """Turn SIGTERM and SIGINT into the stop event."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:
