@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 from marlaas_e2e import binaries
 from marlaas_e2e.api import Object
@@ -16,7 +17,7 @@ from marlaas_e2e.node.layout import Layout
 from marlaas_e2e.node.store import ImageStore
 
 
-class NotHere(Exception):
+class NotHere(SkipTest):
     """Only the node on this machine can do that; with E2E_CONTEXT a test that needs it is skipped."""
 
 
