@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -54,7 +55,11 @@ def misbehave(role: str) -> None:
 
 
 def tell_who() -> None:
-    """Leave a word of whom this process connects as; the file can be read again, as a reconnect does."""
+    """Leave a word of whom this process connects as; the file can be read again, as a reconnect does.
+
+    A temporary file is left behind too, as an engine leaves its sockets.
+    """
+    tempfile.mkstemp()
     options = dict(itertools.pairwise(sys.argv))
     if "--creds" in options:
         who = read_credentials(Path(options["--creds"]).read_text()).name

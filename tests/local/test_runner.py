@@ -41,13 +41,13 @@ spec:
 class Run:
     """A runner process and what it has told so far."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], temporary: Path) -> None:
         self.mark = str(uuid.uuid4())
         driver = Path(__file__).with_name("driver.py")
         self.process = subprocess.Popen(
             [sys.executable, str(driver), *arguments],
             stdout=subprocess.PIPE,
-            env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
         )
         self.told: list[dict[str, object]] = []
 
@@ -92,6 +92,8 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "out"
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
         write_model(folder / "model")
         self.runs: list[Run] = []
         self.write(reverse=3)
@@ -108,7 +110,8 @@ class Place:
         (self.folder / "go").touch()
 
     def start(self, *more: str) -> Run:
-        self.runs.append(Run([str(self.folder / "script.json"), str(self.folder / "jobs.yaml"), str(self.out), *more]))
+        arguments = [str(self.folder / "script.json"), str(self.folder / "jobs.yaml"), str(self.out), *more]
+        self.runs.append(Run(arguments, self.temporary))
         return self.runs[-1]
 
     def summary(self) -> dict[str, dict[str, object]]:
@@ -124,7 +127,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """Whatever a test does, no process is left."""
+    """Whatever a test does, no process is left, nor anything in the folder for temporary files."""
     here = Place(tmp_path)
     yield here
     left = [process for run in here.runs for process in run.processes()]
@@ -134,6 +137,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         run.process.stdout.close()
         run.process.wait()
     assert left == []
+    assert list(here.temporary.iterdir()) == []
 
 
 def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(place: Place) -> None:

@@ -51,10 +51,13 @@ def test_the_warden_kills_only_what_has_not_ended():
     assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
 
 
-def test_the_warden_ends_what_a_killed_runner_left(tree):
-    with subprocess.Popen([sys.executable, "-m", "marlaas.local.warden"], stdin=subprocess.PIPE) as warden:
+def test_the_warden_ends_what_a_killed_runner_left(tree, tmp_path):
+    (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
+    command = [sys.executable, "-m", "marlaas.local.warden", str(tmp_path / "left")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as warden:
         warden.stdin.write(f"+{tree.pid}\n".encode())
         warden.stdin.close()
         assert warden.wait() == 0
     tree.wait()
     assert sessions.members(tree.pid) == []
+    assert not (tmp_path / "left").exists()

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ TAIL_BYTES = 256 << 10
 
 
 class Warden:
-    """The runner's side of `marlaas.local.warden`."""
+    """The runner's side of `marlaas.local.warden`. temporary: a folder that ends with the run."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, temporary: Path) -> None:
         self._process = process
+        self.temporary = temporary
 
     def add(self, session: int) -> None:
         """From now on the session ends with the runner."""
@@ -46,16 +48,18 @@ class Warden:
 @contextlib.asynccontextmanager
 async def warden() -> AsyncIterator[Warden]:
     """Start the warden; leaving the context ends it, and what it still guards."""
+    temporary = Path(tempfile.mkdtemp(prefix="marlaas-"))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "marlaas.local.warden",
+        str(temporary),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        yield Warden(process)
+        yield Warden(process, temporary)
     finally:
         if process.stdin is not None:
             process.stdin.close()
@@ -127,7 +131,7 @@ class Launcher:
             return file.read().decode(errors="replace")
 
     def _environment(self, spec: ProcessSpec) -> dict[str, str]:
-        added = {"MARLAAS_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        added = {"MARLAAS_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.warden.temporary)}
         if spec.job:
             places = [*map(str, self.modules), *filter(None, [os.environ.get("PYTHONPATH")])]
             added["PYTHONPATH"] = os.pathsep.join(places)

@@ -1,9 +1,11 @@
-"""`python -m marlaas.local.warden`: ends what a killed runner left running.
+"""`python -m marlaas.local.warden FOLDER`: ends what a killed runner left running, and removes the run's temporary folder.
 
 It hears on stdin which sessions there are (`+<id>`, `-<id>`, one a line). When the runner is gone, however it went, stdin ends, and the
-warden kills the sessions that are left. It leads its own session, so Ctrl-C in the terminal does not reach it.
+warden kills the sessions that are left. What they had put into the temporary folder nobody else could remove: an engine that is killed
+leaves its sockets there, a sandbox its episodes' scratch. The warden leads its own session, so Ctrl-C in the terminal does not reach it.
 """
 
+import shutil
 import signal
 import sys
 from collections.abc import Iterable
@@ -25,6 +27,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     for session in watch(sys.stdin):
         sessions.kill(session)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
 if __name__ == "__main__":
