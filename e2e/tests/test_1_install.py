@@ -12,7 +12,7 @@ def test_the_platform_runs_at_the_restricted_level(platform: Platform) -> None:
     assert len([name for name in ready if "test" not in name]) == 3, platform.picture()
 
 
-def test_explain_teaches_every_part_of_a_job(platform: Platform) -> None:
-    text = platform.kubectl("explain", "rljob.spec.training")
-    for word in ("algorithm", "groupsPerStep", "maxStaleness", "optimizer"):
-        assert word in text
+def test_explain_teaches_every_part_of_a_job_with_its_default(platform: Platform) -> None:
+    text = " ".join(platform.kubectl("explain", "rljob.spec.training").split())
+    for words in ("algorithm", "Groups in one optimizer step (P). Default: 8.", "maxStaleness", "optimizer"):
+        assert words in text

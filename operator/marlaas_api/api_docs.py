@@ -4,11 +4,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from marlaas_api.crd import PRESENTATIONS, Presentation, definition
+from marlaas_api.crd import PRESENTATIONS, Presentation
+from marlaas_api.explained import number_text, value_text
 from marlaas_api.generated_page import write_or_check
 from marlaas_api.kinds import API_VERSION, KINDS, Kind
 from marlaas_api.kinds.base import expected_text
 from marlaas_api.kinds.status import CONDITIONS
+from marlaas_api.structural import kind_schema
 
 Schema = Mapping[str, Any]
 
@@ -31,7 +33,7 @@ def page() -> str:
 
 def section(kind: type[Kind]) -> str:
     """One kind: how it is called, its fields, its status, its conditions."""
-    body = definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    body = kind_schema(kind)
     shown = PRESENTATIONS[kind.__name__]
     written: dict[str, Schema] = {}
     spec, status = (
@@ -157,30 +159,13 @@ def _type(field: Schema) -> str:
 def _default(field: Schema) -> str:
     if "default" not in field or field["default"] == {}:
         return ""
-    return f"`{_value(field['default'])}`"
-
-
-def _value(value: object) -> str:
-    """A value as YAML writes it on one line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(_value(item) for item in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_value(item)}' for key, item in value.items())}}}"
-    return _number(value) if isinstance(value, int | float) else str(value)
-
-
-def _number(value: float) -> str:
-    return (
-        f"{int(value):,}".replace(",", " ") if float(value).is_integer() and abs(value) >= 10_000 else f"{value:.16g}"
-    )
+    return f"`{value_text(field['default'])}`"
 
 
 def _bounds(field: Schema) -> Iterator[str]:
     """What a value must be, in words."""
     if "enum" in field:
-        yield "one of " + ", ".join(f"`{_value(choice)}`" for choice in field["enum"])
+        yield "one of " + ", ".join(f"`{value_text(choice)}`" for choice in field["enum"])
     elif "pattern" in field and not field.get("x-kubernetes-int-or-string"):
         yield expected_text(field["pattern"])
     yield from _range(field)
@@ -199,7 +184,7 @@ def _range(field: Schema) -> Iterator[str]:
     low, high = ("> " if field.get("exclusiveMinimum") else "≥ "), ("< " if field.get("exclusiveMaximum") else "≤ ")
     for key, sign in (("minimum", low), ("maximum", high)):
         if key in field and not (key == "minimum" and field.get("x-kubernetes-int-or-string")):
-            yield f"{sign}{_number(field[key])}"
+            yield f"{sign}{number_text(field[key])}"
 
 
 def _sizes(field: Schema, what: str, units: str) -> Iterator[str]:
@@ -210,7 +195,7 @@ def _sizes(field: Schema, what: str, units: str) -> Iterator[str]:
     if least is not None:
         yield f"at least {least} {units if least != 1 else _SINGULAR[units]}"
     if most is not None and not field.get("x-kubernetes-int-or-string"):
-        yield f"at most {_number(most)} {units}"
+        yield f"at most {number_text(most)} {units}"
 
 
 def _sentences(part: Schema) -> Iterable[str]:

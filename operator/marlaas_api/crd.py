@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from marlaas_api.explained import explained
 from marlaas_api.kinds import GROUP, KINDS, VERSION, Kind
 from marlaas_api.structural import kind_schema
 
@@ -110,7 +111,7 @@ def _version(kind: type[Kind], shown: Presentation) -> dict[str, Any]:
         "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": [_column(*column) for column in shown.columns],
-        "schema": {"openAPIV3Schema": kind_schema(kind)},
+        "schema": {"openAPIV3Schema": explained(kind_schema(kind))},
     }
 
 

@@ -116,11 +116,11 @@ class EnvironmentSpec(Spec):
         (), description="Secrets of the job's namespace with which its images are pulled; none by default."
     )
     entrypoint: Annotated[tuple[_Argument, ...], Field(max_length=64)] = Field(
-        (), description="Command in the image that serves the environment."
+        (), description="Command in the image that serves the environment. Absent: there is no image."
     )
     args: dict[str, Any] = Field(
         default_factory=dict,
-        description="Keyword arguments of the environment; their names and types are the environment's own.",
+        description="Keyword arguments of the environment; their names and types are the environment's own. Absent: its defaults.",
         max_length=256,
     )
     replicas: int = Field(1, ge=1, le=1000, description="Number of sandboxes; one plays many episodes at once.")
@@ -157,7 +157,7 @@ class EnvironmentSpec(Spec):
         (), description="Network destinations that the environment may reach; none by default."
     )
     secret_refs: Annotated[tuple[SecretRef, ...], Field(max_length=16)] = Field(
-        (), description="Secrets that the environment sees.", json_schema_extra=list_map("name")
+        (), description="Secrets that the environment sees; none by default.", json_schema_extra=list_map("name")
     )
 
     @model_validator(mode="after")

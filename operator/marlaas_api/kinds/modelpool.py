@@ -110,7 +110,8 @@ class WorkersSpec(Spec):
         None, description="Container image of the workers. Absent: the installation's, which fits the operator."
     )
     image_pull_secrets: PullSecrets = Field(
-        (), description="Secrets of the release's namespace with which the image is pulled, besides the installation's."
+        (),
+        description="Secrets of the release's namespace with which the image is pulled, besides the installation's; none by default.",
     )
 
 
