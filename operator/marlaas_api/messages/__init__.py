@@ -1,0 +1,65 @@
+"""Every message that a worker sends to another, as frozen pydantic models.
+
+Who writes what (DESIGN, "The picture"): the orchestrator writes Task, GroupReady, StepClosed, StepRecord, EvalRecord, Progress
+and pins of strict and evaluation groups; a sandbox writes GenerateRequest and Episode, and nothing that a bill or a gradient depends on
+but rewards; rollout writes GenerateReply, Turn and the other pins; trainers write PolicyRecord and Manifest.
+"""
+
+from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.episodes import Ending, Episode, FaultClass
+from marlaas_api.messages.groups import GroupReady, StepClosed, TrajectoryRef
+from marlaas_api.messages.jobs import JobDocument, Phase, Progress, StoryEvent, Verdict
+from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
+from marlaas_api.messages.pools import PoolDocument, ReplicaReport
+from marlaas_api.messages.steps import Difficulty, EvalRecord, EvalSample, StepOutcome, StepRecord, TaskOutcome
+from marlaas_api.messages.tasks import IssueLedger, Pin, Task
+from marlaas_api.messages.turns import (
+    CancelRequest,
+    ChatMessage,
+    GenerateReply,
+    GenerateRequest,
+    Meter,
+    ReplyPhase,
+    ToolCall,
+    Turn,
+)
+from marlaas_api.names import StopReason
+
+__all__ = [
+    "CancelRequest",
+    "ChatMessage",
+    "Difficulty",
+    "Ending",
+    "Episode",
+    "EvalRecord",
+    "EvalSample",
+    "FaultClass",
+    "GenerateReply",
+    "GenerateRequest",
+    "GroupReady",
+    "IssueLedger",
+    "JobDocument",
+    "JobMessage",
+    "Manifest",
+    "Message",
+    "Meter",
+    "Phase",
+    "Pin",
+    "PolicyRecord",
+    "PoolDocument",
+    "Probe",
+    "Progress",
+    "ReplicaReport",
+    "ReplyPhase",
+    "StepClosed",
+    "StepOutcome",
+    "StepRecord",
+    "StopReason",
+    "StoryEvent",
+    "Task",
+    "TaskOutcome",
+    "ToolCall",
+    "TrajectoryRef",
+    "Turn",
+    "Verdict",
+]
