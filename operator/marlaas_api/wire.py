@@ -4,10 +4,10 @@ A worker refuses a message newer than it knows and reads the previous version. A
 put into the blob store, and what travels is its reference (claim-check).
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ormsgpack
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from marlaas_api import messages
 from marlaas_api.blobs import BlobRef, Blobs
@@ -19,6 +19,10 @@ SCHEMA_VERSION = 1
 OLDEST_READABLE = 1
 
 M = TypeVar("M", bound=Message)
+B = TypeVar("B", bound=BaseModel)
+_CLAIM = "Claim"
+# Of what a stranger wrote, in an error that is logged.
+_MOST_CHARACTERS = 500
 _TYPES: dict[str, type[Message]] = {
     name: value for name, value in vars(messages).items() if isinstance(value, type) and issubclass(value, Message)
 }
@@ -38,35 +42,43 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes) -> Message:
     """Bytes to whatever message they are. Raises UnsupportedSchema, BadMessage."""
-    envelope = _envelope(data)
-    kind = _TYPES.get(str(envelope.get("t")))
-    if kind is None:
-        raise BadMessage(f"unknown message type {envelope.get('t')!r}")
-    try:
-        return kind.model_validate(envelope["d"])
-    except ValidationError as error:
-        raise BadMessage(f"{kind.__name__}: {error}") from error
+    return _decoded(*_opened(data))
 
 
 def decode_as(kind: type[M], data: bytes) -> M:
     """Bytes to a message of this kind. Raises UnsupportedSchema, BadMessage (also for another kind)."""
-    message = decode(data)
-    if not isinstance(message, kind):
-        raise BadMessage(f"expected {kind.__name__}, found {type(message).__name__}")
-    return message
+    tag, body = _opened(data)
+    if tag != kind.__name__:
+        raise BadMessage(f"expected {kind.__name__}, found {tag[:_MOST_CHARACTERS]!r}")
+    return _validated(kind, body)
 
 
-def _envelope(data: bytes) -> dict[str, Any]:
+def _opened(data: bytes) -> tuple[str, object]:
+    """Tag and body, whoever wrote the bytes. Raises UnsupportedSchema, BadMessage."""
     try:
         envelope = ormsgpack.unpackb(data)
         version = int(envelope["v"])
-    except (ormsgpack.MsgpackDecodeError, KeyError, TypeError, ValueError) as error:
+    except (ormsgpack.MsgpackDecodeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadMessage(f"not a MARLaaS message: {error}") from error
     if not OLDEST_READABLE <= version <= SCHEMA_VERSION:
         raise UnsupportedSchema(
             f"message has schema version {version}; this worker reads {OLDEST_READABLE} to {SCHEMA_VERSION}: upgrade it"
         )
-    return dict(envelope)
+    return str(envelope.get("t")), envelope.get("d")
+
+
+def _decoded(tag: str, body: object) -> Message:
+    kind = _TYPES.get(tag)
+    if kind is None:
+        raise BadMessage(f"unknown message type {tag[:_MOST_CHARACTERS]!r}")
+    return _validated(kind, body)
+
+
+def _validated(kind: type[B], body: object) -> B:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise BadMessage(f"{kind.__name__}: {str(error)[:_MOST_CHARACTERS]}") from error
 
 
 async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
@@ -75,12 +87,12 @@ async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
     if len(data) <= limit_bytes:
         return data
     ref = await blobs.put(f"{job_prefix(message.ref)}/claims", "message", data)
-    return ormsgpack.packb({"v": SCHEMA_VERSION, "t": "Claim", "d": ref.model_dump()})
+    return ormsgpack.packb({"v": SCHEMA_VERSION, "t": _CLAIM, "d": ref.model_dump()})
 
 
 async def unpack(data: bytes, blobs: Blobs) -> Message:
     """Decode, following a claim if the bytes are one. Raises as `decode` and as `Blobs.get`."""
-    envelope = _envelope(data)
-    if envelope.get("t") != "Claim":
-        return decode(data)
-    return decode(await blobs.get(BlobRef.model_validate(envelope["d"])))
+    tag, body = _opened(data)
+    if tag != _CLAIM:
+        return _decoded(tag, body)
+    return decode(await blobs.get(_validated(BlobRef, body)))

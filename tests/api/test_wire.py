@@ -1,0 +1,110 @@
+import math
+
+import ormsgpack
+import pytest
+
+from marlaas_api import messages, wire
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.errors import UnsupportedSchema
+from marlaas_api.messages import Episode, Message, Pin, Task, Verdict
+from marlaas_api.names import Split
+from marlaas_api.wire import BadMessage, decode, decode_as, encode, pack, unpack
+
+TASK = Task(namespace="team-a", job="sums", uid="u", group="u-t0", split=Split.TRAIN, index=0, seed=7, group_size=2)
+EPISODE = Episode(
+    namespace="team-a", job="sums", uid="u", group="u-t0", split=Split.TRAIN, index=0, member=1, episode="u-t0-1-1"
+)
+
+
+def envelope(**fields: object) -> bytes:
+    return ormsgpack.packb({"v": wire.SCHEMA_VERSION, "t": "Pin", "d": {"version": 3}} | fields)
+
+
+def below(kind: type[Message]) -> set[type[Message]]:
+    return {kind}.union(*(below(child) for child in kind.__subclasses__()))
+
+
+def test_a_message_comes_back_as_it_was() -> None:
+    for message in (TASK, EPISODE.model_copy(update={"rewards": {"policy": 0.1}, "leaves": {"policy": (0, 2)}})):
+        assert decode(encode(message)) == message
+        assert decode_as(type(message), encode(message)) == message
+
+
+def test_every_kind_of_message_can_be_read() -> None:
+    ours = {kind for kind in below(Message) if kind.__module__.startswith(messages.__name__)}
+    known = {value for value in vars(messages).values() if isinstance(value, type)}
+    assert len(ours) > 20
+    assert ours <= known, "imported by marlaas_api.messages: `decode` knows no other"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "not a MARLaaS message"),
+        (b"\x91" * 5000, "not a MARLaaS message"),
+        (ormsgpack.packb(None), "not a MARLaaS message"),
+        (ormsgpack.packb(["v", "t", "d"]), "not a MARLaaS message"),
+        (ormsgpack.packb({"t": "Pin", "d": {"version": 3}}), "not a MARLaaS message"),
+        (envelope(v=None), "not a MARLaaS message"),
+        (envelope(v=math.nan), "not a MARLaaS message"),
+        (envelope(v=math.inf), "not a MARLaaS message"),
+        (envelope(t="Pickle"), "unknown message type 'Pickle'"),
+        (envelope(t=["Pin"]), "unknown message type"),
+        (ormsgpack.packb({"v": 1, "d": {}}), "unknown message type"),
+        (ormsgpack.packb({"v": 1, "t": "Pin"}), "Pin: 1 validation error"),
+        (envelope(d=[]), "Pin: 1 validation error"),
+        (envelope(d={"version": math.inf}), "Pin: 1 validation error"),
+        (envelope(d={"version": 3, "more": 1}), "more\n  Extra inputs are not permitted"),
+    ],
+)
+async def test_bytes_that_are_no_message_are_refused_with_one_error_whatever_is_wrong(data, words) -> None:
+    with pytest.raises(BadMessage, match=words):
+        decode(data)
+    with pytest.raises(BadMessage):
+        decode_as(Pin, data)
+    with pytest.raises(BadMessage):
+        await unpack(data, MemoryBlobs())
+
+
+def test_a_stranger_cannot_fill_the_log_with_what_is_refused() -> None:
+    for data in (envelope(t="x" * 100_000), envelope(d={f"field{n}": n for n in range(10_000)})):
+        for read in (decode, lambda data: decode_as(Verdict, data)):
+            with pytest.raises(BadMessage) as error:
+                read(data)
+            assert len(str(error.value)) < 700
+
+
+def test_another_kind_than_the_one_expected_is_refused_before_it_is_read() -> None:
+    with pytest.raises(BadMessage, match="expected Episode, found 'Task'"):
+        decode_as(Episode, encode(TASK))
+    with pytest.raises(BadMessage, match="expected Episode, found 'Task'"):
+        decode_as(Episode, envelope(t="Task", d="anything"))
+
+
+def test_a_newer_schema_is_refused_whatever_it_holds() -> None:
+    for data in (envelope(v=wire.SCHEMA_VERSION + 1), ormsgpack.packb({"v": wire.SCHEMA_VERSION + 1, "x": 1})):
+        for read in (decode, lambda data: decode_as(Pin, data)):
+            with pytest.raises(UnsupportedSchema, match=r"schema version 2; this worker reads 1 to 1: upgrade it"):
+                read(data)
+
+
+async def test_a_message_beyond_the_limit_travels_as_a_claim_of_its_job() -> None:
+    blobs, large = MemoryBlobs(), EPISODE.model_copy(update={"fault_text": "x" * 5000})
+    assert await pack(EPISODE, blobs, 1000) == encode(EPISODE)
+    data = await pack(large, blobs, 1000)
+    assert len(data) < 1000
+    assert list(blobs.contents) == await blobs.list("team-a/sums/u/claims")
+    assert await unpack(data, blobs) == large
+    assert await unpack(encode(EPISODE), blobs) == EPISODE
+
+
+async def test_a_claim_is_followed_only_where_it_is_asked_for_and_a_broken_one_is_refused() -> None:
+    blobs = MemoryBlobs()
+    claim = await pack(EPISODE, blobs, 1)
+    with pytest.raises(BadMessage, match="unknown message type 'Claim'"):
+        decode(claim)
+    with pytest.raises(BadMessage, match="expected Episode, found 'Claim'"):
+        decode_as(Episode, claim)
+    for broken in ({"name": "x"}, None, {"name": 1, "sha256": "", "size_bytes": 0}):
+        with pytest.raises(BadMessage, match="BlobRef"):
+            await unpack(ormsgpack.packb({"v": 1, "t": "Claim", "d": broken}), blobs)
