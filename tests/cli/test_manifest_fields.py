@@ -68,11 +68,12 @@ TABLE = {
     "text for a truth": (_spec("suspend: maybe"), "21: spec.suspend: expected true or false, found the text 'maybe'"),
     "a list for a mapping": (
         (TRAINING, "training: [steps, 3]"),
-        "21: spec.training: expected a mapping of keys to values, found a list",
+        "21: spec.training: expected a mapping of keys to values, found a list; 'spec.training' takes algorithm, steps, groupsPerStep, "
+        "microbatchTokens, optimizer, maxStaleness, maxRefill, clip, kl, correction, overlong, data and seed",
     ),
     "text for a mapping": (
         ("poolRef: {name: tiny}", "poolRef: tiny"),
-        "18: spec.poolRef: expected a mapping of keys to values, found the text 'tiny'",
+        "18: spec.poolRef: expected a mapping of keys to values, found the text 'tiny'; 'spec.poolRef' takes name",
     ),
     "a mapping for a list": (_spec("agents: {name: policy}"), "21: spec.agents: expected a list, found a mapping"),
     "nothing where something is required": (
@@ -186,6 +187,18 @@ TABLE = {
     "a hub model that is an address": (
         ("model: {builtin: tiny}", "model: {hub: {id: 'https://hub/x/y'}}"),
         "5: spec.model.hub.id: must be a repository of the hub, for example Qwen/Qwen3-0.6B; found 'https://hub/x/y'",
+    ),
+    "no space after a colon": (
+        (ROLLOUT, "rollout: {groupSize:16}"),
+        "20: spec.rollout['groupSize:16']: unknown field; write a space after the colon: 'groupSize: 16'",
+    ),
+    "a key without a value that there is not": (
+        (ROLLOUT, "rollout: {groups: }"),
+        "20: spec.rollout.groups: unknown field; did you mean 'groupSize'?",
+    ),
+    "another library's name of a field that is elsewhere": (
+        (TRAINING, "training: {steps: 3, learning_rate: 1e-4}"),
+        "21: spec.training.learning_rate: unknown field; did you mean 'spec.training.optimizer.learningRate'?",
     ),
     "a namespace twice in one Tenant": (
         ("namespaces: [team-a]", "namespaces: [team-a, team-a]"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from marlaas_api.errors import InvalidInput
@@ -71,13 +72,13 @@ class InvalidObject(InvalidInput):
 def parse(kind: type[K], body: Mapping[str, Any]) -> K:
     """Object of a manifest, or of the API server, to its kind.
 
-    Nulls mean absence, as in Kubernetes.
+    Nulls mean absence, as in Kubernetes; an unknown key is wrong with a null too (`{groupSize:16}` is the key "groupSize:16").
 
     Raises:
         InvalidObject: every problem at once, in the order of the schema.
     """
     strange = tuple(_strange_metadata(body.get("metadata")))
-    text = json.dumps(_without_nulls(body))
+    text = json.dumps(_without_nulls(kind, body))
     try:
         parsed = kind.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -122,12 +123,26 @@ def _strange_metadata(metadata: object) -> Iterator[Problem]:
             yield Problem(("metadata", str(key)), f"unknown field{did_you_mean(str(key), _METADATA)}")
 
 
-def _without_nulls(value: Any, loc: Loc = ()) -> Any:
-    if isinstance(value, Mapping) and loc != _FREE_FORM:
-        return {key: _without_nulls(item, (*loc, key)) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple) and loc != _FREE_FORM:
-        return [_without_nulls(item, (*loc, at)) for at, item in enumerate(value)]
+def _without_nulls(kind: type[Kind], value: Any, loc: Loc = ()) -> Any:
+    """Without the nulls of all but free-form arguments and of keys that there are not, which stay to be complained of."""
+    if loc == _FREE_FORM:
+        return value
+    if isinstance(value, Mapping):
+        unknown = {key for key, item in value.items() if item is None and _is_unknown(kind, (*loc, key))}
+        return {
+            key: _without_nulls(kind, item, (*loc, key))
+            for key, item in value.items()
+            if item is not None or key in unknown
+        }
+    if isinstance(value, list | tuple):
+        return [_without_nulls(kind, item, (*loc, at)) for at, item in enumerate(value)]
     return value
+
+
+def _is_unknown(kind: type[Kind], loc: Loc) -> bool:
+    """No field of the model that it stands in; what stands in no model may have any name."""
+    model = model_at(kind, loc[:-1])
+    return model is not None and loc[-1] not in field_names(model)
 
 
 def _is_echo(details: ErrorDetails) -> bool:
@@ -141,10 +156,18 @@ def _problem(kind: type[Kind], details: ErrorDetails) -> Problem:
         return Problem(loc, _unknown(kind, loc))
     if details["type"] == "missing":
         return Problem(loc, _missing(kind, loc))
+    if details["type"] == "model_type":
+        return Problem(loc, _no_mapping(kind, loc, details["input"]))
     sentence = _SENTENCES.get(details["type"])
     if sentence is None:
         return Problem(loc, str(details.get("ctx", {}).get("error", details["msg"])))
     return Problem(loc, sentence(details["input"], details.get("ctx", {})))
+
+
+def _no_mapping(kind: type[Kind], loc: Loc, value: object) -> str:
+    model = model_at(kind, loc)
+    keys = f"; '{dotted(loc)}' takes {listed(field_names(model))}" if model is not None else ""
+    return f"expected a mapping of keys to values, found {found(value)}{keys}"
 
 
 def _unknown(kind: type[Kind], loc: Loc) -> str:
@@ -155,8 +178,11 @@ def _unknown(kind: type[Kind], loc: Loc) -> str:
     if key in refused:
         return refused[key]
     names = field_names(model)
-    elsewhere = find_field(kind, key)
-    if elsewhere is not None and key not in names:
+    if ":" in key and key.partition(":")[0] in names:
+        return f"unknown field; write a space after the colon: '{key.partition(':')[0]}: {key.partition(':')[2]}'"
+    camel = to_camel(key)
+    elsewhere = None if camel in names else find_field(kind, key) or find_field(kind, camel)
+    if elsewhere is not None:
         return f"unknown field; did you mean '{dotted(elsewhere)}'?"
     return f"unknown field{did_you_mean(key, names) or f'; {_where(loc)} takes {listed(names)}'}"
 
@@ -237,7 +263,6 @@ _SENTENCES: dict[str, _Sentence] = {
     "tuple_type": _wrong_type("a list"),
     "list_type": _wrong_type("a list"),
     "dict_type": _wrong_type("a mapping of keys to values"),
-    "model_type": _wrong_type("a mapping of keys to values"),
     "greater_than": _bound("more than", "gt"),
     "greater_than_equal": _bound("at least", "ge"),
     "less_than": _bound("less than", "lt"),
