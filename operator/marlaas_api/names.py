@@ -11,7 +11,8 @@ from enum import StrEnum
 
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _HELD_OUT_SHARE = 8
-_GROUP = re.compile(r"^(?P<uid>.+)-(?P<split>[te])(?P<rest>\d+(?:v\d+)?)$")
+_NUMBER = "[0-9]{1,18}"
+_GROUP = re.compile(rf".+-(t{_NUMBER}|e{_NUMBER}v{_NUMBER})")
 
 
 class Split(StrEnum):
@@ -128,7 +129,7 @@ def group_token(group: str) -> str:
     Raises:
         ValueError: not a group name.
     """
-    match = _GROUP.match(group)
+    match = _GROUP.fullmatch(group)
     if match is None:
-        raise ValueError(f"not a group name: {group!r}")
-    return f"{match['split']}{match['rest']}"
+        raise ValueError(f"not a group name: {group[:200]!r}")
+    return match[1]

@@ -6,7 +6,7 @@ import pytest
 from marlaas_api import messages, wire
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.errors import UnsupportedSchema
-from marlaas_api.messages import Episode, Message, Pin, Task, Verdict
+from marlaas_api.messages import Episode, GenerateRequest, Message, Pin, Task, Verdict
 from marlaas_api.names import Split
 from marlaas_api.wire import BadMessage, decode, decode_as, encode, pack, unpack
 
@@ -86,6 +86,22 @@ def test_a_newer_schema_is_refused_whatever_it_holds() -> None:
         for read in (decode, lambda data: decode_as(Pin, data)):
             with pytest.raises(UnsupportedSchema, match=r"schema version 2; this worker reads 1 to 1: upgrade it"):
                 read(data)
+
+
+@pytest.mark.parametrize("deadline_s", [math.nan, math.inf])
+def test_a_deadline_that_no_clock_reaches_is_refused(deadline_s: float) -> None:
+    names = {
+        "namespace": "team-a",
+        "job": "sums",
+        "uid": "u",
+        "agent": "policy",
+        "group": "u-t0",
+        "episode": "u-t0-1-1",
+    }
+    request = GenerateRequest(**names, member=1, turn=0, parent=None, append="1 + 1", deadline_s=5.0)
+    assert decode(encode(request)) == request
+    with pytest.raises(BadMessage, match="deadline_s"):
+        decode(encode(request.model_copy(update={"deadline_s": deadline_s})))
 
 
 async def test_a_message_beyond_the_limit_travels_as_a_claim_of_its_job() -> None:

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Literal
 
+from pydantic import Field
+
 from marlaas_api.messages.base import JobMessage, Message
 from marlaas_api.names import StopReason
 
@@ -44,7 +46,7 @@ class GenerateRequest(JobMessage):
     append: tuple[ChatMessage, ...] | str
     tools: tuple[str, ...] | None = None
     max_tokens: int | None = None
-    deadline_s: float
+    deadline_s: float = Field(allow_inf_nan=False)
     reply_to: str | None = None
 
 
