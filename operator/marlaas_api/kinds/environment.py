@@ -16,10 +16,21 @@ _ONE_SOURCE = "give exactly one of name and image"
 _ENTRYPOINT = "image needs entrypoint, the command that serves the environment"
 _NO_IMAGE = "entrypoint is the command of an image; there is no image"
 _NO_RANGE = "cidr must be an address range, for example 10.1.0.0/16"
-_LINK_LOCAL = (
-    "cidr lies in the link-local range, where machines keep their metadata and credentials: no environment may reach it"
+CLOSED_RANGES = (
+    ipaddress.ip_network("169.254.0.0/16"),
+    ipaddress.ip_network("fe80::/10"),
+    ipaddress.ip_network("fd00:ec2::254/128"),  # AWS
+    ipaddress.ip_network("fd20:ce::254/128"),  # Google Cloud
+    ipaddress.ip_network("168.63.129.16/32"),  # Azure
+    ipaddress.ip_network("100.100.100.200/32"),  # Alibaba Cloud
+    ipaddress.ip_network("192.0.0.192/32"),  # Oracle Cloud
 )
-_LINK_LOCAL_RANGES = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fe80::/10"))
+"""Where clouds answer a machine with its own metadata and credentials: the link-local ranges, and the addresses outside them. Never opened."""
+
+_CLOSED = (
+    "cidr lies in the link-local range, or is a cloud's own address, where machines keep their metadata and credentials: "
+    "no environment may reach it"
+)
 _DOTTED = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 _Port = Annotated[int, Field(ge=1, le=65535)]
 _Argument = Annotated[str, StringConstraints(max_length=4096)]
@@ -36,13 +47,13 @@ EnvironmentName = Annotated[
 def _reachable(cidr: str) -> str:
     """What the rules of `cidr` say, for those who read manifests without an API server."""
     network = _network(cidr)
-    for banned in _LINK_LOCAL_RANGES:
+    for closed in CLOSED_RANGES:
         if (
-            network.version == banned.version
-            and network.network_address in banned
-            and network.prefixlen >= banned.prefixlen
+            network.version == closed.version
+            and network.network_address in closed
+            and network.prefixlen >= closed.prefixlen
         ):
-            raise ValueError(_LINK_LOCAL)
+            raise ValueError(_CLOSED)
     return cidr
 
 
@@ -67,15 +78,16 @@ _Cidr = Annotated[
 
 
 class Egress(Spec):
-    """One destination that the environment may reach; everything else is denied, and link-local addresses always are."""
+    """One destination that the environment may reach; everything else is denied, and link-local and metadata addresses always are."""
 
     cidr: _Cidr = Field(
-        description="Address range, for example 10.1.0.0/16. A range that holds the link-local one is opened without it.",
+        description="Address range, for example 10.1.0.0/16. A range that holds the link-local one, or a metadata address, is opened without it.",
         json_schema_extra=rules(
             ("isCIDR(self)", _NO_RANGE),
             (
-                "!isCIDR(self) || !['169.254.0.0/16', 'fe80::/10'].exists(banned, cidr(banned).containsCIDR(cidr(self).masked()))",
-                _LINK_LOCAL,
+                f"!isCIDR(self) || !{[str(closed) for closed in CLOSED_RANGES]}.exists(closed, "
+                "cidr(closed).containsCIDR(cidr(self).masked()))",
+                _CLOSED,
             ),
         ),
     )

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from marlaas_api.kinds import Egress
+from marlaas_api.kinds.environment import CLOSED_RANGES
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.pods import Part
 
-_LINK_LOCAL = {4: ipaddress.ip_network("169.254.0.0/16"), 6: ipaddress.ip_network("fe80::/10")}
-"""Where clouds answer with a machine's own credentials; never opened."""
 _NATS_PORT = 4222
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def isolation(pods: Mapping[str, str], egress: Iterable[Part], ingress: Iterable[Part] = ()) -> Part:
@@ -48,9 +48,7 @@ def to_destinations(egress: Iterable[Egress]) -> list[Part]:
 
 def _to_destination(destination: Egress) -> list[Part]:
     network = ipaddress.ip_network(destination.cidr, strict=False)
-    if network.version == 4 and network.subnet_of(ipaddress.IPv4Network(_LINK_LOCAL[4])):
-        return []
-    if network.version == 6 and network.subnet_of(ipaddress.IPv6Network(_LINK_LOCAL[6])):
+    if any(_holds(closed, network) for closed in CLOSED_RANGES):
         return []
     ports = [_port("TCP", port) for port in destination.ports]
     return [{"to": [_block(str(network))], **({"ports": ports} if ports else {})}]
@@ -72,11 +70,14 @@ def _to_bus(installation: Installation) -> list[Part]:
 
 
 def _block(cidr: str) -> Part:
-    """An address range without the link-local one that it may hold."""
+    """An address range without what it holds of those that are never opened."""
     network = ipaddress.ip_network(cidr)
-    hole = _LINK_LOCAL[network.version]
-    held = network.prefixlen <= hole.prefixlen and network.overlaps(hole)
-    return {"ipBlock": {"cidr": cidr, **({"except": [str(hole)]} if held else {})}}
+    holes = [str(closed) for closed in CLOSED_RANGES if _holds(network, closed)]
+    return {"ipBlock": {"cidr": cidr, **({"except": holes} if holes else {})}}
+
+
+def _holds(network: _Network, other: _Network) -> bool:
+    return network.version == other.version and network.prefixlen <= other.prefixlen and network.overlaps(other)
 
 
 def _port(protocol: str, port: int) -> Part:

@@ -36,21 +36,30 @@ def reaches(rules, address, port):
         ("169.254.0.0/15", (80,), "169.254.169.254", 80, False),
         ("::/0", (), "fe80::1", 80, False),
         ("::/0", (), "2001:db8::1", 80, True),
+        ("0.0.0.0/0", (), "168.63.129.16", 80, False),
+        ("168.63.0.0/16", (), "168.63.129.16", 32526, False),
+        ("168.63.0.0/16", (), "168.63.129.17", 80, True),
+        ("100.64.0.0/10", (), "100.100.100.200", 80, False),
+        ("0.0.0.0/0", (), "192.0.0.192", 80, False),
+        ("::/0", (), "fd00:ec2::254", 80, False),
+        ("fd00::/8", (), "fd20:ce::254", 80, False),
+        ("fd00::/8", (), "fd20:ce::253", 80, True),
     ],
 )
-def test_egress_opens_what_it_names_but_no_link_local_address(cidr, ports, address, port, open_):
+def test_egress_opens_what_it_names_but_no_metadata_address(cidr, ports, address, port, open_):
     assert reaches(to_destinations([Egress(cidr=cidr, ports=ports)]), address, port) is open_
 
 
-@pytest.mark.parametrize("cidr", ["169.254.169.254/32", "169.254.0.0/16", "fe80::/64"])
-def test_a_link_local_range_that_slipped_past_validation_opens_nothing(cidr):
+@pytest.mark.parametrize("cidr", ["169.254.169.254/32", "169.254.0.0/16", "fe80::/64", "168.63.129.16/32"])
+def test_a_metadata_range_that_slipped_past_validation_opens_nothing(cidr):
     assert to_destinations([Egress.model_construct(cidr=cidr, ports=())]) == []
 
 
 def test_workers_reach_the_hub_by_https_and_no_metadata_address():
     assert reaches([to_https()], "198.51.100.10", 443)
     assert not reaches([to_https()], "198.51.100.10", 80)
-    assert not reaches([to_https()], "169.254.169.254", 443)
+    for metadata in ("169.254.169.254", "168.63.129.16", "fd00:ec2::254"):
+        assert not reaches([to_https()], metadata, 443)
 
 
 def test_figures_of_workers_are_for_those_whom_the_chart_names():
