@@ -133,12 +133,30 @@ def test_the_operator_may_make_locked_pods(release: Release) -> None:
     assert put(release, deployment()) == ""
 
 
+def container(ports: list[Document] | None = None, **context: object) -> Document:
+    """A container that breaks one rule."""
+    locked = {"allowPrivilegeEscalation": False, **context}
+    return {"name": "main", "image": "x", "securityContext": locked, "ports": ports or []}
+
+
+def token_volume() -> Document:
+    """What mounts a token of the pod's account whether or not one is to be mounted by itself."""
+    return {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+
+
 LOOSE: list[tuple[dict[str, object], str]] = [
     ({"automountServiceAccountToken": True}, "hold no API token"),
     ({"hostNetwork": True}, "use nothing of their node"),
     ({"hostPID": True}, "use nothing of their node"),
     ({"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}, "use nothing of their node"),
+    ({"volumes": [token_volume()]}, "hold no API token"),
+    ({"volumes": [{"name": "disk", "nfs": {"server": "10.0.0.1", "path": "/"}}]}, "no volumes but Secrets"),
+    ({"containers": [container(ports=[{"containerPort": 80, "hostPort": 80}])]}, "use nothing of their node"),
     ({"securityContext": {}}, "never root and gain no privilege"),
+    ({"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}, "never root and gain no privilege"),
+    ({"containers": [container(runAsNonRoot=False, runAsUser=0)]}, "never root and gain no privilege"),
+    ({"containers": [container(runAsNonRoot=False)]}, "never root and gain no privilege"),
+    ({"containers": [container(capabilities={"add": ["NET_RAW"]})]}, "never root and gain no privilege"),
     ({"containers": [{"name": "main", "image": "x"}]}, "never root and gain no privilege"),
     (
         {"initContainers": [{"name": "first", "image": "x", "securityContext": {"privileged": True}}]},
@@ -150,6 +168,22 @@ LOOSE: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize(("pod", "sentence"), LOOSE, ids=[str(next(iter(pod))) for pod, _ in LOOSE])
 def test_the_operator_can_make_no_other_pods(release: Release, pod: dict[str, object], sentence: str) -> None:
     assert sentence in put(release, deployment(**pod))
+
+
+def test_the_operator_can_have_no_accounts_token_written_into_a_secret_of_its_own(release: Release) -> None:
+    """The cluster fills a Secret of this type in; the answer to an empty patch would show it to whoever stole the operator's token."""
+    body = secret("ghost-sandbox", OURS) | {"type": "kubernetes.io/service-account-token"}
+    body["metadata"]["annotations"] = {"kubernetes.io/service-account.name": "default"}
+    assert "only Secrets of type Opaque" in put(release, body)
+
+
+@pytest.mark.parametrize("namespace", ["kube-system", "kube-public"])
+def test_the_operator_makes_nothing_in_the_clusters_own_namespaces(release: Release, namespace: str) -> None:
+    """A pod there could mount the Secrets that lie there."""
+    pod = deployment()
+    pod["metadata"]["namespace"] = namespace
+    for body in (pod, secret("own-sandbox", OURS, namespace)):
+        assert "namespaces of Kubernetes itself" in put(release, body)
 
 
 def test_others_are_not_bothered_by_these_policies(release: Release) -> None:
