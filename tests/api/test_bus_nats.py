@@ -242,6 +242,25 @@ async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> N
     assert len(await soon(consumer.fetch(1, 5))) == 1
 
 
+async def test_who_gave_up_listening_to_a_hung_server_takes_nothing_from_others(server: EmbeddedNats, bus: Bus) -> None:
+    assert server.pid is not None
+    heard: asyncio.Queue[Request] = asyncio.Queue()
+
+    async def listen() -> None:
+        async with bus.listen("gen.team-a.>", heard.put, queue="rollout"):
+            pytest.fail("the block began")
+
+    os.kill(server.pid, signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, server.pid, os.WUNTRACED)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(listen(), 0.2)
+    os.kill(server.pid, signal.SIGCONT)
+    async with bus.listen("gen.team-a.>", heard.put, queue="rollout"):
+        for number in range(30):
+            await bus.send("gen.team-a.job.agent", b"%d" % number)
+        assert [(await soon(heard.get())).data for _ in range(30)] == [b"%d" % number for number in range(30)]
+
+
 async def test_closing_during_an_outage_ends_everything(server: EmbeddedNats, bus: Bus) -> None:
     heard: asyncio.Queue[Request] = asyncio.Queue()
 

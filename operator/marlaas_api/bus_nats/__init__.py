@@ -1,6 +1,6 @@
 """The bus gateway: the `Bus` seam over nats-py and JetStream's own API (nats-server 2.11 or newer; tried with 2.15).
 
-`link` alone imports nats-py; everything above it speaks JetStream's documented subjects and JSON.
+`link` and `client` alone import nats-py; everything above them speaks JetStream's documented subjects and JSON.
 """
 
 import asyncio

@@ -15,8 +15,9 @@ from typing import Self
 from marlaas_api.bus import BusRefused, BusUnavailable, Delivery, Stored
 from marlaas_api.bus_nats.jetstream import API, JetStream
 from marlaas_api.bus_nats.layout import nanoseconds
-from marlaas_api.bus_nats.link import Link, Lost, Unsubscribe
+from marlaas_api.bus_nats.link import Link, Unsubscribe
 from marlaas_api.bus_nats.routes import Incoming, Route, status
+from marlaas_api.bus_nats.verdicts import Lost
 
 # How long a request is given beyond its own end, and how long messages in hand wait for more of the same request: the end mark
 # follows at once, unless the consumer's `max_pending` holds the rest back.

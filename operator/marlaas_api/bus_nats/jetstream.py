@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, Stored
-from marlaas_api.bus_nats.link import Forbidden, Link, Lost
+from marlaas_api.bus_nats.link import Link
 from marlaas_api.bus_nats.routes import Incoming, Route, status
-from marlaas_api.bus_nats.verdicts import Missing, verdict
+from marlaas_api.bus_nats.verdicts import Forbidden, Lost, Missing, verdict
 
 API = "$JS.API"
 _BATCH = 1000

@@ -17,6 +17,14 @@ class Missing(BusRefused):
     """The stream or consumer does not exist."""
 
 
+class Lost(BusUnavailable):
+    """The connection broke before the answer came; whether the server acted on the request is not known."""
+
+
+class Forbidden(BusRefused):
+    """This user may not use that subject."""
+
+
 def verdict(error: Mapping[str, object], action: str) -> BusUnavailable | BusRefused | Conflict:
     """The exception for an `error` object of the JetStream API, met while doing `action`."""
     code, kind = error.get("code"), error.get("err_code")
