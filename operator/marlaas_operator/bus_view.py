@@ -80,6 +80,10 @@ class BusView:
         """The job's progress, whatever its uid."""
         return _decoded(Progress, self._entries[subjects.PROGRESS].get(key))
 
+    def has_progress(self, key: str) -> bool:
+        """Whether anything stands there, readable or not."""
+        return key in self._entries[subjects.PROGRESS]
+
     def revisions(self, key: str) -> tuple[int, int]:
         """What changes when the job's document or progress does."""
         found = (self._entries[name].get(key) for name in _MIRRORED)

@@ -57,6 +57,7 @@ class Observer:
         self._tenants: Remembered[Tenant | Problem] = Remembered()
         self._loads: Remembered[JobLoad | None] = Remembered()
         self._first_seen: dict[str, float] = {}
+        self._going_since: dict[str, float] = {}
 
     def job(self, target: Target, trouble: Trouble | None = None) -> JobSnapshot | None:
         """Snapshot of an RLJob, None if there is none. trouble: what keeps its actions from being done."""
@@ -84,11 +85,13 @@ class Observer:
             tenants=self._all_tenants(),
             document=self._bus.document(key),
             progress=progress,
+            progress_unread=progress is None and self._bus.has_progress(key),
             owned=owned,
             pods=_facts([pod for pod in pods if _uid_label(pod) in (None, meta.uid)]),
             pool_pods=_facts(self._belongings(("pool", "", pool_name))[1]),
             credential=self._credentials.sandbox(meta.namespace, meta.name, meta.uid) if admitted else None,
             first_seen_at=self._first_seen.setdefault(meta.uid, self._now()),
+            deletion_seen_at=self._deletion_seen(meta),
         )
 
     def pool(self, target: Target, trouble: Trouble | None = None) -> PoolSnapshot | None:
@@ -135,10 +138,15 @@ class Observer:
         for kept in (self._pools, self._tenants, self._loads):
             kept.forget(uid)
         self._first_seen.pop(uid, None)
+        self._going_since.pop(uid, None)
         if resource_of(body) == RLJOBS:
             self._credentials.forget_sandbox(meta["namespace"], meta["name"], uid)
         elif resource_of(body) == MODELPOOLS:
             self._credentials.forget_pool(meta["name"])
+
+    def _deletion_seen(self, meta: Meta) -> float:
+        """The API server's clock, by which the deletion has a time, may be another than ours."""
+        return self._going_since.setdefault(meta.uid, self._now()) if meta.deleted_at is not None else 0.0
 
     def _belongings(self, group: Group) -> tuple[dict[OwnedKey, Body], list[Body]]:
         bodies = self._watched.group(group)

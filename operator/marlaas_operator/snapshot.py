@@ -65,9 +65,10 @@ class JobSnapshot:
 
     job: None if the stored object does not parse; `problem` then says why. status: as stored, None if never written. pool: the ModelPool that it names, if there
     is one. tenants: all, in order of precedence (`policies.tenant.by_precedence`). document, progress: what stands on the bus under the job's key, whatever its uid.
+    progress_unread: something stands there that this version cannot read (a newer orchestrator's): then what it says is unknown, not absent.
     owned: its ServiceAccount, NetworkPolicy and Deployment where they exist (Secrets are never read). pods: of its sandbox; pool_pods: of its pool.
     credential: its sandbox's bus credential, minted for the present time window; None unless progress says admitted (or while keys are missing).
-    first_seen_at: when this operator process first saw the object, unix seconds. refusal: the sentence of API server or bus when it refused an
+    first_seen_at, deletion_seen_at: when this operator process first saw the object, and that it is to go, unix seconds of our own clock. refusal: the sentence of API server or bus when it refused an
     action for good (quota, admission, a document that is too large), or has kept failing for a while, else empty; refusal_reason: which of them (BusUnavailable).
     """
 
@@ -81,11 +82,13 @@ class JobSnapshot:
     tenants: tuple[Tenant, ...] = ()
     document: JobDocument | None = None
     progress: Progress | None = None
+    progress_unread: bool = False
     owned: Owned = field(default_factory=dict)
     pods: tuple[PodFacts, ...] = ()
     pool_pods: tuple[PodFacts, ...] = ()
     credential: str | None = None
     first_seen_at: float = 0.0
+    deletion_seen_at: float = 0.0
     refusal: str = ""
     refusal_reason: Reason = Reason.POD_REFUSED
 
@@ -98,6 +101,11 @@ class JobSnapshot:
     def own_progress(self) -> Progress | None:
         """The progress of this very object."""
         return self.progress if self.progress is not None and self.progress.uid == self.meta.uid else None
+
+    @property
+    def progress_known(self) -> bool:
+        """Whether progress that is absent is absent indeed."""
+        return self.bus.synced and not self.progress_unread
 
 
 @dataclass(frozen=True, slots=True)

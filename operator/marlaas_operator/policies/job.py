@@ -3,8 +3,12 @@
 Actions come in the order finalizer, document, sandbox, the job's own end; each is worth doing without those after it.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from marlaas_api.kinds.status import RLJobStatus
-from marlaas_api.messages import JobDocument, Phase
+from marlaas_api.messages import Phase
 from marlaas_api.reasons import Reason
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.names import sandbox_name
@@ -20,8 +24,8 @@ from marlaas_operator.snapshot import JobSnapshot
 
 FINALIZER = "marlaas.dev/job"
 FORGET_S = 60.0
-"""How long a deletion waits for the bus, the orchestrator and the last pod, counted from when it was asked for, or from when an operator that was down
-first saw it; then the object goes, and the sweep and Kubernetes' own garbage collection finish what is left."""
+"""How long a deletion waits for the bus, the orchestrator and the last pod, counted by our own clock from when this operator first saw that it was asked
+for; then the object goes, and the sweep and Kubernetes' own garbage collection finish what is left."""
 CREDENTIAL_CHECK_S = 600.0
 EXPIRE_AGAIN_S = 10.0
 """When a deletion by ttl that was refused is asked for again."""
@@ -30,28 +34,29 @@ EXPIRE_AGAIN_S = 10.0
 def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> Plan:
     """What to do about a job. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
-        return _plan_deletion(snapshot, snapshot.meta.deleted_at, now)
+        return _plan_deletion(snapshot, now)
     wanted = handover.wanted_document(snapshot, backoff.verdict(snapshot))
     write = handover.hand_over(snapshot, wanted)
-    expires_s = _expires_s(snapshot, now)
+    due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0
     actions: tuple[Action, ...] = (
         *((AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()),
         *((write,) if write is not None else ()),
         *sandboxes.plan_sandbox(snapshot, wanted, installation, now),
-        *((DeleteObject(snapshot.meta.uid),) if expires_s is not None and expires_s <= 0 else ()),
+        *((DeleteObject(snapshot.meta.uid),) if due else ()),
     )
     told = standing(snapshot, sandbox_name(snapshot.meta.name), now)
-    due_s = EXPIRE_AGAIN_S if expires_s is not None and expires_s <= 0 else expires_s
-    requeue_s = soonest(due_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
-    return _with_status(Plan(actions, requeue_s=requeue_s), snapshot, told, (wanted, now))
+    after = job_status(snapshot, told, wanted, now) if told is not None else snapshot.status
+    expires_s = EXPIRE_AGAIN_S if due else _expires_s(replace(snapshot, status=after), now)
+    requeue_s = soonest(expires_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
+    return _telling(Plan(actions, requeue_s=requeue_s), snapshot, after)
 
 
-def _plan_deletion(snapshot: JobSnapshot, deleted_at: float, now: float) -> Plan:
+def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
     """Stop the job, remove what it owns, wait until the orchestrator has forgotten it, and let it go."""
     if FINALIZER not in snapshot.meta.finalizers:
         return Plan()
     own, bus = snapshot.own_document, snapshot.bus
-    left_s = max(deleted_at, snapshot.first_seen_at) + FORGET_S - now
+    left_s = snapshot.deletion_seen_at + FORGET_S - now
     if left_s <= 0:  # alone: whatever is refused for good must not stand before it
         return Plan((RemoveFinalizer(FINALIZER),))
     write = handover.forget(own) if own is not None and bus.synced and bus.available else None
@@ -61,30 +66,32 @@ def _plan_deletion(snapshot: JobSnapshot, deleted_at: float, now: float) -> Plan
     if gone:
         return Plan((RemoveFinalizer(FINALIZER),))
     told = Standing(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
-    return _with_status(Plan(tuple(actions), requeue_s=left_s), snapshot, told, (own, now))
+    return _telling(Plan(tuple(actions), requeue_s=left_s), snapshot, job_status(snapshot, told, own, now))
 
 
-def _with_status(
-    plan: Plan, snapshot: JobSnapshot, told: Standing | None, at: tuple[JobDocument | None, float]
-) -> Plan:
-    """The plan with what is to be told, if that is anything new; at: the job's document, and unix seconds."""
-    if told is None:
-        return plan
-    after = job_status(snapshot, told, *at)
-    patch = status_patch(snapshot.status, after, RLJobStatus)
-    if patch is None:
+def _telling(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | None) -> Plan:
+    """The plan with the status that is to stand after it, if that says anything new; None: nothing is to be said."""
+    patch = status_patch(snapshot.status, after, RLJobStatus) if after is not None else None
+    if after is None or patch is None:
         return plan
     urgent = is_urgent(snapshot.status, after)
     return Plan(plan.actions, patch, urgent, events.events(snapshot.status, after), plan.requeue_s)
 
 
 def _expires_s(snapshot: JobSnapshot, now: float) -> float | None:
-    """Seconds until a job that has ended is to be deleted; None: never, or it has not ended."""
+    """Seconds until a job that has ended is to be deleted; None: never, or it has not ended, or that is not known."""
     ttl = snapshot.job.spec.ttl_seconds_after_finished if snapshot.job is not None else None
-    status, progress = snapshot.status or {}, snapshot.own_progress
-    final = progress.phase.final if progress is not None else status.get("phase") in (Phase.SUCCEEDED, Phase.FAILED)
-    finished_at = unix_seconds(status.get("finishedAt"))
-    return None if ttl is None or finished_at is None or not final else finished_at + ttl - now
+    finished_at = unix_seconds((snapshot.status or {}).get("finishedAt"))
+    return None if ttl is None or finished_at is None or not _has_ended(snapshot) else finished_at + ttl - now
+
+
+def _has_ended(snapshot: JobSnapshot) -> bool:
+    """Whether nothing is left to do: what was given more steps goes on, though the orchestrator may not have heard of it yet."""
+    progress, job = snapshot.own_progress, snapshot.job
+    if progress is None:
+        return snapshot.progress_known and handover.is_over(snapshot)
+    more = progress.phase is Phase.SUCCEEDED and job is not None and job.spec.training.steps > progress.step
+    return progress.phase.final and not more
 
 
 def _sandbox_check_s(snapshot: JobSnapshot) -> float | None:

@@ -46,16 +46,20 @@ def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
 def _findings(snapshot: PoolSnapshot) -> Iterator[Finding]:
     if snapshot.pool is None:
         yield Finding("Ready", False, Reason.UNSUPPORTED, snapshot.problem)
-        return
-    roles = [_role(snapshot, "rollout", snapshot.pool), _role(snapshot, "trainer", snapshot.pool)]
+    else:
+        yield from _serving(snapshot, snapshot.pool)
+    if snapshot.meta.deleted_at is not None:
+        yield _deleting(snapshot)
+
+
+def _serving(snapshot: PoolSnapshot, pool: ModelPool) -> Iterator[Finding]:
+    roles = [_role(snapshot, "rollout", pool), _role(snapshot, "trainer", pool)]
     yield from roles
     late = next((finding for finding in roles if not finding.holds), None)
     if late is not None:
         yield Finding("Ready", False, late.reason, late.message)
     else:
         yield Finding("Ready", True, Reason.READY, "every worker serves")
-    if snapshot.meta.deleted_at is not None:
-        yield _deleting(snapshot)
 
 
 def _role(snapshot: PoolSnapshot, role: str, pool: ModelPool) -> Finding:

@@ -7,7 +7,6 @@ tenant's ever runs unguarded, and the account, as long as it is seen, says that 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marlaas_api.kinds import SandboxBounds
 from marlaas_api.messages import JobDocument
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.names import sandbox_name
@@ -22,7 +21,7 @@ def is_wanted(snapshot: JobSnapshot) -> bool | None:
     """Whether the job should have a sandbox; None: not known."""
     progress = snapshot.own_progress
     if progress is None:
-        return False if snapshot.bus.synced else None
+        return False if snapshot.progress_known else None
     return progress.admitted and not progress.phase.final
 
 
@@ -37,8 +36,9 @@ def plan_sandbox(
         return tuple(removal(snapshot))
     if snapshot.job is None or wanted is None or snapshot.credential is None:
         return ()
-    bounds = snapshot.pool.spec.sandbox if snapshot.pool is not None else SandboxBounds()
-    sandbox = Sandbox(snapshot.meta, snapshot.job, wanted, bounds, snapshot.credential)
+    if snapshot.pool is None:  # gone by force, or not to be read: what locks its sandboxes is unknown, not absent
+        return ()
+    sandbox = Sandbox(snapshot.meta, snapshot.job, wanted, snapshot.pool.spec.sandbox, snapshot.credential)
     objects = sandbox_objects(sandbox, installation)
     secret = upkeep.Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
     return tuple(upkeep.towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))

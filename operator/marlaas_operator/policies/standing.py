@@ -36,7 +36,7 @@ def standing(snapshot: JobSnapshot, sandbox: str, now: float) -> Standing | None
     progress = snapshot.own_progress
     if progress is not None:
         return _trouble(snapshot, progress, sandbox, now) or _doing(snapshot, progress)
-    if is_over(snapshot):
+    if is_over(snapshot) or snapshot.progress_unread:
         return None
     hold = refused(snapshot)
     if hold is not None:

@@ -90,6 +90,7 @@ def snapshot(**fields: Any) -> JobSnapshot:
         "progress": progress(),
         "credential": "creds",
         "first_seen_at": NOW - 100,
+        "deletion_seen_at": fields.get("meta", META).deleted_at or 0.0,
     }
     return JobSnapshot(**{**plain, **fields})
 

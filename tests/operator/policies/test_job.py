@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 from tests.operator.policies.scenes import (
-    AWAKE,
     INSTALLATION,
     META,
     NOW,
     SANDBOX,
     crashed,
-    deleted,
     document,
     modelpool,
     new,
@@ -24,9 +22,9 @@ from tests.operator.policies.scenes import (
     tenant,
 )
 
-from marlaas_api.messages import Phase, Verdict
-from marlaas_operator.plan import AddFinalizer, Apply, Delete, DeleteObject, Plan, RemoveFinalizer, WriteDocument
-from marlaas_operator.policies.job import FINALIZER, FORGET_S, plan_job
+from marlaas_api.messages import Phase
+from marlaas_operator.plan import AddFinalizer, Apply, Delete, Plan, WriteDocument
+from marlaas_operator.policies.job import FINALIZER, plan_job
 from marlaas_operator.snapshot import BusState
 
 AWAY = BusState(available=False, since=NOW - 60)
@@ -113,9 +111,31 @@ def test_a_job_that_waits_for_its_pool_is_handed_over_when_the_pool_comes():
     assert kinds(plan(replace(waiting, pool=modelpool())).actions) == ["WriteDocument"]
 
 
-def test_a_running_job_is_not_failed_by_a_pool_that_changes_or_goes():
-    assert plan(told(running(pool=modelpool(namespaces=["team-b"])))).empty
-    assert plan(told(running(pool=None))).empty
+CHANGED = [modelpool(namespaces=["team-b"]), modelpool(adapterSlots=1), None]
+
+
+@pytest.mark.parametrize("pool", CHANGED, ids=["another's", "too small", "gone"])
+def test_a_running_job_is_not_failed_by_a_pool_that_changes_or_goes(pool):
+    assert plan(told(running(pool=pool))).empty
+
+
+@pytest.mark.parametrize("pool", CHANGED, ids=["another's", "too small", "gone"])
+def test_a_job_that_ran_when_the_operator_ended_is_not_failed_while_the_bus_cannot_be_read(pool):
+    found = plan(replace(told(running()), pool=pool, bus=UNREAD, document=None, progress=None))
+    assert (found.actions, found.status["phase"], found.status["reason"]) == ((), "Running", "BusUnavailable")
+
+
+def test_what_a_newer_orchestrator_says_is_unknown_and_nothing_is_made_removed_or_told_on_its_account():
+    unread = replace(told(running()), progress=None, progress_unread=True)
+    assert plan(unread).empty
+    assert plan(replace(unread, pool=modelpool(adapterSlots=1))).empty
+
+
+def test_a_pool_that_is_gone_by_force_or_cannot_be_read_takes_no_lock_off_the_sandboxes():
+    pool = modelpool(sandbox={"runtimeClassName": "gvisor", "nodeSelector": {"sandboxes": "only"}})
+    locked = plan(snapshot(pool=pool)).actions[-1].manifest["spec"]["template"]["spec"]
+    assert (locked["runtimeClassName"], locked["nodeSelector"]) == ("gvisor", {"sandboxes": "only"})
+    assert plan(snapshot(pool=None)).actions == ()
 
 
 def test_an_earlier_job_of_the_same_name_is_forgotten_before_this_one_is_handed_over():
@@ -201,94 +221,3 @@ def test_a_suspended_job_loses_its_sandbox_once_the_orchestrator_has_let_it_go()
     assert plan(told(letting_go)).actions == ()
     resting = replace(letting_go, progress=progress(Phase.SUSPENDED, "Suspended"))
     assert kinds(plan(resting).actions) == ["Delete"]
-
-
-def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
-    job = rljob({"ttlSecondsAfterFinished": 60})
-    ended = told(new(job=job, document=document(job), progress=progress(Phase.SUCCEEDED, "Finished", finished_at=NOW)))
-    assert plan(ended, NOW + 50) == Plan(requeue_s=10.0)
-    due = Plan((DeleteObject("u1"),), requeue_s=10.0)
-    assert plan(ended, NOW + 60) == due
-    assert plan(ended, NOW + 999) == due, "a refused deletion is asked for again at this pace"
-
-
-def test_a_job_that_could_never_run_goes_by_its_ttl_too():
-    failed = told(new(job=rljob({"ttlSecondsAfterFinished": 60}), pool=modelpool(adapterSlots=1)))
-    assert plan(failed, NOW + 61).actions == (DeleteObject("u1"),)
-
-
-def test_a_succeeded_job_that_was_given_more_steps_does_not_go_by_its_ttl():
-    job = rljob({"training": {"steps": 50}, "ttlSecondsAfterFinished": 60})
-    ended = told(running(job=job, progress=progress(Phase.SUCCEEDED, "Finished", finished_at=NOW, step=40)))
-    again = replace(ended, progress=progress(step=40))
-    assert not any(isinstance(action, DeleteObject) for action in plan(again, NOW + 100).actions)
-
-
-@pytest.mark.parametrize(("restarts", "limit", "fails"), [(6, 6, False), (7, 6, True), (1, 0, True)])
-def test_a_sandbox_that_crashes_too_often_is_told_to_the_orchestrator(restarts, limit, fails):
-    job = rljob({"backoffLimit": limit})
-    scene = running(job=job, pods=(crashed("ValueError: no such task", restarts),))
-    writes = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
-    assert bool(writes) is fails
-    if fails:
-        verdict = writes[0].document.verdict
-        assert verdict.reason == "BackoffLimitExceeded"
-        assert verdict.message.startswith(f"its sandboxes have crashed {restarts} times, and backoffLimit is {limit}")
-        assert "ValueError: no such task" in verdict.message
-
-
-def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_replaced():
-    judged = document(verdict=Verdict(reason="BackoffLimitExceeded", message="often"))
-    scene = running(document=judged, status={"sandboxCrashes": 7})
-    assert not any(isinstance(action, WriteDocument) for action in plan(scene).actions)
-    assert plan(scene).status["sandboxCrashes"] == 7
-
-
-def test_a_job_without_our_finalizer_is_none_of_our_business():
-    assert plan(running(meta=replace(deleted(), finalizers=()))) == Plan()
-
-
-def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes():
-    found = plan(running(meta=deleted()))
-    assert kinds(found.actions) == ["WriteDocument", "Delete"]
-    assert found.actions[0].document.deleted
-    assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
-
-
-def test_a_second_look_at_a_deleted_job_asks_for_nothing_again():
-    asked = told(running(meta=deleted(), document=document(deleted=True), owned={}, pods=()))
-    assert plan(asked) == Plan(requeue_s=FORGET_S - 1)
-
-
-@pytest.mark.parametrize("left", [None, document(uid="next")])
-def test_a_deleted_job_goes_when_the_orchestrator_has_forgotten_it(left):
-    found = plan(new(meta=deleted(), document=left))
-    assert found.actions == (RemoveFinalizer(FINALIZER),)
-
-
-def test_a_deleted_job_does_not_go_while_a_pod_of_it_still_runs():
-    found = plan(new(meta=deleted(), pods=(pod("sandbox", deleting=True),)))
-    assert RemoveFinalizer(FINALIZER) not in found.actions
-
-
-@pytest.mark.parametrize("bus", [AWAY, UNREAD, AWAKE])
-def test_a_deleted_job_goes_in_a_minute_whoever_does_not_answer_or_refuses_for_good(bus):
-    scene = running(meta=deleted(ago_s=FORGET_S), bus=bus)
-    assert plan(scene).actions == (RemoveFinalizer(FINALIZER),), "alone: a refused action would stand before it"
-    assert RemoveFinalizer(FINALIZER) not in plan(replace(scene, meta=deleted(ago_s=FORGET_S - 1))).actions
-
-
-def test_a_job_that_was_deleted_while_the_operator_was_down_gets_its_minute_too():
-    found = plan(running(meta=deleted(ago_s=3600), first_seen_at=NOW - 1))
-    assert kinds(found.actions) == ["WriteDocument", "Delete"]
-    assert found.requeue_s == FORGET_S - 1
-
-
-@pytest.mark.parametrize("bus", [AWAY, UNREAD])
-def test_that_a_deleted_job_was_forgotten_is_believed_of_a_bus_that_answers_alone(bus):
-    found = plan(new(meta=deleted(), bus=bus))
-    assert RemoveFinalizer(FINALIZER) not in found.actions
-
-
-def test_a_job_that_does_not_parse_can_be_deleted():
-    assert kinds(plan(running(meta=deleted(), job=None, problem="?")).actions)[0] == "WriteDocument"

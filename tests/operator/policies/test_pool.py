@@ -181,6 +181,16 @@ def test_a_pool_that_does_not_parse_says_so_and_keeps_what_it_has():
     assert conditions(found)["Ready"] == ("False", "Unsupported")
 
 
+def test_a_pool_that_does_not_parse_can_be_deleted():
+    unread = {"pool": None, "problem": "spec.model: required"}
+    used = plan(deleted(replace(settled(jobs=(load(),)), **unread)))
+    assert (used.actions, conditions(used)["Deleting"]) == ((), ("False", "InUse"))
+    scene = deleted(replace(settled(), **unread))
+    scene = replace(scene, status=plan(scene).status)
+    assert [action.kind for action in plan(scene).actions] == ["StatefulSet", "StatefulSet"]
+    assert plan(replace(scene, owned={}, pods=())).actions == (RemoveFinalizer(FINALIZER),)
+
+
 def test_a_deleted_pool_serves_on_while_jobs_use_it_and_names_them():
     jobs = tuple(load(f"j{number}") for number in range(7))
     found = plan(deleted(settled(jobs=jobs)))

@@ -58,6 +58,7 @@ class World:
             pool_pods=(pod("rollout"), pod("trainer")),
             credential="creds" if admitted else None,
             first_seen_at=NOW,
+            deletion_seen_at=self.meta.deleted_at or 0.0,
         )
 
     def settle(self, crash_after: Callable[[], int | None] = lambda: None) -> None:

@@ -1,0 +1,143 @@
+"""How a job ends: by its ttl, by its sandboxes' crashes, by being deleted."""
+
+from dataclasses import replace
+
+import pytest
+from tests.operator.policies.scenes import (
+    AWAKE,
+    NOW,
+    crashed,
+    deleted,
+    document,
+    modelpool,
+    new,
+    pod,
+    progress,
+    rljob,
+    running,
+)
+from tests.operator.policies.test_job import AWAY, UNREAD, kinds, plan, told
+
+from marlaas_api.messages import Phase, Verdict
+from marlaas_operator.plan import DeleteObject, Plan, RemoveFinalizer, WriteDocument
+from marlaas_operator.policies.job import FINALIZER, FORGET_S
+
+
+def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
+    job = rljob({"ttlSecondsAfterFinished": 60})
+    ended = told(new(job=job, document=document(job), progress=progress(Phase.SUCCEEDED, step=40, finished_at=NOW)))
+    assert plan(ended, NOW + 50) == Plan(requeue_s=10.0)
+    due = Plan((DeleteObject("u1"),), requeue_s=10.0)
+    assert plan(ended, NOW + 60) == due
+    assert plan(ended, NOW + 999) == due, "a refused deletion is asked for again at this pace"
+
+
+def test_a_job_that_could_never_run_goes_by_its_ttl_too():
+    failed = told(new(job=rljob({"ttlSecondsAfterFinished": 60}), pool=modelpool(adapterSlots=1)))
+    assert plan(failed, NOW + 61).actions == (DeleteObject("u1"),)
+
+
+@pytest.mark.parametrize("status", [None, {"phase": "Queued", "reason": "PoolNotFound"}])
+def test_the_plan_by_which_a_job_ends_looks_again_when_its_ttl_is_over(status):
+    """Our own write of the end is no news, and a job without a sandbox may hear no other."""
+    job = rljob({"ttlSecondsAfterFinished": 60})
+    ended = new(job=job, status=status, document=document(job))
+    ended = replace(ended, progress=progress(Phase.FAILED, "DeadlineExceeded", finished_at=NOW))
+    assert plan(ended).requeue_s == 60.0
+    refused = new(job=job, status=status, pool=modelpool(adapterSlots=1), first_seen_at=NOW - 100)
+    assert plan(refused).requeue_s == 60.0
+
+
+@pytest.mark.parametrize("bus", [AWAY, AWAKE])
+def test_a_job_that_was_given_more_steps_does_not_go_by_its_ttl_before_the_orchestrator_has_heard_of_them(bus):
+    job = rljob({"ttlSecondsAfterFinished": 60})
+    ended = told(new(job=job, document=document(job), progress=progress(Phase.SUCCEEDED, step=40, finished_at=NOW)))
+    more = replace(ended, job=rljob({"training": {"steps": 50}, "ttlSecondsAfterFinished": 60}), bus=bus)
+    assert not any(isinstance(action, DeleteObject) for action in plan(more, NOW + 61).actions)
+
+
+@pytest.mark.parametrize("unknown", [{"bus": UNREAD}, {"progress_unread": True}])
+def test_a_job_whose_progress_is_not_known_does_not_go_by_its_ttl(unknown):
+    ended = new(
+        job=rljob({"ttlSecondsAfterFinished": 60}), status={"phase": "Failed", "finishedAt": "2020-01-01T00:00:00Z"}
+    )
+    assert DeleteObject("u1") in plan(ended).actions
+    assert DeleteObject("u1") not in plan(replace(ended, **unknown)).actions
+
+
+def test_a_succeeded_job_that_was_given_more_steps_does_not_go_by_its_ttl():
+    job = rljob({"training": {"steps": 50}, "ttlSecondsAfterFinished": 60})
+    ended = told(running(job=job, progress=progress(Phase.SUCCEEDED, "Finished", finished_at=NOW, step=40)))
+    again = replace(ended, progress=progress(step=40))
+    assert not any(isinstance(action, DeleteObject) for action in plan(again, NOW + 100).actions)
+
+
+@pytest.mark.parametrize(("restarts", "limit", "fails"), [(6, 6, False), (7, 6, True), (1, 0, True)])
+def test_a_sandbox_that_crashes_too_often_is_told_to_the_orchestrator(restarts, limit, fails):
+    job = rljob({"backoffLimit": limit})
+    scene = running(job=job, pods=(crashed("ValueError: no such task", restarts),))
+    writes = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
+    assert bool(writes) is fails
+    if fails:
+        verdict = writes[0].document.verdict
+        assert verdict.reason == "BackoffLimitExceeded"
+        assert verdict.message.startswith(f"its sandboxes have crashed {restarts} times, and backoffLimit is {limit}")
+        assert "ValueError: no such task" in verdict.message
+
+
+def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_replaced():
+    judged = document(verdict=Verdict(reason="BackoffLimitExceeded", message="often"))
+    scene = running(document=judged, status={"sandboxCrashes": 7})
+    assert not any(isinstance(action, WriteDocument) for action in plan(scene).actions)
+    assert plan(scene).status["sandboxCrashes"] == 7
+
+
+def test_a_job_without_our_finalizer_is_none_of_our_business():
+    assert plan(running(meta=replace(deleted(), finalizers=()))) == Plan()
+
+
+def test_a_deleted_running_job_is_stopped_and_its_sandbox_removed_before_it_goes():
+    found = plan(running(meta=deleted()))
+    assert kinds(found.actions) == ["WriteDocument", "Delete"]
+    assert found.actions[0].document.deleted
+    assert (found.status["reason"], found.requeue_s) == ("Deleting", FORGET_S - 1)
+
+
+def test_a_second_look_at_a_deleted_job_asks_for_nothing_again():
+    asked = told(running(meta=deleted(), document=document(deleted=True), owned={}, pods=()))
+    assert plan(asked) == Plan(requeue_s=FORGET_S - 1)
+
+
+@pytest.mark.parametrize("left", [None, document(uid="next")])
+def test_a_deleted_job_goes_when_the_orchestrator_has_forgotten_it(left):
+    found = plan(new(meta=deleted(), document=left))
+    assert found.actions == (RemoveFinalizer(FINALIZER),)
+
+
+def test_a_deleted_job_does_not_go_while_a_pod_of_it_still_runs():
+    found = plan(new(meta=deleted(), pods=(pod("sandbox", deleting=True),)))
+    assert RemoveFinalizer(FINALIZER) not in found.actions
+
+
+@pytest.mark.parametrize("bus", [AWAY, UNREAD, AWAKE])
+def test_a_deleted_job_goes_in_a_minute_whoever_does_not_answer_or_refuses_for_good(bus):
+    scene = running(meta=deleted(ago_s=FORGET_S), bus=bus)
+    assert plan(scene).actions == (RemoveFinalizer(FINALIZER),), "alone: a refused action would stand before it"
+    assert RemoveFinalizer(FINALIZER) not in plan(scene, NOW - 1).actions
+
+
+@pytest.mark.parametrize("ago_s", [3600, -3600], ids=["the operator was down, or is ahead", "the API server is ahead"])
+def test_a_deletions_minute_is_counted_by_our_own_clock_from_when_it_was_seen(ago_s):
+    found = plan(running(meta=deleted(ago_s=ago_s), deletion_seen_at=NOW - 1))
+    assert kinds(found.actions) == ["WriteDocument", "Delete"]
+    assert found.requeue_s == FORGET_S - 1
+
+
+@pytest.mark.parametrize("bus", [AWAY, UNREAD])
+def test_that_a_deleted_job_was_forgotten_is_believed_of_a_bus_that_answers_alone(bus):
+    found = plan(new(meta=deleted(), bus=bus))
+    assert RemoveFinalizer(FINALIZER) not in found.actions
+
+
+def test_a_job_that_does_not_parse_can_be_deleted():
+    assert kinds(plan(running(meta=deleted(), job=None, problem="?")).actions)[0] == "WriteDocument"
