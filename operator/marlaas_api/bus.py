@@ -1,7 +1,7 @@
 """The bus seam: what every role may do with NATS JetStream, and nothing more.
 
 `marlaas_api.bus_nats.connect` is the real one, `marlaas_api.bus_memory.MemoryBus` ships as its fake; both pass
-`tests/api/test_bus_contract.py`. Payloads are bytes; `marlaas_api.wire` turns messages into them.
+`tests/api/bus_contract`. Payloads are bytes; `marlaas_api.wire` turns messages into them.
 At-least-once: a consumer sees a message again unless it acked it after its effect. A killed server loses nothing that it
 stored, but may forget its last acks (about a second of them): whatever was acked can come once more.
 """

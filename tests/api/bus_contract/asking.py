@@ -1,0 +1,28 @@
+"""How the contract asks: nothing waits for ever, and what differs between two answers is not compared."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from marlaas_api.bus import Bus, Delivery, Entry
+from marlaas_api.subjects import BucketSpec, StreamSpec
+
+T = TypeVar("T")
+Connect = Callable[[str], Awaitable[Bus]]
+
+FULL = StreamSpec("FULL", ("full.*",), work_queue=True, max_bytes=4096)
+FORGETFUL = StreamSpec("FORGETFUL", ("forgetful.*",), max_bytes=4096)
+BRIEF = BucketSpec("brief", ttl_s=1.0)
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    return await asyncio.wait_for(awaitable, 10)
+
+
+async def take(entries: AsyncIterator[Entry], number: int) -> list[tuple[str, bytes | None]]:
+    found = [await soon(anext(entries)) for _ in range(number)]
+    return [(entry.key, entry.data) for entry in found]
+
+
+def contents(deliveries: list[Delivery]) -> list[bytes]:
+    return [delivery.stored.data for delivery in deliveries]

@@ -1,0 +1,185 @@
+"""What is published, kept and read again."""
+
+import asyncio
+
+import pytest
+from tests.api.bus_contract.asking import Connect, soon
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Conflict
+from marlaas_api.subjects import StreamSpec
+
+EPISODES = subjects.EPISODES
+
+
+async def test_what_is_published_is_stored_in_order(bus: Bus, ns: str) -> None:
+    subject = subjects.episode(ns, "job")
+    sequences = [await bus.publish(subject, data) for data in (b"1", b"2", b"3")]
+    assert sequences == sorted(sequences)
+    found = await bus.replay(EPISODES, subject)
+    assert [(stored.subject, stored.sequence, stored.data) for stored in found] == [
+        (subject, sequence, data) for sequence, data in zip(sequences, (b"1", b"2", b"3"), strict=True)
+    ]
+
+
+async def test_an_empty_and_a_large_message_come_back_whole(bus: Bus, ns: str) -> None:
+    subject = subjects.episode(ns, "job")
+    large = bytes(bus.max_payload_bytes)
+    await bus.publish(subject, b"")
+    await bus.publish(subject, large, message_id="an-id-that-is-as-long-as-ids-are" * 4)
+    assert [stored.data for stored in await bus.replay(EPISODES, subject)] == [b"", large]
+
+
+async def test_a_message_beyond_the_limit_is_refused_and_the_bus_goes_on(bus: Bus, ns: str) -> None:
+    subject = subjects.episode(ns, "job")
+    with pytest.raises(BusRefused, match=subject):
+        await bus.publish(subject, bytes(bus.max_payload_bytes + 1))
+    assert await bus.publish(subject, b"1") > 0
+
+
+async def test_a_subject_without_a_stream_is_refused(bus: Bus) -> None:
+    with pytest.raises(BusRefused, match=r'"nobody\.stores\.this"'):
+        await bus.publish("nobody.stores.this", b"1")
+
+
+@pytest.mark.parametrize("subject", ["a b", "a..b", "", "task.*.x"])
+async def test_what_is_not_a_subject_is_refused(bus: Bus, subject: str) -> None:
+    with pytest.raises(BusRefused):
+        await bus.publish(subject, b"1")
+
+
+async def test_the_same_message_id_is_stored_once(bus: Bus, ns: str) -> None:
+    subject = subjects.episode(ns, "job")
+    first = await bus.publish(subject, b"1", message_id=f"{ns}-1")
+    other = await bus.publish(subject, b"2", message_id=f"{ns}-2")
+    assert await bus.publish(subject, b"again", message_id=f"{ns}-1") == first
+    assert [stored.sequence for stored in await bus.replay(EPISODES, subject)] == [first, other]
+
+
+async def test_the_first_writer_of_a_subject_wins(bus: Bus, ns: str) -> None:
+    subject = subjects.turn(ns, "job", "episode", 0)
+    sequence = await bus.publish(subject, b"mine", expect_last=0)
+    with pytest.raises(Conflict, match=subject):
+        await bus.publish(subject, b"yours", expect_last=0)
+    assert await bus.publish(subject, b"next", expect_last=sequence) > sequence
+    last = await bus.last(subjects.TURNS, subject)
+    assert last is not None
+    assert last.data == b"next"
+
+
+async def test_repeating_a_compare_and_set_under_its_id_is_no_conflict(bus: Bus, ns: str) -> None:
+    subject = subjects.turn(ns, "job", "episode", 0)
+    sequence = await bus.publish(subject, b"mine", expect_last=0, message_id=f"{ns}-mine")
+    assert await bus.publish(subject, b"mine", expect_last=0, message_id=f"{ns}-mine") == sequence
+    with pytest.raises(Conflict):
+        await bus.publish(subject, b"yours", expect_last=0, message_id=f"{ns}-yours")
+
+
+async def test_of_many_racing_writers_exactly_one_wins(dial: Connect, ns: str) -> None:
+    buses = [await dial(f"racer-{number}") for number in range(4)]
+    subject = subjects.group(ns, "job", "agent")
+    results = await asyncio.gather(
+        *(bus.publish(subject, b"x", expect_last=0) for bus in buses for _ in range(5)), return_exceptions=True
+    )
+    assert sum(isinstance(result, int) for result in results) == 1
+    assert sum(isinstance(result, Conflict) for result in results) == 19
+
+
+async def test_last_is_the_newest_of_exactly_this_subject(bus: Bus, ns: str) -> None:
+    await bus.publish(subjects.turn(ns, "job", "a", 1), b"1")
+    await bus.publish(subjects.turn(ns, "job", "a", 1), b"2")
+    await bus.publish(subjects.turn(ns, "job", "a", 2), b"3")
+    last = await bus.last(subjects.TURNS, subjects.turn(ns, "job", "a", 1))
+    assert last is not None
+    assert (last.subject, last.data) == (subjects.turn(ns, "job", "a", 1), b"2")
+    assert await bus.last(subjects.TURNS, subjects.turn(ns, "job", "a", 3)) is None
+
+
+async def test_a_missing_stream_is_refused_by_name(bus: Bus) -> None:
+    with pytest.raises(BusRefused, match="NOWHERE"):
+        await bus.last("NOWHERE", "a.b")
+    with pytest.raises(BusRefused, match="NOWHERE"):
+        await bus.replay("NOWHERE", "a.b")
+    with pytest.raises(BusRefused, match="NOWHERE"):
+        await bus.consumer("NOWHERE", "name", "a.b")
+    with pytest.raises(BusRefused, match="nowhere"):
+        await bus.bucket("nowhere")
+
+
+async def test_replay_takes_wildcards_and_a_start(bus: Bus, ns: str) -> None:
+    for episode in ("a", "b"):
+        for number in range(3):
+            await bus.publish(subjects.turn(ns, "job", episode, number), f"{episode}{number}".encode())
+    found = await bus.replay(subjects.TURNS, subjects.turn(ns, "job", "*", "*"))
+    assert [stored.data for stored in found] == [b"a0", b"a1", b"a2", b"b0", b"b1", b"b2"]
+    one = await bus.replay(subjects.TURNS, subjects.turn(ns, "job", "a", "*"))
+    assert [stored.data for stored in one] == [b"a0", b"a1", b"a2"]
+    rest = await bus.replay(subjects.TURNS, subjects.turn(ns, "job", "*", "*"), start=found[2].sequence)
+    assert rest == found[2:]
+    assert await bus.replay(subjects.TURNS, subjects.turn(ns, "job", "c", "*")) == []
+
+
+async def test_replay_of_thousands_is_complete_and_ends_although_more_is_written(bus: Bus, ns: str) -> None:
+    subject = subjects.episode(ns, "job")
+    for start in range(0, 2500, 250):
+        await asyncio.gather(*(bus.publish(subject, b"%d" % number) for number in range(start, start + 250)))
+
+    async def write_on() -> None:
+        while True:
+            await bus.publish(subject, b"more")
+
+    writer = asyncio.create_task(write_on())
+    found = await soon(bus.replay(EPISODES, subject))
+    writer.cancel()
+    assert {stored.data for stored in found} - {b"more"} == {b"%d" % number for number in range(2500)}
+    assert [stored.sequence for stored in found] == sorted(stored.sequence for stored in found)
+
+
+async def test_purge_forgets_a_subject_or_the_part_below_a_sequence(bus: Bus, ns: str) -> None:
+    subject, other = subjects.episode(ns, "job"), subjects.episode(ns, "other")
+    sequences = [await bus.publish(subject, b"x") for _ in range(4)]
+    await bus.publish(other, b"stays")
+    await bus.purge(EPISODES, subject, up_to=sequences[2])
+    assert [stored.sequence for stored in await bus.replay(EPISODES, subject)] == sequences[2:]
+    await bus.purge(EPISODES, subject, up_to=1)
+    assert len(await bus.replay(EPISODES, subject)) == 2
+    await bus.purge(EPISODES, subject)
+    assert await bus.replay(EPISODES, subject) == []
+    assert [stored.data for stored in await bus.replay(EPISODES, other)] == [b"stays"]
+
+
+async def test_purge_takes_wildcards(bus: Bus, ns: str) -> None:
+    for number in range(3):
+        await bus.publish(subjects.turn(ns, "job", "episode", number), b"x")
+    await bus.purge(subjects.TURNS, subjects.turn(ns, "job", "*", "*"))
+    assert await bus.replay(subjects.TURNS, subjects.turn(ns, "job", "*", "*")) == []
+
+
+async def test_a_full_work_queue_refuses_for_the_moment(bus: Bus) -> None:
+    await bus.purge("FULL", "full.*")
+    results = await asyncio.gather(*(bus.publish("full.x", bytes(1000)) for _ in range(5)), return_exceptions=True)
+    assert isinstance(results[0], int)
+    assert isinstance(results[-1], BusUnavailable)
+    assert "maximum bytes exceeded" in str(results[-1])
+
+
+async def test_a_full_log_forgets_its_oldest(bus: Bus) -> None:
+    sequences = [await bus.publish("forgetful.x", bytes(1000)) for _ in range(8)]
+    kept = [stored.sequence for stored in await bus.replay("FORGETFUL", "forgetful.x")]
+    assert kept == sequences[-len(kept) :]
+    assert 0 < len(kept) < 5
+
+
+async def test_ensure_can_be_repeated_and_updates_what_differs(bus: Bus, ns: str) -> None:
+    subject = subjects.episode(ns, "job")
+    await bus.publish(subject, b"1")
+    await bus.ensure()
+    grown = StreamSpec("FORGETFUL", ("forgetful.*", "forgetful.*.*"), max_bytes=4096)
+    await bus.ensure((grown,), ())  # type: ignore[call-arg]
+    assert await bus.publish("forgetful.x.y", b"1") > 0
+    assert len(await bus.replay(EPISODES, subject)) == 1
+
+
+async def test_a_stream_does_not_silently_become_a_work_queue(bus: Bus) -> None:
+    with pytest.raises(BusRefused, match="FORGETFUL"):
+        await bus.ensure((StreamSpec("FORGETFUL", ("forgetful.*",), work_queue=True),), ())  # type: ignore[call-arg]

@@ -1,0 +1,64 @@
+"""Real servers that a test may kill, hang, fill, or give users to. What every bus promises is in tests/api/bus_contract."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from marlaas_api.bus import Bus
+from marlaas_api.bus_nats import NatsBus, connect
+from marlaas_api.bus_nats.dial import Dial
+from marlaas_api.bus_nats.link import Link
+from marlaas_api.nats_server import EmbeddedNats
+
+USERS = """
+authorization {
+  users = [
+    { user: admin, password: secret }
+    { user: sandbox, password: secret, permissions: {
+        publish: ["task.team-a.>", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.CREATE.TASKS.>"]
+        subscribe: ["_INBOX.>", "gen.team-a.>"] } }
+    { user: deaf, password: secret, permissions: { publish: ">", subscribe: "_INBOX_deaf.>" } }
+  ]
+}
+"""
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
+    async with EmbeddedNats(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+async def bus(server: EmbeddedNats) -> AsyncIterator[Bus]:
+    bus = await connect(server.url, name="test")
+    await bus.ensure()
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def hasty(server: EmbeddedNats, bus: Bus) -> AsyncIterator[Bus]:
+    """A client that gives up soon."""
+    link = Link(Dial(server.url, "hasty", answer_s=0.5))
+    await link.open(5)
+    yield NatsBus(link)
+    await link.close()
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Callable[[str], str]]:
+    """A server with users; gives a user's URL."""
+    async with EmbeddedNats(tmp_path / "guarded", extra_config=USERS) as server:
+        admin = await connect(f"nats://admin:secret@127.0.0.1:{server.port}", name="admin")
+        await admin.ensure()
+        await admin.close()
+        yield lambda user: f"nats://{user}:secret@127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+async def sandbox(guarded: Callable[[str], str]) -> AsyncIterator[Bus]:
+    bus = await connect(guarded("sandbox"), name="sandbox-1")
+    yield bus
+    await bus.close()

@@ -1,0 +1,124 @@
+"""A server that is away, hangs, comes late or is full."""
+
+import asyncio
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from tests.api.bus_nats.patience import EPISODE, EPISODES, TASK, TASKS, persist, soon
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Request
+from marlaas_api.bus_nats import connect
+from marlaas_api.nats_server import EmbeddedNats
+
+
+async def test_without_a_server_calls_give_up_and_what_was_given_up_never_happens(
+    server: EmbeddedNats, hasty: Bus
+) -> None:
+    bucket = await hasty.bucket(subjects.PROGRESS)
+    consumer = await hasty.consumer(EPISODES, "team-a_job", EPISODE)
+    await server.kill()
+    with pytest.raises(BusUnavailable, match=r"cannot be reached .*: is it running\?"):
+        await hasty.publish(EPISODE, b"given up", message_id="1")
+    with pytest.raises(BusUnavailable):
+        await bucket.put("team-a.job", b"given up")
+    with pytest.raises(BusUnavailable):
+        await hasty.send("gen.team-a.job.agent", b"given up")
+    assert await consumer.fetch(1, 0.1) == []
+    await server.restart()
+    assert await persist(lambda: hasty.replay(EPISODES, EPISODE)) == []
+    assert await persist(bucket.entries) == []
+
+
+async def test_a_hung_server_is_an_outage(server: EmbeddedNats, hasty: Bus) -> None:
+    assert server.pid is not None
+    consumer = await hasty.consumer(EPISODES, "team-a_job", EPISODE)
+    os.kill(server.pid, signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, server.pid, os.WUNTRACED)
+    with pytest.raises(BusUnavailable, match="no answer on"):
+        await hasty.publish(EPISODE, b"1", message_id="1")
+    assert await soon(consumer.fetch(1, 0.1)) == []
+    os.kill(server.pid, signal.SIGCONT)
+    await persist(lambda: hasty.publish(EPISODE, b"1", message_id="1"))
+    assert len(await hasty.replay(EPISODES, EPISODE)) == 1
+    assert len(await soon(consumer.fetch(1, 5))) == 1
+
+
+async def test_who_gave_up_listening_to_a_hung_server_takes_nothing_from_others(server: EmbeddedNats, bus: Bus) -> None:
+    assert server.pid is not None
+    heard: asyncio.Queue[Request] = asyncio.Queue()
+
+    async def listen() -> None:
+        async with bus.listen("gen.team-a.>", heard.put, queue="rollout"):
+            pytest.fail("the block began")
+
+    os.kill(server.pid, signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, server.pid, os.WUNTRACED)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(listen(), 0.2)
+    os.kill(server.pid, signal.SIGCONT)
+    async with bus.listen("gen.team-a.>", heard.put, queue="rollout"):
+        for number in range(30):
+            await bus.send("gen.team-a.job.agent", b"%d" % number)
+        assert [(await soon(heard.get())).data for _ in range(30)] == [b"%d" % number for number in range(30)]
+
+
+async def test_closing_during_an_outage_ends_everything(server: EmbeddedNats, bus: Bus) -> None:
+    heard: asyncio.Queue[Request] = asyncio.Queue()
+
+    async def listen() -> None:
+        async with bus.listen("gen.team-a.>", heard.put):
+            await asyncio.Event().wait()
+
+    listening = asyncio.create_task(listen())
+    consumer = await bus.consumer(TASKS, "team-a_job", TASK)
+    fetching = asyncio.create_task(consumer.fetch(1, 60))
+    assert await consumer.fetch(1, 0.05) == []
+    await server.kill()
+    await soon(bus.close())
+    for task in (listening, fetching):
+        with pytest.raises(BusRefused, match="is closed"):
+            await soon(task)
+
+
+async def test_connecting_waits_for_a_server_that_comes_late(tmp_path: Path) -> None:
+    server = EmbeddedNats(tmp_path)
+    await server.start()
+    await server.kill()
+    connecting = asyncio.create_task(connect(server.url, name="early"))
+    await asyncio.sleep(0)
+    await server.restart()
+    bus = await soon(connecting)
+    await bus.ensure()
+    await bus.close()
+    await server.stop()
+
+
+async def test_connecting_to_nobody_says_where(tmp_path: Path) -> None:
+    with pytest.raises(BusUnavailable, match=r"NATS at 127\.0\.0\.1:9 cannot be reached .*is it running\?"):
+        await connect("nats://user:hidden@127.0.0.1:9", name="lost", connect_timeout_s=0.3)
+
+
+async def test_a_full_disk_is_named_and_passes_with_a_restart(server: EmbeddedNats, hasty: Bus) -> None:
+    assert server.pid is not None
+    await hasty.publish(EPISODE, b"before")
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    with pytest.raises(BusUnavailable, match="its disk may be full"):
+        await hasty.publish(EPISODE, bytes(200_000), message_id="1")
+    assert any("file too large" in line for line in server.errors())
+    await server.restart()
+    await persist(lambda: hasty.publish(EPISODE, bytes(200_000), message_id="1"))
+    assert [len(stored.data) for stored in await hasty.replay(EPISODES, EPISODE)] == [6, 200_000]
+
+
+async def test_more_unacked_messages_than_the_account_allows_are_refused(tmp_path: Path) -> None:
+    limits = "accounts { A { jetstream: { max_ack_pending: 10 }, users: [{ user: a, password: a }] } }"
+    async with EmbeddedNats(tmp_path, extra_config=limits) as server:
+        bus = await connect(f"nats://a:a@127.0.0.1:{server.port}", name="trainer")
+        await bus.ensure()
+        with pytest.raises(BusRefused, match="max ack pending exceeds system limit of 10"):
+            await bus.consumer(EPISODES, "team-a_job", EPISODE)
+        await bus.close()

@@ -1,0 +1,144 @@
+"""A server that is killed and started again."""
+
+import asyncio
+
+from tests.api.bus_nats.patience import EPISODE, EPISODES, TASK, TASKS, persist, soon
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, BusUnavailable, Request
+from marlaas_api.nats_server import EmbeddedNats
+
+
+async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publish(
+    server: EmbeddedNats, bus: Bus
+) -> None:
+    milestones = {200: asyncio.Event(), 800: asyncio.Event()}
+    done: list[int] = []
+
+    async def publish(number: int) -> int:
+        done.append(await persist(lambda: bus.publish(EPISODE, b"%d" % number, message_id=f"id-{number}")))
+        if len(done) in milestones:
+            milestones[len(done)].set()
+        return done[-1]
+
+    async def publish_all(start: int) -> list[int]:
+        return [await publish(number) for number in range(start, 2000, 8)]
+
+    publishers = [asyncio.create_task(publish_all(start)) for start in range(8)]
+    for milestone in milestones.values():
+        await soon(milestone.wait())
+        await server.restart()
+    sequences = [sequence for task in publishers for sequence in await soon(task)]
+    found = await bus.replay(EPISODES, EPISODE)
+    assert {stored.data for stored in found} == {b"%d" % number for number in range(2000)}
+    assert sorted(sequences) == [stored.sequence for stored in found]
+
+
+async def test_a_publish_under_way_when_the_server_dies_happens_once(server: EmbeddedNats, bus: Bus) -> None:
+    await server.kill()
+    waiting = asyncio.create_task(bus.publish(EPISODE, b"1", message_id="one", expect_last=0))
+    await server.restart()
+    sequence = await soon(waiting)
+    assert [stored.sequence for stored in await bus.replay(EPISODES, EPISODE)] == [sequence]
+
+
+async def test_a_waiting_fetch_lives_through_a_restart(server: EmbeddedNats, bus: Bus) -> None:
+    consumer = await bus.consumer(TASKS, "team-a_job", TASK)
+    waiting = asyncio.create_task(consumer.fetch(10, 60))
+    assert await soon(consumer.fetch(10, 0.05)) == []
+    await server.restart()
+    await persist(lambda: bus.publish(TASK, b"1", message_id="1"))
+    (delivery,) = await soon(waiting)
+    await delivery.ack()
+    assert await bus.replay(TASKS, TASK) == []
+
+
+async def test_every_task_is_worked_through_kills(server: EmbeddedNats, bus: Bus) -> None:
+    for number in range(300):
+        await bus.publish(TASK, b"%d" % number)
+    milestones = {50: asyncio.Event(), 150: asyncio.Event()}
+    worked: set[bytes] = set()
+
+    async def work() -> None:
+        consumer = await bus.consumer(TASKS, "team-a_job", TASK, ack_wait_s=1.0)
+        while len(worked) < 300:
+            for delivery in await consumer.fetch(7, 1):
+                worked.add(delivery.stored.data)
+                if len(worked) in milestones:
+                    milestones[len(worked)].set()
+                try:
+                    await delivery.ack()
+                except BusUnavailable:
+                    continue
+
+    workers = [asyncio.create_task(work()) for _ in range(3)]
+    for milestone in milestones.values():
+        await soon(milestone.wait())
+        await server.restart()
+    for worker in workers:
+        await soon(worker)
+    assert worked == {b"%d" % number for number in range(300)}
+
+
+async def test_settling_what_a_killed_server_forgot_says_so_at_once(server: EmbeddedNats, bus: Bus) -> None:
+    await bus.publish(EPISODE, b"1")
+    consumer = await bus.consumer(EPISODES, "team-a_job", EPISODE, ack_wait_s=1.0)
+    (delivery,) = await soon(consumer.fetch(1, 5))
+    await server.restart()
+    refused = await asyncio.gather(delivery.ack(), return_exceptions=True)
+    if refused != [None]:
+        assert "delivers it again" in str(refused[0])
+        (again,) = await soon(consumer.fetch(1, 10))
+        await again.ack()
+    assert await soon(consumer.fetch(1, 0.05)) == []
+
+
+async def test_a_watch_tells_everything_again_after_a_restart(server: EmbeddedNats, bus: Bus) -> None:
+    bucket = await bus.bucket(subjects.POLICY)
+    await bucket.put("team-a.job.agent", b"1")
+    await bucket.put("team-a.job.other", b"x")
+    async with bucket.watch("team-a.") as entries:
+        assert [(await soon(anext(entries))).data for _ in range(2)] == [b"1", b"x"]
+        await server.restart()
+        assert [(await soon(anext(entries))).data for _ in range(2)] == [b"1", b"x"]
+        await bucket.put("team-a.job.agent", b"2")
+        assert (await soon(anext(entries))).data == b"2"
+
+
+async def test_a_watch_hears_of_a_key_that_went_while_it_was_away(server: EmbeddedNats, bus: Bus) -> None:
+    bucket = await bus.bucket(subjects.JOBS)
+    await bucket.put("team-a.gone", b"1")
+    await bucket.put("team-a.stays", b"2")
+    async with bucket.watch("team-a.") as entries:
+        assert {(await soon(anext(entries))).key for _ in range(2)} == {"team-a.gone", "team-a.stays"}
+        await server.restart()
+        await persist(lambda: bucket.delete("team-a.gone"))
+        told = [await soon(anext(entries)) for _ in range(2)]
+        while {(entry.key, entry.data) for entry in told[-2:]} != {("team-a.gone", None), ("team-a.stays", b"2")}:
+            told.append(await soon(anext(entries)))
+
+
+async def test_a_listener_hears_again_after_a_restart(server: EmbeddedNats, bus: Bus) -> None:
+    heard: asyncio.Queue[Request] = asyncio.Queue()
+    async with bus.listen("gen.team-a.>", heard.put, queue="rollout"):
+        await server.restart()
+        await persist(lambda: bus.send("gen.team-a.job.agent", b"1"))
+        assert (await soon(heard.get())).data == b"1"
+
+
+async def test_buckets_and_logs_are_there_after_a_restart(server: EmbeddedNats, bus: Bus) -> None:
+    bucket = await bus.bucket(subjects.POLICY)
+    revision = await bucket.create("team-a.job.agent", b"1")
+    await bus.publish(EPISODE, b"1")
+    await server.restart()
+    entry = await bucket.get("team-a.job.agent")
+    assert entry is not None
+    assert (entry.data, entry.revision) == (b"1", revision)
+    assert len(await bus.replay(EPISODES, EPISODE)) == 1
+
+
+async def test_a_graceful_stop_is_an_outage_like_any_other(server: EmbeddedNats, bus: Bus) -> None:
+    await server.stop()
+    waiting = asyncio.create_task(bus.publish(EPISODE, b"1", message_id="1"))
+    await server.start()
+    assert await soon(waiting) == 1

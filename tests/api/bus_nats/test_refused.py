@@ -1,0 +1,96 @@
+"""What a server refuses is an error of whoever asked for it."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.api.bus_nats.patience import TASK, TASKS, soon
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Request
+from marlaas_api.bus_nats import connect
+from marlaas_api.nats_server import EmbeddedNats
+
+
+async def test_a_forbidden_publish_is_refused_by_subject(sandbox: Bus) -> None:
+    assert await sandbox.publish(TASK, b"1") == 1
+    with pytest.raises(BusRefused, match=r'does not let sandbox-1 publish to "episode\.Team-B\.job"'):
+        await soon(sandbox.publish("episode.Team-B.job", b"1"))
+    assert await sandbox.publish(TASK, b"2") == 2
+
+
+async def test_a_forbidden_read_is_refused_by_subject(sandbox: Bus) -> None:
+    await sandbox.publish(TASK, b"1")
+    with pytest.raises(BusRefused, match=f"DIRECT.GET.TASKS.{TASK}"):
+        await soon(sandbox.last(TASKS, TASK))
+    with pytest.raises(BusRefused, match=r"DIRECT\.GET\.TASKS"):
+        await soon(sandbox.replay(TASKS, TASK))
+    with pytest.raises(BusRefused, match=r"STREAM\.PURGE\.TASKS"):
+        await soon(sandbox.purge(TASKS, TASK))
+
+
+async def test_a_forbidden_fetch_is_refused_by_subject(sandbox: Bus) -> None:
+    consumer = await sandbox.consumer(TASKS, "team-a_job", TASK)
+    for _ in range(2):
+        with pytest.raises(BusRefused, match=r"CONSUMER\.MSG\.NEXT\.TASKS\.team-a_job"):
+            await soon(consumer.fetch(1, 60))
+
+
+async def test_a_forbidden_watch_is_refused_by_subject(sandbox: Bus) -> None:
+    bucket = await sandbox.bucket(subjects.JOBS)
+    async with bucket.watch() as entries:
+        with pytest.raises(BusRefused, match=r"DIRECT\.GET\.KV_jobs"):
+            await soon(anext(entries))
+
+
+async def test_a_forbidden_listener_does_not_wait_in_silence(sandbox: Bus) -> None:
+    heard: asyncio.Queue[Request] = asyncio.Queue()
+    with pytest.raises(BusRefused, match=r'does not let sandbox-1 listen to "gen\.team-b\.>"'):
+        async with sandbox.listen("gen.team-b.>", heard.put):
+            pytest.fail("the block began")
+    async with sandbox.listen("gen.team-a.>", heard.put, queue="rollout"):
+        pass
+
+
+async def test_a_forbidden_send_is_refused_the_next_time(sandbox: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    await sandbox.send("gen.team-b.job.agent", b"1")
+    await sandbox.publish(TASK, b"a round trip")
+    assert 'publish to "gen.team-b.job.agent"' in caplog.text
+    with pytest.raises(BusRefused, match=r'"gen\.team-b\.job\.agent"'):
+        await sandbox.send("gen.team-b.job.agent", b"1")
+
+
+async def test_an_inbox_of_its_own_has_to_be_said(guarded: Callable[[str], str]) -> None:
+    with pytest.raises(BusRefused, match='listen to "_INBOX'):
+        await soon(connect(guarded("deaf"), name="deaf"))
+    bus = await connect(guarded("deaf"), name="deaf", inbox_prefix="_INBOX_deaf")
+    assert await bus.publish(TASK, b"1") == 1
+    assert bus.new_inbox().startswith("_INBOX_deaf.")
+    await bus.close()
+
+
+async def test_wrong_credentials_are_refused_at_once(guarded: Callable[[str], str]) -> None:
+    with pytest.raises(BusRefused, match=r"rejects worker-1.*check its credentials") as refused:
+        await soon(connect(guarded("admin").replace("secret", "guess"), name="worker-1", connect_timeout_s=60))
+    assert "guess" not in str(refused.value)
+
+
+async def test_a_missing_credentials_file_is_named(server: EmbeddedNats, tmp_path: Path) -> None:
+    with pytest.raises(BusRefused, match=f"{tmp_path}/user.creds"):
+        await connect(server.url, name="x", creds=tmp_path / "user.creds")
+
+
+@pytest.mark.parametrize("url", ["nats://", "nats://host:port"])
+async def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(BusRefused, match="cannot connect to NATS"):
+        await soon(connect(url, name="x", connect_timeout_s=60))
+
+
+async def test_a_server_without_jetstream_says_so(tmp_path: Path) -> None:
+    accounts = "accounts { A { users: [{ user: a, password: a }] } }"
+    async with EmbeddedNats(tmp_path, extra_config=accounts) as server:
+        bus = await connect(f"nats://a:a@127.0.0.1:{server.port}", name="x")
+        with pytest.raises((BusUnavailable, BusRefused), match=r"(?i)jetstream.*not enabled"):
+            await bus.ensure()
+        await bus.close()
