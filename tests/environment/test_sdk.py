@@ -188,6 +188,8 @@ def test_another_exception_is_not_scored(play) -> None:
     [
         (float("nan"), "finite"),
         ("1.0", "finite number"),
+        (1.7e308, "from -1e[+]30 to 1e[+]30"),
+        (10**400, "finite number"),
         ([1], "expected a number, a Score or None"),
         ({"nobody": 1.0}, "'nobody', but the job's agents are policy"),
         (Score(1.0, {"x": float("inf")}), "metric 'x'"),

@@ -164,6 +164,17 @@ def returns_nan(task, agent):
     return float("nan")
 
 
+def returns_too_much(task, agent):
+    return 1.7e308
+
+
+def earns_too_much_in_a_tool(task, agent):
+    agent.reward = 1.7e308
+    with agent.tool():
+        pass
+    return 1.0
+
+
 def rewards_a_stranger(task, agent):
     return {"stranger": 1.0}
 

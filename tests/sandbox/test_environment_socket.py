@@ -222,8 +222,22 @@ async def test_nobody_listening_is_a_fault_of_the_infrastructure(container, conf
         await connect_server(config(load_timeout_s=0.3), container.socket)
 
 
-@pytest.mark.parametrize("said", [b"garbage", b"[]", b'{"report": "ended"}', b'{"report": "ready", "x": 1}', b""])
-async def test_what_listens_may_say_anything_and_harms_nobody(container, config, said: bytes) -> None:
+READY = b'{"report": "ready"}'
+DEEP = b"[" * 60_000
+
+
+@pytest.mark.parametrize(
+    "said", [b"garbage", b"[]", DEEP, b'{"report": "broken"}', b'{"report": "ready", "x": 1}', READY]
+)
+@pytest.mark.parametrize(
+    "later",
+    [
+        b'{"report": "ended", "number": "x", "status": -4000, "cause": []}',
+        DEEP,
+        b'{"report": "ended", "number": 1e999}',
+    ],
+)
+async def test_what_listens_may_say_anything_and_harms_nobody(container, config, said: bytes, later: bytes) -> None:
     """The socket's folder is the environment's as well: any of its code may listen there."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(container.socket))
@@ -234,9 +248,9 @@ async def test_what_listens_may_say_anything_and_harms_nobody(container, config,
             connection = listener.accept()[0]
             with connection:
                 connection.recv(1024)
-                connection.send(b'{"report": "ready"}' if said == b"" else said)
+                connection.send(said)
                 connection.recv(1024)
-                connection.send(b'{"report": "ended", "number": "x", "status": -4000, "cause": []}')
+                connection.send(later)
                 connection.recv(1024)
 
     answering = asyncio.create_task(asyncio.to_thread(impostor))

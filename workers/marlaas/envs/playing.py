@@ -15,6 +15,9 @@ from marlaas.envs.loading import Environment
 
 MAX_METRICS = 128
 MAX_METRIC_NAME = 64
+MAX_NUMBER = 1e30
+"""Largest size of a reward or a metric: their squares and sums stay numbers wherever somebody computes with them."""
+
 _OUR_FILES = ("marlaas/environment.py", "marlaas/envs/playing.py", "marlaas/envs/loading.py")
 
 
@@ -100,8 +103,10 @@ def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 def _number(value: object, what: str) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]  # numpy's scalars are numbers too
+    except OverflowError:  # a whole number that no float can be
+        number = math.inf
     except (TypeError, ValueError):
         raise InvalidScore(f"{what} is {value!r:.80}; expected a number, a Score or None") from None
-    if isinstance(value, str) or not math.isfinite(number):
-        raise InvalidScore(f"{what} is {value!r:.80}; expected a finite number")
+    if isinstance(value, str) or not abs(number) <= MAX_NUMBER:
+        raise InvalidScore(f"{what} is {value!r:.80}; expected a finite number from {-MAX_NUMBER:g} to {MAX_NUMBER:g}")
     return number

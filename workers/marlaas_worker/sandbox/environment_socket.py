@@ -50,9 +50,6 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     try:
         _hand_over(control, config)
         await loaded(control, output, config.load_timeout_s)
-    except (ValueError, KeyError, TypeError) as error:
-        control.close()
-        raise BrokenEnvironment(f"what listens on {path} is no server of environments: {error}") from error
     except OSError as error:
         control.close()
         raise ForkServerLost(f"the environment's container hung up: {error}") from error

@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from marlaas.envs.playing import MAX_METRIC_NAME, MAX_METRICS
+from marlaas.envs.playing import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage
 
-_Rewards = dict[str, FiniteFloat]
+_Number = Annotated[FiniteFloat, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+_Rewards = dict[str, _Number]
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME)]
 
 
@@ -43,7 +44,7 @@ class ScoreSaying(_Saying):
 
     kind: Literal["score"]
     rewards: _Rewards
-    metrics: Annotated[dict[_Name, FiniteFloat], Field(max_length=MAX_METRICS)]
+    metrics: Annotated[dict[_Name, _Number], Field(max_length=MAX_METRICS)]
     ending: Literal["completed", "max_turns", "tool_error"]
     tool_s: Annotated[FiniteFloat, Field(ge=0)]
 

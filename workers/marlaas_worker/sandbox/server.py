@@ -27,6 +27,9 @@ _OUTERMOST_FRAME = b"in _run_module_as_main"
 _BUSY_S = 0.01
 _END_S = 10.0
 
+NO_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What reading a report may raise that is none: brackets 30,000 deep are a RecursionError, which is no ValueError."""
+
 log = logging.getLogger(__name__)
 
 
@@ -185,7 +188,7 @@ class Server:
                 self._hear(json.loads(packet))
         except OSError:
             pass
-        except (ValueError, KeyError, TypeError) as error:
+        except NO_REPORT as error:
             log.warning("the fork server said what is no report: %s: %s", type(error).__name__, error)
             self.condemn()
         await self._life.ended()
@@ -216,7 +219,7 @@ class Server:
 
 
 def _ended(report: Mapping[str, Any]) -> Ended:
-    """How a child ended. Raises ValueError, KeyError, TypeError."""
+    """How a child ended. Raises one of NO_REPORT."""
     status, cause = report["status"], str(report["cause"])
     if status is None:
         return Ended(None, cause)
@@ -284,7 +287,12 @@ async def loaded(control: socket.socket, output: Output, timeout_s: float) -> No
     except OSError:
         packet = b""
     report = {"report": "broken", "text": "the process died while it loaded the environment"}
-    if packet:
-        report = json.loads(packet)
-    if report["report"] == "broken":
-        raise BrokenEnvironment(f"{report['text']}\n{output.text()}".rstrip())
+    try:
+        if packet:
+            report = json.loads(packet)
+        broken = report["report"] == "broken"
+        text = str(report["text"]) if broken else ""
+    except NO_REPORT as error:
+        raise BrokenEnvironment(f"what loads the environment said what is no report: {type(error).__name__}") from error
+    if broken:
+        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip())
