@@ -132,7 +132,7 @@ _REFUSALS = {
         Stage.FAILED,
         Actor.TENANT,
         "The job needs more adapter slots than the pool has, even alone.",
-        "Lower spec.training.maxStaleness (an agent needs maxStaleness + 2 slots), or choose a pool with more adapterSlots.",
+        "Lower spec.training.maxStaleness (an agent needs maxStaleness + 2 slots), or choose a pool with more adapterSlots; then create the job anew.",
     ),
     Reason.UNSUPPORTED: Text(
         Stage.FAILED,
@@ -159,13 +159,14 @@ _FAULTS = {
         Stage.FAULTY,
         Actor.TENANT,
         "A container's image cannot be pulled; the message names the pod and the registry's answer.",
-        "Correct the image's name or give a pull secret: spec.environment of the job, or the pool's image.",
+        "Correct the pool's image or give it a pull secret. For a job's own image, create the pull secret that it names, or create the job anew: its environment "
+        "cannot change.",
     ),
     Reason.POD_UNSCHEDULABLE: Text(
         Stage.FAULTY,
         Actor.PLATFORM,
         "No node takes a pod; the message has the scheduler's words.",
-        "Ask for less (cpu, memory, gpus), correct node selectors and tolerations, or add a node.",
+        "Ask for less (cpu, memory, gpus; of a job in a new one, since its environment cannot change), correct node selectors and tolerations, or add a node.",
     ),
     Reason.POD_REFUSED: Text(
         Stage.FAULTY,
@@ -189,13 +190,14 @@ _FAULTS = {
         Stage.FAULTY,
         Actor.PLATFORM,
         "A container ends again and again; the message names it and has its last words.",
-        "Read the last words. Of a sandbox, mend the environment's code; of a worker, the platform team reads `kubectl logs --previous`.",
+        "Read the last words. Of a sandbox, mend the environment's code, and create the job anew if its image gets another name; of a worker, the platform team reads `kubectl logs --previous`.",
     ),
     Reason.CONTAINER_OUT_OF_MEMORY: Text(
         Stage.FAULTY,
         Actor.TENANT,
         "A container was killed because it went over its memory limit.",
-        "Raise the limit: spec.environment.memory for a sandbox, spec.rollout.memory or spec.trainer.memory of the pool for a worker.",
+        "Raise the limit: spec.rollout.memory or spec.trainer.memory of the pool for a worker; spec.environment.memory for a sandbox, in a new job, since a "
+        "job's environment cannot change.",
     ),
     Reason.RECOVERED: Text(Stage.WORKING, Actor.NOBODY, "What was wrong with a pod or the bus is over.", NOTHING),
 }
@@ -223,7 +225,7 @@ _FAILURES = {
         Stage.FAILED,
         Actor.TENANT,
         "Every trainer of the pool gave the job up, in the words of the message.",
-        "Do what the message says: often a smaller spec.training.microbatchTokens or learning rate.",
+        "Do what the message says, often a smaller spec.training.microbatchTokens or learning rate, and create the job anew.",
     ),
     Reason.BROKEN_INVARIANT: Text(
         Stage.FAILED,
@@ -255,7 +257,12 @@ _PLATFORM = {
         "The pool is to be deleted and jobs that are not finished use it; it goes when they go.",
         "Let the jobs that the message names finish, or delete them.",
     ),
-    Reason.ACTIVE: Text(Stage.WORKING, Actor.NOBODY, "The tenant's weight and quota count.", NOTHING),
+    Reason.ACTIVE: Text(
+        Stage.WORKING,
+        Actor.NOBODY,
+        "The tenant's namespaces are its own; its weight and quota are shown, and decide nothing yet.",
+        NOTHING,
+    ),
     Reason.CONFLICTING_TENANTS: Text(
         Stage.FAULTY,
         Actor.PLATFORM,

@@ -130,3 +130,66 @@ def test_packages_that_the_workers_lack_are_named_before_anything_is_started(
 def test_a_wrong_layer_of_a_builtin_model_is_told_once(complaints: Complaints) -> None:
     (line,) = complaints(targets("qproj"))
     assert line.endswith("found 'qproj'; did you mean 'q_proj'?")
+
+
+LONG = ("rollout: {groupSize: 4}", "rollout: {groupSize: 4, maxTokens: 512}")
+
+
+@pytest.mark.parametrize("runnable", [True, False])
+def test_replies_that_fill_the_models_own_context_are_refused(
+    complaints: Complaints, tmp_path: Path, runnable: bool
+) -> None:
+    write_model(tmp_path / "m")
+    assert complaints((BUILTIN, "{path: m}"), LONG, runnable=runnable) == [
+        "job.yaml:20: spec.rollout.maxTokens: maxTokens 512 leaves no room for a prompt: the base model of ModelPool 'tiny' was made for "
+        "conversations of up to 512 tokens; lower maxTokens or choose a pool with another model"
+    ]
+    write_model(tmp_path / "m", max_position_embeddings=1024)
+    assert complaints((BUILTIN, "{path: m}"), LONG, runnable=runnable) == []
+
+
+def notes_of(manifest: Callable[..., Path], *edits: tuple[str, str], runnable: bool = False) -> list[str]:
+    return [str(note) for note in load([manifest(*edits)], runnable=runnable).notes]
+
+
+def test_a_longer_context_than_the_models_is_noted_where_somebody_wrote_it(
+    manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    write_model(tmp_path / "m")
+    assert notes_of(manifest, (BUILTIN, "{path: m}\n  rollout: {maxModelLen: 4096}")) == [
+        "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 is more than the model was made for: engines take conversations of up to 512 tokens"
+    ]
+    assert notes_of(manifest, (BUILTIN, "{path: m}")) == []
+
+
+def test_what_would_keep_a_local_run_from_a_model_is_noted_where_a_cluster_may_run_it(
+    manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    (note,) = notes_of(manifest, (BUILTIN, "{path: /nowhere/model}"))
+    assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: there is no such folder")
+    write_model(tmp_path / "m", HUGE)
+    (note,) = notes_of(manifest, (BUILTIN, "{path: m}"))
+    assert "and 16.0 GiB are there on this machine, so `marlaas run` refuses it here (in GiB, engine: " in note
+    init = (JOB, f"{JOB}\n  agents: [{{name: policy, initFrom: {{path: /nowhere}}}}]")
+    assert notes_of(manifest, init) == [
+        "job.yaml:19: spec.agents[0].initFrom.path: no PEFT adapter in /nowhere: there is no such folder"
+    ]
+
+
+@pytest.mark.parametrize("runnable", [True, False])
+def test_accelerators_that_this_machine_lacks_are_noted(
+    manifest: Callable[..., Path], tmp_path: Path, runnable: bool
+) -> None:
+    write_model(tmp_path / "m")
+    asked = (BUILTIN, "{path: m}\n  trainer: {gpus: 1}")
+    assert notes_of(manifest, asked, runnable=runnable) == [
+        "job.yaml:6: spec.trainer.gpus: gpus 1, and this machine has none: `marlaas run` computes on the CPU here"
+    ]
+
+
+@pytest.mark.parametrize("runnable", [True, False])
+def test_a_model_that_is_to_be_split_is_refused_before_an_engine_is(complaints: Complaints, runnable: bool) -> None:
+    (line,) = complaints((BUILTIN, f"{BUILTIN}\n  tensorParallelSize: 2"), runnable=runnable)
+    assert line.startswith(
+        "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS keeps a model whole on one accelerator"
+    )

@@ -188,6 +188,14 @@ def test_a_pool_that_no_job_uses_is_noted(manifest: Write) -> None:
     ]
 
 
+def test_what_a_tenant_says_in_vain_is_noted(manifest: Write) -> None:
+    said = load([manifest((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"))]).notes
+    assert [str(note) for note in said] == [
+        f"job.yaml:12: spec.{key}: accepted and shown, and decides nothing in this version of MARLaaS"
+        for key in ("weight", "quota")
+    ]
+
+
 def test_jobs_that_will_have_to_wait_for_each_other_are_noted(manifest: Write) -> None:
     loaded = load([manifest(_second_job("products"), ("adapterSlots: 8", "adapterSlots: 5"))])
     assert [str(note) for note in loaded.notes] == [

@@ -11,6 +11,7 @@ from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
 from marlaas_api.kinds.nearest import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.rljob import RLJob, RLJobSpec
+from marlaas_api.kinds.tenant import QuotaSpec, Tenant
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Linear layers of a Llama-like model, as every builtin model is."""
@@ -32,6 +33,16 @@ def check_supported(job: RLJob) -> Iterator[Problem]:
             )
     if not any(agent.trainable for agent in job.spec.agents):
         yield Problem(("spec", "agents", 0, "trainable"), "no agent of the job is trainable: there is nothing to train")
+
+
+def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
+    """What the schema of a pool carries and this version's workers cannot do yet, wherever they run; located in the pool."""
+    if pool.spec.tensor_parallel_size > 1:
+        yield Problem(
+            ("spec", "tensorParallelSize"),
+            f"this version of MARLaaS keeps a model whole on one accelerator: it cannot prove yet which adapter a split engine serves. Use 1, found "
+            f"{pool.spec.tensor_parallel_size}",
+        )
 
 
 def check_local(job: RLJob) -> Iterator[Problem]:
@@ -123,6 +134,13 @@ def pool_remarks(pool: ModelPool) -> Iterator[Problem]:
             (*at, "imagePullSecrets"): bool(workers.image_pull_secrets),
         }
     yield from _left_to_a_cluster(given)
+
+
+def tenant_remarks(tenant: Tenant) -> Iterator[Problem]:
+    """What a Tenant may say already and nobody acts on yet; located in the tenant."""
+    given = {"weight": tenant.spec.weight != 1, "quota": tenant.spec.quota != QuotaSpec()}
+    text = "accepted and shown, and decides nothing in this version of MARLaaS"
+    yield from (Problem(("spec", key), text) for key, there in given.items() if there)
 
 
 def _left_to_a_cluster(given: Mapping[Loc, bool]) -> Iterator[Problem]:

@@ -89,7 +89,12 @@ class WorkersSpec(Spec):
     replicas: int = Field(1, ge=1, le=256, description="Workers of this role; one serves a small pool.")
     cpu: Quantity | None = Field(None, description="CPU request of one worker, in cores. Absent: no request.")
     memory: Quantity | None = Field(None, description="Memory limit of one worker, in bytes. Absent: no limit.")
-    gpus: int = Field(0, ge=0, le=64, description="Accelerators (nvidia.com/gpu) of one worker; 0 computes on the CPU.")
+    gpus: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Accelerators (nvidia.com/gpu) of one worker; 0 computes on the CPU. `marlaas run` takes what the machine has.",
+    )
     threads: int | None = Field(
         None, ge=1, le=1024, description="Compute threads of one worker. Absent: chosen from the machine's cores."
     )
@@ -180,7 +185,10 @@ class ModelPoolSpec(Spec):
         ),
     )
     tensor_parallel_size: int = Field(
-        1, ge=1, le=64, description="Accelerators over which one engine splits the model; 1 keeps it whole."
+        1,
+        ge=1,
+        le=64,
+        description="Accelerators over which one engine splits the model; 1 keeps it whole, and this version's engines start with nothing else.",
     )
     adapter_slots: int = Field(
         8,

@@ -9,7 +9,7 @@ from marlaas_api.kinds.status import TenantStatus
 
 
 class QuotaSpec(Spec):
-    """Bounds on what a tenant holds at once; over quota is queued, never failed. Absent is no bound."""
+    """Bounds on what a tenant holds at once; over quota will be queued, never failed. Accepted and shown; this version enforces none of them."""
 
     jobs: int | None = Field(None, ge=0, le=1_000_000, description="Admitted jobs. Absent: no bound; 0 admits nothing.")
     adapter_slots: int | None = Field(
@@ -33,9 +33,13 @@ class TenantSpec(Spec):
         1.0,
         gt=0,
         le=1000,
-        description="Share of contended throughput, relative to other tenants; 1, as a namespace without a Tenant has.",
+        description="Share of contended throughput, relative to other tenants; 1, as a namespace without a Tenant has. Accepted and shown; this version "
+        "serves all jobs alike.",
     )
-    quota: QuotaSpec = Field(default_factory=lambda: QuotaSpec(), description="Bounds on what a tenant holds at once.")
+    quota: QuotaSpec = Field(
+        default_factory=lambda: QuotaSpec(),
+        description="Bounds on what a tenant holds at once. Accepted and shown; this version enforces none of them.",
+    )
 
 
 class Tenant(Kind):

@@ -26,9 +26,11 @@ from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.wanted import Wanted, read
 from marlaas.local.watch import Watch
+from marlaas.models import prepared
 from marlaas.trackers.desk import Desk, Place
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
+from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import JobDocument, PoolDocument
 
 TICK_S = 0.5
@@ -131,13 +133,14 @@ class _Run:
     async def _prepare(self, wanted: Wanted, guard: Warden) -> tuple[PoolDocument, ...]:
         """Documents of the pools that jobs use, their models prepared.
 
-        A model that had to be fetched can be looked into only now: the manifests are read once more. Raises InvalidInput.
+        A model that had to be fetched or made can be looked into only now: the manifests are read once more. Raises InvalidInput.
         """
+        is_news = any(_is_unseen(pool.spec.model) for pool in wanted.pools)
         pools = []
         for pool in wanted.pools:
             path = await prepare(pool.spec.model, self._display.waiting, guard)
             pools.append(PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool.spec))
-        if any(pool.spec.model.hub for pool in wanted.pools):
+        if is_news:
             await asyncio.to_thread(read, self._request.files, self._request.seed)
         return tuple(pools)
 
@@ -202,6 +205,11 @@ class _Run:
             self._display.note(f"to go on: {shlex.join(self._request.again)}")
             return EXIT_INTERRUPTED
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
+
+
+def _is_unseen(model: ModelSpec) -> bool:
+    """Whether there was nothing to look into when the manifests were read."""
+    return model.hub is not None or (model.builtin is not None and prepared(model.builtin) is None)
 
 
 async def _first_of(first: asyncio.Event, second: asyncio.Event, timeout_s: float) -> None:

@@ -11,10 +11,12 @@ from marlaas_api.kinds.checks import (
     check_local,
     check_local_pool,
     check_supported,
+    check_supported_pool,
     cluster_remarks,
     pool_remarks,
     remarks,
     slots_needed,
+    tenant_remarks,
 )
 from marlaas_api.kinds.nearest import did_you_mean, nearest
 from marlaas_api.kinds.problems import Problem
@@ -65,9 +67,9 @@ def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
         if runnable:
             yield from job.source.findings(check_local(job.object))
             yield from job.source.findings(_missing_adapters(job.object))
-    if runnable:
-        for pool in contents.pools:
-            yield from pool.source.findings(check_local_pool(pool.object))
+    for pool in contents.pools:
+        yield from pool.source.findings(check_supported_pool(pool.object))
+        yield from pool.source.findings(check_local_pool(pool.object) if runnable else ())
 
 
 def misfits(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]:
@@ -91,8 +93,8 @@ def unknown_pools(contents: Contents, broken: set[tuple[str, str]], runnable: bo
     return {name: runnable or nearest(name, pools) is not None for name in names if ("ModelPool", name) not in broken}
 
 
-def advice(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]:
-    """Yield what is allowed and worth knowing."""
+def advice(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
+    """Yield what is allowed and worth knowing; of what is not to be run here, also what would keep `marlaas run` from it."""
     pools = by_name(contents.pools)
     for pool in contents.pools:
         yield from pool.source.findings(check_local_pool(pool.object))
@@ -102,9 +104,13 @@ def advice(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]
         yield from job.source.findings(remarks(job.object, pools.get(name)))
         yield from job.source.findings(check_local(job.object))
         yield from job.source.findings(cluster_remarks(job.object))
+        if not runnable:
+            yield from job.source.findings(_missing_adapters(job.object))
         if unknown.get(name) is False:
             text = f"ModelPool '{name}' is not in these files; the job is not checked against it"
             yield job.source.finding(Problem(_POOL, text))
+    for tenant in contents.tenants:
+        yield from tenant.source.findings(tenant_remarks(tenant.object))
     for pool in contents.pools:
         yield from pool.source.findings(_demand(pool.object, [job.object for job in contents.jobs]))
 

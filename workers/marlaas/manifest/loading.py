@@ -8,7 +8,7 @@ from marlaas.manifest.crosscheck import Contents, advice, claims, duplicates, mi
 from marlaas.manifest.environments import check_environments
 from marlaas.manifest.files import File, read_files
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
-from marlaas.manifest.models import check_models, memory_notes
+from marlaas.manifest.models import check_models, model_notes
 from marlaas.manifest.objects import Objects, read_objects
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
@@ -54,7 +54,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
         errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: there is nothing to run"))
     if errors:
         raise InvalidManifest(_in_order(errors, labels))
-    notes = [*objects.notes, *advice(contents, unknown), *(memory_notes(contents) if runnable else ())]
+    notes = [*objects.notes, *advice(contents, unknown, runnable), *model_notes(contents, runnable)]
     return _manifest(contents, _in_order(notes, labels), objects.placed)
 
 

@@ -38,20 +38,69 @@ def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
             known.append((pool, facts))
             yield from pool.source.findings(unadaptable(facts, pool.object))
             yield from _wrong_targets(contents, pool.object, facts)
+            yield from _too_long(contents, pool.object, facts)
     if here is not None:
         yield from _too_big(known, here.limit)
 
 
-def memory_notes(contents: Contents) -> Iterator[Finding]:
-    """Yield what would fit this machine, were it not for what else runs on it now."""
+def model_notes(contents: Contents, runnable: bool) -> Iterator[Finding]:
+    """Yield what is not wrong of the pools' models, and worth knowing.
+
+    Of those to be run here: what would fit, were it not for what else runs now. Of others: what keeps `marlaas run` from running them here.
+    """
     here: Machine | None = None if has_gpu() else machine()
     known = []
     for pool in contents.pools:
         facts = _facts(pool.object.spec.model, runnable=False)
+        yield from pool.source.findings(_shorter(pool.object, facts))
+        yield from pool.source.findings(() if has_gpu() else _no_gpu(pool.object))
         if facts is not None:
             known.append((pool, facts))
-    if here is not None:
+        elif not runnable:
+            yield from pool.source.findings(_not_here(pool.object))
+    if here is not None and runnable:
         yield from _too_big(known, here.free, " now, because of what else runs on this machine")
+    elif here is not None:
+        yield from _too_big(known, here.limit, " on this machine, so `marlaas run` refuses it here")
+
+
+def _not_here(pool: ModelPool) -> Iterator[Problem]:
+    if pool.spec.model.path is not None:
+        try:
+            resolve(pool.spec.model)
+        except ModelError as error:
+            yield Problem(
+                (*_MODEL, "path"), f"{error}; `marlaas run` needs it on this machine, a cluster's workers on theirs"
+            )
+
+
+def _no_gpu(pool: ModelPool) -> Iterator[Problem]:
+    """What a manifest asks of accelerators is a cluster's; a local run takes what the machine has."""
+    for role, workers in (("rollout", pool.spec.rollout), ("trainer", pool.spec.trainer)):
+        if workers.gpus:
+            text = f"gpus {workers.gpus}, and this machine has none: `marlaas run` computes on the CPU here"
+            yield Problem(("spec", role, "gpus"), text)
+
+
+def _shorter(pool: ModelPool, facts: ModelFacts | None) -> Iterator[Problem]:
+    most, wanted = facts.max_positions if facts is not None else None, pool.spec.rollout.max_model_len
+    if most is not None and most < wanted and "max_model_len" in pool.spec.rollout.model_fields_set:
+        text = f"maxModelLen {wanted} is more than the model was made for: engines take conversations of up to {most} tokens"
+        yield Problem(("spec", "rollout", "maxModelLen"), text)
+
+
+def _too_long(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
+    """Jobs whose replies alone fill the model's context; what `maxModelLen` refuses is told already (`kinds.checks`)."""
+    most = facts.max_positions
+    for job in contents.jobs if most is not None else ():
+        tokens = job.object.spec.rollout.max_tokens
+        is_ours = job.object.spec.pool_ref.name == pool.metadata.name
+        if is_ours and most is not None and most <= tokens < pool.spec.rollout.max_model_len:
+            text = (
+                f"maxTokens {tokens} leaves no room for a prompt: the base model of ModelPool '{pool.metadata.name}' was made for "
+                f"conversations of up to {most} tokens; lower maxTokens or choose a pool with another model"
+            )
+            yield job.source.finding(Problem(("spec", "rollout", "maxTokens"), text))
 
 
 def _wrong_targets(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
