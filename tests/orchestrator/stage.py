@@ -154,7 +154,8 @@ class Stage:
     async def train(self, document: JobDocument) -> None:
         record = await self.commit(document, PolicyRecord(uid=document.uid), None, ())
         bus = self.server.connect("trainer")
-        consumer = await bus.consumer(subjects.GROUPS, "trainer", subjects.group("team-a", document.job, "policy"))
+        name, subject = f"trainer-{document.job}", subjects.group("team-a", document.job, "policy")
+        consumer = await bus.consumer(subjects.GROUPS, name, subject)
         ready: dict[int, list[GroupReady]] = {}
         while True:
             for delivery in await consumer.fetch(8, 1.0):

@@ -1,5 +1,7 @@
 """What is believed of an episode, and what fails its job instead."""
 
+import asyncio
+
 import ormsgpack
 import pytest
 from tests.orchestrator.stage import final, mixed, running
@@ -59,8 +61,11 @@ def test_an_episode_of_an_earlier_job_of_this_name_is_nobodys(document, episode,
         ({"episode": "uid-sums-t3-0-1"}, "of member 1"),
         ({"episode": "uid-sums-t3-1-1.*.>"}, "of member 1"),
         ({"rewards": {}}, "no reward for policy"),
-        ({"rewards": {"policy": float("nan")}}, "no finite number"),
-        ({"metrics": {"x": float("inf")}}, "no finite number"),
+        ({"rewards": {"policy": float("nan")}}, "no number between"),
+        ({"metrics": {"x": float("inf")}}, "no number between"),
+        ({"rewards": {"policy": -1.7e308}}, "no number between -1e.30 and 1e.30"),
+        ({"group": "uid-sums-t5v3", "episode": "uid-sums-t5v3-1-1"}, "not a group name"),
+        ({"group": f"uid-sums-t{'9' * 5000}", "episode": f"uid-sums-t{'9' * 5000}-1-1"}, "not a group name"),
         ({"leaves": {"policy": tuple(range(10_000))}}, "10000 conversations"),
         ({"leaves": {"policy": (-1,)}}, "end at turns"),
         ({"fault": FaultClass.ENV, "fault_text": "x" * 100_000}, "100000 characters"),
@@ -78,9 +83,25 @@ def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored
     task = Task(
         namespace="team-a", job="sums", uid="uid-sums", group="g", split=Split.TRAIN, index=0, seed=0, group_size=1
     )
-    for data in (b"", b'{"stream":"EPISODES","seq":1}', ormsgpack.packb(claim), encode(task)):
+    headless = [ormsgpack.packb({"v": 1, "t": "Episode"}), ormsgpack.packb({"v": float("inf")})]
+    for data in (b"", b'{"stream":"EPISODES","seq":1}', ormsgpack.packb(claim), encode(task), *headless):
         with pytest.raises(EpisodeInvalid, match="it is no episode"):
             read_episode(stored(data), document())
+
+
+@pytest.mark.parametrize("rewards", [(1.7e308, 1.7e308), (1e30, -1e30), (1e30, 1e30)])
+async def test_rewards_beyond_all_measure_end_no_orchestrator(stage, document, rewards) -> None:
+    mine, poisoned = document(), document("poisoned", steps=1)
+    async with running(stage, poisoned, lambda task, member: rewards[member]):
+        await stage.submit(mine)
+        others = [asyncio.create_task(one) for one in (stage.play(mine, mixed), stage.train(mine))]
+        ended = await stage.progress(poisoned, final)
+        level = await stage.progress(mine, final)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    assert ended.phase is (Phase.FAILED if 1.7e308 in rewards else Phase.SUCCEEDED)
+    assert level.phase is Phase.SUCCEEDED
 
 
 async def test_an_episode_that_no_sandbox_writes_fails_its_own_job_and_no_other(stage, document, episode) -> None:

@@ -97,6 +97,36 @@ async def test_killed_between_any_two_effects_it_goes_on_without_losing_or_doubl
     assert sorted(index for record in records for index in record.indices) == list(range(6))
 
 
+@pytest.mark.parametrize("deaths", [2, 1000])
+async def test_what_nobody_foresaw_is_one_jobs_own_and_it_may_recover(stage, document, deaths):
+    mine, ill = document(), document("ill", steps=1)
+    died = 0
+
+    def hook(name: str) -> None:
+        nonlocal died
+        task = asyncio.current_task()
+        assert task is not None
+        if task.get_name() == "job team-a/ill" and died < deaths:
+            died += 1
+            raise OverflowError("intermediate overflow in fsum")
+
+    failpoints.hook = hook
+    async with running(stage, mine, mixed):
+        await stage.submit(ill)
+        others = [asyncio.create_task(one) for one in (stage.play(ill, mixed), stage.train(ill))]
+        level = await stage.progress(mine, final)
+        ended = await stage.progress(ill, final)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    assert level.phase is Phase.SUCCEEDED
+    if deaths == 2:
+        assert ended.phase is Phase.SUCCEEDED
+    else:
+        assert (ended.phase, ended.reason, died) == (Phase.FAILED, "BrokenInvariant", 3)
+        assert "3 times in a row to go on with this job: OverflowError" in ended.message
+
+
 async def test_a_job_that_every_trainer_has_given_up_fails_in_the_trainers_words(stage, document):
     job = document(steps=50)
     async with running(stage, job, mixed):

@@ -4,7 +4,6 @@ Everything here was written by somebody who holds the job's sandbox credential, 
 it fails that job, with a sentence, and touches nothing else. Claims are not followed: they would name any file of the blob store.
 """
 
-import math
 import re
 
 from marlaas_api.bus import Stored
@@ -14,6 +13,8 @@ from marlaas_api.names import Split, group_token
 from marlaas_api.wire import BadMessage, decode_as
 
 MAX_METRICS = 1000
+MAX_NUMBER = 1e30
+"""Of rewards and metrics: sums and squares of many stay finite, also in the trainer's float32."""
 MAX_FAULT_CHARACTERS = 64 << 10
 _PREFIX = {Split.TRAIN: "t", Split.EVAL: "e"}
 
@@ -64,8 +65,8 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
     wanted = {agent.name for agent in document.spec.agents if agent.trainable}
     if episode.fault is None and not wanted <= episode.rewards.keys():
         return f"no reward for {', '.join(sorted(wanted - episode.rewards.keys()))}"
-    if not all(math.isfinite(number) for number in (*episode.rewards.values(), *episode.metrics.values())):
-        return "a reward or metric that is no finite number"
+    if not all(abs(number) <= MAX_NUMBER for number in (*episode.rewards.values(), *episode.metrics.values())):
+        return f"a reward or metric that is no number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}"
     if len(episode.metrics) > MAX_METRICS or len(episode.fault_text) > MAX_FAULT_CHARACTERS:
         return f"{len(episode.metrics)} metrics and {len(episode.fault_text)} characters about a fault"
     return None

@@ -16,12 +16,13 @@ from marlaas_api.wire import decode_as
 from marlaas_worker.mirror import Mirror
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission, capacities, decide, in_order
+from marlaas_worker.orchestrator.deaths import MOST_DEATHS, Deaths
 from marlaas_worker.orchestrator.deletion import Doomed
 from marlaas_worker.orchestrator.deletions import Deletions
 from marlaas_worker.orchestrator.lease import Lease
 from marlaas_worker.orchestrator.levels import Levels
 from marlaas_worker.orchestrator.owned_job import OwnedJob
-from marlaas_worker.orchestrator.records import Records
+from marlaas_worker.orchestrator.records import LostLease, Records
 from marlaas_worker.orchestrator.vitals import figures
 from marlaas_worker.role import RoleContext, wait_for
 
@@ -58,6 +59,7 @@ class _Service:
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._levels, lambda: self._reports, self._changed.set)
         self._owned: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
+        self._deaths = Deaths()
         self._told: dict[str, tuple[JobDocument, Admission]] = {}
         self._unreadable: set[str] = set()
         context.vitals.figures = lambda: figures(self._levels.all(), leads=True)
@@ -163,17 +165,26 @@ class _Service:
             return None
 
     async def _settle(self, uid: str, owned: OwnedJob, task: "asyncio.Task[None]") -> None:
-        """A job's task ended: by itself, or by an error that is the job's failure and nobody else's."""
+        """A job's task ended: by itself, or by an error that is the job's and nobody else's, whatever it is."""
         del self._owned[uid]
         error = None if task.cancelled() else task.exception()
         level = owned.progress()
-        if error is not None:
-            log.error("%s failed", owned.document.ref, exc_info=error)
-            if not isinstance(error, MarlaasError | AssertionError):
-                raise error
-            await self._fail(owned.document, Verdict(reason=Reason.BROKEN_INVARIANT, message=str(error)))
+        if isinstance(error, Exception) and not isinstance(error, LostLease):
+            await self._died(owned, error)
+        elif error is not None:
+            raise error
         elif level is not None and owned.ended is not None:
             await self._end_with(owned.document, level)
+
+    async def _died(self, owned: OwnedJob, error: Exception) -> None:
+        """An error of ours ends the job; of one that nobody foresaw it may recover, since all that counts is on record."""
+        document, words = owned.document, str(error)
+        log.error("%s failed", document.ref, exc_info=error)
+        if not isinstance(error, MarlaasError | AssertionError):
+            if self._deaths.note(document.uid, self._level(owned).step, self._context.now()):
+                return
+            words = f"the orchestrator failed {MOST_DEATHS} times in a row to go on with this job: {error!r}"
+        await self._fail(document, Verdict(reason=Reason.BROKEN_INVARIANT, message=words))
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
         """Let go of jobs that are to stop, or to go on with other words."""
@@ -196,6 +207,7 @@ class _Service:
             elif document.deleted:
                 self._deletions.begin(Doomed.by_document(document))
         self._told = {uid: told for uid, told in self._told.items() if uid in documents}
+        self._deaths.keep(documents)
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
         running = [owned.document for owned, _ in self._owned.values()]
@@ -227,6 +239,8 @@ class _Service:
 
     def _waits(self, document: JobDocument) -> bool:
         if document.uid in self._owned or document.deleted or self._deletions.concerns(document.ref):
+            return False
+        if self._deaths.rests(document.uid, self._context.now()):
             return False
         level = self._levels.of(document.ref)
         if level is None or not level.phase.final:
