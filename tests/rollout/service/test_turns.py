@@ -129,6 +129,10 @@ async def test_a_full_context_stays_full_after_a_failover(town: Any) -> None:
     assert reply.stop_reason is StopReason.CONTEXT
 
 
+LONG = "1" * 40_000
+"""In a name that becomes a subject, the server hangs up on who sends it."""
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -140,6 +144,13 @@ async def test_a_full_context_stays_full_after_a_failover(town: Any) -> None:
         ({"episode": "uid1-t1-0-1"}, "is not of member 0"),
         ({"episode": "uid1-t0-0-1.*"}, "is not of member 0"),
         ({"member": 1, "episode": "uid1-t0-0-1"}, "is not of member 1"),
+        ({"group": f"uid1-{LONG}-t0", "episode": f"uid1-{LONG}-t0-0-1"}, "is not of job uid uid1"),
+        ({"group": f"uid1-t{LONG}", "episode": f"uid1-t{LONG}-0-1"}, "not a group name"),
+        ({"episode": f"uid1-t0-0-{LONG}"}, "is not of member 0"),
+        ({"member": -1, "episode": "uid1-t0--1-1"}, "member -1 of a group"),
+        ({"member": 10**9, "episode": "uid1-t0-1000000000-1"}, "member 1000000000 of a group"),
+        ({"turn": 10**9}, "turn 1000000000 is none"),
+        ({"turn": -1}, "turn -1 is none"),
         ({"turn": 2, "parent": 2}, "cannot follow"),
         ({"turn": 2, "parent": 1}, "turn 1 of episode uid1-t0-0-1 is not recorded"),
         ({"max_tokens": 0}, "at least 1"),
@@ -152,6 +163,7 @@ async def test_what_can_never_be_served_is_refused_for_good(town: Any, changes: 
     reply = await town.ask(job.request(**changes), of="rollout-0")
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert words in reply.error
+    assert len(reply.error) < 1000
     assert replica.engine.calls == []
 
 

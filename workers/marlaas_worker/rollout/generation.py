@@ -27,9 +27,9 @@ from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.versions import Held, Versions
 
 MAX_ENGINE_DEATHS = 3
+_WORDS = 200
 _LONG_CHARACTERS = 16_384
 _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent", "tools"}
-_EPISODE = re.compile(r"[A-Za-z0-9_-]+")
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
@@ -206,17 +206,27 @@ class _Order:
 
 
 def check(request: GenerateRequest, served: Served) -> None:
-    """Refuse names that do not belong together: they decide about pins, seeds and records. Raises RequestRefused."""
-    uid, group = served.document.uid, request.group
+    """Refuse names that do not belong together, and turns that no episode has: they decide about pins, seeds and records.
+
+    A name is part of subjects and keys as it is, so none may be longer than ours are: the server hangs up on who sends it a subject
+    of 32 KiB, and this replica would be who sends it. Raises RequestRefused.
+    """
+    uid, group, spec = served.document.uid, request.group, served.document.spec
     try:
-        group_token(group)
+        token = group_token(group)
     except ValueError as error:
-        raise RequestRefused(str(error)) from error
-    if not group.startswith(f"{uid}-"):
-        raise RequestRefused(f"group {group!r} is not of job uid {uid}")
-    if not request.episode.startswith(f"{group}-{request.member}-") or not _EPISODE.fullmatch(request.episode):
-        raise RequestRefused(f"episode {request.episode!r} is not of member {request.member} of group {group!r}")
-    if request.turn < 0 or (request.parent is not None and not 0 <= request.parent < request.turn):
+        raise RequestRefused(str(error)[:_WORDS]) from error
+    if group != f"{uid}-{token}":
+        raise RequestRefused(f"group {group[:_WORDS]!r} is not of job uid {uid}")
+    if not 0 <= request.member < spec.rollout.group_size:
+        raise RequestRefused(f"member {request.member} of a group of {spec.rollout.group_size}")
+    if not re.fullmatch(re.escape(f"{group}-{request.member}-") + "[0-9]{1,9}", request.episode):
+        raise RequestRefused(
+            f"episode {request.episode[:_WORDS]!r} is not of member {request.member} of group {group!r}"
+        )
+    if not 0 <= request.turn < len(spec.agents) * spec.rollout.max_turns:
+        raise RequestRefused(f"turn {request.turn} is none at maxTurns {spec.rollout.max_turns}")
+    if request.parent is not None and not 0 <= request.parent < request.turn:
         raise RequestRefused(f"turn {request.turn} cannot follow turn {request.parent}")
     if request.max_tokens is not None and request.max_tokens < 1:
         raise RequestRefused(f"maxTokens is {request.max_tokens}; at least 1 is needed")
