@@ -6,7 +6,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import Killed, Sampler, World, assignment_of, job
+from tests.trainer.sampler import Sampler
+from tests.trainer.worlds import Killed, World, assignment_of, job
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRef, BlobUnavailable

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from tests.rl.papers import OBJECTIVES
-from tests.trainer.conftest import VOCABULARY, assignment_of, job
+from tests.trainer.sampler import VOCABULARY
+from tests.trainer.worlds import assignment_of, job
 from torch import Tensor
 
 from marlaas_api.kinds import OptimizerSpec, TrainingSpec

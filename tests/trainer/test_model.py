@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.trainer.conftest import VOCABULARY, Sampler
+from tests.trainer.sampler import VOCABULARY, Sampler
 from torch import Tensor
 
 from marlaas_worker.adapters import write_adapter

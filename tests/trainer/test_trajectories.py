@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainer.conftest import World
+from tests.trainer.worlds import World
 
 from marlaas_api import wire
 from marlaas_api.arrays import pack_ids, pack_logprobs

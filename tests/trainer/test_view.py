@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.trainer.conftest import World, assignment_of, job
+from tests.trainer.worlds import World, assignment_of, job
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Entry

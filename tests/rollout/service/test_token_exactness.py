@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.rollout.service.conftest import LIMITS, POOL, Job, ScriptedEngine
+from tests.rollout.service.asking import Job
+from tests.rollout.service.scripted import LIMITS, ScriptedEngine
+from tests.rollout.service.towns import POOL
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast

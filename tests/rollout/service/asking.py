@@ -1,0 +1,64 @@
+"""A job as its sandbox names things, and what is heard of a request."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from marlaas_api.messages import ChatMessage, GenerateReply, GenerateRequest, JobDocument, ReplyPhase
+from marlaas_api.names import AdapterRef, episode_id, train_group
+
+
+@dataclass
+class Job:
+    """A job in the town, and how its sandbox names things."""
+
+    document: JobDocument
+
+    @property
+    def uid(self) -> str:
+        return self.document.uid
+
+    def adapter(self, version: int, agent: str = "policy") -> AdapterRef:
+        return AdapterRef(self.document.namespace, self.document.job, self.uid, agent, version)
+
+    def request(self, index: int = 0, member: int = 0, turn: int = 0, **changes: Any) -> GenerateRequest:
+        group = train_group(self.document.ref, index)
+        fields: dict[str, Any] = {
+            "namespace": self.document.namespace,
+            "job": self.document.job,
+            "uid": self.uid,
+            "agent": "policy",
+            "group": group,
+            "member": member,
+            "episode": episode_id(group, member, 1),
+            "turn": turn,
+            "parent": turn - 1 if turn else None,
+            "append": (ChatMessage(role="user", content=f"question {turn}"),),
+            "deadline_s": 60.0,
+        }
+        return GenerateRequest(**{**fields, **changes})
+
+
+@dataclass
+class Asked:
+    """A request's answers as they come."""
+
+    heard: list[GenerateReply] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, reply: GenerateReply) -> None:
+        self.heard.append(reply)
+        self.more.set()
+        if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
+            self.over.set()
+
+    async def until(self, phase: ReplyPhase) -> GenerateReply:
+        while not any(reply.phase is phase for reply in self.heard):
+            self.more.clear()
+            await self.more.wait()
+        return next(reply for reply in self.heard if reply.phase is phase)
+
+    async def end(self) -> GenerateReply:
+        await self.over.wait()
+        return self.heard[-1]

@@ -1,0 +1,106 @@
+"""Life and end of a job, as its trainer sees them."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.following import WITHIN_S, report, trained
+from tests.trainer.worlds import World, job
+
+from marlaas_api import subjects
+from marlaas_api.messages import Phase
+
+
+async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_goes_on(
+    world: World, tiny_model: Path, tmp_path: Path
+) -> None:
+    document, straight = job(), World(tiny_model, tmp_path, world.sampler)
+    await straight.bus.ensure()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.version(document, 0)
+        await world.assign(document, 0, [0])
+        await report(world, lambda report: bool(report.bound))
+    assert (await world.record(document)).version == 0
+    assert await (await world.bus.bucket(subjects.REPLICAS)).entries() == []
+    async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+        await world.assign(document, 0, [1])
+        await world.close(document, 0, 2)
+        await world.version(document, 1)
+    assert await trained(straight, document, steps=1) == [await world.adapter(document)]
+
+
+@pytest.mark.parametrize("level", [{"phase": Phase.SUCCEEDED}, {"admitted": False, "phase": Phase.SUSPENDED}])
+async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(world: World, level: dict[str, Any]) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 1)
+        await report(world, lambda report: bool(report.bound))
+        await world.admit(document, **level)
+        await report(world, lambda report: not report.bound)
+        await world.admit(document)
+        await world.play(document, 1, first=1)
+    assert [manifest.step for manifest in await world.history(document)] == [1, 0, -1]
+
+
+async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_does(world: World) -> None:
+    over, drained = job("over"), job("drained")
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        for document in (over, drained):
+            await world.admit(document)
+            await world.play(document, 1)
+        await world.admit(over, phase=Phase.SUCCEEDED)
+        await report(world, lambda report: report.bound == ("team-a.drained.uid-drained.policy@v1",))
+    assert list(world.server.stream(subjects.GROUPS).consumers) == ["team-a_drained_policy_trainer"]
+
+
+async def test_a_consumer_that_somebody_deletes_is_made_again(world: World) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 1)
+        await world.bus.delete_consumer(subjects.GROUPS, "team-a_sums_policy_trainer")
+        await world.play(document, 1, first=1)
+    assert (await world.record(document)).epoch == 0
+
+
+async def test_what_is_committed_is_acked(world: World) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 2)
+        consumer = world.server.stream(subjects.GROUPS).consumers["team-a_sums_policy_trainer"]
+        while consumer.next_sequence <= 6 or consumer.pending:
+            await world.server.change(None, None)
+
+
+async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing_of_the_old(world: World) -> None:
+    old = job()
+    new = old.model_copy(update={"uid": "uid-new", "seed": 4})
+    await world.admit(old)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(old, 1)
+        before = await world.record(old)
+        await world.admit(new)
+        await world.play(new, 1)
+    after = await world.record(new)
+    assert (after.version, after.step) == (1, 0)
+    assert after.epoch > before.epoch
+    assert (await world.manifest(after)).consumed == ("uid-new-t0", "uid-new-t1")
+
+
+async def test_an_outage_of_the_bus_costs_nothing_but_time(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 1)
+        await world.assign(document, 1, [0, 1])
+        world.server.available = False
+        while "cannot report" not in caplog.text or "cannot look" not in caplog.text:
+            await world.server.change(0.01, None)
+        world.server.available = True
+        await world.close(document, 1, 2)
+        await world.version(document, 2)
+    assert (await world.record(document)).epoch == 0
