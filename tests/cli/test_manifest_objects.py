@@ -148,7 +148,8 @@ def test_objects_of_several_files_belong_together(manifest: Write, tmp_path: Pat
     (tmp_path / "pool.yaml").write_text(pool, encoding="utf-8")
     (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
     assert len(load(["pool.yaml", "job.yaml"]).jobs) == 1
-    with pytest.raises(InvalidManifest, match=r"^job.yaml:5: spec.poolRef.name: no ModelPool 'tiny' in these files$"):
+    alone = r"^job.yaml:5: spec.poolRef.name: no ModelPool 'tiny' in these files; name the file that has it as well$"
+    with pytest.raises(InvalidManifest, match=alone):
         load(["job.yaml"])
 
 

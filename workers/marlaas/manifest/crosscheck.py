@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from marlaas.manifest.adapters import adapter_problems
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import (
@@ -66,7 +66,7 @@ def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
         yield from job.source.findings(check_supported(job.object))
         if runnable:
             yield from job.source.findings(check_local(job.object))
-            yield from job.source.findings(_missing_adapters(job.object))
+            yield from job.source.findings(adapter_problems(job.object))
     for pool in contents.pools:
         yield from pool.source.findings(check_supported_pool(pool.object))
         yield from pool.source.findings(check_local_pool(pool.object) if runnable else ())
@@ -80,7 +80,8 @@ def misfits(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding
         if name in pools:
             yield from job.source.findings(check_fit(job.object, pools[name]))
         elif unknown.get(name, False):
-            yield job.source.finding(Problem(_POOL, f"no ModelPool '{name}' in these files{did_you_mean(name, pools)}"))
+            hint = did_you_mean(name, pools) or "; name the file that has it as well"
+            yield job.source.finding(Problem(_POOL, f"no ModelPool '{name}' in these files{hint}"))
 
 
 def unknown_pools(contents: Contents, broken: set[tuple[str, str]], runnable: bool) -> dict[str, bool]:
@@ -105,7 +106,7 @@ def advice(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> I
         yield from job.source.findings(check_local(job.object))
         yield from job.source.findings(cluster_remarks(job.object))
         if not runnable:
-            yield from job.source.findings(_missing_adapters(job.object))
+            yield from job.source.findings(adapter_problems(job.object))
         if unknown.get(name) is False:
             text = f"ModelPool '{name}' is not in these files; the job is not checked against it"
             yield job.source.finding(Problem(_POOL, text))
@@ -130,11 +131,3 @@ def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
 def by_name(pools: Iterable[Placed[ModelPool]]) -> dict[str, ModelPool]:
     """Pools by name."""
     return {pool.object.metadata.name: pool.object for pool in pools}
-
-
-def _missing_adapters(job: RLJob) -> Iterator[Problem]:
-    for at, agent in enumerate(job.spec.agents):
-        folder = Path(agent.init_from.path).expanduser().absolute() if agent.init_from is not None else None
-        if folder is not None and not (folder / "adapter_config.json").is_file():
-            why = "it has no adapter_config.json" if folder.is_dir() else "there is no such folder"
-            yield Problem(("spec", "agents", at, "initFrom", "path"), f"no PEFT adapter in {folder}: {why}")

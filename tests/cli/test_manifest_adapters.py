@@ -1,0 +1,59 @@
+"""An adapter to begin from is looked into before anything starts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Complaints = Callable[..., list[str]]
+PLACE = "job.yaml:19: spec.agents[0].initFrom.path:"
+
+
+def beginning(path: str) -> tuple[str, str]:
+    job = "poolRef: {name: tiny}"
+    return job, f"{job}\n  agents: [{{name: policy, adapter: {{rank: 8, alpha: 16}}, initFrom: {{path: '{path}'}}}}]"
+
+
+def write_adapter(folder: Path, config: str) -> None:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(config)
+    (folder / "adapter_model.safetensors").touch()
+
+
+def test_an_adapter_of_the_agents_size_is_right(complaints: Complaints, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", json.dumps({"r": 8, "lora_alpha": 16.0}))
+    assert complaints(beginning("a")) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"r": 16, "lora_alpha": 16}', ["has rank 16, and adapter.rank of the agent is 8; make them the same"]),
+        ('{"r": 8, "lora_alpha": 32}', ["has alpha 32, and adapter.alpha of the agent is 16; make them the same"]),
+        ("no json", ["has rank nothing, and adapter.rank", "has alpha nothing, and adapter.alpha"]),
+    ],
+)
+def test_an_adapter_of_another_size_is_told_with_both_numbers(
+    complaints: Complaints, tmp_path: Path, config: str, said: list[str]
+) -> None:
+    write_adapter(tmp_path / "a", config)
+    lines = complaints(beginning("a"))
+    assert [
+        line.startswith(f"{PLACE} the adapter in {tmp_path / 'a'} {words}")
+        for line, words in zip(lines, said, strict=True)
+    ] == [True] * len(said)
+
+
+def test_a_folder_that_is_half_an_adapter_is_told(complaints: Complaints, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", "{}")
+    (tmp_path / "a" / "adapter_model.safetensors").unlink()
+    assert complaints(beginning("a")) == [
+        f"{PLACE} no PEFT adapter in {tmp_path / 'a'}: it has no adapter_model.safetensors"
+    ]
+
+
+def test_a_home_that_no_worker_knows_is_told(complaints: Complaints) -> None:
+    assert complaints(beginning("~/a")) == [
+        f"{PLACE} '~/a' begins with ~, which stands for no folder here; give the whole path"
+    ]

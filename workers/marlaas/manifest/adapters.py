@@ -1,0 +1,49 @@
+"""The adapters that jobs begin from: whether they lie here, and are of the size that the job says. No weight is read."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from marlaas_api.kinds import RLJob
+from marlaas_api.kinds.agent import AgentSpec
+from marlaas_api.kinds.problems import Loc, Problem
+
+_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def adapter_problems(job: RLJob) -> Iterator[Problem]:
+    """Yield what would keep a trainer on this machine from beginning where the job's agents want to."""
+    for at, agent in enumerate(job.spec.agents):
+        if agent.init_from is not None:
+            loc: Loc = ("spec", "agents", at, "initFrom", "path")
+            yield from (Problem(loc, text) for text in _complaints(agent, Path(agent.init_from.path)))
+
+
+def _complaints(agent: AgentSpec, given: Path) -> Iterator[str]:
+    folder = given.absolute()
+    lacking = [name for name in (_CONFIG, _TENSORS) if not (folder / name).is_file()]
+    if given.parts[:1] == ("~",):
+        yield f"'{given}' begins with ~, which stands for no folder here; give the whole path"
+    elif lacking:
+        why = f"it has no {lacking[0]}" if folder.is_dir() else "there is no such folder"
+        yield f"no PEFT adapter in {folder}: {why}"
+    else:
+        yield from _misfits(agent, folder)
+
+
+def _misfits(agent: AgentSpec, folder: Path) -> Iterator[str]:
+    """A trainer takes up an adapter as it is: it does not change its rank or scale."""
+    config = _config(folder / _CONFIG)
+    for key, field, wanted in (("r", "rank", agent.adapter.rank), ("lora_alpha", "alpha", agent.adapter.alpha)):
+        if config.get(key) != wanted:
+            there = config.get(key, "nothing")
+            yield f"the adapter in {folder} has {field} {there}, and adapter.{field} of the agent is {wanted}; make them the same"
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
