@@ -22,7 +22,7 @@ from marlaas_api.bus_users import BusKeys, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
 from marlaas_api.stopping import stop_on_signals
 from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
-from marlaas_operator.cluster import Forbidden, Resource
+from marlaas_operator.cluster import Cluster, Forbidden, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.handlers import WATCH_S, watch
 from marlaas_operator.health import Door, opened
@@ -120,9 +120,9 @@ async def _opened(options: argparse.Namespace, service: Service) -> AsyncIterato
 
 @contextlib.asynccontextmanager
 async def _renewing(
-    gateway: ApiServer, installation: Installation, keys: BusKeys | None, creds: Path
+    gateway: Cluster, installation: Installation, keys: BusKeys | None, creds: Path
 ) -> AsyncIterator[None]:
-    """Keep the platform's credentials in their Secret, and our own in its file, of the present window."""
+    """Keep the platform's credentials in their Secret, and our own in its file, of the present window. Raises, in a group, what keeps ours from its file."""
     if keys is None:
         yield
         return
@@ -138,13 +138,10 @@ async def _renewing(
             except MarlaasError as error:
                 log.warning("%s (again in ten minutes)", error)
 
-    task = asyncio.create_task(renew(), name="renew credentials")
-    try:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(renew(), name="renew credentials")
         yield
-    finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 def _write(creds: Path, text: str) -> None:

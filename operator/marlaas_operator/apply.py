@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from marlaas_operator.bus_view import BusView
-from marlaas_operator.cluster import Body, Cluster, NotFound, Target
+from marlaas_operator.cluster import Body, Cluster, Conflict, NotFound, Target
 from marlaas_operator.cluster.resources import OWNED, SECRETS
 from marlaas_operator.plan import Action, AddFinalizer, Apply, Delete, DeleteObject, RemoveFinalizer, WriteDocument
 from marlaas_operator.watched import Watched
@@ -33,6 +33,8 @@ class Performer:
                 await self._cluster.delete(target, uid=uid)
             case AddFinalizer(finalizer):
                 await self._finalizers(target, lambda names: [*(n for n in names if n != finalizer), finalizer])
+                if self._watched.get(target) is None:  # nothing may be made for it that its deletion would not undo
+                    raise Conflict(f"{target} went before it had our finalizer")
             case RemoveFinalizer(finalizer):
                 await self._finalizers(target, lambda names: [name for name in names if name != finalizer])
             case WriteDocument():

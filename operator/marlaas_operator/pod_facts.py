@@ -46,6 +46,16 @@ class PodFacts:
         """Restarts of its containers, init containers not counted: those start again by design until what they wait for is there."""
         return sum(container.restarts for container in self.containers if not container.init)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it ended for good and only its record is left; what made it makes another."""
+        return self.phase in ("Failed", "Succeeded")
+
+    @property
+    def overran(self) -> bool:
+        """Whether the kubelet ended it because it wrote more than it may (a full emptyDir), and not for want of something on its node."""
+        return self.reason == "Evicted" and "exceed" in self.message and not self.message.startswith("The node ")
+
 
 def pod_facts(body: Mapping[str, Any]) -> PodFacts:
     """Facts of a pod's body."""

@@ -115,7 +115,7 @@ class Reconciler:
         """Write the status, then the events; a time in seconds when it is too early for mere figures."""
         if plan.status is not None:
             early_s = self._status_at.get(target, 0.0) + FIGURES_EVERY_S - self._around.now()
-            if early_s > 0 and not plan.urgent:
+            if 0 < early_s <= FIGURES_EVERY_S and not plan.urgent:  # longer: the clock was set back
                 return early_s
             if not await self._write_status(target, body, dict(plan.status)):
                 return None

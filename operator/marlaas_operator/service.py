@@ -12,13 +12,13 @@ from marlaas_operator.apply import Performer
 from marlaas_operator.bus_keys import Credentials
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Cluster, Resource, Target
-from marlaas_operator.cluster.resources import KINDS, TENANTS
+from marlaas_operator.cluster.resources import KINDS, RLJOBS, TENANTS
 from marlaas_operator.installation import Installation
 from marlaas_operator.metrics import Metrics
 from marlaas_operator.observe import Observer
 from marlaas_operator.reconcile import Reconciler, Surroundings
 from marlaas_operator.resync import Resync, sweep
-from marlaas_operator.routes import Wish, after_bus_change, after_change
+from marlaas_operator.routes import Wish, after_bus_change, after_change, sums
 from marlaas_operator.watched import Watched
 from marlaas_operator.work_queue import WorkQueue
 
@@ -130,7 +130,7 @@ class Service:
     async def _reconcile(self, target: Target) -> float | None:
         began = time.perf_counter()
         self._looked_at = time.monotonic()
-        outcome = "ok"
+        phase, outcome = self._phase(target), "ok"
         try:
             return await self._reconciler(target)
         except Exception as error:
@@ -138,6 +138,13 @@ class Service:
             raise
         finally:
             self.metrics.reconciled(target.resource.kind, outcome, time.perf_counter() - began)
+            if phase != self._phase(target):  # told by ourselves, hence no news, and yet it counts elsewhere
+                self._look_at(sums(self.watched, self.watched.get(target), None))
+
+    def _phase(self, target: Target) -> str | None:
+        """What a job's status says; None of other kinds."""
+        body = self.watched.get(target) if target.resource == RLJOBS else None
+        return (body.get("status") or {}).get("phase") if body is not None else None
 
     def _everything(self) -> None:
         for resource in KINDS:
@@ -145,7 +152,7 @@ class Service:
 
     def _cluster_changed(self, target: Target, before: Body | None, after: Body | None) -> None:
         self._look_at(after_change(self.watched, target, before, after))
-        if after is None and before is not None and target.resource in KINDS:
+        if before is not None and target.resource in KINDS and not _is_same(before, after):
             self._observer.forget(before)
 
     def _bus_changed(self, key: str) -> None:
@@ -161,3 +168,8 @@ class Service:
         if self.resync.synced.is_set():
             for target, delay_s in wishes:
                 self.queue.add(target, delay_s)
+
+
+def _is_same(before: Body, after: Body | None) -> bool:
+    """Whether it is still the same object, and not another of its name."""
+    return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]

@@ -48,9 +48,10 @@ class Troubles:
     def rests_s(self, target: Target, actions: Actions, now: float) -> float | None:
         """For how many seconds the actions are still to be left alone; None if they may be tried."""
         known = self._known.get(target)
-        if known is None or now >= known.until or known.actions != actions:
+        if known is None or known.actions != actions:
             return None
-        return known.until - now
+        left_s = known.until - now
+        return left_s if 0 < left_s <= REFUSED_AGAIN_S else None  # longer: the clock was set back
 
     def over(self, target: Target) -> bool:
         """Everything was done, or there is nobody any more to do it for; whether there had been trouble."""

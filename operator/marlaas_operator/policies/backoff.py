@@ -10,9 +10,12 @@ from marlaas_operator.snapshot import JobSnapshot
 
 
 def sandbox_crashes(snapshot: JobSnapshot) -> int:
-    """Crashes of the job's sandboxes so far. Pods that were replaced take their counts with them, so the stored number is a floor."""
+    """Crashes of the job's sandboxes so far; a pod that was evicted for what it wrote itself crashed once more than it restarted.
+
+    Pods that were replaced take their counts with them, so the stored number is a floor.
+    """
     stored: Mapping[str, Any] = snapshot.status or {}
-    return max(int(stored.get("sandboxCrashes") or 0), sum(pod.restarts for pod in snapshot.pods))
+    return max(int(stored.get("sandboxCrashes") or 0), sum(pod.restarts + pod.overran for pod in snapshot.pods))
 
 
 def verdict(snapshot: JobSnapshot) -> Verdict | None:

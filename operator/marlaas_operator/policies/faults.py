@@ -55,7 +55,8 @@ class PodFault:
 
 def first_fault(pods: Iterable[PodFacts], owner: str = "") -> PodFault | None:
     """The fault of the first pod that has one; owner: whose pods they are, for the message."""
-    found = ((pod, pod_fault(pod)) for pod in sorted(pods, key=lambda pod: pod.name))
+    listed = sorted(pods, key=lambda pod: (pod.ended, pod.name))
+    found = ((pod, pod_fault(pod)) for pod in listed if not _is_made_up_for(pod, listed))
     for pod, fault in found:
         if fault is not None:
             return PodFault(fault.reason, f"{pod.name}{owner}: {fault.message}", fault.restarts)
@@ -64,7 +65,9 @@ def first_fault(pods: Iterable[PodFacts], owner: str = "") -> PodFault | None:
 
 def pod_fault(pod: PodFacts) -> PodFault | None:
     """What keeps a pod from serving; None of one that serves, starts without trouble, or is on its way out."""
-    if pod.ready or pod.deleting or pod.phase in ("Failed", "Succeeded"):
+    if pod.overran and not pod.deleting:
+        return PodFault(Reason.CONTAINER_CRASHING, f"it was evicted: {pod.message.strip()}", pod.restarts)
+    if pod.ready or pod.deleting or pod.ended:
         return None
     if pod.unschedulable:
         return _unscheduled(pod.unschedulable)
@@ -73,6 +76,12 @@ def pod_fault(pod: PodFacts) -> PodFault | None:
         if fault is not None:
             return PodFault(*fault, pod.restarts)
     return None
+
+
+def _is_made_up_for(pod: PodFacts, pods: Iterable[PodFacts]) -> bool:
+    """Whether a pod has ended and one that was made later serves: the record of an evicted pod stays for long."""
+    later = (other for other in pods if other.component == pod.component and other.created_at > pod.created_at)
+    return pod.ended and any(other.ready for other in later)
 
 
 def refusal_of(workload: Mapping[str, Any] | None) -> PodFault | None:

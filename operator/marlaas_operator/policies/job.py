@@ -98,5 +98,6 @@ def _sandbox_check_s(snapshot: JobSnapshot) -> float | None:
     """A credential is renewed by time; a pod that cannot begin is looked at again; a credential that could not be minted yet too."""
     if not sandboxes.is_wanted(snapshot):
         return None
-    begun = snapshot.credential is not None and bool(snapshot.pods) and all(pod.ready for pod in snapshot.pods)
+    pods = [pod for pod in snapshot.pods if not pod.ended]
+    begun = snapshot.credential is not None and bool(pods) and all(pod.ready for pod in pods)
     return CREDENTIAL_CHECK_S if begun else STUCK_S

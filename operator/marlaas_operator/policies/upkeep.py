@@ -49,6 +49,7 @@ def is_stuck(pods: Iterable[PodFacts], now: float) -> bool:
     return any(
         not pod.ready
         and not pod.deleting
+        and not pod.ended
         and now - pod.created_at >= STUCK_S
         and any(container.waiting == "ContainerCreating" for container in pod.containers)
         for pod in pods

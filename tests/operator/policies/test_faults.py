@@ -1,5 +1,7 @@
 """From a pod's own status, as the kubelet writes it, to one reason and its words."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -136,6 +138,48 @@ def test_a_pod_that_serves_ends_or_was_replaced_has_no_fault():
     assert fault(crash, conditions=READY) is None
     assert fault(one(ended(1)), deletionTimestamp="2026-11-21T16:00:00Z") is None
     assert fault(one(ended(1)), phase="Failed") is None
+
+
+FULL = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '
+SHORT = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi."
+
+
+def evicted(message, name="p-0", created_at=1.0):
+    return replace(facts(phase="Failed"), name=name, reason="Evicted", message=message, created_at=created_at)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (FULL, "it was evicted: " + FULL.strip()),
+        (
+            'Container supervisor exceeded its local ephemeral storage limit "1Gi". ',
+            'it was evicted: Container supervisor exceeded its local ephemeral storage limit "1Gi".',
+        ),
+        (SHORT, None),
+        ("Pod was rejected: The node had condition: [DiskPressure]. ", None),
+    ],
+)
+def test_a_pod_that_was_evicted_for_what_it_wrote_itself_is_at_fault_and_one_whose_node_was_short_is_not(
+    message, expected
+):
+    found = pod_fault(evicted(message))
+    assert (None if found is None else (found.reason, found.message)) == (
+        None if expected is None else ("ContainerCrashing", expected)
+    )
+
+
+def test_an_eviction_is_told_until_a_pod_that_was_made_later_serves():
+    gone, beside = evicted(FULL), replace(facts(conditions=READY), name="p-1", created_at=1.0)
+    starting = replace(facts(one({"running": {}})), name="p-2", created_at=9.0)
+    assert first_fault([gone, beside, starting]).message == f"p-0: it was evicted: {FULL.strip()}"
+    assert first_fault([gone, beside, replace(starting, ready=True)]) is None
+    assert first_fault([gone, replace(starting, ready=True, component="trainer")]) is not None
+
+
+def test_what_is_wrong_now_is_told_rather_than_what_was():
+    now = replace(facts(one(ended(1, message="x"))), name="p-9", created_at=9.0)
+    assert first_fault([evicted(FULL), now]).message == "p-9: x"
 
 
 def test_restarts_of_init_containers_are_no_crashes():

@@ -85,6 +85,19 @@ def test_a_sandbox_that_crashes_too_often_is_told_to_the_orchestrator(restarts, 
         assert "ValueError: no such task" in verdict.message
 
 
+def test_a_pod_that_was_evicted_for_what_it_wrote_itself_crashed_once_more_than_it_restarted():
+    full = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".',
+    }
+    evicted = [replace(crashed(restarts=1), name=f"s-{number}", **full) for number in range(2)]
+    scene = running(job=rljob({"backoffLimit": 3}), pods=(*evicted, pod("sandbox", ready=False, created_at=NOW)))
+    assert plan(scene).status["sandboxCrashes"] == 4
+    [write] = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
+    assert write.document.verdict.message.endswith('evicted: Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".')
+
+
 def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_replaced():
     judged = document(verdict=Verdict(reason="BackoffLimitExceeded", message="often"))
     scene = running(document=judged, status={"sandboxCrashes": 7})

@@ -71,6 +71,13 @@ def test_only_what_was_refused_rests_and_only_for_a_while() -> None:
     assert troubles.rests_s(ONE, ACTIONS, 100.0 + REFUSED_AGAIN_S) is None
 
 
+def test_a_clock_that_is_set_back_makes_no_rest_longer() -> None:
+    troubles = Troubles()
+    troubles.met(ONE, Invalid("no"), 5000.0)
+    troubles.rest(ONE, ACTIONS, 5000.0)
+    assert troubles.rests_s(ONE, ACTIONS, 1000.0) is None
+
+
 def test_patience_and_haste_of_others_are_no_trouble_of_the_object() -> None:
     assert is_passing(TooMany("no"))
     assert is_passing(Conflict("no"))

@@ -1,0 +1,115 @@
+"""The whole operator between the fakes, in corners: versions that differ, clocks that are set back, objects that go or come again unexpectedly."""
+
+import ormsgpack
+from tests.operator.real.orchestrators import ADMITTED
+from tests.operator.real.rig import job, pool
+from tests.operator.shell.test_bus_keys import installation
+from tests.operator.shell.test_service import ONE, Stage, playing
+
+from marlaas_api import subjects
+from marlaas_api.bus_users import BusKeys
+from marlaas_api.wire import SCHEMA_VERSION
+from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.cluster import Body, Target
+from marlaas_operator.cluster.resources import DEPLOYMENTS, TENANTS
+from marlaas_operator.service import Outside, Service
+
+SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
+
+
+def too_small() -> Body:
+    return pool("tiny", adapterSlots=1)
+
+
+async def test_what_a_newer_orchestrator_says_takes_no_sandbox_away() -> None:
+    stage = Stage()
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: SANDBOX in stage.cluster._objects, "its sandbox")
+        key = subjects.job_key("team-a", "one")
+        newer = ormsgpack.packb({"v": SCHEMA_VERSION + 1, "t": "Progress", "d": {}})
+        await (await stage.server.connect("newer").bucket(subjects.PROGRESS)).put(key, newer)
+        await stage.service.bus._read_whole(subjects.PROGRESS)
+        assert (stage.service.bus.progress(key), stage.service.bus.has_progress(key)) == (None, True)
+        before = stage.status()
+        await stage.service._reconciler(ONE)
+        assert SANDBOX in stage.cluster._objects
+        assert stage.status() == before
+
+
+async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() -> None:
+    stage = Stage()
+    await stage.cluster.create(pool("tiny"))
+    made: list[Body] = []
+
+    def vanish(verb: str, target: Target) -> None:
+        if verb == "patch" and target == ONE:
+            stage.cluster._objects.pop(ONE, None)
+
+    stage.cluster.fail = vanish
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: bool(stage.cluster._objects), "the pool is there")
+        made.append(await stage.cluster.create(job("team-a", "one", "tiny")))
+        await stage.until(lambda: ("get", ONE) in stage.cluster.calls, "looked at again")
+        await stage.cluster.create(job("team-a", "two", "tiny"))
+        await stage.until(lambda: stage.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
+        assert set(orchestrator.documents) == {"team-a.two"}
+        assert stage.service.watched.get(ONE) is None
+
+
+async def test_a_job_that_is_refused_after_it_has_waited_is_queued_no_more_for_its_tenant() -> None:
+    stage = Stage()
+    whose = Target(TENANTS, "", "research")
+    tenant = {"metadata": {"name": "research"}, "spec": {"namespaces": ["team-a"]}}
+    await stage.cluster.create({"apiVersion": "marlaas.dev/v1alpha1", "kind": "Tenant", **tenant})
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage):
+        await stage.until(lambda: stage.status().get("reason") == "PoolNotFound", "waits")
+        await stage.until(lambda: stage.status(whose).get("queued") == 1, "counted")
+        await stage.cluster.create(too_small())
+        await stage.until(lambda: stage.status().get("phase") == "Failed", "refused")
+        await stage.until(lambda: stage.status(whose).get("queued") == 0, "counted no more")
+
+
+async def test_a_job_that_is_refused_after_it_has_waited_goes_by_its_ttl() -> None:
+    stage = Stage()
+    await stage.cluster.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=0))
+    async with playing(stage):
+        await stage.until(lambda: stage.status().get("reason") == "PoolNotFound", "waits")
+        await stage.cluster.create(too_small())
+        await stage.until(lambda: ONE not in stage.cluster._objects, "gone by its ttl")
+
+
+async def test_a_clock_that_is_set_back_does_not_keep_figures_from_being_told() -> None:
+    stage = Stage()
+    now = [1.8e9]
+    minted = Credentials(BusKeys.make(), lambda: 1.8e9)
+    stage.service = Service(
+        Outside(stage.cluster, stage._open_bus, stage._watch, minted, now=lambda: now[0]), installation()
+    )
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
+        now[0] -= 3600.0
+        await orchestrator.say("team-a", "one", **ADMITTED, step=1)
+        await stage.until(lambda: stage.status().get("step") == 1, "the step")
+
+
+async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> None:
+    stage = Stage()
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage):
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        stage.service.queue.stop()
+        body = await stage.cluster.get(ONE)
+        successor = {**body["metadata"], "uid": "next", "resourceVersion": "1000000"}
+        assert body["metadata"]["uid"] in stage.service._observer._first_seen
+        stage.service.watched.see({**body, "metadata": successor})
+        assert body["metadata"]["uid"] not in stage.service._observer._first_seen
