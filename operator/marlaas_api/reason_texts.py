@@ -230,7 +230,7 @@ _FAILURES = {
     Reason.BROKEN_INVARIANT: Text(
         Stage.FAILED,
         Actor.PLATFORM,
-        "The orchestrator found the job's records contradicting themselves and stopped it rather than guess.",
+        "The orchestrator found the job's records contradicting themselves, or failed three times in a row to go on with it, and stopped it rather than guess.",
         "Report it with the orchestrator's log; it is a bug. Create the job anew to go on meanwhile.",
     ),
 }
