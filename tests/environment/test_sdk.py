@@ -194,6 +194,7 @@ def test_another_exception_is_not_scored(play) -> None:
         ({"nobody": 1.0}, "'nobody', but the job's agents are policy"),
         (Score(1.0, {"x": float("inf")}), "metric 'x'"),
         (Score(1.0, {"": 1.0}), "metric's name"),
+        (Score(1.0, {"\x1b[2Jx": 1.0}), "printable characters"),
         (Score(1.0, {f"m{n}": 0.0 for n in range(200)}), "200 metrics"),
     ],
 )

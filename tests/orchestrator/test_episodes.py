@@ -40,12 +40,25 @@ def episode(document):
 
 
 def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored) -> None:
-    for one in (episode(), episode(rewards={}, leaves={}, fault=FaultClass.ENV, fault_text="it broke")):
+    for one in (
+        episode(),
+        episode(**HELD_OUT),
+        episode(rewards={}, leaves={}, fault=FaultClass.ENV, fault_text="it broke", duration_s=0.1),
+    ):
         assert read_episode(stored(one), document()) == one
 
 
 def test_an_episode_of_an_earlier_job_of_this_name_is_nobodys(document, episode, stored) -> None:
     assert read_episode(stored(episode(uid="uid-earlier")), document()) is None
+
+
+HELD_OUT = {
+    "split": Split.EVAL,
+    "index": 1,
+    "group": "uid-sums-e1v1",
+    "episode": "uid-sums-e1v1-0-1",
+    "member": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +70,10 @@ def test_an_episode_of_an_earlier_job_of_this_name_is_nobodys(document, episode,
         ({"group": "uid-other-t3", "episode": "uid-other-t3-1-1"}, "group 'uid-other-t3'"),
         ({"split": Split.EVAL}, "with split eval"),
         ({"index": -1}, "index -1"),
+        ({"group": f"uid-sums-{'x' * 99}-t3", "episode": f"uid-sums-{'x' * 99}-t3-1-1"}, "group 'uid-sums-x"),
+        ({**HELD_OUT, "index": 4}, "with split eval and index 4"),
+        ({**HELD_OUT, "group": "uid-sums-e9999v1", "episode": "uid-sums-e9999v1-0-1", "index": 9999}, "index 9999"),
+        ({**HELD_OUT, "member": 1, "episode": "uid-sums-e1v1-1-1"}, "member 1"),
         ({"member": 2, "episode": "uid-sums-t3-2-1"}, "member 2 of a group of 2"),
         ({"episode": "uid-sums-t3-0-1"}, "of member 1"),
         ({"episode": "uid-sums-t3-1-1.*.>"}, "of member 1"),
@@ -66,6 +83,15 @@ def test_an_episode_of_an_earlier_job_of_this_name_is_nobodys(document, episode,
         ({"rewards": {"policy": -1.7e308}}, "no number between -1e.30 and 1e.30"),
         ({"group": "uid-sums-t5v3", "episode": "uid-sums-t5v3-1-1"}, "not a group name"),
         ({"group": f"uid-sums-t{'9' * 5000}", "episode": f"uid-sums-t{'9' * 5000}-1-1"}, "not a group name"),
+        ({"rewards": {"policy": 0.5, "x" * 1000: 1.0}}, "no agent of the job"),
+        ({"leaves": {"policy": (0,), "critic": (0,)}}, "'critic', which is no agent"),
+        ({"metrics": {"\x1b[2Jx": 1.0}}, r"a metric called '\\x1b\[2Jx'"),
+        ({"metrics": {"x" * 1000: 1.0}}, "a metric called 'xxx"),
+        ({"num_turns": -1}, "-1 turns"),
+        ({"num_turns": 10**6}, "1000000 turns"),
+        ({"prior_faults": (FaultClass.INFRA,) * 1000}, "after 1000 faults"),
+        ({"duration_s": float("nan")}, "a time of nan s"),
+        ({"tool_s": -1.0}, "-1.0 s in tools"),
         ({"leaves": {"policy": tuple(range(10_000))}}, "10000 conversations"),
         ({"leaves": {"policy": (-1,)}}, "end at turns"),
         ({"fault": FaultClass.ENV, "fault_text": "x" * 100_000}, "100000 characters"),

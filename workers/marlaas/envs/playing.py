@@ -95,8 +95,8 @@ def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     if len(metrics) > MAX_METRICS:
         raise InvalidScore(f"{len(metrics)} metrics; an episode has at most {MAX_METRICS}")
     for name in metrics:
-        if not isinstance(name, str) or not 1 <= len(name) <= MAX_METRIC_NAME:
-            raise InvalidScore(f"a metric's name is a text of 1 to {MAX_METRIC_NAME} characters, not {name!r:.80}")
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_METRIC_NAME or not name.isprintable():
+            raise InvalidScore(f"a metric's name is 1 to {MAX_METRIC_NAME} printable characters, not {name!r:.80}")
     return {name: _number(value, f"metric {name!r}") for name, value in metrics.items()}
 
 

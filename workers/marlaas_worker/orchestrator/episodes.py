@@ -4,6 +4,7 @@ Everything here was written by somebody who holds the job's sandbox credential, 
 it fails that job, with a sentence, and touches nothing else. Claims are not followed: they would name any file of the blob store.
 """
 
+import math
 import re
 
 from marlaas_api.bus import Stored
@@ -13,10 +14,11 @@ from marlaas_api.names import Split, group_token
 from marlaas_api.wire import BadMessage, decode_as
 
 MAX_METRICS = 1000
+MAX_METRIC_NAME = 256
+MAX_PRIOR_FAULTS = 100
 MAX_NUMBER = 1e30
 """Of rewards and metrics: sums and squares of many stay finite, also in the trainer's float32."""
 MAX_FAULT_CHARACTERS = 64 << 10
-_PREFIX = {Split.TRAIN: "t", Split.EVAL: "e"}
 
 
 class EpisodeInvalid(Permanent):
@@ -52,24 +54,35 @@ def _fault(episode: Episode, document: JobDocument) -> str | None:
         token = group_token(group)
     except ValueError as error:
         return str(error)
-    if not group.startswith(f"{document.uid}-") or not token.startswith(_PREFIX[episode.split]) or episode.index < 0:
+    if group != f"{document.uid}-{token}" or not _is_of(token, episode, spec.evaluation.tasks):
         return f"group {group!r} with split {episode.split} and index {episode.index}"
-    if not 0 <= episode.member < spec.rollout.group_size:
+    if not 0 <= episode.member < (spec.rollout.group_size if episode.split is Split.TRAIN else 1):
         return f"member {episode.member} of a group of {spec.rollout.group_size}"
-    if not re.fullmatch(re.escape(f"{group}-{episode.member}-") + r"\d{1,9}", episode.episode):
+    if not re.fullmatch(re.escape(f"{group}-{episode.member}-") + "[0-9]{1,9}", episode.episode):
         return f"episode {episode.episode!r} of member {episode.member} of group {group!r}"
-    return _worth(episode, document) or _conversations(episode, document)
+    return _worth(episode, document) or _conversations(episode, document) or _accounts(episode, document)
+
+
+def _is_of(token: str, episode: Episode, num_evaluated: int) -> bool:
+    """Whether a group's token is that of the episode's task."""
+    if episode.split is Split.TRAIN:
+        return token.startswith("t") and episode.index >= 0
+    return token.startswith(f"e{episode.index}v") and 0 <= episode.index < num_evaluated
 
 
 def _worth(episode: Episode, document: JobDocument) -> str | None:
+    agents = {agent.name for agent in document.spec.agents}
     wanted = {agent.name for agent in document.spec.agents if agent.trainable}
     if episode.fault is None and not wanted <= episode.rewards.keys():
         return f"no reward for {', '.join(sorted(wanted - episode.rewards.keys()))}"
+    if strangers := (episode.rewards.keys() | episode.leaves.keys()) - agents:
+        return f"rewards or conversations of {min(strangers)[:63]!r}, which is no agent of the job"
     if not all(abs(number) <= MAX_NUMBER for number in (*episode.rewards.values(), *episode.metrics.values())):
         return f"a reward or metric that is no number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}"
     if len(episode.metrics) > MAX_METRICS or len(episode.fault_text) > MAX_FAULT_CHARACTERS:
         return f"{len(episode.metrics)} metrics and {len(episode.fault_text)} characters about a fault"
-    return None
+    unreadable = (name for name in episode.metrics if len(name) > MAX_METRIC_NAME or not name.isprintable())
+    return next((f"a metric called {name!r}" for name in unreadable), None)
 
 
 def _conversations(episode: Episode, document: JobDocument) -> str | None:
@@ -78,4 +91,14 @@ def _conversations(episode: Episode, document: JobDocument) -> str | None:
     for agent, leaves in episode.leaves.items():
         if len(leaves) > most or not all(0 <= leaf < end for leaf in leaves):
             return f"{len(leaves)} conversations of agent {agent[:63]!r} that end at turns {leaves[:5]}, at maxTurns {most}"
+    return None
+
+
+def _accounts(episode: Episode, document: JobDocument) -> str | None:
+    """What a sandbox counts and measures itself."""
+    end = document.spec.rollout.max_turns * len(document.spec.agents)
+    if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
+        return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"
+    if not all(0.0 <= seconds < math.inf for seconds in (episode.duration_s, episode.tool_s)):
+        return f"a time of {episode.duration_s} s with {episode.tool_s} s in tools"
     return None

@@ -2,14 +2,21 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from marlaas.envs.playing import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage
 
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"{name!r} is no name that can be shown")
+    return name
+
+
 _Number = Annotated[FiniteFloat, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 _Rewards = dict[str, _Number]
-_Name = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME)]
+_Name = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME), AfterValidator(_printable)]
 
 
 class BadSaying(Exception):
