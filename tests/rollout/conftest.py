@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pytest
 import pytest_asyncio
 import torch
+from tests.rollout.chats import CHATML, bpe
 
+from marlaas.models.tokenizer import save_tokenizer
 from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.kinds import ModelPoolSpec
@@ -18,6 +20,7 @@ from marlaas_api.messages import Manifest, Probe
 from marlaas_worker.adapters import AdapterConfig, tensor_digests, tensor_name, write_adapter
 from marlaas_worker.rollout.engine import Engine, LoadedAdapter
 from marlaas_worker.rollout.reference_engine import ReferenceEngine
+from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
 VOCABULARY = 96
 RANK = 4
@@ -227,3 +230,15 @@ async def rig(each_engine: Engine, slot_ids: Callable[[], int]) -> AsyncIterator
     made = Rig(each_engine, slot_ids, [])
     yield made
     await made.empty()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> PretrainedTokenizer:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    save_tokenizer(folder, 512)
+    return PretrainedTokenizer.load(str(folder))
+
+
+@pytest.fixture(scope="session")
+def chatml() -> PretrainedTokenizer:
+    return bpe(CHATML)

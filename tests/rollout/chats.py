@@ -1,0 +1,110 @@
+"""Tokenizers with chat templates of every kind, and what is said with them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.messages import ChatMessage, Meter, StopReason, Turn
+from marlaas_worker.rollout.conversation import (
+    Conversation,
+    Prompt,
+    conclude,
+    read_reply,
+)
+from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORGETS_REASONING = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
+TRIMS = CHATML.replace("m.content", "m.content | trim")
+COUNTS_MESSAGES = "{{ messages | length }}" + CHATML
+WORDS = ["tool", "three", "plus", " 14", "\n", " ", "é", "</think>", "stop", "<|im_end|>", "the", " answer"]
+
+
+def bpe(template: str | None) -> PretrainedTokenizer:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["the tool answers three plus fourteen user assistant system"] * 8, trainer)
+    return PretrainedTokenizer(
+        PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            eos_token="<|im_end|>",
+            additional_special_tokens=special,
+            chat_template=template,
+        )
+    )
+
+
+def user(content: str) -> tuple[ChatMessage, ...]:
+    return (ChatMessage(role="user", content=content),)
+
+
+def reply_to(
+    tokenizer: PretrainedTokenizer, prompt: Prompt, output: Sequence[int], stop: StopReason = StopReason.STOP
+) -> Conversation:
+    return conclude(prompt, read_reply(tokenizer, output, stop), output, stop)
+
+
+def say(tokenizer: PretrainedTokenizer, text: str, end: str = "<|im_end|>") -> list[int]:
+    return [*tokenizer.encode(text), *tokenizer.encode(end)]
+
+
+def recorded(
+    number: int,
+    parent: int | None,
+    append: tuple[ChatMessage, ...] | str,
+    prompt: Prompt,
+    output: list[int],
+    stop: StopReason,
+    text: str,
+) -> Turn:
+    return Turn(
+        namespace="team",
+        job="job",
+        uid="u",
+        agent="policy",
+        group="u-t0",
+        member=0,
+        episode="u-t0-0-1",
+        turn=number,
+        parent=parent,
+        version=0,
+        adapter_sha256="",
+        opens_segment=prompt.draft.opens_segment,
+        append=append,
+        prompt_ids=pack_ids(prompt.appended),
+        output_ids=pack_ids(output),
+        logprobs=pack_logprobs([0.0] * len(output)),
+        text=text,
+        stop_reason=stop,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=len(prompt.ids), output_tokens=len(output)),
+        replica="r",
+        at=0.0,
+    )
+
+
+def assert_same(one: Conversation, other: Conversation) -> None:
+    assert np.array_equal(one.ids, other.ids)
+    assert (one.tools, one.history, one.reply, one.text, one.end, one.full) == (
+        other.tools,
+        other.history,
+        other.reply,
+        other.text,
+        other.end,
+        other.full,
+    )
