@@ -6,13 +6,13 @@ Crash-only: whatever fails for the moment, the job is rebuilt from what is on re
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import EvalSample, JobDocument, Manifest, Phase, Progress, ReplicaReport, StepClosed
+from marlaas_api.messages import Episode, EvalSample, JobDocument, Manifest, Phase, Progress, ReplicaReport, StepClosed
 from marlaas_api.names import AdapterRef
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
@@ -64,16 +64,21 @@ class OwnedJob:
         ref = self.document.ref
         agent = self.document.spec.agents[0].name
         state = JobState(self.document, await self._records.history(agent), self._context.now())
-        for sequence, episode in await self._records.episodes():
+        queued = (
+            await self._records.queued()
+        )  # before the episodes: a task leaves the queue when all of its own are stored
+        episodes = await self._records.episodes()
+        for sequence, episode in episodes:
             self._note(state, sequence, episode.group)
             state.add_episode(episode)
         self._state = state
+        await self._keep_pins(state, [episode for _, episode in episodes])
         name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
         consumer = await self._context.bus.consumer(
             subjects.EPISODES, name, subjects.episode(ref.namespace, ref.name), max_pending=100_000
         )
         await self._open_tasks()
-        await self._reissue(state)
+        await self._reissue(state, queued)
         listener = asyncio.create_task(self._listen(state, consumer), name=f"episodes {ref}")
         try:
             while self.ended is None:
@@ -83,6 +88,14 @@ class OwnedJob:
             listener.cancel()
             with contextlib.suppress(asyncio.CancelledError, Retryable):
                 await listener
+
+    async def _keep_pins(self, state: JobState, episodes: Sequence[Episode]) -> None:
+        """Of groups that are half played: their other members are to be sampled from the same version, however long the job was suspended."""
+        half_played = {state.train_task(index).group for index in state.in_flight}
+        for episode in episodes:
+            if episode.group in half_played and episode.leaves.get(state.agent):
+                half_played.remove(episode.group)
+                await self._records.keep_pin(state.agent, episode)
 
     async def _open_tasks(self) -> None:
         """Make the consumer from which the job's sandboxes claim: they themselves may make none."""
@@ -190,12 +203,13 @@ class OwnedJob:
         await self._records.write_ledger(state.ledger())
         await self._publish(state, indices)
 
-    async def _publish(self, state: JobState, indices: Sequence[int]) -> None:
+    async def _publish(self, state: JobState, indices: Sequence[int], queued: Container[str] = ()) -> None:
         for index in indices:
             task = state.train_task(index)
             if state.strict:
                 await self._records.pin(state.agent, task.group, state.policy.version)
-            await self._records.publish_task(task)
+            if task.group not in queued:
+                await self._records.publish_task(task)
             failpoint("orchestrator.issue.after_task")
 
     def _fresh_enough(self, state: JobState) -> bool:
@@ -207,13 +221,13 @@ class OwnedJob:
         names = {ref.at(version).engine_name for version in range(needed, state.policy.version + 1)}
         return any(names & set(report.verified) for report in self._reports())
 
-    async def _reissue(self, state: JobState) -> None:
-        """Put back what was given out and has not ended: the queue drops what it still holds."""
+    async def _reissue(self, state: JobState, queued: Container[str]) -> None:
+        """Put back what was given out, has not ended and is in the queue no more: a group that is there twice is played twice, under one name."""
         if state.policy.version < 0:
             return
-        await self._publish(state, sorted(state.in_flight - set(state.complete)))
+        await self._publish(state, sorted(state.in_flight - set(state.complete)), queued)
         if state.evaluation is not None:
-            await self._publish_evaluation(state, state.evaluation)
+            await self._publish_evaluation(state, state.evaluation, queued)
 
     async def _evaluate(self, state: JobState) -> None:
         run = state.due_evaluation()
@@ -231,10 +245,11 @@ class OwnedJob:
         await self._records.tell("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
         self.wake.set()
 
-    async def _publish_evaluation(self, state: JobState, run: EvaluationRun) -> None:
+    async def _publish_evaluation(self, state: JobState, run: EvaluationRun, queued: Container[str] = ()) -> None:
         for task in state.eval_tasks(run):
             await self._records.pin(state.agent, task.group, run.version)
-            await self._records.publish_task(task)
+            if task.group not in queued:
+                await self._records.publish_task(task)
 
     async def _sample(self, state: JobState, run: EvaluationRun, index: int) -> EvalSample:
         episode = run.episodes[index]

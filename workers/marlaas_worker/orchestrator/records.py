@@ -126,6 +126,12 @@ class Records:
         """Record an evaluation, once."""
         await self._once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, record.version), record)
 
+    async def queued(self) -> set[str]:
+        """Groups whose tasks the queue still holds: nobody has claimed them yet, or somebody plays them."""
+        stored = await self.bus.replay(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
+        tasks = (decode_as(Task, one.data) for one in stored)
+        return {task.group for task in tasks if task.uid == self.ref.uid}
+
     async def publish_task(self, task: Task) -> None:
         """Queue a task; a second time within two minutes changes nothing."""
         subject = subjects.task(self.ref.namespace, self.ref.name)
@@ -150,6 +156,14 @@ class Records:
                 return None
             self._pins[group] = decode_as(Pin, entry.data).version
         return self._pins[group]
+
+    async def keep_pin(self, agent: str, episode: Episode) -> None:
+        """Make the pin of an episode's group anew if it has expired: what was sampled says from which version."""
+        if await self.pinned(agent, episode.group) is not None:
+            return
+        turn = await self.turn(episode.episode, episode.leaves[agent][-1])
+        if turn is not None and (turn.agent, turn.group) == (agent, episode.group):
+            await self.pin(agent, episode.group, turn.version)
 
     async def turn(self, episode: str, number: int) -> Turn | None:
         """A recorded turn."""

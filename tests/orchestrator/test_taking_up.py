@@ -1,0 +1,144 @@
+"""What an orchestrator makes of a job that another one has left half-way, perhaps long ago."""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from tests.orchestrator.stage import Stage, final, mixed
+
+from marlaas_api import subjects
+from marlaas_api.messages import (
+    Episode,
+    GroupReady,
+    JobDocument,
+    Meter,
+    Phase,
+    Pin,
+    PolicyRecord,
+    StopReason,
+    Task,
+    Turn,
+)
+from marlaas_api.names import Split, episode_id, eval_group, train_group
+from marlaas_api.wire import decode_as, encode
+
+
+@contextlib.asynccontextmanager
+async def working(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def given_out(stage: Stage, job: JobDocument) -> AsyncIterator[None]:
+    """A job whose first groups are in the queue, and whose orchestrator is gone; its trainer lives."""
+    await stage.report(job, -1)
+    await stage.submit(job)
+    async with working(stage.train(job)):
+        async with working(stage.orchestrate()):
+            name, subject = subjects.consumer("team-a", job.job, "sandbox"), subjects.task("team-a", job.job)
+            queue = await stage.bus.consumer(subjects.TASKS, name, subject)
+            training = job.spec.training
+            for _ in range(training.groups_per_step * (1 + training.max_staleness) + job.spec.evaluation.tasks):
+                (delivery,) = await queue.fetch(1, 30.0)
+                await delivery.nak(1.0)
+        yield
+
+
+async def played(stage: Stage, job: JobDocument, group: str, member: int, version: int) -> None:
+    """A member of a group has ended: one turn, sampled from this version, and its episode."""
+    episode = episode_id(group, member, 1)
+    names = {
+        "namespace": "team-a",
+        "job": job.job,
+        "uid": job.uid,
+        "group": group,
+        "member": member,
+        "episode": episode,
+    }
+    turn = Turn(
+        **names,
+        agent="policy",
+        turn=0,
+        parent=None,
+        version=version,
+        adapter_sha256="",
+        opens_segment=True,
+        append="",
+        prompt_ids=b"",
+        output_ids=b"",
+        logprobs=b"",
+        text="",
+        stop_reason=StopReason.STOP,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=0, output_tokens=0),
+        replica="r",
+        at=0.0,
+    )
+    await stage.bus.publish(subjects.turn("team-a", job.job, episode, 0), encode(turn))
+    rewards, leaves = {"policy": float(member)}, {"policy": (0,)}
+    ended = Episode(**names, split=Split.TRAIN, index=0, rewards=rewards, leaves=leaves)
+    await stage.bus.publish(subjects.episode("team-a", job.job), encode(ended))
+
+
+async def first_group(stage: Stage, job: JobDocument) -> GroupReady:
+    consumer = await stage.bus.consumer(subjects.GROUPS, "reader", subjects.group("team-a", job.job, "policy"))
+    (delivery, *_) = await consumer.fetch(1, 30.0)
+    return decode_as(GroupReady, delivery.stored.data)
+
+
+async def pinned_again(stage: Stage, key: str) -> int:
+    """Forget a pin, and wait until it is made anew; its version."""
+    pins = await stage.bus.bucket(subjects.PINS)
+    await pins.delete(key)
+    async with asyncio.timeout(30), pins.watch() as entries:
+        async for entry in entries:
+            if entry.key == key and entry.data is not None:
+                return decode_as(Pin, entry.data).version
+    raise AssertionError("the watch ended")
+
+
+async def test_what_the_queue_still_holds_is_not_put_there_again(stage, document):
+    job, plays = document(steps=2, maxStaleness=1), Counter()
+
+    def counted(task: Task, member: int) -> float:
+        plays[task.group, member] += 1
+        return mixed(task, member)
+
+    async with given_out(stage, job):
+        stage.server.clock = lambda: time.monotonic() + 121  # longer than the queue remembers what it was given
+        await stage.report(job, 0)
+        async with working(stage.orchestrate()):
+            await pinned_again(stage, subjects.pin_key("team-a", job.job, "policy", eval_group(job.ref, 1, 0)))
+            async with working(stage.play(job, counted)):
+                level = await stage.progress(job, final)
+    assert level.phase is Phase.SUCCEEDED
+    assert set(plays.values()) == {1}
+
+
+async def test_a_group_half_played_keeps_its_version_although_its_pin_has_expired(stage, document):
+    job = document(maxStaleness=1)
+    group = train_group(job.ref, 0)
+    async with given_out(stage, job):
+        await played(stage, job, group, 0, version=0)
+        await stage.commit(job, PolicyRecord(uid=job.uid, version=0), None, ())
+        async with working(stage.orchestrate()):
+            await stage.progress(job, lambda level: level.versions == {"policy": 1})
+            await played(stage, job, group, 1, version=0)
+            ready = await first_group(stage, job)
+    assert (ready.group, ready.version, ready.base_version) == (group, 0, 1)
+
+
+async def test_a_strict_group_still_in_the_queue_is_pinned_again_when_its_pin_has_expired(stage, document):
+    job = document(maxStaleness=0)
+    key = subjects.pin_key("team-a", job.job, "policy", train_group(job.ref, 0))
+    async with given_out(stage, job), working(stage.orchestrate()):
+        assert await pinned_again(stage, key) == 0
