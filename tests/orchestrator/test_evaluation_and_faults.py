@@ -35,3 +35,10 @@ def test_faults_within_the_stated_share_fail_nobody(document, play):
     for episode in [*play(document(), 0, (None, None)), *play(document(), 1, (1.0, 1.0))]:
         watch.add(episode)
     assert watch.verdict() is None
+
+
+def test_a_fault_is_told_without_what_a_terminal_would_obey(document, play):
+    """It ends in the job's status, and so in the terminal of whoever lists jobs."""
+    watch = FaultWatch(window=2, max_share=0.5, at_least=1)
+    watch.add(play(document(), 0, (None, None))[0].model_copy(update={"fault_text": "\x1b[2Jall is well"}))
+    assert watch.verdict() == r"100% of the last 1 episodes were lost to faults; the last one: env: \x1b[2Jall is well"

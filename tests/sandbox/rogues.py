@@ -164,6 +164,10 @@ def returns_nan(task, agent):
     return float("nan")
 
 
+def paints_the_terminal(task, agent):
+    raise RuntimeError("\x1b]52;c;ZXZpbA==\x07\x1b[2Jall is well\u202e")
+
+
 def returns_too_much(task, agent):
     return 1.7e308
 

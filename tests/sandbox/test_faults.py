@@ -24,6 +24,7 @@ async def test_an_episode_is_played_and_published(stage) -> None:
         ("is_killed", ["SIGKILL"]),
         ("segfaults", ["SIGSEGV", "in segfaults"]),
         ("returns_nan", ["finite number"]),
+        ("paints_the_terminal", [r"\x1b]52;c;ZXZpbA==\x07\x1b[2Jall is well\u202e"]),
         ("returns_too_much", ["1.7e+308", "from -1e+30 to 1e+30"]),
         ("earns_too_much_in_a_tool", ["no message", "less than or equal to 1000000"]),
         ("rewards_a_stranger", ["'stranger'", "agents are policy"]),

@@ -4,7 +4,6 @@ What a model wrote is shown, never obeyed: control characters that a terminal wo
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 
 from rich.console import Group, RenderableType
@@ -15,6 +14,7 @@ from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas.episodes.selection import Played
 from marlaas_api.messages import ChatMessage, Ending
 from marlaas_api.names import Split
+from marlaas_api.visible import visible
 
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
 _ENDINGS = {
@@ -22,12 +22,6 @@ _ENDINGS = {
     Ending.MAX_TOKENS: "out of tokens",
     Ending.TOOL_ERROR: "the policy broke its tool",
 }
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def visible(text: str) -> str:
-    """The text with control characters (but for newline and tab) written out, as `\\x1b`."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def rich(one: Played, *, tokens: bool = False) -> RenderableType:

@@ -12,6 +12,7 @@ from rich.text import Text
 from marlaas.local.results import Exchange, JobResult, exchanges, reason, summary
 from marlaas.local.table import faults, number, why
 from marlaas_api.messages import EvalSample, Phase
+from marlaas_api.visible import visible
 
 MAX_TEXT = 160
 MAX_LINES = 40
@@ -105,5 +106,5 @@ def _reply(sample: EvalSample) -> Text:
 
 
 def _short(text: str) -> str:
-    one_line = " ".join(text.split())
+    one_line = visible(" ".join(text.split()))
     return one_line if len(one_line) <= MAX_TEXT else f"{one_line[: MAX_TEXT - 1]}…"

@@ -3,6 +3,7 @@
 from collections import deque
 
 from marlaas_api.messages import Episode
+from marlaas_api.visible import visible
 
 
 class FaultWatch:
@@ -18,7 +19,7 @@ class FaultWatch:
         """Note an episode once."""
         self._recent.append(episode.fault is not None)
         if episode.fault is not None:
-            self._last_text = f"{episode.fault.value}: {episode.fault_text}"
+            self._last_text = f"{episode.fault.value}: {visible(episode.fault_text)}"
 
     def verdict(self) -> str | None:
         """Why the job has to fail, in the fault's own words; None while it need not."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from marlaas_api import names
 from marlaas_api.messages import Ending, Episode, FaultClass, GenerateRequest, JobDocument, StopReason, Task
+from marlaas_api.visible import visible
 from marlaas_worker.sandbox import frames
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.ledger import Ledger, judge
@@ -212,7 +213,8 @@ def unplayed(task: Task, member: int, episode: str) -> Episode:
 
 
 def _bounded(text: str) -> str:
-    """Keep the beginning and, for tracebacks, most of the end."""
+    """Keep the beginning and, for tracebacks, most of the end. It ends in statuses, and so on the terminals of people of other namespaces."""
+    text = visible(text)
     if len(text) <= _MAX_FAULT_TEXT:
         return text
     return f"{text[:1000]}\n[…]\n{text[-(_MAX_FAULT_TEXT - 1000) :]}"
