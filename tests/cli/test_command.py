@@ -56,6 +56,18 @@ def test_every_commands_help_has_an_example(name: str) -> None:
     assert f"Example: {COMMANDS[name].example}" in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not command.is_group])
+def test_every_commands_help_says_what_its_exit_code_means(name: str) -> None:
+    assert "Exit code: 0 " in " ".join(_invoke(name, "--help").output.split())
+
+
+def test_a_cluster_that_nobody_is_going_to_ask_is_not_silently_ignored(
+    manifest: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _command("validate", str(manifest()), "--context", "prod", monkeypatch=monkeypatch) == 2
+    assert "give --server as well" in capsys.readouterr().err
+
+
 def test_the_version_is_shown() -> None:
     result = _invoke("--version")
     assert (result.exit_code, result.output.split()[0]) == (0, "marlaas")

@@ -180,7 +180,19 @@ def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell: Shell) -> N
 
 def test_watch_of_a_namespace_without_jobs_says_so(shell: Shell) -> None:
     said = shell.run("watch")
-    assert (said.code, said.err.strip()) == (0, "no RLJobs")
+    assert (said.code, said.err.strip()) == (
+        0,
+        f"no RLJobs in namespace {shell.namespace}; -n NAMESPACE looks elsewhere, -A everywhere",
+    )
+
+
+def test_a_job_that_is_looked_for_in_the_wrong_place_is_told_so(shell: Shell) -> None:
+    said = shell.run("why", "sums")
+    assert said.code == 1
+    assert (
+        said.err.strip()
+        == f"there is no RLJob 'sums' in namespace {shell.namespace}; -n NAMESPACE looks elsewhere, `marlaas watch -A` everywhere"
+    )
 
 
 def test_who_may_not_is_told_what_they_may_not_and_whom_to_ask(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

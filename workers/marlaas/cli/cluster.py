@@ -1,4 +1,4 @@
-"""The commands that talk to a cluster: submit, watch, suspend, resume, why. `kubectl marlaas` has them too."""
+"""The commands that talk to a cluster: submit, watch, suspend, resume, why, adapter. `kubectl marlaas` has them too."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ def submit(
 
     The very files that `marlaas run` takes. Nothing is applied unless everything would be: what is wrong is told by file, line and field.
 
-    Exit code: 0 applied (with --watch: and every job succeeded), 1 it failed, 2 something must be changed first.
+    Exit code: 0 applied (with --watch: and no job failed), 1 it failed, or the cluster could not be asked, 2 something must be changed first.
     """
     kubectl = gateway(context, namespace, kubeconfig)
     manifest = load(files, runnable=False)
@@ -84,27 +84,39 @@ def watch(
 
     Where the output is no terminal, a line for every change of phase. Ctrl-C ends the watching, not the jobs.
 
-    Exit code: 0 no watched job failed, 1 one did, 2 something must be changed first, 130 stopped by Ctrl-C.
+    Exit code: 0 no watched job failed, 1 one did, or is not there, or the cluster could not be asked, 2 the options do not go together, 130 stopped
+    by Ctrl-C.
     """
     kubectl = gateway(context, namespace, kubeconfig)
     if everywhere and names:
         raise InvalidInput("give names or -A, not both: a name belongs to one namespace")
     look: _Look = partial(kubectl.list, RLJOBS, "--all-namespaces") if everywhere else _Looker(kubectl, names or ())
-    _watch([look], as_json)
+    if not _watch([look], as_json):
+        here = f"in namespace {kubectl.namespace()}; -n NAMESPACE looks elsewhere, -A everywhere"
+        complain(f"no RLJobs {'in the cluster' if everywhere else here}")
 
 
 def suspend(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
-    """Stop a job at its next step and free what it holds; `resume` goes on from there."""
+    """Stop a job at its next step and free what it holds; `resume` goes on from there.
+
+    Exit code: 0 it will stop, or has been told so before, 1 no such job, or the cluster could not be asked, 2 the job has ended.
+    """
     _set_suspend(gateway(context, namespace, kubeconfig), name, True)
 
 
 def resume(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
-    """Let a suspended job go on from its last committed step."""
+    """Let a suspended job go on from its last committed step.
+
+    Exit code: 0 it goes on once it is admitted, or was never suspended, 1 no such job, or the cluster could not be asked, 2 the job has ended.
+    """
     _set_suspend(gateway(context, namespace, kubeconfig), name, False)
 
 
 def why(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
-    """Tell in one paragraph what a job is doing or waiting for, since when, and what to do."""
+    """Tell in one paragraph what a job is doing or waiting for, since when, and what to do.
+
+    Exit code: 0 told, 1 no such job, or the cluster could not be asked.
+    """
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_sight(_job(kubectl, name))
     typer.echo(explain(job, _pool(kubectl, job), _events(kubectl, job), time.time()))
@@ -121,6 +133,8 @@ def adapter(
     """Fetch a job's published adapter as a plain PEFT folder: the promoted version of a succeeded job, the newest of another.
 
     Asks the orchestrator's pod for it, so it is for who may `kubectl exec` there; others are told where in the blob store it lies.
+
+    Exit code: 0 written, 1 no such job, or it could not be fetched, 2 there is no adapter yet, or the folder holds something else.
     """
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_sight(_job(kubectl, name))
@@ -154,7 +168,8 @@ def _job(kubectl: Kubectl, name: str) -> dict[str, Any]:
 
 def _unknown(kubectl: Kubectl, name: str, names: Sequence[str]) -> NotFound:
     there = kubectl.namespace()
-    return NotFound(f"there is no RLJob '{name}' in namespace {there}{did_you_mean(name, names)}")
+    hint = did_you_mean(name, names) or "; -n NAMESPACE looks elsewhere, `marlaas watch -A` everywhere"
+    return NotFound(f"there is no RLJob '{name}' in namespace {there}{hint}")
 
 
 def _pool(kubectl: Kubectl, job: JobSight) -> PoolSight | None:
@@ -198,7 +213,8 @@ def _within(kubectl: Kubectl, namespace: str) -> Kubectl:
     return replace(kubectl, target=replace(kubectl.target, namespace=namespace))
 
 
-def _watch(looks: Sequence[_Look], as_json: bool) -> None:
+def _watch(looks: Sequence[_Look], as_json: bool) -> bool:
+    """Show jobs until they end; whether there were any. Raises Exit when one failed."""
     display = choose(as_json)
     watching = ClusterWatch(lambda: [body for look in looks for body in look()], display, time.time)
     try:
@@ -207,9 +223,8 @@ def _watch(looks: Sequence[_Look], as_json: bool) -> None:
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         display.close()
-    if not watching.views:
-        complain("no RLJobs")
-    elif isinstance(display, LiveDisplay):
+    if watching.views and isinstance(display, LiveDisplay):
         Console().print(table([*watching.views.values()]), *failures([*watching.views.values()]), sep="\n")
     if watching.failed:
         raise typer.Exit(FAILED)
+    return bool(watching.views or watching.told)

@@ -10,6 +10,7 @@ from marlaas.cli.failures import INVALID, complain
 from marlaas.cli.summaries import summary
 from marlaas.cluster.submission import preview
 from marlaas.manifest import Finding, InvalidManifest, Manifest, load
+from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import Kind, RLJob
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Manifests in YAML; - reads standard input.")]
@@ -28,11 +29,17 @@ def validate(
     """Say what is wrong with manifests, by file, line and field.
 
     Checks everything that needs no cluster and starts nothing: fields, types and bounds, whether jobs fit their pools, whether environments
-    and builtin models exist and take their arguments. A pool that is not in the files is thought to be in the cluster. With --server, the
+    exist and take their arguments, what the models that lie here can do. A pool that is not in the files is thought to be in the cluster. With --server, the
     cluster's API server is asked too (a dry run): its own rules, what may not change of a job that exists, and what you may do.
 
-    Exit code: 0 all is right, 2 something must be changed.
+    Notes, on standard error, say what is right and worth knowing; also what would keep `marlaas run` from running it on this machine.
+
+    Exit code: 0 all is right, 1 the cluster of --server could not be asked, 2 something must be changed.
     """
+    if not server and (context or namespace or kubeconfig):
+        raise InvalidInput(
+            "--context, --namespace and --kubeconfig say which cluster --server asks: give --server as well"
+        )
     try:
         manifest = load(files, runnable=False)
         if server:

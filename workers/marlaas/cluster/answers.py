@@ -63,6 +63,8 @@ def _silent(text: str) -> MarlaasError:
 
 def _no_cluster(text: str) -> MarlaasError:
     words = _plain(text).splitlines()[0].partition("; if you choose to ignore")[0]
+    if "localhost:8080" in text:  # where kubectl looks when nobody told it where
+        words = "there is no kubeconfig, or it names no cluster"
     return NoCluster(
         f"no cluster to talk to: {words}; see `kubectl config get-contexts`, then give --context or --kubeconfig"
     )
