@@ -189,6 +189,13 @@ def test_a_pool_that_no_job_uses_is_noted(manifest: Write) -> None:
     ]
 
 
+def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_for(complaints: Complaints) -> None:
+    edits = (("maxRank: 16", "maxRank: 16\n  namespaces: [team-a]"), (", namespace: team-a}", "}"))
+    assert complaints(*edits, runnable=False) == []
+    (line,) = complaints(*edits)
+    assert "namespace 'default' may not use ModelPool 'tiny', which is for team-a" in line
+
+
 def test_what_a_tenant_says_in_vain_is_noted(manifest: Write) -> None:
     said = load([manifest((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"))]).notes
     assert [str(note) for note in said] == [

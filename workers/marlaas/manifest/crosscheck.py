@@ -22,6 +22,7 @@ from marlaas_api.kinds.nearest import did_you_mean, nearest
 from marlaas_api.kinds.problems import Problem
 
 _POOL = ("spec", "poolRef", "name")
+_NAMESPACE = ("metadata", "namespace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,18 @@ def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
         yield from pool.source.findings(check_local_pool(pool.object) if runnable else ())
 
 
-def misfits(contents: Contents, unknown: Mapping[str, bool]) -> Iterator[Finding]:
-    """Yield jobs that do not fit their pool, and jobs of pools that are not there, as far as `unknown` calls that wrong."""
+def misfits(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
+    """Yield jobs that do not fit their pool, and jobs of pools that are not there, as far as `unknown` calls that wrong.
+
+    In a cluster, whoever submits a job without a namespace says which it is to have (`-n`, or their context).
+    """
     pools = by_name(contents.pools)
     for job in contents.jobs:
         name = job.object.spec.pool_ref.name
         if name in pools:
-            yield from job.source.findings(check_fit(job.object, pools[name]))
+            is_placed = runnable or "namespace" in job.object.metadata.model_fields_set
+            problems = check_fit(job.object, pools[name])
+            yield from job.source.findings(one for one in problems if is_placed or one.loc != _NAMESPACE)
         elif unknown.get(name, False):
             hint = did_you_mean(name, pools) or "; name the file that has it as well"
             yield job.source.finding(Problem(_POOL, f"no ModelPool '{name}' in these files{hint}"))

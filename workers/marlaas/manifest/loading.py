@@ -46,7 +46,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
         *duplicates(objects.placed),
         *claims(contents.tenants),
         *refusals(contents, runnable),
-        *misfits(contents, unknown),
+        *misfits(contents, unknown, runnable),
         *check_models(contents, runnable),
         *check_environments(contents.jobs),
     ]
