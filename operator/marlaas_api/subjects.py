@@ -14,6 +14,7 @@ class StreamSpec:
     """What a stream holds. `work_queue`: a message is gone once acked; otherwise it stays up to the limits.
 
     max_age_s: None keeps for ever. max_bytes: -1 is unbounded; a full work queue refuses, a full log forgets its oldest.
+    max_message_bytes: a longer message is refused; -1 takes what the server takes.
     """
 
     name: str
@@ -21,6 +22,7 @@ class StreamSpec:
     work_queue: bool = False
     max_age_s: float | None = None
     max_bytes: int = -1
+    max_message_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,14 @@ class BucketSpec:
     history: int = 1
 
 
+EPISODE_BYTES = 1 << 20
+"""Longest message about an episode. The longest that sandboxes write, of 10,000 turns and with a long traceback, has a tenth of it."""
 STREAMS = (
     StreamSpec(TASKS, ("task.*.*",), work_queue=True),
     StreamSpec(TURNS, ("turn.*.*.*.*",), max_age_s=7 * 86400.0, max_bytes=8 << 30),
-    StreamSpec(EPISODES, ("episode.*.*",), max_age_s=7 * 86400.0),
+    # The one stream that tenants' code can fill. A flood pushes out what is old, which an orchestrator has read, or has played again when
+    # it takes the job up anew; without a bound it would fill the disk, and nobody could write anything.
+    StreamSpec(EPISODES, ("episode.*.*",), max_age_s=7 * 86400.0, max_bytes=4 << 30, max_message_bytes=EPISODE_BYTES),
     StreamSpec(GROUPS, ("group.*.*.*",)),
     StreamSpec(STEPS, ("step.*.*.*", "eval.*.*.*")),
     StreamSpec(EVENTS, ("event.*.*.>",), max_age_s=86400.0, max_bytes=64 << 20),

@@ -83,7 +83,7 @@ class MemoryStream:
     def publish(
         self, stored: Stored, now: float, *, message_id: str | None = None, expect_last: int | None = None
     ) -> int:
-        """Store (`stored.sequence` is ignored) and return the sequence. Raises Conflict, BusUnavailable when full."""
+        """Store (`stored.sequence` is ignored) and return the sequence. Raises Conflict, BusUnavailable when full, BusRefused when too long."""
         last = self.last(stored.subject)
         if expect_last is not None and expect_last != (last.stored.sequence if last else 0):
             if last is not None and message_id is not None and last.message_id == message_id:
@@ -209,6 +209,8 @@ class MemoryStream:
         return None
 
     def _make_room(self, stored: Stored) -> None:
+        if 0 <= self.spec.max_message_bytes < len(stored.data):
+            raise BusRefused(f'cannot publish to "{stored.subject}": message size exceeds maximum allowed')
         if self.spec.max_bytes < 0:
             return
         room = self.spec.max_bytes - len(stored.data)

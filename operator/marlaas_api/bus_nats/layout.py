@@ -33,6 +33,7 @@ def stream_config(spec: StreamSpec) -> Config:
         "retention": "workqueue" if spec.work_queue else "limits",
         "discard": "new" if spec.work_queue else "old",
         "max_bytes": spec.max_bytes,
+        "max_msg_size": spec.max_message_bytes,
         **_common(spec.max_age_s),
     }
 

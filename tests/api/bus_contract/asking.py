@@ -11,7 +11,7 @@ T = TypeVar("T")
 Connect = Callable[[str], Awaitable[Bus]]
 
 FULL = StreamSpec("FULL", ("full.*",), work_queue=True, max_bytes=4096)
-FORGETFUL = StreamSpec("FORGETFUL", ("forgetful.*",), max_bytes=4096)
+FORGETFUL = StreamSpec("FORGETFUL", ("forgetful.*",), max_bytes=4096, max_message_bytes=2048)
 BRIEF = BucketSpec("brief", ttl_s=1.0)
 
 

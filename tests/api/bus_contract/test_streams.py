@@ -23,11 +23,11 @@ async def test_what_is_published_is_stored_in_order(bus: Bus, ns: str) -> None:
 
 
 async def test_an_empty_and_a_large_message_come_back_whole(bus: Bus, ns: str) -> None:
-    subject = subjects.episode(ns, "job")
+    subject = subjects.turn(ns, "job", "uid-t0-0-1", 0)
     large = bytes(bus.max_payload_bytes)
     await bus.publish(subject, b"")
     await bus.publish(subject, large, message_id="an-id-that-is-as-long-as-ids-are" * 4)
-    assert [stored.data for stored in await bus.replay(EPISODES, subject)] == [b"", large]
+    assert [stored.data for stored in await bus.replay(subjects.TURNS, subject)] == [b"", large]
 
 
 async def test_a_message_beyond_the_limit_is_refused_and_the_bus_goes_on(bus: Bus, ns: str) -> None:
@@ -170,11 +170,24 @@ async def test_a_full_log_forgets_its_oldest(bus: Bus) -> None:
     assert 0 < len(kept) < 5
 
 
+async def test_a_message_that_is_too_long_is_refused_for_good_and_pushes_nothing_out(bus: Bus) -> None:
+    first = await bus.publish("forgetful.short", bytes(1500))
+    with pytest.raises(BusRefused, match="message size exceeds maximum allowed"):
+        await bus.publish("forgetful.short", bytes(3000))
+    assert [stored.sequence for stored in await bus.replay("FORGETFUL", "forgetful.short")] == [first]
+
+
+def test_no_flood_of_episodes_fills_the_disk() -> None:
+    """Every other stream is written by the platform alone."""
+    (episodes,) = [stream for stream in subjects.STREAMS if stream.name == EPISODES]
+    assert 0 < episodes.max_message_bytes < episodes.max_bytes < 20 << 30
+
+
 async def test_ensure_can_be_repeated_and_updates_what_differs(bus: Bus, ns: str) -> None:
     subject = subjects.episode(ns, "job")
     await bus.publish(subject, b"1")
     await bus.ensure()
-    grown = StreamSpec("FORGETFUL", ("forgetful.*", "forgetful.*.*"), max_bytes=4096)
+    grown = StreamSpec("FORGETFUL", ("forgetful.*", "forgetful.*.*"), max_bytes=4096, max_message_bytes=2048)
     await bus.ensure((grown,), ())  # type: ignore[call-arg]
     assert await bus.publish("forgetful.x.y", b"1") > 0
     assert len(await bus.replay(EPISODES, subject)) == 1
