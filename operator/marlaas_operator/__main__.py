@@ -22,7 +22,7 @@ from marlaas_api.bus_users import BusKeys, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
 from marlaas_api.stopping import stop_on_signals
 from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
-from marlaas_operator.cluster import Cluster, Forbidden, Resource
+from marlaas_operator.cluster import Cluster, Forbidden, Invalid, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.handlers import WATCH_S, watch
 from marlaas_operator.health import Door, opened
@@ -101,7 +101,7 @@ async def _keys(gateway: ApiServer, installation: Installation) -> BusKeys | Non
             keys = await ensure_keys(gateway, installation)
             await renew_platform(gateway, installation, keys, time.time())
             return keys
-        except Forbidden as error:
+        except (Forbidden, Invalid) as error:  # an admission policy says the latter
             raise InvalidInput(f"{error}; the chart's Role allows it, for a Secret with the label {MANAGED}") from error
         except Retryable as error:
             log.warning("%s (again soon)", error)

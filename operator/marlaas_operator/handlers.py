@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import kopf
+from kopf._cogs.structs.references import Insights  # where kopf notes what it watches; it tells nobody else
 
-from marlaas_operator.cluster import Body, Resource, target_of
+from marlaas_operator.cluster import Body, Resource, Unavailable, target_of
 from marlaas_operator.cluster.api_server import ApiServer, Login
 from marlaas_operator.cluster.resources import KINDS, OWNED
 from marlaas_operator.resync import MANAGED
@@ -59,18 +60,39 @@ async def watch(watched: Watched, begun: Begun, told: Told, gateway: ApiServer, 
 
 
 async def _watch_once(happened: Happened, gateway: ApiServer, halt: asyncio.Event, watch_s: float) -> None:
-    registry = kopf.OperatorRegistry()
+    registry, insights = kopf.OperatorRegistry(), Insights()
     kopf.on.login(registry=registry)(_login(gateway))
     for resource in (*KINDS, *OWNED):
         _register(registry, resource, happened)
-    await kopf.operator(
-        registry=registry,
-        settings=_settings(watch_s),
-        standalone=True,
-        clusterwide=True,
-        stop_flag=halt,
-        identity=_NAME,
-    )
+    looking = asyncio.create_task(_unserved(insights, halt), name="unserved kinds")
+    try:
+        await kopf.operator(
+            registry=registry,
+            settings=_settings(watch_s),
+            insights=insights,
+            standalone=True,
+            clusterwide=True,
+            stop_flag=halt,
+            identity=_NAME,
+        )
+    finally:
+        looking.cancel()
+    if looking.done() and not looking.cancelled():
+        raise Unavailable(f"the API server does not list {', '.join(looking.result())} among what it serves")
+
+
+async def _unserved(insights: Insights, halt: asyncio.Event) -> list[str]:
+    """Kinds that the API server did not list when kopf asked what there is, having ended the watching; waits for ever if there are none.
+
+    kopf asks once, and never watches what was not listed then: kinds that were only just installed may be served before they are listed.
+    """
+    await insights.ready_resources.wait()
+    listed = {(found.group, found.version, found.plural) for found in insights.watched_resources}
+    lacking = [one.plural for one in (*KINDS, *OWNED) if (one.group, one.version, one.plural) not in listed]
+    if not lacking:
+        await asyncio.Event().wait()
+    halt.set()
+    return lacking
 
 
 def _register(registry: kopf.OperatorRegistry, resource: Resource, happened: Happened) -> None:
