@@ -41,6 +41,66 @@ async def test_a_turn_recorded_by_an_earlier_process_is_answered_from_its_record
     assert later.engine.calls == []
 
 
+@pytest.mark.parametrize("changes", [{"append": "something else~"}, {"tools": ('{"name": "add"}',)}])
+async def test_another_question_under_the_name_of_a_recorded_turn_is_refused(
+    town: Any, changes: dict[str, Any]
+) -> None:
+    earlier, job = await town.replica(), await town.job()
+    first = await town.ask(job.request())
+    other = await town.ask(job.request(**changes), of="rollout-0")
+    assert (other.phase, other.retryable) == (ReplyPhase.FAILED, False)
+    assert "recorded as the answer to something else" in other.error
+    await earlier.kill()
+    later = await town.replica()
+    assert "something else" in (await town.ask(job.request(**changes), of="rollout-0")).error
+    assert (await town.ask(job.request())).text == first.text
+    assert later.engine.calls == []
+
+
+async def test_two_questions_of_one_name_at_once_get_no_common_answer(town: Any, shut_engine: Any) -> None:
+    await town.replica(engine=shut_engine)
+    job = await town.job()
+    async with town.asking(job.request()) as one, town.asking(job.request(append="something else~")) as other:
+        await other.until(ReplyPhase.ACCEPTED)
+        shut_engine.open.set()
+        phases = {(await one.end()).phase, (await other.end()).phase}
+    assert phases == {ReplyPhase.RESULT, ReplyPhase.FAILED}
+
+
+async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notice_nothing(
+    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MOST_CHARACTERS", 3)
+    await town.replica(engine=shut_engine)
+    job, neighbour = await town.job(), await town.job("neighbour")
+    async with town.asking(job.request()) as first, town.asking(neighbour.request()) as others:
+        await first.until(ReplyPhase.ACCEPTED)
+        refused = await town.ask(job.request(index=1))
+        assert (refused.phase, refused.retryable) == (ReplyPhase.FAILED, True)
+        assert "too much text" in refused.error
+        shut_engine.open.set()
+        assert (await first.end()).phase is (await others.end()).phase is ReplyPhase.RESULT
+    assert (await town.ask(job.request(index=1))).phase is ReplyPhase.RESULT
+
+
+async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was_asked_for_last(
+    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MOST_INBOXES", 2)
+    await town.replica(engine=shut_engine)
+    job = await town.job()
+    async with (
+        town.asking(job.request()) as first,
+        town.asking(job.request()) as second,
+        town.asking(job.request()) as third,
+    ):
+        for asked in (first, second, third):
+            await asked.until(ReplyPhase.ACCEPTED)
+        shut_engine.open.set()
+        assert (await second.end()).phase is (await third.end()).phase is ReplyPhase.RESULT
+        assert ReplyPhase.RESULT not in {heard.phase for heard in first.heard}
+
+
 async def test_of_two_replicas_that_play_one_turn_the_first_record_counts_for_both(
     town: Any, make_engine: Callable[..., Any]
 ) -> None:

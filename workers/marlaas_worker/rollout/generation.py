@@ -92,7 +92,7 @@ class Generation:
         served = await desk.policies.find(request.ref, request.agent)
         check(request, served)
         if (recorded := await self._recorded(request)) is not None:
-            return _of_agent(recorded, request)
+            return _as_asked(recorded, request)
         version = await self._pinned(request, served, stage)
         prompt = await self._extended(request)
         drawn = await self._draw(_Order(request, served, served.adapter(version), prompt, began), stage)
@@ -191,7 +191,7 @@ class Generation:
         if stored is turn:
             conversation = conclude(prompt, text, completion.output_ids, completion.stop_reason)
             desk.histories.keep(key_of(turn, turn.turn), conversation)
-        return _of_agent(stored, request)
+        return _as_asked(stored, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +232,18 @@ def check(request: GenerateRequest, served: Served) -> None:
         raise RequestRefused(f"maxTokens is {request.max_tokens}; at least 1 is needed")
 
 
-def _of_agent(turn: Turn, request: GenerateRequest) -> Turn:
+def _as_asked(turn: Turn, request: GenerateRequest) -> Turn:
+    """The recorded turn, if it answers this very question.
+
+    After a crash of the bus a task may be played a second time under the same names, and its environment may not say the same again. An
+    answer to the other play's words would be scored here and trained with those. Refused, this play ends as a fault and gets a name of its own.
+    """
     if turn.agent != request.agent:
         raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")
+    if (turn.parent, turn.append, turn.tools) != (request.parent, request.append, request.tools):
+        raise RequestRefused(
+            f"turn {turn.turn} of episode {turn.episode} is recorded as the answer to something else: another play has this name"
+        )
     return turn
 
 

@@ -1,12 +1,12 @@
 """The life of a request: accepted at once, heard of every second, answered or failed by its deadline; asked twice, played once.
 
-A turn's name (job, agent, episode, number) is the request's. While it is under way, who asks again joins; for some minutes after, the
-same answer is given; later, the turns stream knows (`generation`).
+A turn's name (job, agent, episode, number) and what is asked are the request's identity. While it is under way, who asks again joins; for some
+minutes after, the same answer is given; later, the turns stream knows (`generation`, which also refuses a second question of the same name).
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -18,24 +18,28 @@ from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, 
 from marlaas_api.names import request_id
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.generation import Stage
-from marlaas_worker.rollout.histories import Key, key_of
+from marlaas_worker.rollout.histories import key_of
 
 HEARTBEAT_S = 1.0
 LONGEST_DEADLINE_S = 3600.0
 REMEMBERED_S = 300.0
 REMEMBERED_MOST = 100_000
+MOST_INBOXES = 16
+MOST_CHARACTERS = 64 << 20
+"""Of text that one job may have under way."""
 _log = logging.getLogger(__name__)
 
 Play = Callable[[GenerateRequest, Stage], Awaitable[Turn]]
+Question = tuple[str, str, str, str, int, int]
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A request under way, and who waits for it. `until`: the latest deadline of all who asked, on the loop's clock."""
+    """A request under way, and who waits for it, the latest last. `until`: the latest deadline of all who asked, on the loop's clock."""
 
     request: GenerateRequest
     until: float
-    inboxes: set[str]
+    inboxes: dict[str, None]
     stage: Stage = field(default_factory=Stage)
     task: asyncio.Task[None] | None = None
     timeout: asyncio.Timeout | None = None
@@ -49,9 +53,10 @@ class Requests:
         self._replica = context.name
         self._play = play
         self._tasks = tasks
-        self._flights: dict[Key, _Flight] = {}
+        self._flights: dict[Question, _Flight] = {}
+        self._characters: Counter[str] = Counter()
         self._under_way: set[asyncio.Task[None]] = set()
-        self._answered: OrderedDict[Key, tuple[float, bytes]] = OrderedDict()
+        self._answered: OrderedDict[Question, tuple[float, bytes]] = OrderedDict()
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
@@ -63,7 +68,7 @@ class Requests:
 
     async def accept(self, request: GenerateRequest, inbox: str) -> None:
         """Take a request, or say again what is known of it; returns once the asker has been told."""
-        key, now = key_of(request, request.turn), _clock()
+        key, now = _question(request), _clock()
         if (answer := self._known_answer(key, now)) is not None:
             await self._send(inbox, answer)
             return
@@ -71,10 +76,13 @@ class Requests:
             await self._send(inbox, self._failure(request, f"replica {self._replica} is stopping", retryable=True))
             return
         flight, until = self._flights.get(key), now + min(request.deadline_s, LONGEST_DEADLINE_S)
-        if flight is None:
-            self._depart(key, _Flight(request, until, {inbox}))
-        else:
+        if flight is not None:
             self._join(flight, inbox, until)
+        elif self._characters[request.ref.key] > MOST_CHARACTERS:
+            await self._send(inbox, self._failure(request, "its job has too much text under way", retryable=True))
+            return
+        else:
+            self._depart(key, _Flight(request, until, {inbox: None}))
         await self._send(inbox, self._reply(request, ReplyPhase.ACCEPTED))
 
     def cancel(self, cancel: CancelRequest) -> None:
@@ -103,12 +111,13 @@ class Requests:
         except TimeoutError:
             await self._end_all()
 
-    def _known_answer(self, key: Key, now: float) -> bytes | None:
+    def _known_answer(self, key: Question, now: float) -> bytes | None:
         at, answer = self._answered.get(key, (0.0, None))
         return answer if answer is not None and now - at < REMEMBERED_S else None
 
-    def _depart(self, key: Key, flight: _Flight) -> None:
+    def _depart(self, key: Question, flight: _Flight) -> None:
         self._flights[key] = flight
+        self._characters[flight.request.ref.key] += _num_characters(flight.request)
         self._idle.clear()
         task = self._tasks.create_task(self._fly(key, flight), name=f"turn {request_id(key[3], key[4])}")
         flight.task = task
@@ -116,13 +125,16 @@ class Requests:
         task.add_done_callback(lambda _: self._over(key, flight, task))
 
     def _join(self, flight: _Flight, inbox: str, until: float) -> None:
-        flight.inboxes.add(inbox)
+        flight.inboxes.pop(inbox, None)
+        flight.inboxes[inbox] = None
+        while len(flight.inboxes) > MOST_INBOXES:
+            del flight.inboxes[next(iter(flight.inboxes))]
         if until > flight.until:
             flight.until = until
             if flight.timeout is not None:
                 flight.timeout.reschedule(until)
 
-    async def _fly(self, key: Key, flight: _Flight) -> None:
+    async def _fly(self, key: Question, flight: _Flight) -> None:
         answer = await self._answer(flight)
         del self._flights[key]  # from here on nobody joins, so nobody is left without the answer
         encoded = wire.encode(answer)
@@ -130,10 +142,12 @@ class Requests:
             self._remember(key, encoded)
         await self._tell(flight, encoded)
 
-    def _over(self, key: Key, flight: _Flight, task: asyncio.Task[None]) -> None:
+    def _over(self, key: Question, flight: _Flight, task: asyncio.Task[None]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
         self._under_way.discard(task)
+        self._characters[flight.request.ref.key] -= _num_characters(flight.request)
+        self._characters += Counter()  # forgets jobs that have nothing under way
         if not self._under_way:
             self._idle.set()
 
@@ -152,7 +166,7 @@ class Requests:
             _log.exception("turn %s of %s", request.turn, request.episode)
             return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)
 
-    def _remember(self, key: Key, answer: bytes) -> None:
+    def _remember(self, key: Question, answer: bytes) -> None:
         now = _clock()
         self._answered[key] = (now, answer)
         while self._answered:
@@ -205,6 +219,15 @@ class Requests:
             await self._bus.send(inbox, reply)
         except MarlaasError as error:
             _log.warning("could not answer on %s: %s", inbox, error)
+
+
+def _question(request: GenerateRequest) -> Question:
+    return (*key_of(request, request.turn), hash((request.parent, request.append, request.tools)))
+
+
+def _num_characters(request: GenerateRequest) -> int:
+    append = request.append
+    return len(append) if isinstance(append, str) else sum(len(message.content) for message in append)
 
 
 def _clock() -> float:
