@@ -65,7 +65,14 @@ ERRORS = {
         2,
         "not YAML: while scanning for the next token, found character '\\t' that cannot start any token; indent with spaces, not tabs",
     ),
-    "a: 1\n b: 2\n": (2, "not YAML: mapping values are not allowed here"),
+    "a: 1\n b: 2\n": (
+        2,
+        "not YAML: mapping values are not allowed here; look at the indentation, here and above, and for a space after every colon",
+    ),
+    "a: 1\nb:2\n": (
+        2,
+        "not YAML: while scanning a simple key, could not find expected ':'; look for a space after every colon",
+    ),
     "a: [1, 2\n": (2, "not YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'"),
     "a: 1\nb: *nope\n": (2, "not YAML: found undefined alias 'nope'"),
     "a: &x\n  - *x\n": (1, "an anchor that contains itself"),

@@ -45,6 +45,13 @@ def test_a_users_module_is_found_beside_the_manifest_and_cannot_hurt_the_command
     assert complaints(OWN) == ([] if text is None else [f"job.yaml:19: spec.environment: {text}"])
 
 
+def test_a_files_name_where_a_modules_is_brings_the_modules(complaints: Callable[..., list[str]]) -> None:
+    assert complaints(("environment: {name: reverse}", "environment: {name: 'games.py:guess'}")) == [
+        "job.yaml:19: spec.environment: environment 'games.py:guess': there is no module 'games' beside the manifest or on PYTHONPATH; "
+        "write 'games:guess'"
+    ]
+
+
 def test_a_module_that_never_ends_its_import_is_given_up(tmp_path: Path, manifest: Callable[..., Path]) -> None:
     (tmp_path / "games.py").write_text("while True:\n    pass\n", encoding="utf-8")
     objects = Objects()

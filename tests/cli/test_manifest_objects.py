@@ -245,7 +245,7 @@ FILES = {
     "empty": (b"", "bad.yaml: holds no objects"),
     "comments alone": (b"# nothing\n---\n", "bad.yaml: holds no objects"),
     "not UTF-8": (b"a: 1\nb: \xff\n", "bad.yaml:2: not UTF-8 text: byte 0xff"),
-    "not YAML": (b"a: 1\n b: 2\n", "bad.yaml:2: not YAML: mapping values are not allowed here"),
+    "not YAML": (b"a: &b\n b: *c\n", "bad.yaml:2: not YAML: found undefined alias 'c'"),
     "a key twice": (b"a: 1\na: 2\n", "bad.yaml:2: the key 'a' stands twice, here and on line 1; remove one"),
     "huge": (b"#" * (10 * 2**20 + 1), "bad.yaml: not a manifest: larger than 10 MiB"),
 }

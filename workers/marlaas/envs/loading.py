@@ -99,8 +99,9 @@ def _import(name: str, module_name: str) -> object:
         return importlib.import_module(module_name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            hint = f"; write {name.replace('.py:', ':')!r}" if ".py:" in name else ""
             raise InvalidInput(
-                f"environment {name!r}: there is no module {error.name!r} beside the manifest or on PYTHONPATH"
+                f"environment {name!r}: there is no module {error.name!r} beside the manifest or on PYTHONPATH{hint}"
             ) from None
         raise InvalidInput(
             f"environment {name!r}: importing {module_name} failed: {type(error).__name__}: {error}"

@@ -21,6 +21,13 @@ _LARGEST = 2**63
 _NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
 _LIST, _MAPPING = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _MERGE = "tag:yaml.org,2002:merge"
+_HINTS = {
+    r"'\t'": "; indent with spaces, not tabs",
+    "mapping values are not allowed": "; look at the indentation, here and above, and for a space after every colon",
+    "could not find expected ':'": "; look for a space after every colon",
+    "expected <block end>": "; look at the indentation, here and above",
+}
+"""What people mostly did where the reader says these words."""
 _TRUE = frozenset({"y", "yes", "true", "on"})
 _RESOLVERS = (
     (_BOOL, r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$", "yYnNtTfFoO"),
@@ -202,10 +209,12 @@ def _line(node: yaml.Node) -> int:
 
 
 def _line_of(error: yaml.MarkedYAMLError) -> int:
-    mark = error.problem_mark or error.context_mark
+    is_about_a_key = error.context == "while scanning a simple key"  # missed only on the lines after it
+    mark = (error.context_mark if is_about_a_key else None) or error.problem_mark or error.context_mark
     return mark.line + 1 if mark is not None else 1
 
 
 def _reason(error: yaml.MarkedYAMLError) -> str:
     reason = ", ".join(part for part in (error.context, error.problem) if part)
-    return f"{reason}; indent with spaces, not tabs" if r"'\t'" in reason else reason
+    hint = next((hint for words, hint in _HINTS.items() if words in reason), "")
+    return f"{reason}{hint}"
