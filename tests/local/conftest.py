@@ -1,6 +1,8 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.local.runs import Place
 
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepOutcome, StepRecord
@@ -84,3 +86,18 @@ def evaluation() -> Callable[..., EvalRecord]:
         )
 
     return build
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Whatever a test does, no process is left, nor anything in the folder for temporary files."""
+    here = Place(tmp_path)
+    yield here
+    left = [process for run in here.runs for process in run.processes()]
+    for process in left:
+        process.kill()
+    for run in here.runs:
+        run.process.stdout.close()
+        run.process.wait()
+    assert left == []
+    assert list(here.temporary.iterdir()) == []

@@ -1,0 +1,75 @@
+"""The chart, installed, and objects to try on it."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from marlaas_e2e.control_plane import ControlPlane
+from marlaas_e2e.kubectl import CommandFailed
+
+from .conftest import Document, Helm
+
+NAMESPACE = "marlaas-system"
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:marlaas-operator"
+OURS = {"app.kubernetes.io/managed-by": "marlaas-operator"}
+IN_FORCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The chart, installed under its defaults."""
+
+    plane: ControlPlane
+    helm: Helm
+
+    def kubectl_as(self, user: str, *arguments: str, stdin: str | None = None) -> str:
+        groups = ["system:authenticated", "system:serviceaccounts"]
+        return self.plane.kubectl(*arguments, stdin=stdin, kubeconfig=self.plane.user_kubeconfig(user, groups))
+
+    def refusal(self, user: str, *arguments: str, stdin: str | None = None) -> str:
+        """The API server's sentence; empty when it did what was asked."""
+        try:
+            self.kubectl_as(user, *arguments, stdin=stdin)
+        except CommandFailed as error:
+            return str(error)
+        return ""
+
+    def call(self, *arguments: str | Path) -> str:
+        done = self.helm("--kubeconfig", self.plane.kubeconfig, "--namespace", NAMESPACE, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def wait_for_admission(release: Release) -> None:
+    """A new binding comes into force within seconds, not at once."""
+    until = time.monotonic() + IN_FORCE_S
+    for policy_name in ("own-objects", "locked-pods"):
+        probe = secret("probe", {}) if policy_name == "own-objects" else deployment(automountServiceAccountToken=True)
+        while policy_name not in release.refusal(
+            OPERATOR, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(probe)
+        ):
+            assert time.monotonic() < until, f"{policy_name} is not in force after {IN_FORCE_S:.0f} s"
+
+
+def secret(name: str, labels: dict[str, str], namespace: str = "team-a") -> Document:
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"bus.creds": "x"}}
+
+
+def deployment(**pod: object) -> Document:
+    labels = {"app": "x"}
+    container = {"name": "main", "image": "x", "securityContext": {"allowPrivilegeEscalation": False}}
+    locked = {
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True},
+        "containers": [container],
+    }
+    template = {"metadata": {"labels": labels}, "spec": {**locked, **pod}}
+    metadata = {"name": "greedy-sandbox", "namespace": "team-a", "labels": OURS}
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+
+def put(release: Release, body: Document) -> str:
+    return release.refusal(OPERATOR, "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(body))

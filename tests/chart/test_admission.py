@@ -1,0 +1,120 @@
+"""Admission in force on a real API server: the operator is held to its own objects, and to locked pods."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from marlaas_e2e.control_plane import ControlPlane
+
+from .conftest import CHART, Document, Helm
+from .releases import NAMESPACE, OPERATOR, OURS, Release, deployment, put, secret, wait_for_admission
+
+
+@pytest.fixture(scope="module")
+def release(control_plane: ControlPlane, helm: Helm) -> Iterator[Release]:
+    release = Release(control_plane, helm)
+    release.call("install", "marlaas", CHART, "--create-namespace")
+    for namespace in ("team-a", "team-b"):
+        control_plane.kubectl("create", "namespace", namespace)
+    wait_for_admission(release)
+    yield release
+    release.call("uninstall", "marlaas", "--no-hooks")
+
+
+def test_the_operator_makes_and_replaces_a_credential_of_its_own_without_reading_it(release: Release) -> None:
+    own = secret("job-sandbox", OURS)
+    assert put(release, own) == ""
+    assert put(release, {**own, "stringData": {"bus.creds": "renewed"}}) == ""
+    assert 'cannot get resource "secrets"' in release.refusal(OPERATOR, "-n", "team-a", "get", "secret", "job-sandbox")
+    assert 'cannot list resource "secrets"' in release.refusal(OPERATOR, "get", "secrets", "--all-namespaces")
+
+
+def test_the_operator_cannot_make_a_secret_that_does_not_say_whose_it_is(release: Release) -> None:
+    assert "writes only objects labelled" in put(release, secret("anonymous", {}))
+
+
+def test_the_operator_cannot_take_over_somebody_elses_secret_by_labelling_it(release: Release) -> None:
+    release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(secret("login", {"app": "web"})))
+    assert "touches only objects labelled" in put(release, secret("login", OURS))
+    assert "writes only objects labelled" in put(release, secret("login", {"app": "web"}))
+
+
+def test_the_operator_cannot_touch_a_secret_beside_its_own_in_its_namespace(release: Release) -> None:
+    release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(secret("registry", {}, NAMESPACE)))
+    assert "touches only objects labelled" in put(release, secret("registry", OURS, NAMESPACE))
+
+
+def test_the_operator_cannot_delete_somebody_elses_secret(release: Release) -> None:
+    release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(secret("login", {"app": "web"})))
+    raw = "/api/v1/namespaces/team-a/secrets/login"
+    assert "touches only objects labelled" in release.refusal(OPERATOR, "delete", "--raw", raw)
+    assert release.plane.kubectl("-n", "team-a", "get", "secret", "login", "-o", "name") == "secret/login\n"
+
+
+def test_the_charts_own_objects_are_not_the_operators_to_change(release: Release) -> None:
+    change = ("patch", "deployment", "marlaas-orchestrator", "--type=merge", "--patch", '{"spec": {"replicas": 0}}')
+    assert "writes only objects labelled" in release.refusal(OPERATOR, "-n", NAMESPACE, *change)
+
+
+def test_the_operator_may_make_locked_pods(release: Release) -> None:
+    assert put(release, deployment()) == ""
+
+
+def container(ports: list[Document] | None = None, **context: object) -> Document:
+    """A container that breaks one rule."""
+    locked = {"allowPrivilegeEscalation": False, **context}
+    return {"name": "main", "image": "x", "securityContext": locked, "ports": ports or []}
+
+
+def token_volume() -> Document:
+    """What mounts a token of the pod's account whether or not one is to be mounted by itself."""
+    return {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+
+
+LOOSE: list[tuple[dict[str, object], str]] = [
+    ({"automountServiceAccountToken": True}, "hold no API token"),
+    ({"hostNetwork": True}, "use nothing of their node"),
+    ({"hostPID": True}, "use nothing of their node"),
+    ({"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}, "use nothing of their node"),
+    ({"volumes": [token_volume()]}, "hold no API token"),
+    ({"volumes": [{"name": "disk", "nfs": {"server": "10.0.0.1", "path": "/"}}]}, "no volumes but Secrets"),
+    ({"containers": [container(ports=[{"containerPort": 80, "hostPort": 80}])]}, "use nothing of their node"),
+    ({"securityContext": {}}, "never root and gain no privilege"),
+    ({"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}, "never root and gain no privilege"),
+    ({"containers": [container(runAsNonRoot=False, runAsUser=0)]}, "never root and gain no privilege"),
+    ({"containers": [container(runAsNonRoot=False)]}, "never root and gain no privilege"),
+    ({"containers": [container(capabilities={"add": ["NET_RAW"]})]}, "never root and gain no privilege"),
+    ({"containers": [{"name": "main", "image": "x"}]}, "never root and gain no privilege"),
+    (
+        {"initContainers": [{"name": "first", "image": "x", "securityContext": {"privileged": True}}]},
+        "gain no privilege",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pod", "sentence"), LOOSE, ids=[str(next(iter(pod))) for pod, _ in LOOSE])
+def test_the_operator_can_make_no_other_pods(release: Release, pod: dict[str, object], sentence: str) -> None:
+    assert sentence in put(release, deployment(**pod))
+
+
+def test_the_operator_can_have_no_accounts_token_written_into_a_secret_of_its_own(release: Release) -> None:
+    """The cluster fills a Secret of this type in; the answer to an empty patch would show it to whoever stole the operator's token."""
+    body = secret("ghost-sandbox", OURS) | {"type": "kubernetes.io/service-account-token"}
+    body["metadata"]["annotations"] = {"kubernetes.io/service-account.name": "default"}
+    assert "only Secrets of type Opaque" in put(release, body)
+
+
+@pytest.mark.parametrize("namespace", ["kube-system", "kube-public"])
+def test_the_operator_makes_nothing_in_the_clusters_own_namespaces(release: Release, namespace: str) -> None:
+    """A pod there could mount the Secrets that lie there."""
+    pod = deployment()
+    pod["metadata"]["namespace"] = namespace
+    for body in (pod, secret("own-sandbox", OURS, namespace)):
+        assert "namespaces of Kubernetes itself" in put(release, body)
+
+
+def test_others_are_not_bothered_by_these_policies(release: Release) -> None:
+    release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(secret("others", {})))
+    loose = {**deployment(automountServiceAccountToken=True), "metadata": {"name": "web", "namespace": "team-a"}}
+    release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(loose))

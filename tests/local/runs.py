@@ -1,0 +1,117 @@
+"""A runner as a process, around a real nats-server, with roles that follow a script."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from tests.models.model_folders import write_model
+
+MARK = "MARLAAS_TEST_MARK"
+POOL = """
+apiVersion: marlaas.dev/v1alpha1
+kind: ModelPool
+metadata: {name: tiny}
+spec: {model: {path: %s}}
+"""
+JOB = """---
+apiVersion: marlaas.dev/v1alpha1
+kind: RLJob
+metadata: {name: %s, namespace: team-a}
+spec:
+  poolRef: {name: tiny}
+  environment: {name: reverse}
+  training: {steps: %d}
+"""
+
+
+class Run:
+    """A runner process and what it has told so far."""
+
+    def __init__(self, arguments: list[str], temporary: Path) -> None:
+        self.mark = str(uuid.uuid4())
+        driver = Path(__file__).with_name("driver.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(driver), *arguments],
+            stdout=subprocess.PIPE,
+            env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
+        )
+        self.told: list[dict[str, object]] = []
+
+    def lines(self) -> Iterator[dict[str, object]]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.append(json.loads(line))
+            yield self.told[-1]
+
+    def until(self, **wanted: object) -> dict[str, object]:
+        """Read on until an object has these values."""
+        for line in self.lines():
+            if all(line.get(key) == value for key, value in wanted.items()):
+                return line
+        raise AssertionError(f"it ended without telling {wanted}: {self.told}")
+
+    def end(self) -> int:
+        """Read to the end and return the exit code."""
+        for _ in self.lines():
+            pass
+        return self.process.wait()
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that this runner or its children started."""
+        return [process for process in psutil.process_iter() if mark_of(process) == self.mark]
+
+    def named(self, word: str) -> psutil.Process:
+        """The one process whose command line has this word."""
+        (found,) = [process for process in self.processes() if word in process.cmdline()]
+        return found
+
+
+def mark_of(process: psutil.Process) -> str | None:
+    """Which run's it is; None when it is not alive any more."""
+    try:
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.environ().get(MARK)
+    except psutil.Error:
+        return None
+
+
+class Place:
+    """A manifest, a script and an output folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder, folder / "out"
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        write_model(folder / "model")
+        self.runs: list[Run] = []
+        self.write(reverse=3)
+        self.script()
+
+    def write(self, **jobs: int) -> None:
+        text = POOL % (self.folder / "model") + "".join(JOB % item for item in jobs.items())
+        (self.folder / "jobs.yaml").write_text(text)
+
+    def script(self, **settings: object) -> None:
+        (self.folder / "script.json").write_text(json.dumps(settings))
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+    def start(self, *more: str) -> Run:
+        arguments = [str(self.folder / "script.json"), str(self.folder / "jobs.yaml"), str(self.out), *more]
+        self.runs.append(Run(arguments, self.temporary))
+        return self.runs[-1]
+
+    def summary(self) -> dict[str, dict[str, object]]:
+        return json.loads((self.out / "summary.json").read_text())["jobs"]
+
+    def steps(self, job: str = "reverse") -> list[int]:
+        lines = (self.out / "team-a" / job / "steps.jsonl").read_text().splitlines()
+        return [json.loads(line)["step"] for line in lines]
+
+    def log(self, name: str) -> str:
+        return (self.out / ".state" / "logs" / name).read_text()

@@ -1,0 +1,94 @@
+"""The same command once more: after a stop, a kill, an end, or while the first one runs."""
+
+import signal
+
+import psutil
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tests.local.runs import Place, mark_of
+
+
+def test_ctrl_c_drains_and_the_same_command_goes_on(place: Place) -> None:
+    place.script(pause_at=2)
+    run = place.start()
+    run.until(type="progress", step=2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    assert run.processes() == []
+    assert "trainer has drained" in place.log("trainer-0.tiny.log")
+    assert any("run the same command again to go on: marlaas run" in str(line.get("message")) for line in run.told)
+    assert place.summary()["team-a/reverse"]["phase"] == "Running"
+    place.go()
+    assert place.start().end() == 0
+    assert place.steps() == [0, 1, 2]
+
+
+def test_ctrl_c_twice_ends_everything_at_once(place: Place) -> None:
+    place.script(pause_at=1, stubborn=True)
+    run = place.start()
+    run.until(type="progress", step=1)
+    run.process.send_signal(signal.SIGINT)
+    run.until(type="note")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    assert run.processes() == []
+
+
+def test_nothing_outlives_a_runner_that_is_killed_and_the_same_command_goes_on(place: Place) -> None:
+    place.script(pause_at=1)
+    run = place.start()
+    run.until(type="progress", step=1)
+    everything = [process for process in run.processes() if process.pid != run.process.pid]
+    assert len(everything) >= 8
+    run.process.kill()
+    run.process.wait()
+    _, alive = psutil.wait_procs([process for process in everything if mark_of(process)], timeout=60)
+    assert [process for process in alive if mark_of(process)] == []
+    place.go()
+    assert place.start().end() == 0
+    assert place.steps() == [0, 1, 2]
+
+
+def test_a_tracker_hears_of_every_step_once_however_often_the_run_is_stopped(place: Place) -> None:
+    manifest = place.folder / "jobs.yaml"
+    manifest.write_text(manifest.read_text().replace("training:", "export: {trackers: [tensorboard]}\n  training:"))
+    place.script(pause_at=2)
+    run = place.start()
+    run.until(type="progress", step=2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    place.go()
+    again = place.start()
+    assert again.end() == 0
+    events = EventMultiplexer().AddRunsFromDirectory(str(place.out / "team-a" / "reverse" / "tensorboard"))
+    events.Reload()
+    assert sorted(event.step for event in events.Tensors(".", "reward/train")) == [1, 2, 3]
+    assert sorted(event.step for event in events.Tensors(".", "reward/held_out")) == [0, 3]
+    assert any("tensorboard --logdir" in str(line.get("message")) for line in again.told)
+
+
+def test_more_steps_take_a_finished_job_further(place: Place) -> None:
+    assert place.start().end() == 0
+    place.write(reverse=5)
+    assert place.start().end() == 0
+    assert place.steps() == [0, 1, 2, 3, 4]
+    assert place.summary()["team-a/reverse"]["steps"] == 5
+
+
+def test_a_manifest_that_changed_too_much_is_refused_before_anything_starts(place: Place) -> None:
+    assert place.start().end() == 0
+    place.write(reverse=2)
+    run = place.start()
+    assert run.end() == 2
+    assert [line["type"] for line in run.told] == ["error"]
+    assert "spec.training.steps was 3 and is now 2" in str(run.told[0]["message"])
+
+
+def test_a_second_run_into_the_same_folder_is_refused(place: Place) -> None:
+    place.script(pause_at=1)
+    first = place.start()
+    first.until(type="progress", step=1)
+    second = place.start()
+    assert second.end() == 2
+    assert f"process {first.process.pid}" in str(second.told[-1]["message"])
+    place.go()
+    assert first.end() == 0
