@@ -195,6 +195,29 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(town: Town, attacke
         await bus.close()
 
 
+async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(town: Town, attacker: Attacker) -> None:
+    """The stream's sequence in an ack is the sandbox's to write, and all jobs' tasks are in one work queue, which forgets what is acked."""
+    asked = f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}"
+    await attacker.publish(asked, b'{"batch":3,"no_wait":true}', attacker.inbox)  # type: ignore[attr-defined]
+    async with asyncio.timeout(20):
+        while len(attacker.got) < 3:
+            await attacker.client.flush(20)
+            await asyncio.sleep(0.01)
+    before = await town.state()
+    last = before[subjects.TASKS][2]
+    own = {int(message.reply.split(".")[5]) for message in attacker.got}
+    for sequence in sorted(set(range(last + 10)) - own):
+        for how in (b"+ACK", b"+TERM", b"+NXT", b"-NAK", b""):
+            await attacker.publish(f"$JS.ACK.TASKS.{consumer(MINE)}.1.{sequence}.1.{time.time_ns()}.0", how)
+    await attacker.client.flush(20)
+    await town.owner.publish(subjects.task("team-b", "other"), b"one more, after acks of what was to come")
+    after = await town.state()
+    theirs = {subjects.task("team-b", "other"): 4, subjects.task("team-a", "sibling"): 3}
+    assert {subject: number for subject, number in after[subjects.TASKS][3].items() if subject in theirs} == theirs
+    for user in JOBS[1:]:
+        assert after[consumer(user)] == before[consumer(user)]
+
+
 async def test_what_a_sandbox_needs_it_may_do(town: Town) -> None:
     sandbox, rollout = await town.connect(MINE), await town.connect(RolloutUser("tiny"))
     answers: asyncio.Queue[bytes] = asyncio.Queue()
