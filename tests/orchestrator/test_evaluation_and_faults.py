@@ -21,6 +21,13 @@ def test_promotion_takes_the_last_or_the_best_and_the_later_of_equals():
     assert best({}, 3, "best") == 3
 
 
+def test_an_evaluation_lost_to_faults_is_never_the_best():
+    lost = float("nan")
+    assert best({0: lost, 5: 0.9, 9: 0.4}, 9, "best") == 5
+    assert best({0: 0.2, 5: lost, 9: 0.4}, 9, "best") == 9
+    assert best({0: lost, 5: lost}, 7, "best") == 7
+
+
 def test_an_environment_that_always_fails_fails_the_job_in_its_own_words(document, play):
     watch = FaultWatch(window=8, max_share=0.5, at_least=2)
     first, second = play(document(), 0, (None, None))

@@ -1,5 +1,6 @@
 """When a job is evaluated, and on what: the same held-out tasks with the same seeds at every version."""
 
+import math
 from dataclasses import dataclass, field
 
 from marlaas_api.kinds import EvaluationSpec
@@ -48,7 +49,11 @@ class EvaluationRun:
 
 
 def best(records: dict[int, float], last: int, promote: str) -> int:
-    """The version to publish: the last, or the one with the highest evaluation (the later of equals)."""
-    if promote == "last" or not records:
+    """The version to publish: the last, or the one with the highest evaluation (the later of equals).
+
+    An evaluation of which every episode was lost to faults (NaN) says nothing, also against none.
+    """
+    known = {version: reward for version, reward in records.items() if not math.isnan(reward)}
+    if promote == "last" or not known:
         return last
-    return max(records, key=lambda version: (records[version], version))
+    return max(known, key=lambda version: (known[version], version))

@@ -96,13 +96,24 @@ class JobState:
 
     def add_episode(self, episode: Episode) -> None:
         """Note an episode; those of groups that are no longer open change nothing."""
+        if not self.awaits(episode):
+            return
         if episode.split is Split.EVAL:
             self._add_evaluation(episode)
-        elif self._is_awaited(episode):
-            self.faults.add(episode)
-            group = self._experience.add(episode)
-            if group is not None:
-                self.complete[group.index] = group
+            return
+        self.faults.add(episode)
+        group = self._experience.add(episode)
+        if group is not None:
+            self.complete[group.index] = group
+
+    def awaits(self, episode: Episode) -> bool:
+        """Whether an episode is of a group that is given out and not complete."""
+        if episode.split is Split.EVAL:
+            run = self.evaluation
+            return run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version)
+        index = group_index(episode.group)
+        ours = episode.group == train_group(self.document.ref, index)
+        return ours and index in self.in_flight and index not in self.complete
 
     def resolvable(self) -> list[CompleteGroup]:
         """Complete groups that may be decided now: in strict mode only while no lower index is missing."""
@@ -201,11 +212,6 @@ class JobState:
             group_size=document.spec.rollout.group_size if split is Split.TRAIN else 1,
         )
 
-    def _is_awaited(self, episode: Episode) -> bool:
-        index = group_index(episode.group)
-        ours = episode.group == train_group(self.document.ref, index)
-        return ours and index in self.in_flight and index not in self.complete
-
     def _note_record(self, record: StepRecord) -> None:
         self._recorded_faults.update(record.faults)
         self._recorded_skips.update(solved=record.skipped_solved, hopeless=record.skipped_hopeless)
@@ -213,11 +219,10 @@ class JobState:
             self._order.note(outcome)
 
     def _add_evaluation(self, episode: Episode) -> None:
-        run = self.evaluation
-        if run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version):
-            if episode.index not in run.episodes:
-                self.faults.add(episode)
-            run.add(episode)
+        assert self.evaluation is not None
+        if episode.index not in self.evaluation.episodes:
+            self.faults.add(episode)
+        self.evaluation.add(episode)
 
     def _rules(self) -> StepRules:
         training = self.document.spec.training

@@ -69,7 +69,7 @@ class OwnedJob:
         )  # before the episodes: a task leaves the queue when all of its own are stored
         episodes = await self._records.episodes()
         for sequence, episode in episodes:
-            self._note(state, sequence, episode.group)
+            self._note(state, sequence, episode)
             state.add_episode(episode)
         self._state = state
         await self._keep_pins(state, [episode for _, episode in episodes])
@@ -114,13 +114,14 @@ class OwnedJob:
             for delivery in await consumer.fetch(64, TICK_S):
                 episode = self._records.episode(delivery.stored)
                 if episode is not None:
-                    self._note(state, delivery.stored.sequence, episode.group)
+                    self._note(state, delivery.stored.sequence, episode)
                     state.add_episode(episode)
                 await delivery.ack()
                 self.wake.set()
 
-    def _note(self, state: JobState, sequence: int, group: str) -> None:
-        self._first_sequence.setdefault(group, sequence)
+    def _note(self, state: JobState, sequence: int, episode: Episode) -> None:
+        if state.awaits(episode):
+            self._first_sequence.setdefault(episode.group, sequence)
         self._last_sequence = max(self._last_sequence, sequence)
 
     async def _advance(self, state: JobState) -> None:
