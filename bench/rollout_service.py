@@ -6,165 +6,25 @@ of a one-token request that is pinned to the new version.
 """
 
 import asyncio
-import contextlib
-import random
 import statistics
-import string
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.rollout_engine import SHAPES, base_model, make_adapter
+from bench.rollout_pool import CONCURRENT, GROUP, JOBS, MOST_TOKENS, TURNS_EACH, Bench, served
 from bench.runs import table
-from marlaas.models.tokenizer import VOCABULARY, save_tokenizer
-from marlaas_api import subjects, wire
-from marlaas_api.blobs import BlobRef, Blobs
-from marlaas_api.blobs_store import open_blobs
-from marlaas_api.bus import Request
-from marlaas_api.bus_nats import NatsBus, connect
-from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
-from marlaas_api.messages import (
-    ChatMessage,
-    GenerateReply,
-    GenerateRequest,
-    JobDocument,
-    Manifest,
-    Phase,
-    Pin,
-    PolicyRecord,
-    Progress,
-    ReplicaReport,
-    ReplyPhase,
-)
-from marlaas_api.names import derive_seed, episode_id, group_token, request_id, train_group
-from marlaas_api.nats_server import EmbeddedNats
-from marlaas_worker.role import RoleContext
+from marlaas_api import subjects
+from marlaas_api.messages import GenerateRequest, Pin
+from marlaas_api.names import derive_seed, group_token
 from marlaas_worker.rollout.conversation import extend
 from marlaas_worker.rollout.engine import LoadedAdapter, Sampling
-from marlaas_worker.rollout.service import serve_engine
-from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
-from marlaas_worker.rollout.vllm_engine import VllmEngine, _last, _lora_request, _sampling
+from marlaas_worker.rollout.vllm_engine import _last, _lora_request, _sampling
 
-POOL, REPLICA = "pool", "rollout-0"
-JOBS, CONCURRENT, TURNS_EACH, GROUP, RANK = 8, 64, 3, 8, 16
-FEWEST_TOKENS, MOST_TOKENS = 16, 48
 ROUNDS, COMMITS, RUNNING = 15, 30, 16
-
-
-@dataclass
-class Client:
-    """A sandbox's side: one inbox, answers by the request's name."""
-
-    bus: NatsBus
-    inbox: str
-    waiting: dict[str, "asyncio.Future[GenerateReply]"] = field(default_factory=dict)
-
-    async def hear(self, message: Request) -> None:
-        reply = wire.decode_as(GenerateReply, message.data)
-        if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED) and reply.request in self.waiting:
-            self.waiting.pop(reply.request).set_result(reply)
-
-    async def ask(self, request: GenerateRequest) -> int:
-        """Ask for a turn; return its number of tokens."""
-        answer: asyncio.Future[GenerateReply] = asyncio.get_running_loop().create_future()
-        self.waiting[request_id(request.episode, request.turn)] = answer
-        subject = subjects.generation(request.namespace, request.job, request.agent)
-        await self.bus.send(subject, wire.encode(request), self.inbox)
-        reply = await answer
-        if reply.phase is ReplyPhase.FAILED:
-            raise RuntimeError(reply.error)
-        return reply.num_tokens
-
-
-@dataclass
-class Bench:
-    """A served pool: its engine, its jobs, and who asks."""
-
-    bus: NatsBus
-    blobs: Blobs
-    engine: VllmEngine
-    tokenizer: PretrainedTokenizer
-    client: Client
-    folder: Path
-    jobs: list[JobDocument] = field(default_factory=list)
-    manifests: list[Manifest] = field(default_factory=list)
-    indices: Any = field(default_factory=lambda: iter(range(10**6)))
-
-    async def put(self, bucket: str, key: str, message: Any) -> None:
-        await (await self.bus.bucket(bucket)).put(key, wire.encode(message))
-
-    async def submit(self, number: int) -> None:
-        spec = RLJobSpec.model_validate(
-            {
-                "poolRef": {"name": POOL},
-                "environment": {"name": "reverse"},
-                "training": {"steps": 1},
-                "rollout": {"maxTokens": MOST_TOKENS},
-            }
-        )
-        job = JobDocument(
-            namespace="bench", job=f"job-{number}", uid=f"u{number}", pool=POOL, tenant="t", seed=number, spec=spec
-        )
-        fields = {"namespace": job.namespace, "job": job.job, "uid": job.uid}
-        progress = Progress(**fields, phase=Phase.RUNNING, admitted=True, reason="Bench", steps=1)
-        self.jobs.append(job)
-        await self.put(subjects.JOBS, job.ref.key, job)
-        await self.put(subjects.PROGRESS, job.ref.key, progress)
-        await self.commit(job, 1, await self.publish(job, 1, self.manifests[number]))
-
-    async def publish(self, job: JobDocument, version: int, made: Manifest) -> BlobRef:
-        """Put a version of a job with the tensors of an adapter that was made."""
-        folder = f"{job.namespace}/{job.job}/{job.uid}/policy/v{version}"
-        source = self.folder / made.agent
-        files = {name: await self.blobs.put(folder, name, (source / name).read_bytes()) for name in made.files}
-        names = {"namespace": job.namespace, "job": job.job, "uid": job.uid, "agent": "policy"}
-        manifest = made.model_copy(update={**names, "version": version, "step": version - 1, "files": files})
-        return await self.blobs.put(folder, "manifest", wire.encode(manifest))
-
-    async def commit(self, job: JobDocument, version: int, ref: BlobRef) -> None:
-        key = subjects.policy_key(job.namespace, job.job, "policy")
-        await self.put(subjects.POLICY, key, PolicyRecord(uid=job.uid, version=version, manifest=ref))
-
-    async def verified(self, name: str) -> None:
-        """Wait until the role says that it has proven a version."""
-        bucket = await self.bus.bucket(subjects.REPLICAS)
-        async with bucket.watch(f"rollout.{POOL}.") as entries:
-            async for entry in entries:
-                if entry.data is not None and name in wire.decode_as(ReplicaReport, entry.data).verified:
-                    return
-
-    def request(self, job: JobDocument, index: int, member: int, max_tokens: int | None = None) -> GenerateRequest:
-        group = train_group(job.ref, index)
-        chance = random.Random(f"{job.job} {index} {member}")
-        words = random.Random(f"{job.job} {index}").choices(string.ascii_lowercase, k=22)
-        return GenerateRequest(
-            namespace=job.namespace,
-            job=job.job,
-            uid=job.uid,
-            agent="policy",
-            group=group,
-            member=member,
-            episode=episode_id(group, member, 1),
-            turn=0,
-            parent=None,
-            append=(ChatMessage(role="user", content="".join(words)),),
-            max_tokens=max_tokens or chance.randint(FEWEST_TOKENS, MOST_TOKENS),
-            deadline_s=300.0,
-        )
-
-    def plan(self, num_jobs: int) -> list[list[GenerateRequest]]:
-        """Per conversation, its requests, one after another; groups of eight share a prompt, as in training."""
-        first = [next(self.indices) for _ in range(TURNS_EACH)]
-        jobs = self.jobs[:num_jobs]
-        return [
-            [self.request(jobs[n // GROUP % num_jobs], 1000 * index + n // GROUP, n % GROUP) for index in first]
-            for n in range(CONCURRENT)
-        ]
 
 
 async def rate(plan: list[list[GenerateRequest]], one: Callable[[GenerateRequest], Awaitable[int]]) -> float:
@@ -246,45 +106,6 @@ async def commit_to_first_token(bench: Bench) -> list[float]:
     stop.set()
     await asyncio.gather(*running)
     return seconds
-
-
-@contextlib.asynccontextmanager
-async def served(scratch: Path) -> AsyncIterator[Bench]:
-    """A random model of the tiny one's shape, ten random adapters, eight jobs, one replica."""
-    model = make_model(scratch / "model")
-    base = base_model(model)
-    manifests = [make_adapter(base, scratch / f"a{number}", number) for number in range(JOBS + 2)]
-    del base
-    rollout = {"dtype": "float32", "maxNumSeqs": CONCURRENT, "kvCacheBytes": "256Mi", "maxModelLen": 512}
-    pool = {"model": {"path": str(model)}, "adapterSlots": JOBS + 1, "maxRank": RANK, "rollout": rollout}
-    engine = VllmEngine(model, ModelPoolSpec.model_validate(pool), frozenset(), scratch / "vllm")
-    tokenizer = PretrainedTokenizer.load(str(model))
-    async with EmbeddedNats(scratch / "nats") as server:
-        buses = [await connect(server.url, name=name) for name in (REPLICA, "sandbox")]
-        await buses[1].ensure()
-        blobs = open_blobs(scratch / "blobs")
-        context = RoleContext(REPLICA, buses[0], blobs, scratch / "role")
-        role = asyncio.create_task(serve_engine(context, POOL, tokenizer, engine))
-        client = Client(buses[1], buses[1].new_inbox())
-        bench = Bench(buses[1], blobs, engine, tokenizer, client, scratch, manifests=manifests)
-        async with buses[1].listen(client.inbox, client.hear):
-            for number in range(JOBS):
-                await bench.submit(number)
-                await bench.verified(f"bench.job-{number}.u{number}.policy@v1")
-            yield bench
-        context.stop.set()
-        await role
-        for bus in buses:
-            await bus.close()
-
-
-def make_model(folder: Path) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shape = {**SHAPES["tiny"], "vocab_size": len(VOCABULARY)}
-    LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True, initializer_range=0.05)).save_pretrained(folder)
-    save_tokenizer(folder, 512)
-    return folder
 
 
 async def measure() -> None:

@@ -9,12 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import ChatMessage, Meter, StopReason, Turn
-from marlaas_worker.rollout.conversation import (
-    Conversation,
-    Prompt,
-    conclude,
-    read_reply,
-)
+from marlaas_worker.rollout.conversation import Conversation, Prompt, conclude, read_reply
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
 CHATML = (

@@ -15,13 +15,7 @@ from tests.rollout.chats import (
 )
 
 from marlaas_api.messages import ChatMessage, StopReason, ToolCall
-from marlaas_worker.rollout.conversation import (
-    BadAppend,
-    conclude,
-    extend,
-    read_reply,
-    restore,
-)
+from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply, restore
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 

@@ -7,11 +7,7 @@ from tests.rollout.chats import COUNTS_MESSAGES, FORGETS_REASONING, TRIMS, bpe, 
 
 from marlaas.models.tokenizer import VOCABULARY, save_tokenizer
 from marlaas_api.messages import ChatMessage, StopReason
-from marlaas_worker.rollout.conversation import (
-    BadAppend,
-    extend,
-    read_reply,
-)
+from marlaas_worker.rollout.conversation import BadAppend, extend, read_reply
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer, TokenizerUnreadable
 
 
