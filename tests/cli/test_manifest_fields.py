@@ -89,8 +89,12 @@ TABLE = {
         "20: spec.rollout.groupSize: must be at least 2, found 1",
     ),
     "a number at an open bound": (
-        (ROLLOUT, "rollout: {temperature: 0}"),
-        "20: spec.rollout.temperature: must be more than 0, found 0",
+        (TRAINING, "training: {steps: 3, optimizer: {learningRate: 0}}"),
+        "21: spec.training.optimizer.learningRate: must be more than 0, found 0",
+    ),
+    "a temperature at which no engine samples": (
+        (ROLLOUT, "rollout: {temperature: 0.001}"),
+        "20: spec.rollout.temperature: must be at least 0.01, found 0.001",
     ),
     "a number above its bound": (
         (TRAINING, "training: {steps: 3, maxStaleness: 17}"),

@@ -59,7 +59,10 @@ class RolloutSpec(Spec):
         description="Tokens that one turn may generate; it must leave the pool's maxModelLen room.",
     )
     temperature: float = Field(
-        1.0, gt=0, le=2, description="Sampling temperature, in training and evaluation; 1 samples the policy itself."
+        1.0,
+        ge=0.01,
+        le=2,
+        description="Sampling temperature, in training and evaluation; 1 samples the policy itself. Engines sample at none below 0.01.",
     )
 
 
