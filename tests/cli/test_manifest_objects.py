@@ -196,6 +196,16 @@ def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_fo
     assert "namespace 'default' may not use ModelPool 'tiny', which is for team-a" in line
 
 
+def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: Write, tmp_path: Path) -> None:
+    (tmp_path / "games.py").write_text("def guess(task, agent):\n    return 0.0\n", encoding="utf-8")
+    path = manifest((ENVIRONMENT, "environment: {name: 'games:guess'}"))
+    (note,) = load([path], runnable=False).cluster_notes
+    assert str(note).startswith(
+        "job.yaml:19: spec.environment.name: a cluster's sandboxes look for 'games:guess' in the worker image"
+    )
+    assert load([path]).notes == ()
+
+
 def test_what_a_tenant_says_in_vain_is_noted(manifest: Write) -> None:
     said = load([manifest((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"))]).notes
     assert [str(note) for note in said] == [

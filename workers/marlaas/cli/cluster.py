@@ -66,6 +66,8 @@ def submit(
         typer.echo(f"{applied}; {summary(one.object)}")
         if applied.kind == "RLJob":
             jobs.setdefault(applied.namespace, []).append(applied.name)
+    for note in manifest.cluster_notes:
+        complain(f"note: {note}")
     if watch and jobs:
         _watch([_Looker(_within(kubectl, there), names) for there, names in jobs.items()], as_json=False)
     for there, names in jobs.items():

@@ -100,26 +100,42 @@ def unknown_pools(contents: Contents, broken: set[tuple[str, str]], runnable: bo
     return {name: runnable or nearest(name, pools) is not None for name in names if ("ModelPool", name) not in broken}
 
 
-def advice(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
-    """Yield what is allowed and worth knowing; of what is not to be run here, also what would keep `marlaas run` from it."""
+def advice(contents: Contents, runnable: bool) -> Iterator[Finding]:
+    """Yield what is allowed and worth knowing, wherever the jobs are to run."""
     pools = by_name(contents.pools)
-    for pool in contents.pools:
-        yield from pool.source.findings(check_local_pool(pool.object))
-        yield from pool.source.findings(pool_remarks(pool.object))
     for job in contents.jobs:
-        name = job.object.spec.pool_ref.name
-        yield from job.source.findings(remarks(job.object, pools.get(name)))
-        yield from job.source.findings(check_local(job.object))
-        yield from job.source.findings(cluster_remarks(job.object))
-        if not runnable:
-            yield from job.source.findings(adapter_problems(job.object))
-        if unknown.get(name) is False:
-            text = f"ModelPool '{name}' is not in these files; the job is not checked against it"
-            yield job.source.finding(Problem(_POOL, text))
+        yield from job.source.findings(remarks(job.object, pools.get(job.object.spec.pool_ref.name)))
+        yield from job.source.findings(() if runnable else _own_module(job.object))
     for tenant in contents.tenants:
         yield from tenant.source.findings(tenant_remarks(tenant.object))
     for pool in contents.pools:
         yield from pool.source.findings(_demand(pool.object, [job.object for job in contents.jobs]))
+
+
+def local_advice(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
+    """Yield what `marlaas run` does without, and what is not known here; of what is not to be run here, also what would keep it from that."""
+    for pool in contents.pools:
+        yield from pool.source.findings(check_local_pool(pool.object))
+        yield from pool.source.findings(pool_remarks(pool.object))
+    for job in contents.jobs:
+        yield from job.source.findings(check_local(job.object))
+        yield from job.source.findings(cluster_remarks(job.object))
+        yield from job.source.findings(() if runnable else adapter_problems(job.object))
+        name = job.object.spec.pool_ref.name
+        if unknown.get(name) is False:
+            text = f"ModelPool '{name}' is not in these files; the job is not checked against it"
+            yield job.source.finding(Problem(_POOL, text))
+
+
+def _own_module(job: RLJob) -> Iterator[Problem]:
+    """A laptop finds a module beside the manifest; a cluster has never seen that folder."""
+    name = job.spec.environment.name or ""
+    if ":" in name and not name.startswith("marlaas."):
+        text = (
+            f"a cluster's sandboxes look for '{name}' in the worker image, not beside this file; bring it as an image otherwise "
+            "(environment.image and entrypoint: docs/environments.md)"
+        )
+        yield Problem(("spec", "environment", "name"), text)
 
 
 def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:

@@ -1,10 +1,19 @@
 """The way from paths to a Manifest; everything that is wrong is told at once."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from marlaas.manifest.crosscheck import Contents, advice, claims, duplicates, misfits, refusals, unknown_pools
+from marlaas.manifest.crosscheck import (
+    Contents,
+    advice,
+    claims,
+    duplicates,
+    local_advice,
+    misfits,
+    refusals,
+    unknown_pools,
+)
 from marlaas.manifest.environments import check_environments
 from marlaas.manifest.files import File, read_files
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
@@ -17,7 +26,8 @@ from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 class Manifest:
     """Objects that are right, each and together, in the order of the files.
 
-    folders: where the jobs' files lie, each once; a job's own environment module is found there. notes: what is right and worth knowing.
+    folders: where the jobs' files lie, each once; a job's own environment module is found there. notes: what is right and worth knowing;
+    cluster_notes: those of them that matter to whoever submits the jobs.
     placed: every object with where it stands and as it was written.
     """
 
@@ -26,6 +36,7 @@ class Manifest:
     jobs: tuple[RLJob, ...]
     folders: tuple[Path, ...] = ()
     notes: tuple[Finding, ...] = ()
+    cluster_notes: tuple[Finding, ...] = ()
     placed: tuple[Placed[Kind], ...] = ()
 
 
@@ -54,8 +65,13 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
         errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: there is nothing to run"))
     if errors:
         raise InvalidManifest(_in_order(errors, labels))
-    notes = [*objects.notes, *advice(contents, unknown, runnable), *model_notes(contents, runnable)]
-    return _manifest(contents, _in_order(notes, labels), objects.placed)
+    notes = [*objects.notes, *advice(contents, runnable)]
+    local = [*local_advice(contents, unknown, runnable), *model_notes(contents, runnable)]
+    return replace(
+        _manifest(contents, objects.placed),
+        notes=tuple(_in_order([*notes, *local], labels)),
+        cluster_notes=tuple(_in_order(notes, labels)),
+    )
 
 
 def _read(paths: Sequence[str]) -> tuple[list[str], Objects]:
@@ -77,13 +93,12 @@ def _sorted_out(objects: Objects) -> Contents:
     )
 
 
-def _manifest(contents: Contents, notes: Iterable[Finding], placed: Sequence[Placed[Kind]]) -> Manifest:
+def _manifest(contents: Contents, placed: Sequence[Placed[Kind]]) -> Manifest:
     return Manifest(
         pools=tuple(pool.object for pool in contents.pools),
         tenants=tuple(tenant.object for tenant in contents.tenants),
         jobs=tuple(job.object for job in contents.jobs),
         folders=tuple(dict.fromkeys(job.source.folder for job in contents.jobs)),
-        notes=tuple(notes),
         placed=tuple(placed),
     )
 
