@@ -124,6 +124,7 @@ class Observer:
         jobs = [job for job in self._watched.all(RLJOBS) if job["metadata"]["namespace"] in namespaces]
         return TenantSnapshot(
             meta=Meta.of(body),
+            bus=self._bus.state,
             tenant=tenant if isinstance(tenant, Tenant) else None,
             problem=tenant if isinstance(tenant, Problem) else "",
             status=body.get("status"),

@@ -57,7 +57,7 @@ class Resync:
             except TimeoutError:
                 at, wanted = time.monotonic() + EVERY_S, {*KINDS, *OWNED}
             for resource in wanted:
-                if not await self._tried(resource):
+                if not await self._tried_again(resource):
                     self.want(resource)
 
     def want(self, resource: Resource) -> None:
@@ -70,6 +70,14 @@ class Resync:
             if await self._tried(resource):
                 return
             await asyncio.sleep(_RETRY_S)
+
+    async def _tried_again(self, resource: Resource) -> bool:
+        """What keeps an operator from beginning does not end one that works: a server that has just begun refuses what it allows a second later."""
+        try:
+            return await self._tried(resource)
+        except InvalidInput as error:
+            log.error("%s (again soon)", error)
+            return False
 
     async def _tried(self, resource: Resource) -> bool:
         known = self._watched.uids(resource)

@@ -12,7 +12,7 @@ from marlaas_operator.apply import Performer
 from marlaas_operator.bus_keys import Credentials
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Cluster, Resource, Target
-from marlaas_operator.cluster.resources import KINDS, RLJOBS, TENANTS
+from marlaas_operator.cluster.resources import KINDS, RLJOBS
 from marlaas_operator.installation import Installation
 from marlaas_operator.metrics import Metrics
 from marlaas_operator.observe import Observer
@@ -159,9 +159,7 @@ class Service:
         self._look_at(after_bus_change(self.watched, key))
 
     def _bus_state_changed(self) -> None:
-        for resource in KINDS:
-            if resource != TENANTS:
-                self._look_at((target, 0.0) for target in self.watched.targets(resource))
+        self._everything()
 
     def _look_at(self, wishes: Iterable[Wish]) -> None:
         """Before everything was listed nothing is looked at: what is not known yet is not absent."""

@@ -164,6 +164,7 @@ class TenantSnapshot:
     """One Tenant. tenants: all, itself included, in order of precedence. jobs: all jobs of its namespaces."""
 
     meta: Meta
+    bus: BusState
     tenant: Tenant | None
     problem: str = ""
     status: Mapping[str, Any] | None = None

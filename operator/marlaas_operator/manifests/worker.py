@@ -4,8 +4,9 @@ from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import pods
 from marlaas_operator.manifests.pods import Volume
 
-PYTHON = ("python3", "-P", "-m")
-"""-P: what lies in the image's working folder is nothing that a role imports."""
+PYTHON = ("python3", "-P", "-s", "-m")
+"""-P: what lies in the image's working folder is nothing that a role imports. -s: nor what lies below HOME, which a sandbox shares with the
+environment's code, and which outlives a container: a `usercustomize` left there would run in the next supervisor."""
 
 
 def worker_command(role: str, nats_url: str, blobs_url: str) -> list[str]:

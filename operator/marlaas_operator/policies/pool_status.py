@@ -29,18 +29,24 @@ def holders(snapshot: PoolSnapshot) -> list[JobLoad]:
 
 
 def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
-    admitted = [job for job in snapshot.jobs if job.admitted]
-    used, slots = sum(job.slots for job in admitted), pool.spec.adapter_slots
     workers = {"rollout": pool.spec.rollout.replicas, "trainer": pool.spec.trainer.replicas}
     ready = {role: min(_num_ready(snapshot, role), workers[role]) for role in workers}
     return {
         "model": _model(pool.spec.model),
         **{role: {"replicas": workers[role], "ready": ready[role]} for role in workers},
         **{f"{role}Ready": f"{ready[role]}/{workers[role]}" for role in workers},
-        "jobs": len(admitted),
-        "slots": f"{used}/{slots}",
-        "freeSlots": max(0, slots - used),
+        **_held(snapshot, pool.spec.adapter_slots),
     }
+
+
+def _held(snapshot: PoolSnapshot, slots: int) -> dict[str, Any]:
+    """What jobs hold; as it was told before, as long as the bus was not read."""
+    before = snapshot.status or {}
+    if not snapshot.bus.synced:
+        return {key: before.get(key) for key in ("jobs", "slots", "freeSlots")}
+    admitted = [job for job in snapshot.jobs if job.admitted]
+    used = sum(job.slots for job in admitted)
+    return {"jobs": len(admitted), "slots": f"{used}/{slots}", "freeSlots": max(0, slots - used)}
 
 
 def _findings(snapshot: PoolSnapshot) -> Iterator[Finding]:

@@ -14,6 +14,8 @@ from marlaas_operator.policies.conditions import Finding, conditions
 from marlaas_operator.policies.status_patch import is_urgent, status_patch
 from marlaas_operator.snapshot import JobLoad, Meta, TenantSnapshot
 
+_HELD = ("jobs", "queued", "adapterSlots", "tokensPerSecond")
+
 
 def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:
     """Tenants in the order in which they are asked whose a namespace is: the older first."""
@@ -48,6 +50,9 @@ def _active(snapshot: TenantSnapshot) -> Finding:
 
 def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
     """What the jobs of namespaces that are really its own hold."""
+    if not snapshot.bus.synced:  # as it was told before
+        before = snapshot.status or {}
+        return {key: before[key] for key in _HELD if key in before}
     own = [job for job in snapshot.jobs if _is_ours(snapshot, job)]
     admitted = [job for job in own if job.admitted]
     return {

@@ -126,6 +126,14 @@ def test_the_status_says_who_serves_and_what_is_taken():
     }
 
 
+def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
+    told = settled(jobs=(load("a"),))
+    unread = replace(told, bus=replace(AWAKE, synced=False), jobs=(load("a", Phase.QUEUED, begun=False),))
+    assert (told.status["jobs"], told.status["freeSlots"]) == (1, 5)
+    assert plan(unread).status is None
+    assert "jobs" not in plan(replace(unread, status=None)).status
+
+
 @pytest.mark.parametrize(
     ("model", "text"),
     [

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.operator.policies.scenes import NOW, document, load, tenant
+from tests.operator.policies.scenes import AWAKE, NOW, document, load, tenant
 
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase
@@ -17,7 +17,7 @@ TENANTS = by_precedence([(META, YOUNG), (Meta(name="zoo", uid="t1", created_at=1
 
 
 def scene(**fields):
-    return TenantSnapshot(**{"meta": META, "tenant": YOUNG, "tenants": TENANTS, **fields})
+    return TenantSnapshot(**{"meta": META, "bus": AWAKE, "tenant": YOUNG, "tenants": TENANTS, **fields})
 
 
 def active(found):
@@ -71,3 +71,10 @@ def test_a_document_without_a_job_is_marked_deleted_once():
     [write] = plan_orphan(document()).actions
     assert (write.document.deleted, write.replaces) == (True, document())
     assert plan_orphan(write.document) == Plan()
+
+
+def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
+    told = plan_tenant(scene(jobs=(load("a"),)), NOW).status
+    unread = scene(status=told, bus=replace(AWAKE, synced=False), jobs=(load("a", Phase.QUEUED, begun=False),))
+    assert plan_tenant(unread, NOW).status is None
+    assert "jobs" not in plan_tenant(replace(unread, status=None), NOW).status

@@ -1,6 +1,9 @@
 """The whole operator between the fakes, in corners: versions that differ, clocks that are set back, objects that go or come again unexpectedly."""
 
+import asyncio
+
 import ormsgpack
+import pytest
 from tests.operator.real.orchestrators import ADMITTED
 from tests.operator.real.rig import job, pool
 from tests.operator.shell.test_bus_keys import installation
@@ -8,10 +11,12 @@ from tests.operator.shell.test_service import ONE, Stage, playing
 
 from marlaas_api import subjects
 from marlaas_api.bus_users import BusKeys
+from marlaas_api.errors import MarlaasError
 from marlaas_api.wire import SCHEMA_VERSION
+from marlaas_operator import resync
 from marlaas_operator.bus_keys import Credentials
-from marlaas_operator.cluster import Body, Target
-from marlaas_operator.cluster.resources import DEPLOYMENTS, TENANTS
+from marlaas_operator.cluster import Body, Forbidden, NotFound, Target
+from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, TENANTS
 from marlaas_operator.service import Outside, Service
 
 SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
@@ -113,3 +118,31 @@ async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> 
         assert body["metadata"]["uid"] in stage.service._observer._first_seen
         stage.service.watched.see({**body, "metadata": successor})
         assert body["metadata"]["uid"] not in stage.service._observer._first_seen
+
+
+async def test_a_list_that_is_refused_for_a_moment_does_not_end_an_operator_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resync, "_SOON_S", 0.01)
+    stage = Stage()
+    refused = asyncio.Event()
+    answers: list[MarlaasError] = [Forbidden("cannot list"), NotFound("no such kind")]
+
+    def fail(verb: str, target: Target) -> MarlaasError | None:
+        if verb != "list" or not answers:
+            return None
+        error = answers.pop()
+        if not answers:
+            refused.set()
+        return error
+
+    async with playing(stage):
+        async with asyncio.timeout(20):
+            await stage.service.resync.synced.wait()
+        stage.cluster.fail = fail
+        stage.service.resync.want(PODS)
+        async with asyncio.timeout(20):
+            await refused.wait()
+        await stage.cluster.create(pool("tiny"))
+        await stage.cluster.create(job("team-a", "one", "tiny"))
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
