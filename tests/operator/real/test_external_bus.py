@@ -1,0 +1,116 @@
+"""A bus that is somebody else's: an address, and a Secret with its keys, under the rights and admission policies of the chart for such a bus."""
+
+import asyncio
+import base64
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.rig import SYSTEM, Rig, eventually, job, pool
+
+from marlaas_e2e import binaries
+from marlaas_operator.cluster import Body, Invalid, Target
+from marlaas_operator.cluster.api_server import connect
+from marlaas_operator.cluster.resources import NETWORK_POLICIES, SECRETS
+
+ROOT = Path(__file__).parents[3]
+USER = f"system:serviceaccount:{SYSTEM}:marlaas-operator"
+GROUPS = ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}", "system:authenticated"]
+SHOWN = ("operator/rbac", "operator/admission", "installation")
+CREDENTIALS = Target(SECRETS, SYSTEM, "bus-credentials")
+LABEL = {"app.kubernetes.io/managed-by": "marlaas-operator"}
+
+
+@pytest.fixture(scope="module")
+def chart() -> list[Body]:
+    """What the chart installs of the operator where bus and blobs are elsewhere."""
+    command: list[str | Path] = [
+        binaries.ensure(["helm"])["helm"],
+        *("template", "marlaas", ROOT / "charts" / "marlaas", "--namespace", SYSTEM),
+        *("--values", ROOT / "tests" / "chart" / "values" / "external.yaml"),
+        *(f"--show-only=templates/{file}.yaml" for file in SHOWN),
+    ]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [body for body in yaml.safe_load_all(text) if body]
+
+
+@pytest.fixture
+async def external(rig: Rig, chart: list[Body]) -> Rig:
+    """The chart's objects, and an installation that finds the bus of the rig as if it were elsewhere; its Secret is not there yet."""
+    rig.plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(chart))
+    (told,) = (yaml.safe_load(body["data"]["installation.yaml"]) for body in chart if body["kind"] == "ConfigMap")
+    assert told["natsPodSelector"] is None
+    (rig.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": rig.nats.url}))
+    await rig.gateway.delete(CREDENTIALS)
+    await rig.gateway.delete(Target(SECRETS, SYSTEM, rig.installation.bus_secret))
+    return rig
+
+
+def keys_secret(rig: Rig, **labels: str) -> Body:
+    data = {"keys.json": base64.b64encode(json.dumps(rig.keys.dump()).encode()).decode()}
+    metadata = {"name": CREDENTIALS.name, "namespace": SYSTEM, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+
+
+def start(rig: Rig) -> None:
+    rig.start_operator(kubeconfig=rig.plane.user_kubeconfig(USER, GROUPS))
+
+
+async def test_a_job_runs_over_a_bus_that_is_elsewhere(external: Rig, orchestrator: ScriptedOrchestrator) -> None:
+    await external.gateway.apply(keys_secret(external, **LABEL))
+    await external.gateway.create(pool("tiny"))
+    start(external)
+    await external.gateway.create(job("team-a", "one", "tiny"))
+    await external.phase("team-a", "one", "Queued")
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    await external.phase("team-a", "one", "Running")
+    assert len(await external.owned("team-a")) == 4
+    data = (await external.gateway.get(CREDENTIALS))["data"]
+    assert set(data) == {"keys.json", "operator.creds", "orchestrator.creds"}
+    policy = await external.gateway.get(Target(NETWORK_POLICIES, "team-a", "one-sandbox"))
+    _, to_bus = policy["spec"]["egress"]
+    assert [peer["ipBlock"]["cidr"] for peer in to_bus["to"]] == ["10.20.0.0/24"]
+    assert await external.get(Target(SECRETS, SYSTEM, "marlaas-bus")) is None
+    assert "forbidden" not in external.started[-1].log.read_text()
+
+
+async def test_without_its_secret_it_says_what_to_put_there_and_ends(external: Rig) -> None:
+    start(external)
+    assert await ended(external) == 2
+    words = external.started[-1].last_words()
+    assert "bus-credentials is absent: an external bus's keys are yours to put there, under the key keys.json" in words
+
+
+async def test_with_a_secret_that_it_may_not_write_it_says_which_label_is_missing_and_ends(external: Rig) -> None:
+    await external.gateway.apply(keys_secret(external))
+    await in_force(external)
+    start(external)
+    assert await ended(external) == 2, external.words()
+    assert "app.kubernetes.io/managed-by=marlaas-operator" in external.started[-1].last_words()
+    assert set((await external.gateway.get(CREDENTIALS))["data"]) == {"keys.json"}
+
+
+async def ended(rig: Rig) -> int | None:
+    process = rig.started[-1]._process
+    assert process is not None
+    return await asyncio.to_thread(process.wait, 60)
+
+
+async def in_force(rig: Rig) -> None:
+    """A new admission policy takes seconds; until then the operator may write to any Secret of that name."""
+    as_operator = await connect(rig.plane.user_kubeconfig(USER, GROUPS))
+
+    async def refused() -> bool:
+        try:
+            await as_operator.patch(CREDENTIALS, {"metadata": {"annotations": {"example.com/probe": "1"}}})
+        except Invalid:
+            return True
+        return False
+
+    try:
+        await eventually(rig, "the admission policy is in force", refused)
+    finally:
+        await as_operator.close()

@@ -1,0 +1,112 @@
+"""What the API server refuses for ever is asked for more and more seldom, and everything else goes on meanwhile."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.proxy import GONE, RESET, Fault, Proxy, answer, is_watch
+from tests.operator.real.rig import Rig, eventually, job, pool
+
+LOOKED_AT_S = 8.0
+MOST_ASKED = 24
+"""For one thing within that time: waits double from a fraction of a second, so this is generous, and a hot loop asks hundreds of times."""
+MOST_GONE = 12 * int(LOOKED_AT_S)
+"""A watch that is told 410 begins anew from a fresh list, at most ten times a second; a server that has just listed has no reason to say it twice."""
+
+REFUSALS = {
+    "c409": answer(409, "Conflict"),
+    "c422": answer(422, "Invalid"),
+    "c403": answer(403, "Forbidden"),
+    "c500": answer(500, "InternalError"),
+    "reset": RESET,
+}
+PATIENCE = {"c429": answer(429, "TooManyRequests", Retry_After="1")}
+"""By itself: who is asked for patience begins nothing else either."""
+PLACES = {
+    "status": "/rljobs/{}/status",
+    "sandbox": "/deployments/{}-sandbox",
+    "finalizer": "/rljobs/{}",
+    "account": "/serviceaccounts/{}-sandbox",
+}
+
+
+@pytest.fixture
+async def proxy(rig: Rig) -> AsyncIterator[Proxy]:
+    async with Proxy(rig.plane).running() as proxy:
+        yield proxy
+
+
+async def for_a_while() -> None:
+    """A slow machine only asks less within it."""
+    await asyncio.sleep(LOOKED_AT_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refusals", [REFUSALS, PATIENCE], ids=["refused", "asked for patience"])
+async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wait(
+    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator, refusals: dict[str, Fault]
+) -> None:
+    refused = {
+        path.format(f"{name}-{place}"): fault for name, fault in refusals.items() for place, path in PLACES.items()
+    }
+    asked: Counter[str] = Counter()
+
+    def decide(request: web.Request) -> Fault | None:
+        path = next((path for path in refused if request.path.endswith(path)), None)
+        if request.method != "PATCH" or path is None:
+            return None
+        asked[path] += 1
+        return refused[path]
+
+    proxy.decide = decide
+    await rig.gateway.create(pool("tiny"))
+    names = [f"{name}-{place}" for name in refusals for place in PLACES]
+    for name in names:
+        await rig.gateway.create(job("team-a", name, "tiny"))
+    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
+    for name in names:
+        if name.endswith(("sandbox", "account")):
+            await rig.phase("team-a", name, "Queued")
+            await orchestrator.say("team-a", name, **ADMITTED)
+
+    async def each_was_tried() -> bool:
+        return set(asked) == set(refused)
+
+    await eventually(rig, "everything that is refused was asked for", each_was_tried)
+    asked.clear()
+    await for_a_while()
+    assert {path: times for path, times in asked.items() if times > MOST_ASKED} == {}
+    await rig.gateway.create(job("team-a", "fine", "tiny"))
+    await rig.phase("team-a", "fine", "Queued")
+    await orchestrator.say("team-a", "fine", **ADMITTED)
+    await rig.phase("team-a", "fine", "Running")
+    assert rig.started[-1].alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refusal", "most"),
+    [
+        pytest.param(answer(500, "InternalError"), MOST_ASKED, id="500"),
+        pytest.param(answer(401, "Unauthorized"), MOST_ASKED, id="401"),
+        pytest.param(GONE, MOST_GONE, id="410"),
+    ],
+)
+async def test_a_watch_that_is_refused_for_ever_is_begun_seldom_and_is_there_again_afterwards(
+    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator, refusal: Fault, most: int
+) -> None:
+    await rig.gateway.create(pool("tiny"))
+    await rig.gateway.create(job("team-a", "one", "tiny"))
+    proxy.times(1_000_000, refusal, lambda request: is_watch(request) and request.path.endswith("/rljobs"))
+    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
+    await rig.phase("team-a", "one", "Queued")
+    before, seen = proxy.faults, proxy.requests
+    await for_a_while()
+    assert proxy.faults - before <= most
+    assert proxy.requests - seen <= 3 * most
+    proxy.decide = lambda request: None
+    await rig.gateway.create(job("team-a", "two", "tiny"))
+    await rig.phase("team-a", "two", "Queued")
