@@ -76,7 +76,8 @@ class RLJobStatus(ObjectStatus):
     """How far a job is. Rewards are means over episodes; evaluations are on held-out tasks."""
 
     phase: Literal["Queued", "Running", "Suspended", "Succeeded", "Failed"] | None = Field(
-        None, description="Where the job is; the last two are final."
+        None,
+        description="Where the job is; the last two are final, but a succeeded job that is given more steps goes on.",
     )
     reason: _Reason | None = Field(None, description="Why it is there, as one word; docs/reasons.md has them all.")
     message: _Text | None = Field(None, description="What is going on and what to do.")
@@ -135,4 +136,6 @@ class TenantStatus(ObjectStatus):
     queued: _Count | None = Field(None, description="Jobs that wait.")
     adapter_slots: _Count | None = Field(None, description="Adapter slots that its jobs hold.")
     tokens_per_second: float | None = Field(None, description="Generated tokens per second, averaged.")
-    storage_bytes: _Count | None = Field(None, description="Bytes of adapters and checkpoints.")
+    storage_bytes: _Count | None = Field(
+        None, description="Bytes of adapters and checkpoints. This version does not measure it: always absent."
+    )
