@@ -206,6 +206,13 @@ def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: W
     assert load([path]).notes == ()
 
 
+def test_an_export_that_a_cluster_does_not_follow_is_noted_to_whoever_submits_it(manifest: Write) -> None:
+    path = manifest((TRAINING, f"{TRAINING}\n  export: {{path: out, trackers: [wandb]}}"))
+    assert [str(note) for note in load([path], runnable=False).cluster_notes] == [
+        f"job.yaml:22: spec.export.{key}: `marlaas run` follows it; a cluster does not" for key in ("path", "trackers")
+    ]
+
+
 def test_what_a_tenant_says_in_vain_is_noted(manifest: Write) -> None:
     said = load([manifest((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"))]).notes
     assert [str(note) for note in said] == [

@@ -46,8 +46,12 @@ class AgentSpec(Spec):
 
     name: DnsLabel = Field(description="Name of the agent; environments ask for it by this name.")
     adapter: AdapterSpec = Field(default_factory=AdapterSpec, description="The LoRA adapter that is trained.")
-    trainable: bool = Field(True, description="False freezes the agent at version 0.")
-    pool_ref: PoolRef | None = Field(None, description="Pool of this agent. Absent: the job's own.")
+    trainable: bool = Field(
+        True, description="False freezes the agent at version 0; this version takes no frozen agent."
+    )
+    pool_ref: PoolRef | None = Field(
+        None, description="Pool of this agent; this version takes none but the job's own. Absent: the job's own."
+    )
     init_from: InitFrom | None = Field(
         None, description="Adapter to begin from. Absent: a zero adapter, the base model itself."
     )

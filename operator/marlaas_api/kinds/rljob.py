@@ -19,7 +19,7 @@ class RLJobSpec(Spec):
     pool_ref: PoolRef = Field(description="The ModelPool that serves and trains the job.", json_schema_extra=FIXED)
     agents: Annotated[tuple[AgentSpec, ...], Field(min_length=1, max_length=16)] = Field(
         (AgentSpec(name="policy"),),
-        description="The policies of the job; one agent called policy by default.",
+        description="The policies of the job; one agent called policy by default, and no more than one in this version.",
         json_schema_extra={**list_map("name"), **FIXED},
     )
     environment: EnvironmentSpec = Field(description="What the agents learn in.", json_schema_extra=FIXED)

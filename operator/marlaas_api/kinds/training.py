@@ -288,10 +288,11 @@ class ExportSpec(Spec):
     """Where the promoted adapter goes besides the blob store."""
 
     path: PathText | None = Field(
-        None, description="Folder, on the workers' machines, for a plain PEFT adapter. Absent: the blob store alone."
+        None,
+        description="Folder, on the machine of `marlaas run`, for a plain PEFT adapter; a cluster does not follow it. Absent: the blob store alone.",
     )
     trackers: Trackers = Field(
         (),
         max_length=3,
-        description="Trackers that `marlaas run` also tells every step and evaluation: tensorboard, wandb, mlflow; none by default.",
+        description="Trackers that `marlaas run` also tells every step and evaluation: tensorboard, wandb, mlflow; a cluster does not follow it. None by default.",
     )

@@ -105,7 +105,7 @@ def advice(contents: Contents, runnable: bool) -> Iterator[Finding]:
     pools = by_name(contents.pools)
     for job in contents.jobs:
         yield from job.source.findings(remarks(job.object, pools.get(job.object.spec.pool_ref.name)))
-        yield from job.source.findings(() if runnable else _own_module(job.object))
+        yield from job.source.findings(() if runnable else _laptops(job.object))
     for tenant in contents.tenants:
         yield from tenant.source.findings(tenant_remarks(tenant.object))
     for pool in contents.pools:
@@ -127,8 +127,11 @@ def local_advice(contents: Contents, unknown: Mapping[str, bool], runnable: bool
             yield job.source.finding(Problem(_POOL, text))
 
 
-def _own_module(job: RLJob) -> Iterator[Problem]:
-    """A laptop finds a module beside the manifest; a cluster has never seen that folder."""
+def _laptops(job: RLJob) -> Iterator[Problem]:
+    """What `marlaas run` gives a job and a cluster does not: modules beside the manifest, folders, trackers."""
+    for key, given in (("path", job.spec.export.path), ("trackers", job.spec.export.trackers)):
+        if given:
+            yield Problem(("spec", "export", key), "`marlaas run` follows it; a cluster does not")
     name = job.spec.environment.name or ""
     if ":" in name and not name.startswith("marlaas."):
         text = (
