@@ -55,6 +55,7 @@ class BusView:
         self._bus: Bus | None = None
         self._buckets: dict[str, Bucket] = {}
         self._entries: dict[str, dict[str, Entry]] = {name: {} for name in _MIRRORED}
+        self._doubted: dict[str, dict[str, tuple[Entry | None, Entry | None]]] = {name: {} for name in _MIRRORED}
         self._read: set[str] = set()
         self.state = BusState(available=False, since=now(), synced=False)
         self.usable = asyncio.Event()
@@ -154,20 +155,31 @@ class BusView:
     async def _reread(self, name: str) -> None:
         """What is true, now and then."""
         while True:
+            sure = False
             try:
-                await self._read_whole(name)
+                sure = await self._read_whole(name)
                 self._set_read(name)
             except MarlaasError as error:
                 log.warning("reading %s: %s", name, error)
-            await asyncio.sleep(REREAD_S if name in self._read else _RETRY_S)
+            await asyncio.sleep(REREAD_S if sure else _RETRY_S)
 
-    async def _read_whole(self, name: str) -> None:
-        """Keys that went without a word go here; so does what an emptied bus, which counts revisions anew, no longer has."""
+    async def _read_whole(self, name: str) -> bool:
+        """Keys that went without a word go here; so does what an emptied bus, which counts revisions anew, no longer has. False: read again soon.
+
+        Any replica of the bus may answer, a moment behind the others. So what went, or went back, is believed of a second read alone.
+        """
         before = dict(self._entries[name])
         entries = {entry.key: entry for entry in await self._buckets[name].entries()}
+        doubted, self._doubted[name] = self._doubted[name], {}
         for key in {*before, *entries}:
-            if self._entries[name].get(key) == before.get(key):  # else the watch knows better
-                self._take(name, entries.get(key, Entry(key, None, 0)))
+            known, found = before.get(key), entries.get(key)
+            if self._entries[name].get(key) != known:  # the watch knows better
+                continue
+            if _is_step_back(known, found) and doubted.get(key) != (known, found):
+                self._doubted[name][key] = known, found
+            else:
+                self._take(name, found or Entry(key, None, 0))
+        return not self._doubted[name]
 
     def _note(self, name: str, entry: Entry) -> None:
         """Take what is newer than what is known."""
@@ -202,6 +214,10 @@ class BusView:
         if state.available and state.synced:
             self.usable.set()
         self._changed_state()
+
+
+def _is_step_back(known: Entry | None, found: Entry | None) -> bool:
+    return known is not None and (found is None or found.revision < known.revision)
 
 
 def _decoded(kind: type[M], entry: Entry | None) -> M | None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusUnavailable
+from marlaas_api.bus import Bus, BusUnavailable, Entry
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument, Phase, Progress
@@ -178,6 +178,29 @@ async def test_a_bus_that_lost_everything_is_seen_as_it_is(monkeypatch: pytest.M
                 await rig.changed.get()
         await rig.view.write(WriteDocument(document(), None))
         assert rig.view.document(KEY) == document()
+
+
+async def test_a_replica_that_answers_a_moment_late_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as (rig, other):
+        await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(1)))
+        await rig.changed.get()
+        late = await rig.view._buckets[subjects.PROGRESS].entries()
+        await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(2)))
+        await rig.changed.get()
+
+        async def stale() -> list[Entry]:
+            return late.copy()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.view._buckets[subjects.PROGRESS], "entries", stale)
+            assert not await rig.view._read_whole(subjects.PROGRESS), "it is to be read again soon"
+        assert rig.view.progress(KEY) == level(2)
+        assert await rig.view._read_whole(subjects.PROGRESS)
+        assert rig.view.progress(KEY) == level(2)
+        monkeypatch.setattr(rig.view._buckets[subjects.PROGRESS], "entries", stale)
+        for _ in range(2):
+            await rig.view._read_whole(subjects.PROGRESS)
+        assert rig.view.progress(KEY) == level(1), "what it says twice is so: the bus was emptied"
 
 
 async def test_whether_an_orchestrator_leads_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ async def test_what_a_newer_orchestrator_says_takes_no_sandbox_away() -> None:
         key = subjects.job_key("team-a", "one")
         newer = ormsgpack.packb({"v": SCHEMA_VERSION + 1, "t": "Progress", "d": {}})
         await (await stage.server.connect("newer").bucket(subjects.PROGRESS)).put(key, newer)
-        await stage.service.bus._read_whole(subjects.PROGRESS)
+        for _ in range(2):
+            await stage.service.bus._read_whole(subjects.PROGRESS)
         assert (stage.service.bus.progress(key), stage.service.bus.has_progress(key)) == (None, True)
         before = stage.status()
         await stage.service._reconciler(ONE)
