@@ -68,6 +68,14 @@ def test_a_cluster_that_nobody_is_going_to_ask_is_not_silently_ignored(
     assert "give --server as well" in capsys.readouterr().err
 
 
+def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(module: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("marlaas.cli.app.import_module", interrupted)
+    assert _command("why", "sums", monkeypatch=monkeypatch) == 130
+
+
 def test_the_version_is_shown() -> None:
     result = _invoke("--version")
     assert (result.exit_code, result.output.split()[0]) == (0, "marlaas")

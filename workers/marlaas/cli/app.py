@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from marlaas.cli.failures import exit_code_of
+from marlaas.cli.failures import INTERRUPTED, exit_code_of
 
 HELP = """Reinforcement learning of LLMs for many tenants at once.
 
@@ -138,6 +138,8 @@ def plugin() -> None:
 def _run(called: str) -> None:
     try:
         build(sys.argv[1:])(prog_name=called)
+    except KeyboardInterrupt:  # while modules load; commands themselves see to it
+        sys.exit(INTERRUPTED)
     except Exception as error:
         code = exit_code_of(error)
         if code is None:

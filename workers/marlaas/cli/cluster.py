@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
-from marlaas.cli.failures import FAILED, complain
+from marlaas.cli.failures import FAILED, INTERRUPTED, complain
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import Forbidden, NotFound
 from marlaas.cluster.explain import explain
@@ -27,7 +27,6 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.nearest import did_you_mean
 
 RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
-_INTERRUPTED = 130
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests in YAML; - reads standard input.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the RLJob.")]
@@ -222,7 +221,7 @@ def _watch(looks: Sequence[_Look], as_json: bool) -> bool:
     try:
         watching.run(lambda: time.sleep(PERIOD_S))
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         display.close()
     if watching.views and isinstance(display, LiveDisplay):

@@ -5,7 +5,7 @@ import sys
 
 from marlaas_api.errors import InvalidInput, MarlaasError
 
-FAILED, INVALID = 1, 2
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
 
 
 def exit_code_of(error: Exception) -> int | None:
