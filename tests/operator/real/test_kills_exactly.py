@@ -1,0 +1,100 @@
+"""kill -9 of the operator after every single action, one after the other: each new operator does exactly one thing more, and nothing twice.
+
+test_kills.py has the story of a job; here is each place of a pool's and of a job's life, in the order of their plans, so that none is left out.
+"""
+
+import pytest
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.rig import Rig, eventually, job, pool
+
+from marlaas_operator.cluster import Target
+from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
+
+ONE, TINY = Target(RLJOBS, "team-a", "one"), Target(MODELPOOLS, "", "tiny")
+ROLE = ("Apply_NetworkPolicy", "Apply_Service", "Apply_PodDisruptionBudget", "Apply_Secret", "Apply_StatefulSet")
+POOL = ("AddFinalizer", "Apply_ServiceAccount", "Apply_ConfigMap", *ROLE, *ROLE)
+JOB = ("AddFinalizer", "WriteDocument")
+SANDBOX = ("Apply_ServiceAccount", "Apply_NetworkPolicy", "Apply_Secret", "Apply_Deployment")
+UNDOING = ("Delete_Deployment", "Delete_Secret", "Delete_NetworkPolicy", "Delete_ServiceAccount")
+SUSPENDED = {"phase": "Suspended", "admitted": False, "reason": "Suspended", "message": "spec.suspend is true"}
+SUCCEEDED = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "message": "done", "step": 4}
+
+
+async def die_after(rig: Rig, *actions: str) -> None:
+    """Operators one after the other, each killed right after the next of these actions; that it was is asserted."""
+    for action in actions:
+        marker = rig.folder / f"{len(rig.started)}-{action}"
+        operator = rig.start_operator(failpoint=f"operator.reconcile.after_{action}@{marker}")
+
+        async def dead() -> bool:
+            return not rig.started[-1].alive
+
+        await eventually(rig, f"killed after {action}", dead)
+        assert marker.exists(), f"the operator ended by itself before {action}\n{rig.words()}"
+        operator.kill()
+
+
+async def made_once(rig: Rig, namespace: str, number: int) -> None:
+    owned = await rig.owned(namespace)
+    assert len(owned) == number
+    again = [name for name, body in owned.items() if body["metadata"].get("generation", 1) != 1]
+    assert again == [], "changed after it was made"
+
+
+async def told_once(rig: Rig) -> None:
+    told = await rig.events()
+    assert len(told) == len(set(told)), told
+
+
+@pytest.mark.slow
+async def test_a_pool_is_made_and_removed_one_action_an_operator(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
+    await rig.gateway.create(pool("tiny"))
+    await die_after(rig, *POOL, "status")
+    await made_once(rig, "marlaas-system", 12)
+    rig.start_operator()
+
+    async def told() -> bool:
+        return bool(((await rig.pool("tiny")) or {}).get("status"))
+
+    await eventually(rig, "the pool has a status", told)
+    await told_once(rig)
+    rig.started[-1].kill()
+    await rig.gateway.delete(TINY)
+    await die_after(rig, "status", "Delete_StatefulSet", "Delete_StatefulSet")
+    rig.start_operator()
+    await rig.gone(TINY)
+    assert await rig.owned("marlaas-system") == {}
+
+
+@pytest.mark.slow
+async def test_a_job_is_begun_suspended_and_ended_by_its_ttl_one_action_an_operator(
+    rig: Rig, orchestrator: ScriptedOrchestrator
+) -> None:
+    await rig.gateway.create(pool("tiny"))
+    await rig.gateway.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=1))
+    await die_after(rig, *JOB, "status")
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    await die_after(rig, *SANDBOX, "event")
+    await made_once(rig, "team-a", 4)
+
+    await rig.gateway.patch(ONE, {"spec": {"suspend": True}})
+    await die_after(rig, "WriteDocument")
+    await orchestrator.say("team-a", "one", **SUSPENDED, step=2)
+    await die_after(rig, *UNDOING)
+    assert await rig.owned("team-a") == {}
+    rig.start_operator()
+    await rig.phase("team-a", "one", "Suspended")
+    rig.started[-1].kill()
+
+    await rig.gateway.patch(ONE, {"spec": {"suspend": False}})
+    await die_after(rig, "WriteDocument")
+    await orchestrator.say("team-a", "one", **ADMITTED, step=2)
+    await die_after(rig, *SANDBOX)
+    await made_once(rig, "team-a", 4)
+    assert orchestrator.documents["team-a.one"].generation == 3
+
+    await orchestrator.say("team-a", "one", **SUCCEEDED)
+    await die_after(rig, *UNDOING, "DeleteObject", "RemoveFinalizer")
+    await rig.gone(ONE)
+    assert await rig.owned("team-a") == {}
+    assert orchestrator.documents == {}
