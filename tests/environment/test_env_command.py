@@ -88,3 +88,17 @@ def test_an_environment_that_raises_shows_its_traceback(tmp_path: Path, monkeypa
     assert code == 1
     assert "agent.say('x').txt" in output
     assert "never scored" in output
+
+
+@pytest.mark.parametrize(
+    ("end", "is_told"), [("float(reply == 'x')", True), ("return 0.0", False), ("agent.reward = 0.5", False)]
+)
+def test_a_forgotten_return_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, is_told: bool, request: pytest.FixtureRequest
+) -> None:
+    module = f"forgetful_{request.node.callspec.indices['end']}"
+    (tmp_path / f"{module}.py").write_text(f"def play(task, agent):\n    reply = agent.say('?').text\n    {end}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    code, output, _ = invoke("play", f"{module}:play", "--reply", "x")
+    assert (code, "Is a `return` missing?" in output) == (0, is_told)

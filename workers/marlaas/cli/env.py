@@ -204,6 +204,8 @@ def _show(console: Console, outcome: Outcome, num_turns: int) -> None:
     table.add_row("seconds in tools", f"{outcome.tool_s:.2f}")
     console.print()
     console.print(table)
+    if outcome.ending == "completed" and not outcome.is_said:
+        complain("play returned nothing and gave no agent a reward, so it is 0. Is a `return` missing?")
 
 
 def _speaker(message: Message) -> str:

@@ -27,12 +27,13 @@ class InvalidScore(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A scored episode; `ending` as far as the environment knows it."""
+    """A scored episode; `ending` as far as the environment knows it. is_said: `play` returned something, or gave an agent a reward other than 0."""
 
     rewards: dict[str, float]
     metrics: dict[str, float]
     ending: Literal["completed", "max_turns", "tool_error"]
     tool_s: float
+    is_said: bool = True
 
 
 def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
@@ -46,7 +47,8 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
     except ToolError:
         ending = "tool_error"
     score = _score(returned, state.rewards)
-    return Outcome(_rewards(score, state.rewards), _metrics(score.metrics), ending, state.tool_s)
+    is_said = returned is not None or any(state.rewards.values())
+    return Outcome(_rewards(score, state.rewards), _metrics(score.metrics), ending, state.tool_s, is_said)
 
 
 def explain(error: BaseException) -> str:
