@@ -52,12 +52,17 @@ def _turned(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Eve
 
 
 def _moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
-    """The phase moved between waiting and resting, which no condition tells; or the object is about to go."""
+    """The phase moved between waiting and resting, which no condition tells (one that was admitted anew does); or the object is about to go."""
     phases = (before.get("phase"), after.get("phase"))
     resting = phases[0] is not None and phases[0] != phases[1] and "Suspended" in phases
+    resting = resting and not (_is_admitted(after) and not _is_admitted(before))
     going = after.get("reason") == Reason.DELETING != before.get("reason")
     if resting or going:
         yield Event("Normal", str(after.get("reason")), str(after.get("message") or after.get("reason")))
+
+
+def _is_admitted(status: Mapping[str, Any]) -> bool:
+    return any(c["type"] == "Admitted" and c["status"] == "True" for c in status.get("conditions") or ())
 
 
 def _trouble(status: Mapping[str, Any]) -> str:

@@ -257,6 +257,7 @@ SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
         (running(), SUSPENDED, [("Normal", "Suspended")]),
         (QUEUED, SUSPENDED, [("Normal", "Suspended")]),
         (SUSPENDED, QUEUED, [("Normal", "WaitingForSlots")]),
+        (SUSPENDED, running(pods=()), [("Normal", "Admitted")]),
         (running(), running(meta=replace(META, deleted_at=NOW)), [("Normal", "Deleting")]),
         (QUEUED, new(document=document(), progress=queued("WaitingForPool")), []),
     ],

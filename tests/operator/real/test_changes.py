@@ -1,0 +1,141 @@
+"""What may be changed of a job that exists takes effect at once, on a real API server: steps, suspension, patience, and its time after the end."""
+
+from typing import Any
+
+import pytest
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.rig import Rig, eventually, job, pool
+
+from marlaas_api.messages import JobDocument
+from marlaas_operator.cluster import Invalid, Target
+from marlaas_operator.cluster.resources import RLJOBS
+
+ONE = Target(RLJOBS, "team-a", "one")
+SUSPENDED = {"phase": "Suspended", "admitted": False, "reason": "Suspended", "message": "spec.suspend is true"}
+SUCCEEDED = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "message": "done", "step": 4}
+
+
+@pytest.fixture
+async def running(rig: Rig, orchestrator: ScriptedOrchestrator) -> Rig:
+    """A job at work, with its sandbox."""
+    await rig.gateway.create(pool("tiny"))
+    rig.start_operator()
+    await rig.gateway.create(job("team-a", "one", "tiny"))
+    await rig.phase("team-a", "one", "Queued")
+    await orchestrator.say("team-a", "one", **ADMITTED)
+    await rig.phase("team-a", "one", "Running")
+    return rig
+
+
+async def owns(rig: Rig, number: int) -> None:
+    async def look() -> bool:
+        return len(await rig.owned("team-a")) == number
+
+    await eventually(rig, f"the job owns {number} objects", look)
+
+
+def document(orchestrator: ScriptedOrchestrator) -> JobDocument:
+    return orchestrator.documents["team-a.one"]
+
+
+@pytest.mark.parametrize(
+    ("change", "in_the_document"),
+    [
+        pytest.param({"training": {"steps": 9}}, {"training": {"steps": 9}}, id="more steps"),
+        pytest.param({"priority": 7}, {"priority": 7}, id="priority"),
+        pytest.param({"suspend": True}, {"suspend": True}, id="suspend"),
+        pytest.param({"activeDeadlineSeconds": 60}, {"active_deadline_seconds": 60}, id="deadline"),
+        pytest.param({"ttlSecondsAfterFinished": 600}, {"ttl_seconds_after_finished": 600}, id="ttl"),
+        pytest.param({"backoffLimit": 0}, {"backoff_limit": 0}, id="backoffLimit"),
+    ],
+)
+async def test_what_may_change_reaches_the_orchestrator(
+    running: Rig, orchestrator: ScriptedOrchestrator, change: dict[str, Any], in_the_document: dict[str, Any]
+) -> None:
+    uid = document(orchestrator).uid
+    await running.gateway.patch(ONE, {"spec": change})
+
+    async def heard() -> bool:
+        spec = document(orchestrator).spec.model_dump()
+        ((name, wanted),) = in_the_document.items()
+        return bool(spec[name] == wanted or (isinstance(wanted, dict) and wanted.items() <= spec[name].items()))
+
+    await eventually(running, f"the orchestrator hears of {change}", heard)
+    assert document(orchestrator).generation == 2
+    assert document(orchestrator).uid == uid
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"training": {"steps": 3}}, "may be raised, never lowered: finished steps cannot be undone"),
+        ({"poolRef": {"name": "other"}}, "cannot change once the job exists; delete the job and create a new one"),
+        ({"adapterRetention": "delete"}, "cannot change once the job exists; delete the job and create a new one"),
+    ],
+)
+async def test_what_may_not_is_refused_while_the_job_runs_on(
+    running: Rig, orchestrator: ScriptedOrchestrator, change: dict[str, Any], sentence: str
+) -> None:
+    before = document(orchestrator)
+    with pytest.raises(Invalid, match=sentence):
+        await running.gateway.patch(ONE, {"spec": change})
+    assert document(orchestrator) == before
+    assert len(await running.owned("team-a")) == 4
+
+
+async def test_a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(
+    running: Rig, orchestrator: ScriptedOrchestrator
+) -> None:
+    await owns(running, 4)
+    await running.gateway.patch(ONE, {"spec": {"suspend": True}})
+    await orchestrator.say("team-a", "one", **SUSPENDED, step=2)
+    status = await running.phase("team-a", "one", "Suspended")
+    assert (status["reason"], status["step"]) == ("Suspended", 2)
+    await owns(running, 0)
+    await running.gateway.patch(ONE, {"spec": {"suspend": False}})
+    await orchestrator.say("team-a", "one", **ADMITTED, step=2)
+    await running.phase("team-a", "one", "Running")
+    await owns(running, 4)
+    told = [event for event in await running.events() if event.startswith("RLJob/")]
+    assert told == ["RLJob/one Admitted", "RLJob/one Admitted", "RLJob/one Suspended"]
+
+
+async def test_a_job_goes_by_itself_when_its_time_after_the_end_is_over(
+    running: Rig, orchestrator: ScriptedOrchestrator
+) -> None:
+    await running.gateway.patch(ONE, {"spec": {"ttlSecondsAfterFinished": 1}})
+    await orchestrator.say("team-a", "one", **SUCCEEDED)
+    await running.gone(ONE)
+    assert await running.owned("team-a") == {}
+
+    async def forgotten() -> bool:
+        return orchestrator.documents == {}
+
+    await eventually(running, "the orchestrator has forgotten the job", forgotten)
+
+
+async def test_a_job_without_such_a_time_stays_and_more_steps_make_it_go_on(
+    running: Rig, orchestrator: ScriptedOrchestrator
+) -> None:
+    await orchestrator.say("team-a", "one", **SUCCEEDED)
+    await running.phase("team-a", "one", "Succeeded")
+    await owns(running, 0)
+    await running.gateway.patch(ONE, {"spec": {"training": {"steps": 6}}})
+
+    async def heard() -> bool:
+        return document(orchestrator).spec.training.steps == 6
+
+    await eventually(running, "the orchestrator hears of more steps", heard)
+    await orchestrator.say("team-a", "one", **ADMITTED, step=4)
+    status = await running.phase("team-a", "one", "Running")
+    assert status["progress"] == "4/6"
+    assert "finishedAt" not in status
+    await owns(running, 4)
+
+
+async def test_a_job_that_could_never_run_goes_by_its_time_too(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
+    """Nothing but its own clock calls on it: it had no sandbox whose end would be news."""
+    await rig.gateway.create(pool("tiny", adapterSlots=1))
+    rig.start_operator()
+    await rig.gateway.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=1))
+    await rig.gone(ONE, 30.0)
