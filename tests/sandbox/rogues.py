@@ -164,6 +164,10 @@ def returns_nan(task, agent):
     return float("nan")
 
 
+def ignores_what_lies_at_home(task, agent):
+    return float(sys.flags.no_user_site)
+
+
 def paints_the_terminal(task, agent):
     raise RuntimeError("\x1b]52;c;ZXZpbA==\x07\x1b[2Jall is well\u202e")
 

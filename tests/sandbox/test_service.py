@@ -10,7 +10,7 @@ from marlaas_api import failpoints, subjects
 from marlaas_api.messages import FaultClass, Task
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.sandbox.service import MAX_DELIVERIES
-from marlaas_worker.sandbox.variables import clean_variables
+from marlaas_worker.sandbox.variables import clean_variables, given_variables
 
 
 class Died(BaseException):
@@ -216,13 +216,33 @@ async def test_environment_code_sees_no_credential_and_its_own_secrets(stage, mo
     (episode,) = await stage.play("tells_its_variables")
     variables = str(stage.rollout.requests[0].append[0].content).split("\n")
     assert [name for name in variables if "SECRET" in name] == ["JUDGE_SECRET"]
-    assert episode.rewards == {"policy": 1.0}
+    assert episode.rewards == {"policy": 0.0}, "a secret that the process was started with"
 
 
 def test_only_harmless_variables_are_inherited() -> None:
-    cleaned = clean_variables({"PATH": "/bin", "LC_ALL": "C", "AWS_KEY": "x", "MARLAAS_ENVIRONMENT_A": "1", "B": "2"})
-    assert {"PATH", "LC_ALL", "A"} <= set(cleaned)
-    assert not {"AWS_KEY", "B", "MARLAAS_ENVIRONMENT_A"} & set(cleaned)
+    variables = {"PATH": "/bin", "LC_ALL": "C", "AWS_KEY": "x", "MARLAAS_ENVIRONMENT_A": "1", "B": "2"}
+    cleaned = clean_variables(variables)
+    assert {"PATH", "LC_ALL"} <= set(cleaned)
+    assert not {"AWS_KEY", "A", "B", "MARLAAS_ENVIRONMENT_A"} & set(cleaned)
+    assert given_variables(variables) == {"A": "1"}
+
+
+async def test_no_code_of_a_tenant_runs_before_the_credential_is_hidden(
+    stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python runs a `sitecustomize` that it finds in PYTHONPATH before any line of ours."""
+    (tmp_path / "early").mkdir()
+    for name in ("sitecustomize.py", "usercustomize.py"):
+        (tmp_path / "early" / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setenv("MARLAAS_ENVIRONMENT_PYTHONPATH", str(tmp_path / "early"))
+    await stage.play("tells_its_variables")
+    assert "PYTHONPATH" in str(stage.rollout.requests[0].append[0].content).split("\n")
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_what_an_episode_left_at_home_is_imported_by_no_later_fork_server(stage) -> None:
+    (episode,) = await stage.play("ignores_what_lies_at_home")
+    assert episode.rewards == {"policy": 1.0}
 
 
 async def test_members_of_a_group_find_the_same_randomness_and_their_own_folder(stage, tmp_path: Path) -> None:

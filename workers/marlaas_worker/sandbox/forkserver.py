@@ -210,6 +210,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     config = json.load(sys.stdin)
     seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
+    os.environ.update(config["given"])
     kernel.die_with_parent()  # while foreign code is imported nobody listens to the socket
     keep(control, config, kernel.outlive_parent)
 

@@ -45,7 +45,7 @@ class ForkServerLost(Retryable):
 class ChildrenConfig:
     """What runs in the children. load_timeout_s: for importing and making the environment. scratch: a folder for temporary files.
 
-    secluded: what no child may read, besides other processes (`seclusion`).
+    secluded: what no child may read, besides other processes (`seclusion`). given: more variables, set when that is so.
     """
 
     name: str
@@ -55,6 +55,7 @@ class ChildrenConfig:
     scratch: Path
     variables: Mapping[str, str]
     secluded: Path | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,8 @@ async def start_server(config: ChildrenConfig) -> Server:
     ours.setblocking(False)
     output_read, output_write = os.pipe()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
+        # -s: below HOME is where earlier episodes could write, and this process is not secluded yet.
+        *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
         stdin=asyncio.subprocess.PIPE,
         stdout=output_write,
         stderr=output_write,
@@ -270,6 +272,7 @@ async def _loaded(
         "memory_bytes": config.memory_bytes,
         "scratch": str(config.scratch),
         "secluded": str(config.secluded) if config.secluded is not None else None,
+        "given": dict(config.given),
     }
     process.stdin.write(json.dumps(setup).encode())
     process.stdin.close()

@@ -28,7 +28,7 @@ from marlaas_worker.sandbox.environment_socket import connect_server
 from marlaas_worker.sandbox.seclusion import secluded
 from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
-from marlaas_worker.sandbox.variables import clean_variables
+from marlaas_worker.sandbox.variables import clean_variables, given_variables
 from marlaas_worker.vitals import Figure, of_job
 
 BEAT_S = 3.0
@@ -77,6 +77,7 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
         load_timeout_s=environment.episode_timeout_seconds,
         scratch=context.scratch / "episodes",
         variables=clean_variables(os.environ),
+        given=given_variables(os.environ),
         secluded=secluded(context.creds) if context.creds is not None else None,
     )
 

@@ -14,10 +14,14 @@ FIXED = {
 
 
 def clean_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what environment code may see of a supervisor's environment variables: the harmless, and what is meant for it.
-
-    `MARLAAS_ENVIRONMENT_X` becomes `X`: this is how a job's secrets get in. Nothing else does, credentials least of all.
-    """
-    meant = {k.removeprefix(ENVIRONMENT_PREFIX): v for k, v in variables.items() if k.startswith(ENVIRONMENT_PREFIX)}
+    """Return the harmless ones of a supervisor's environment variables; credentials least of all. With these its fork server starts."""
     harmless = {k: v for k, v in variables.items() if k in _INHERITED or k.startswith("LC_")}
-    return {**harmless, **FIXED, **meant}
+    return {**harmless, **FIXED}
+
+
+def given_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what is meant for environment code: `MARLAAS_ENVIRONMENT_X` becomes `X`. This is how a job's secrets get in.
+
+    Set only once a process is secluded: LD_PRELOAD or PYTHONPATH would else run tenants' code before.
+    """
+    return {k.removeprefix(ENVIRONMENT_PREFIX): v for k, v in variables.items() if k.startswith(ENVIRONMENT_PREFIX)}
