@@ -106,3 +106,8 @@ def test_the_report_shows_replies_before_and_after(document, level, evaluation, 
     assert "hello (1.00)" in text
     assert "(nothing) (0.00)" in text
     assert "dlrow x (1.00)" in text
+
+
+def test_the_report_tells_of_a_job_that_succeeded_and_learnt_nothing(document, level, tmp_path):
+    done = level(document(), phase=Phase.SUCCEEDED, step=3, versions={"policy": 0})
+    assert "3 of 3 steps had no signal" in _text(Report([JobResult(document(), done)], tmp_path).rich())

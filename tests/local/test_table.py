@@ -1,6 +1,17 @@
 import pytest
 
-from marlaas.local.table import COLUMNS, JobView, as_json, cells, duration, evaluation, faults, plain_line, versions
+from marlaas.local.table import (
+    COLUMNS,
+    JobView,
+    as_json,
+    cells,
+    duration,
+    evaluation,
+    faults,
+    plain_line,
+    versions,
+    without_signal,
+)
 from marlaas_api.messages import Phase
 
 
@@ -63,3 +74,12 @@ def test_the_json_of_a_job_has_the_same_keys_as_the_summary_where_they_mean_the_
         0.5,
         5,
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "newest", "idle"),
+    [(30, 0, 30), (30, 15, 15), (30, 16, None), (2, 0, None), (3, 0, 3), (0, 0, None), (30, None, None)],
+)
+def test_many_steps_without_signal_are_told(step, newest, idle):
+    words = without_signal(step, newest)
+    assert words.startswith(f"{idle} of {step} steps had no signal: ") if idle is not None else words == ""

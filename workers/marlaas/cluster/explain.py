@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from marlaas.cluster.sights import WARNING, EventSight, JobSight, PoolSight, condition, seconds
-from marlaas.local.table import duration, number, versions
+from marlaas.local.table import duration, number, versions, without_signal
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
 from marlaas_api.reason_texts import NOTHING, Actor, Stage, Text, text_of
 from marlaas_api.reasons import Reason
@@ -24,7 +24,7 @@ _CAUSES = {
 def explain(job: JobSight, pool: PoolSight | None, events: Sequence[EventSight], now: float) -> str:
     """One paragraph; last words of several lines follow it, indented. pool None: there is none, or whoever asks may not see it."""
     cause = _cause(job, pool)
-    sentences = [_where(job, events, now), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
+    sentences = [_where(job, events, now), *_idle(job), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
     sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
     return "\n".join([" ".join(sentences), *_last_words(job)])
 
@@ -69,6 +69,15 @@ def _figures(status: RLJobStatus) -> str:
     if status.eval_before is not None and status.eval_last is not None:
         parts.append(f"evaluation {number(status.eval_before)} → {number(status.eval_last)}")
     return f", {', '.join(parts)}" if parts else ""
+
+
+def _idle(job: JobSight) -> Iterator[str]:
+    """Steps that taught nothing, where they are many."""
+    status = job.status
+    if status is not None and status.phase in ("Running", "Succeeded") and job.deleted_at is None:
+        newest = max((agent.policy_version or 0 for agent in status.agents), default=None)
+        words = without_signal(status.step or 0, newest)
+        yield from [words] if words else []
 
 
 def _why(job: JobSight, now: float) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.local.results import Exchange, JobResult, exchanges, reason, summary
-from marlaas.local.table import faults, number, why
+from marlaas.local.table import faults, number, why, without_signal
 from marlaas_api.messages import EvalSample, Phase
 from marlaas_api.visible import visible
 
@@ -35,6 +35,7 @@ class Report:
             Text(),
             _scores(self.results),
             *_whys(self.results),
+            *_idle(self.results),
             *(part for one in self.results for part in self._job(one)),
         )
 
@@ -90,6 +91,17 @@ def _whys(results: Sequence[JobResult]) -> list[Text]:
         for name, words in unwell
         if words
     ]
+
+
+def _idle(results: Sequence[JobResult]) -> Iterator[Text]:
+    """Jobs that succeeded, as far as nobody asks what they learnt."""
+    for result in results:
+        level = result.progress
+        words = without_signal(level.step, level.versions.get(result.agent)) if level is not None else ""
+        if words:
+            yield Text(
+                f"\n{result.document.ref}: {words} `marlaas episodes DIR --best` shows what they were.", style="yellow"
+            )
 
 
 def _replies(pairs: Sequence[Exchange]) -> Table:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from marlaas_api.messages import JobDocument, Progress
 
 COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
+_FEW_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,16 @@ def why(name: str, reason: str, message: str, max_lines: int) -> str:
     lines = message.strip().splitlines()
     kept = [f"  {line}" for line in ["…", *lines[-max_lines:]]] if len(lines) > max_lines else lines
     return "\n".join([f"{name}: {reason}: {kept[0].strip() if kept else ''}", *kept[1:]])
+
+
+def without_signal(step: int, newest: int | None) -> str:
+    """A sentence of a job of which at least half of the finished steps made no version; nothing of others."""
+    if newest is None or step < _FEW_STEPS or 2 * (step - newest) < step:
+        return ""
+    return (
+        f"{step - newest} of {step} steps had no signal: the episodes of each task all earned the same (always right, or always wrong), so nothing was "
+        "learnt from them."
+    )
 
 
 def versions(by_agent: Mapping[str, int]) -> str:
