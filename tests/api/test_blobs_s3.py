@@ -1,0 +1,60 @@
+"""Blobs on S3: the whole contract of a blob store, under a prefix of a bucket that another installation shares, and what only S3 can do wrong."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.api import test_blobs_contract as contract
+from tests.api.s3_server import ACCESS_KEY, Bucket, serving
+
+from marlaas_api.blobs import BlobRefused, Blobs
+from marlaas_api.blobs_store import open_blobs
+
+globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
+THEIRS = "other/team-a/0123456789abcdef-x"
+LARGE = bytes(range(256)) * 90_000
+"""23 MB, an adapter of an 8B model: sent in parts."""
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A server, and the environment that a pod has of the chart's `blobs.secretName`."""
+    with serving() as bucket:
+        given = {"ENDPOINT": bucket.url, "ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": "secret", "REGION": "here"}
+        for name, value in given.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        bucket.objects[THEIRS] = b"theirs"
+        yield bucket
+        assert bucket.objects[THEIRS] == b"theirs"
+
+
+@pytest.fixture
+def blobs(bucket: Bucket) -> Blobs:
+    return open_blobs("s3://bucket/marlaas")
+
+
+async def test_an_adapter_of_a_large_model_is_sent_in_parts_and_is_there_whole(blobs: Blobs, bucket: Bucket) -> None:
+    ref = await blobs.put("team-a/job", "adapter.safetensors", LARGE)
+    assert len(bucket.parts) == 1
+    assert bucket.objects[f"marlaas/{ref.name}"] == LARGE
+    assert await blobs.get(ref) == LARGE
+
+
+async def test_a_listing_of_several_pages_is_whole(blobs: Blobs, bucket: Bucket) -> None:
+    names = [(await blobs.put("team-a", f"{number}", b"1")).name for number in range(7)]
+    assert await blobs.list("team-a") == sorted(names)
+
+
+async def test_a_server_that_is_busy_for_a_moment_is_asked_again(blobs: Blobs, bucket: Bucket) -> None:
+    bucket.busy = 2
+    ref = await blobs.put("team-a", "x", b"1")
+    assert await blobs.get(ref) == b"1"
+    assert bucket.asked["PUT"] == 3
+
+
+async def test_a_key_that_the_server_does_not_know_is_refused_for_good(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    with pytest.raises(BlobRefused, match=r"s3://bucket/marlaas refuses .*: grant this process read and write there"):
+        await open_blobs("s3://bucket/marlaas").put("team-a", "x", b"1")
+    assert bucket.asked["PUT"] == 1
