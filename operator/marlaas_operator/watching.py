@@ -82,7 +82,8 @@ class Watcher:
 
         try:
             asyncio.run(watch())
-        except Exception as error:  # a thread's boundary: whatever it is, watching must go on
+        # A thread's boundary: whatever it is, watching must go on. A cancellation from in there would pass for one of ours, and end it without a word.
+        except (Exception, asyncio.CancelledError) as error:
             return settled.is_set(), f"{type(error).__name__}: {error}"
         finally:
             with self._lock:

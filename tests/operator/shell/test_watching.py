@@ -27,6 +27,20 @@ async def test_a_watcher_that_ends_begins_anew_and_that_is_told() -> None:
     assert threading.main_thread() not in runs
 
 
+async def test_a_watcher_that_is_cancelled_from_within_begins_anew_too() -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    async def once(halt: asyncio.Event) -> None:
+        raise asyncio.CancelledError
+
+    watcher = asyncio.create_task(Watcher(once, told.put_nowait).run())
+    async with asyncio.timeout(20):
+        assert await told.get() == "CancelledError: "
+        assert not watcher.done()
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+
+
 async def test_a_watcher_that_waits_for_its_next_try_ends_at_once() -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
 
