@@ -57,3 +57,45 @@ def test_a_home_that_no_worker_knows_is_told(complaints: Complaints) -> None:
     assert complaints(beginning("~/a")) == [
         f"{PLACE} '~/a' begins with ~, which stands for no folder here; give the whole path"
     ]
+
+
+def exporting(path: object) -> tuple[str, str]:
+    return "training: {steps: 3}", f"training: {{steps: 3}}\n  export: {{path: '{path}'}}"
+
+
+def test_a_folder_with_something_else_in_it_is_no_export(complaints: Complaints, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert complaints(exporting("mine")) == []
+    (tmp_path / "mine" / "thesis.tex").touch()
+    said = f"{tmp_path / 'mine'} holds something else than an adapter; name a new folder"
+    assert complaints(exporting("mine")) == [f"job.yaml:22: spec.export.path: {said}"]
+    assert complaints(exporting("mine"), runnable=False) == []
+    (tmp_path / "mine" / "adapter_config.json").touch()
+    assert complaints(exporting("mine")) == [], "an adapter is replaced"
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_training(complaints: Complaints, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert complaints(exporting("file/below")) == [
+        f"job.yaml:22: spec.export.path: {tmp_path / 'file' / 'below'} cannot be made: {tmp_path / 'file'} is no folder"
+    ]
+
+
+def test_two_jobs_do_not_write_over_each_others_export(complaints: Complaints, tmp_path: Path) -> None:
+    old, new = exporting("out")
+    second = (
+        new
+        + "\n---\napiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {name: b}\nspec:\n"
+        + "".join(
+            f"  {line}\n"
+            for line in (
+                "poolRef: {name: tiny}",
+                "environment: {name: reverse}",
+                "training: {steps: 2}",
+                "export: {path: ./out}",
+            )
+        )
+    )
+    assert complaints((old, second)) == [
+        f"job.yaml:31: spec.export.path: {tmp_path / 'out'} is the export of the job at job.yaml:14 as well; name another"
+    ]

@@ -8,6 +8,7 @@ from marlaas_api.blobs import BlobCorrupt, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import Manifest, PolicyRecord
 from marlaas_api.wire import encode
 
@@ -81,3 +82,15 @@ def test_an_export_is_a_plain_copy_where_the_job_asked_for_it(tmp_path):
     for _ in range(2):
         export(tmp_path / "adapter", str(tmp_path / "models" / "mine"), "")
     assert [path.name for path in (tmp_path / "models" / "mine").iterdir()] == ["adapter_config.json"]
+
+
+@pytest.mark.parametrize("place", ["mine", "file", "file/below"])
+def test_an_export_deletes_nothing_that_is_no_adapter(tmp_path, place):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match=r"^spec\.export\.path: the trained adapter lies in .* cannot be copied to "):
+        export(tmp_path / "adapter", str(tmp_path / place), "")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    assert (tmp_path / "file").is_file()

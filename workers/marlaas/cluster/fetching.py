@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marlaas.adapter_target import objection
 from marlaas.cluster.errors import Forbidden, NotFound
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.sights import JobSight
@@ -16,7 +17,6 @@ from marlaas_api.errors import InvalidInput
 
 ORCHESTRATOR = "app.kubernetes.io/name=marlaas,app.kubernetes.io/component=orchestrator"
 _CONTAINER = "orchestrator"
-_CONFIG = "adapter_config.json"
 _ITS_OWN = ("--nats", "--blobs", "--creds")
 """What the orchestrator was started with that reaches bus and store."""
 
@@ -52,7 +52,9 @@ def fetch(kubectl: Kubectl, job: JobSight, wanted: Published, target: Path) -> N
     Raises Forbidden, with where it lies, for who may not look into the pod; InvalidInput for a folder with something else in it, and
     where pods of more than one namespace call themselves the orchestrator.
     """
-    _check_target(target)
+    why = objection(target)
+    if why is not None:
+        raise InvalidInput(f"{target} {why}")
     try:
         archive = _archive(kubectl, job, wanted)
     except Forbidden as error:
@@ -106,11 +108,3 @@ def _files(archive: bytes) -> Iterator[tuple[str, bytes]]:
             file = tar.extractfile(member) if member.isfile() and Path(member.name).name == member.name else None
             if file is not None:
                 yield member.name, file.read()
-
-
-def _check_target(target: Path) -> None:
-    """An adapter may be replaced; nothing else."""
-    if target.exists() and not target.is_dir():
-        raise InvalidInput(f"{target} is no folder")
-    if target.is_dir() and any(target.iterdir()) and not (target / _CONFIG).is_file():
-        raise InvalidInput(f"{target} holds something else than an adapter; name a new folder")

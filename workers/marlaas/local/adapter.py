@@ -3,10 +3,12 @@
 import shutil
 from pathlib import Path
 
+from marlaas.adapter_target import objection
 from marlaas.local.folder import replace_folder, translated
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
+from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord
 from marlaas_api.wire import decode_as
 
@@ -42,10 +44,20 @@ async def fetch(blobs: Blobs, manifest: Manifest, target: Path) -> None:
 
 
 def export(adapter: Path, path: str, part: str) -> None:
-    """Copy the folder to where the job asked for it (a part of it, if there are several), whole or not at all. Raises InvalidInput."""
-    target = Path(path).expanduser() / part
+    """Copy the folder to where the job asked for it (a part of it, if there are several), whole or not at all.
+
+    Raises InvalidInput: it cannot be written, or something else than an adapter is there, which stays.
+    """
+    target = Path(path).expanduser().absolute() / part
     partial = target.with_name(f".{target.name}.partial")
-    with translated(target):
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(adapter, partial)
-    replace_folder(partial, target)
+    try:
+        why = objection(target)
+        if why is not None:
+            raise InvalidInput(why)
+        with translated(target):
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(adapter, partial)
+        replace_folder(partial, target)
+    except InvalidInput as error:
+        text = f"spec.export.path: the trained adapter lies in {adapter} and cannot be copied to {target}: {error}"
+        raise InvalidInput(text) from error

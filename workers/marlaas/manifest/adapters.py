@@ -1,15 +1,20 @@
-"""The adapters that jobs begin from: whether they lie here, and are of the size that the job says. No weight is read."""
+"""The adapters that jobs begin from (whether they lie here, and are of the size that the job says) and leave: whether their folder may be written.
+
+No weight is read.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from marlaas.adapter_target import CONFIG, objection
+from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.agent import AgentSpec
 from marlaas_api.kinds.problems import Loc, Problem
 
-_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_TENSORS = "adapter_model.safetensors"
 
 
 def adapter_problems(job: RLJob) -> Iterator[Problem]:
@@ -20,9 +25,23 @@ def adapter_problems(job: RLJob) -> Iterator[Problem]:
             yield from (Problem(loc, text) for text in _complaints(agent, Path(agent.init_from.path)))
 
 
+def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
+    """Yield exports that a run on this machine could not write at its end, or that two jobs would write over each other."""
+    first: dict[Path, Placed[RLJob]] = {}
+    for job in jobs:
+        path = job.object.spec.export.path
+        target = Path(path).expanduser().absolute() if path is not None else None
+        if target is None:
+            continue
+        there = first.setdefault(target, job)
+        why = objection(target) if there is job else f"is the export of the job at {there.place} as well; name another"
+        if why is not None:
+            yield job.source.finding(Problem(("spec", "export", "path"), f"{target} {why}"))
+
+
 def _complaints(agent: AgentSpec, given: Path) -> Iterator[str]:
     folder = given.absolute()
-    lacking = [name for name in (_CONFIG, _TENSORS) if not (folder / name).is_file()]
+    lacking = [name for name in (CONFIG, _TENSORS) if not (folder / name).is_file()]
     if given.parts[:1] == ("~",):
         yield f"'{given}' begins with ~, which stands for no folder here; give the whole path"
     elif lacking:
@@ -34,7 +53,7 @@ def _complaints(agent: AgentSpec, given: Path) -> Iterator[str]:
 
 def _misfits(agent: AgentSpec, folder: Path) -> Iterator[str]:
     """A trainer takes up an adapter as it is: it does not change its rank or scale."""
-    config = _config(folder / _CONFIG)
+    config = _config(folder / CONFIG)
     for key, field, wanted in (("r", "rank", agent.adapter.rank), ("lora_alpha", "alpha", agent.adapter.alpha)):
         if config.get(key) != wanted:
             there = config.get(key, "nothing")

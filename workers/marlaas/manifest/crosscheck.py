@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from marlaas.manifest.adapters import adapter_problems
+from marlaas.manifest.adapters import adapter_problems, export_problems
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import (
@@ -68,6 +68,7 @@ def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
         if runnable:
             yield from job.source.findings(check_local(job.object))
             yield from job.source.findings(adapter_problems(job.object))
+    yield from export_problems(contents.jobs) if runnable else ()
     for pool in contents.pools:
         yield from pool.source.findings(check_supported_pool(pool.object))
         yield from pool.source.findings(check_local_pool(pool.object) if runnable else ())

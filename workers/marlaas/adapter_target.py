@@ -1,0 +1,18 @@
+"""Folders that an adapter is to be written to: an adapter that is there is replaced, anything else stays somebody's."""
+
+import os
+from pathlib import Path
+
+CONFIG = "adapter_config.json"
+
+
+def objection(target: Path) -> str | None:
+    """Why an adapter must or can not be written there, as the end of a sentence that begins with the path; None if it may."""
+    if target.exists() and not target.is_dir():
+        return "is no folder"
+    if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).is_file():
+        return "holds something else than an adapter; name a new folder"
+    there = next(folder for folder in target.absolute().parents if folder.exists())
+    if not there.is_dir():
+        return f"cannot be made: {there} is no folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"cannot be made: you may not write in {there}"
