@@ -147,3 +147,28 @@ async def test_a_list_that_is_refused_for_a_moment_does_not_end_an_operator_that
         await stage.cluster.create(pool("tiny"))
         await stage.cluster.create(job("team-a", "one", "tiny"))
         await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+
+
+async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() -> None:
+    """A node that is drained lets its operator end while the next one has begun."""
+    stage, other = Stage(), Stage()
+    other.cluster, other.server = stage.cluster, stage.server
+    minted = Credentials(BusKeys.make(), lambda: 1.8e9)
+    for one in (stage, other):
+        one.service = Service(Outside(one.cluster, one._open_bus, one._watch, minted), installation())
+    await stage.cluster.create(pool("tiny"))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage) as orchestrator, asyncio.TaskGroup() as tasks:
+        tasks.create_task(other.service.run(other.stop))
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: SANDBOX in stage.cluster._objects, "its sandbox")
+        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
+        await stage.cluster.delete(ONE)
+        await stage.until(lambda: ONE not in stage.cluster._objects, "gone")
+        other.stop.set()
+    left = [target for target in stage.cluster._objects if target.namespace == "team-a"]
+    told = [stage.cluster._objects[target]["reason"] for target in left]
+    assert sorted(told) == ["Admitted", "Deleting"]
+    outcomes = {outcome for one in (stage, other) for _, outcome in one.service.metrics.reconciles}
+    assert outcomes <= {"ok", "Conflict", "AlreadyExists", "Stale"}
