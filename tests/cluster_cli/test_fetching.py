@@ -124,6 +124,26 @@ def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable
     )
 
 
+@pytest.mark.parametrize("kept", [700, 512])
+def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path: Path, kept: int) -> None:
+    _archive(tmp_path / "adapter.tar", "adapter_config.json", "adapter_model.safetensors")
+    kubectl = cluster(f"head -c {kept} adapter.tar", [POD])
+    with pytest.raises(CommandFailed, match="only a part of the adapter came"):
+        fetch(kubectl, _job(), Published("policy", 7, "a/sums/7"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_working_folder_takes_an_adapter_too(
+    cluster: Callable[..., Kubectl], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _archive(tmp_path / "adapter.tar", "adapter_config.json", "adapter_model.safetensors")
+    kubectl = cluster(f"cat {tmp_path}/adapter.tar", [POD])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    fetch(kubectl, _job(), Published("policy", 7, "a/sums/7"), Path())
+    assert (tmp_path / "here" / "adapter_config.json").is_file()
+
+
 def test_a_folder_with_something_else_is_left_alone(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
     target = tmp_path / "thesis"
     target.mkdir()

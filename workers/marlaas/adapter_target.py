@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-CONFIG = "adapter_config.json"
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def objection(target: Path) -> str | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.adapter_target import objection
-from marlaas.cluster.errors import Forbidden, NotFound
+from marlaas.adapter_target import CONFIG, TENSORS, objection
+from marlaas.cluster.errors import CommandFailed, Forbidden, NotFound
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.sights import JobSight
 from marlaas.local.folder import replace_folder, translated
@@ -60,7 +60,7 @@ def fetch(kubectl: Kubectl, job: JobSight, wanted: Published, target: Path) -> N
     except Forbidden as error:
         where = f"the adapter lies in the blob store below {wanted.folder}; the platform team can fetch it so"
         raise Forbidden(f"{error}. {where}") from error
-    _unpack(archive, target)
+    _unpack(archive, target.resolve())
 
 
 def _archive(kubectl: Kubectl, job: JobSight, wanted: Published) -> bytes:
@@ -96,9 +96,20 @@ def _unpack(archive: bytes, target: Path) -> None:
     with translated(target):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for name, data in _files(archive):
+        for name, data in _whole(archive):
             (partial / name).write_bytes(data)
     replace_folder(partial, target)
+
+
+def _whole(archive: bytes) -> Sequence[tuple[str, bytes]]:
+    """All files. Raises CommandFailed for half an archive: kubectl may call a connection that broke a success."""
+    try:
+        files = [*_files(archive)]
+    except tarfile.TarError as error:
+        raise CommandFailed(f"only a part of the adapter came ({error}); run the same command again") from error
+    if lacking := {CONFIG, TENSORS} - {name for name, _ in files}:
+        raise CommandFailed(f"only a part of the adapter came, without {min(lacking)}; run the same command again")
+    return files
 
 
 def _files(archive: bytes) -> Iterator[tuple[str, bytes]]:

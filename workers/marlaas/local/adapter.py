@@ -48,7 +48,7 @@ def export(adapter: Path, path: str, part: str) -> None:
 
     Raises InvalidInput: it cannot be written, or something else than an adapter is there, which stays.
     """
-    target = Path(path).expanduser().absolute() / part
+    target = (Path(path).expanduser() / part).resolve()
     partial = target.with_name(f".{target.name}.partial")
     try:
         why = objection(target)

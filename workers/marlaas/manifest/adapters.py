@@ -8,13 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from marlaas.adapter_target import CONFIG, objection
+from marlaas.adapter_target import CONFIG, TENSORS, objection
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.agent import AgentSpec
 from marlaas_api.kinds.problems import Loc, Problem
-
-_TENSORS = "adapter_model.safetensors"
 
 
 def adapter_problems(job: RLJob) -> Iterator[Problem]:
@@ -41,7 +39,7 @@ def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
 
 def _complaints(agent: AgentSpec, given: Path) -> Iterator[str]:
     folder = given.absolute()
-    lacking = [name for name in (CONFIG, _TENSORS) if not (folder / name).is_file()]
+    lacking = [name for name in (CONFIG, TENSORS) if not (folder / name).is_file()]
     if given.parts[:1] == ("~",):
         yield f"'{given}' begins with ~, which stands for no folder here; give the whole path"
     elif lacking:
