@@ -23,7 +23,6 @@ from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.forkserver import keep
 from marlaas_worker.sandbox.variables import FIXED
 
-SOCKET_VARIABLE = "MARLAAS_ENVIRONMENT_SOCKET"
 _SETUP_BYTES = 64
 
 
