@@ -29,6 +29,10 @@ SEEN = {
         "no cluster to talk to: there is no kubeconfig, or it names no cluster; see `kubectl config get-contexts`, then give --context or --kubeconfig",
     ),
     "error: context was not found for specified context: nope\n": (NoCluster, "nope"),
+    "Unable to connect to the server: tls: failed to verify certificate: x509: certificate signed by unknown authority\n": (
+        NoCluster,
+        "x509: certificate signed by unknown authority; see `kubectl config get-contexts`",
+    ),
     "error: stat /nowhere/config: no such file or directory\n": (NoCluster, "/nowhere/config"),
     "The connection to the server 127.0.0.1:41623 was refused - did you specify the right host or port?\n": (
         ClusterSilent,

@@ -95,7 +95,7 @@ _MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
         r"localhost:8080|context .* does not exist|context was not found|no configuration has been provided",
         _no_cluster,
     ),
-    (r"stat .*: no such file or directory|error loading config file|Error in configuration", _no_cluster),
+    (r"stat .*: no such file or directory|error loading config file|Error in configuration|x509: ", _no_cluster),
     (r"\(Unauthorized\)|must be logged in|getting credentials", _said_by(NotLoggedIn, "not logged in: {}")),
     (
         r"connection .*refused|Unable to connect|i/o timeout|TLS handshake timeout|no such host|ServiceUnavailable",
