@@ -1,6 +1,10 @@
-"""Kubernetes events: the sentences of `kubectl describe`. Pure."""
+"""Kubernetes events: the sentences of `kubectl describe`. Pure.
+
+kubectl sorts by a time that these events may not have, and so shows them in the order of their names.
+"""
 
 import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from marlaas_operator.cluster import Body
@@ -8,14 +12,20 @@ from marlaas_operator.plan import Event
 
 CONTROLLER = "marlaas.dev/operator"
 _LONGEST_NOTE = 1024
-_LONGEST_NAME = 230
+_LONGEST_NAME = 220
 
 
-def event_body(regarding: Body, event: Event, instance: str, now: float) -> Body:
-    """The event object about `regarding` as it was observed. Its name follows from both, so that it is made once."""
+def event_bodies(regarding: Body, events: Sequence[Event], instance: str, now: float) -> list[Body]:
+    """The event objects about `regarding` as it was observed, in their order. A name follows from both, so that each is made once."""
+    return [_event_body(regarding, (place, event), instance, now) for place, event in enumerate(events)]
+
+
+def _event_body(regarding: Body, placed: tuple[int, Event], instance: str, now: float) -> Body:
     meta = regarding["metadata"]
+    place, event = placed
     told = "|".join((meta["uid"], str(meta["resourceVersion"]), event.type, event.reason, event.message))
-    name = f"{meta['name'][:_LONGEST_NAME]}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:8]
+    name = f"{meta['name'][:_LONGEST_NAME]}.{int(meta['resourceVersion']):016x}{place:02x}{digest}"
     namespace = meta.get("namespace") or "default"
     reference = {
         "apiVersion": regarding["apiVersion"],

@@ -15,7 +15,7 @@ from marlaas_api.failpoints import failpoint
 from marlaas_operator.apply import Performer
 from marlaas_operator.cluster import Body, Cluster, Conflict, NotFound, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
-from marlaas_operator.events import event_body
+from marlaas_operator.events import event_bodies
 from marlaas_operator.installation import Installation
 from marlaas_operator.observe import Observer
 from marlaas_operator.plan import Action, Apply, Delete, Plan
@@ -120,8 +120,8 @@ class Reconciler:
             if not await self._write_status(target, body, dict(plan.status)):
                 return None
             failpoint("operator.reconcile.after_status")
-        for event in plan.events:
-            await self._emit(event_body(body, event, self._around.instance, self._around.now()))
+        for event in event_bodies(body, plan.events, self._around.instance, self._around.now()):
+            await self._emit(event)
             failpoint("operator.reconcile.after_event")
         return None
 
