@@ -80,7 +80,7 @@ class Resync:
             return False
 
     async def _tried(self, resource: Resource) -> bool:
-        known = self._watched.uids(resource)
+        known = self._watched.known(resource)
         try:
             bodies = await self._cluster.list(resource, labels="" if resource in KINDS else MANAGED)
         except NotFound as error:
@@ -91,7 +91,12 @@ class Resync:
         except Retryable as error:
             log.warning("%s (again soon)", error)
             return False
-        self._watched.replace(resource, bodies, known)
+        if restored := self._watched.replace(resource, bodies, known):
+            log.warning(
+                "the API server went back: %d %s are older than they were, as they are taken now",
+                restored,
+                resource.plural,
+            )
         return True
 
 

@@ -1,11 +1,12 @@
 """What the watches and lists said last of every object that matters: raw bodies by target, found by what they belong to.
 
-A hint, not a truth: it may lag behind the API server, never go back behind what was once seen of an object.
+A hint, not a truth: it may lag behind the API server, and goes back behind what was once seen of an object only if the server itself does.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from marlaas_operator.cluster import Body, Resource, Target
 from marlaas_operator.cluster.resources import RLJOBS, target_of
@@ -19,6 +20,14 @@ Group = tuple[str, str, str]
 JOB_LABEL, POOL_LABEL = "marlaas.dev/job", "marlaas.dev/pool"
 _DROPPED = ("managedFields", "selfLink")
 _LOST_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was known of a kind at a moment: bodies by target, and up to which version an object (by uid) was gone."""
+
+    bodies: Mapping[Target, Body]
+    lost: Mapping[str, float]
 
 
 class Watched:
@@ -74,23 +83,31 @@ class Watched:
         self._forget(target)
         self._changed(target, before, None)
 
-    def replace(self, resource: Resource, bodies: Iterable[Body], known_before: Mapping[Target, str]) -> None:
-        """A whole list of a kind: what was known (by its uid) before the list was asked for and is not in it is gone."""
-        present = set()
+    def replace(self, resource: Resource, bodies: Iterable[Body], before: Known) -> int:
+        """A whole list of a kind, asked for after `before` was known: what is not in it is gone.
+
+        Returns how many objects are older in it than before: a list is never late, so the API server itself went back (its store was restored), and is believed.
+        """
+        present, restored = set(), 0
         for body in bodies:
-            present.add(target_of(body))
+            target = target_of(body)
+            present.add(target)
+            if self._was_restored(target, body, before):
+                restored += 1
+                self._start_over(target, body)
             self.see(body)
-        for target, uid in known_before.items():
+        for target, known in before.bodies.items():
             if target not in present:
-                self.lose(target, uid, 0)
+                self.lose(target, known["metadata"]["uid"], 0)
+        return restored
 
     def targets(self, resource: Resource) -> list[Target]:
         """Every known object of a kind."""
         return list(self._bodies[resource])
 
-    def uids(self, resource: Resource) -> dict[Target, str]:
-        """Every known object of a kind, with its uid."""
-        return {target: str(body["metadata"]["uid"]) for target, body in self._bodies[resource].items()}
+    def known(self, resource: Resource) -> Known:
+        """What is known of a kind now, for a list that is about to be asked for."""
+        return Known(dict(self._bodies[resource]), dict(self._lost))
 
     def groups_of(self, target: Target, body: Body) -> Iterator[Group]:
         """Whose an object is: by its labels, and a job by the pool that it names."""
@@ -105,6 +122,20 @@ class Watched:
     def _is_late(self, body: Body) -> bool:
         """Whether it was said before the object went. One that had only lost our label may come back with a later version."""
         return _version(body) <= self._lost.get(body["metadata"]["uid"], -1)
+
+    def _was_restored(self, target: Target, body: Body, before: Known) -> bool:
+        """Whether what was known when the list was asked for, and has not been contradicted since, is newer than the list, or held it for gone."""
+        known, uid = self.get(target), body["metadata"]["uid"]
+        if known is not None and known is before.bodies.get(target) and _version(body) < _version(known):
+            return True
+        return self._is_late(body) and before.lost.get(uid) == self._lost[uid]
+
+    def _start_over(self, target: Target, body: Body) -> None:
+        known = self.get(target)
+        self._lost.pop(body["metadata"]["uid"], None)
+        if known is not None:
+            self._forget(target)
+            self._changed(target, known, None)
 
     def _bury(self, uid: str, version: float) -> None:
         self._lost[uid] = max(version, self._lost.pop(uid, version))
