@@ -77,6 +77,7 @@ def test_deaths_are_judged(ended: Ended, fault: FaultClass, by_policy: bool) -> 
         b'{"kind":"turn","agent":"a","parent":-1,"append":"x","max_tokens":null}',
         b'{"kind":"turn","agent":"a","parent":null,"append":[],"max_tokens":null}',
         b'{"kind":"turn","agent":"a","parent":null,"append":"x","max_tokens":0}',
+        b'{"kind":"turn","agent":"a","parent":null,"append":"x","max_tokens":1000000000000000000000000000000}',
         b'{"kind":"turn","agent":"a","parent":null,"append":[{"role":"boss","content":"x"}],"max_tokens":null}',
         b'{"kind":"score","rewards":{},"metrics":{},"ending":"completed","tool_s":0}',
         b'{"kind":"score","rewards":{"a":NaN},"metrics":{},"ending":"completed","tool_s":0}',

@@ -89,7 +89,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What an episode was worth: one reward for all agents or one each by name, and metrics for the job's record."""
+    """What an episode was worth: one reward for all agents or one each by name, and metrics for the job's record. Each from -1e30 to 1e30."""
 
     reward: float | Mapping[str, float]
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from marlaas.envs.playing import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
+from marlaas_api.kinds.base import LARGEST_INTEGER
 from marlaas_api.messages import ChatMessage
 
 
@@ -34,7 +35,7 @@ class TurnSaying(_Saying):
     agent: str
     parent: Annotated[int, Field(ge=0)] | None
     append: Annotated[str, Field(min_length=1)] | Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None
+    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_INTEGER)] | None
     tools: list[str] | None = None
 
 
