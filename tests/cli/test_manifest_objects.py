@@ -189,6 +189,16 @@ def test_a_pool_that_no_job_uses_is_noted(manifest: Write) -> None:
     ]
 
 
+@pytest.mark.parametrize("runnable", [True, False])
+def test_an_amount_of_memory_in_which_nothing_runs_is_refused(complaints: Complaints, runnable: bool) -> None:
+    memory = (ENVIRONMENT, "environment: {name: reverse, memory: 512m}")
+    cache = ("maxRank: 16", "maxRank: 16\n  rollout: {kvCacheBytes: 512}")
+    assert complaints(cache, memory, runnable=runnable) == [
+        "job.yaml:7: spec.rollout.kvCacheBytes: kvCacheBytes 512 is 512 bytes, in which nothing runs; did you mean 512Mi?",
+        "job.yaml:20: spec.environment.memory: memory 512m is 0.512 bytes, in which nothing runs; did you mean 512Mi?",
+    ]
+
+
 def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_for(complaints: Complaints) -> None:
     edits = (("maxRank: 16", "maxRank: 16\n  namespaces: [team-a]"), (", namespace: team-a}", "}"))
     assert complaints(*edits, runnable=False) == []

@@ -17,6 +17,9 @@ LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 """Linear layers of a Llama-like model, as every builtin model is."""
 
 
+_LEAST_BYTES, _UNITS = 2**20, "mkKi"
+
+
 def check_supported(job: RLJob) -> Iterator[Problem]:
     """What the schema carries and this version of MARLaaS cannot do yet, wherever the job is to run."""
     if len(job.spec.agents) > 1:
@@ -31,17 +34,32 @@ def check_supported(job: RLJob) -> Iterator[Problem]:
                 f"this version of MARLaaS serves all agents of a job from its own pool '{job.spec.pool_ref.name}', found "
                 f"'{agent.pool_ref.name}'; remove it",
             )
+    yield from _bytes(("spec", "environment", "memory"), job.spec.environment.memory)
     if not any(agent.trainable for agent in job.spec.agents):
         yield Problem(("spec", "agents", 0, "trainable"), "no agent of the job is trainable: there is nothing to train")
 
 
 def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
     """What the schema of a pool carries and this version's workers cannot do yet, wherever they run; located in the pool."""
+    rollout, trainer = pool.spec.rollout, pool.spec.trainer
+    yield from _bytes(("spec", "rollout", "memory"), rollout.memory)
+    yield from _bytes(("spec", "rollout", "kvCacheBytes"), rollout.kv_cache_bytes)
+    yield from _bytes(("spec", "trainer", "memory"), trainer.memory)
+    yield from _bytes(("spec", "sandbox", "maxMemory"), pool.spec.sandbox.max_memory)
     if pool.spec.tensor_parallel_size > 1:
         yield Problem(
             ("spec", "tensorParallelSize"),
             f"this version of MARLaaS keeps a model whole on one accelerator: it cannot prove yet which adapter a split engine serves. Use 1, found "
             f"{pool.spec.tensor_parallel_size}",
+        )
+
+
+def _bytes(loc: Loc, amount: str | None) -> Iterator[Problem]:
+    """An amount in which no process could live: somebody left the unit out, or wrote m, which is a thousandth."""
+    if amount is not None and quantity(amount) < _LEAST_BYTES:
+        meant = f"{amount.rstrip(_UNITS)}Mi"
+        yield Problem(
+            loc, f"{loc[-1]} {amount} is {quantity(amount):g} bytes, in which nothing runs; did you mean {meant}?"
         )
 
 
