@@ -105,6 +105,21 @@ def test_the_operator_can_have_no_accounts_token_written_into_a_secret_of_its_ow
     assert "only Secrets of type Opaque" in put(release, body)
 
 
+def test_the_operator_can_open_the_network_of_no_pods_but_its_own(release: Release) -> None:
+    def policy(selector: Document) -> Document:
+        metadata = {"name": "greedy-sandbox", "namespace": "team-a", "labels": OURS}
+        spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [{}]}
+        return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
+
+    for selector in (
+        {},
+        {"matchLabels": {"app": "bank"}},
+        {"matchExpressions": [{"key": "app", "operator": "Exists"}]},
+    ):
+        assert "select the pods of one job or pool" in put(release, policy(selector))
+    assert put(release, policy({"matchLabels": {"marlaas.dev/job-uid": "u1"}})) == ""
+
+
 @pytest.mark.parametrize("namespace", ["kube-system", "kube-public"])
 def test_the_operator_makes_nothing_in_the_clusters_own_namespaces(release: Release, namespace: str) -> None:
     """A pod there could mount the Secrets that lie there."""
