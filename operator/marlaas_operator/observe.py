@@ -81,6 +81,7 @@ class Observer:
             refusal_reason=trouble[0] if trouble is not None else Reason.POD_REFUSED,
             status=body.get("status"),
             pool=pool if isinstance(pool, ModelPool) else None,
+            pool_problem=pool if isinstance(pool, Problem) else "",
             pool_deleting=pool_body is not None and "deletionTimestamp" in pool_body["metadata"],
             tenants=self._all_tenants(),
             document=self._bus.document(key),

@@ -64,7 +64,7 @@ class JobSnapshot:
     """One RLJob.
 
     job: None if the stored object does not parse; `problem` then says why. status: as stored, None if never written. pool: the ModelPool that it names, if there
-    is one. tenants: all, in order of precedence (`policies.tenant.by_precedence`). document, progress: what stands on the bus under the job's key, whatever its uid.
+    is one that parses; pool_problem: why the one that there is does not. tenants: all, in order of precedence (`policies.tenant.by_precedence`). document, progress: what stands on the bus under the job's key, whatever its uid.
     progress_unread: something stands there that this version cannot read (a newer orchestrator's): then what it says is unknown, not absent.
     owned: its ServiceAccount, NetworkPolicy and Deployment where they exist (Secrets are never read). pods: of its sandbox; pool_pods: of its pool.
     credential: its sandbox's bus credential, minted for the present time window; None unless progress says admitted (or while keys are missing).
@@ -79,6 +79,7 @@ class JobSnapshot:
     status: Mapping[str, Any] | None = None
     pool: ModelPool | None = None
     pool_deleting: bool = False
+    pool_problem: str = ""
     tenants: tuple[Tenant, ...] = ()
     document: JobDocument | None = None
     progress: Progress | None = None

@@ -32,7 +32,8 @@ def refused(snapshot: JobSnapshot) -> Refusal | None:
     if snapshot.job is None:
         return Refusal(None, Reason.UNSUPPORTED, snapshot.problem)
     if snapshot.pool is None or snapshot.pool_deleting:
-        state = "is being deleted" if snapshot.pool is not None else "does not exist"
+        absent = f"cannot be read ({snapshot.pool_problem})" if snapshot.pool_problem else "does not exist"
+        state = "is being deleted" if snapshot.pool is not None else absent
         text = f"ModelPool '{snapshot.job.spec.pool_ref.name}' {state}; the job begins when there is one of this name"
         return Refusal(Phase.QUEUED, Reason.POOL_NOT_FOUND, text)
     problems = tuple(_problems(snapshot.job, snapshot.pool))

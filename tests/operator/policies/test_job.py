@@ -84,6 +84,12 @@ def test_a_raised_step_count_is_written_at_once_and_knows_what_it_replaces():
     ("fields", "phase", "reason", "words"),
     [
         ({"pool": None}, "Queued", "PoolNotFound", "ModelPool 'tiny' does not exist"),
+        (
+            {"pool": None, "pool_problem": "spec.x: no such field"},
+            "Queued",
+            "PoolNotFound",
+            "cannot be read (spec.x: no",
+        ),
         ({"pool_deleting": True}, "Queued", "PoolNotFound", "is being deleted"),
         ({"pool": modelpool(namespaces=["team-b"])}, "Failed", "NamespaceNotAllowed", "namespace 'team-a' may not use"),
         ({"pool": modelpool(adapterSlots=1)}, "Failed", "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
