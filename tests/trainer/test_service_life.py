@@ -1,15 +1,21 @@
 """Life and end of a job, as its trainer sees them."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.worlds import World, job
+from tests.trainer.worlds import QUICK, World, job
 
 from marlaas_api import subjects
 from marlaas_api.messages import Phase
+from marlaas_worker.role import RoleContext
+from marlaas_worker.trainer.compute import Compute
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.service import Trainer
+from marlaas_worker.trainer.shared import Shared
 
 
 async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_goes_on(
@@ -43,6 +49,49 @@ async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(world
         await world.admit(document)
         await world.play(document, 1, first=1)
     assert [manifest.step for manifest in await world.history(document)] == [1, 0, -1]
+
+
+@pytest.mark.parametrize("moment", ["trained", "being bound"])
+async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_model(
+    world: World, base: BaseModel, moment: str
+) -> None:
+    mine, others = job("mine"), [job("first"), job("second")]
+    context = RoleContext("trainer-0", world.server.connect("trainer-0"), world.blobs, world.scratch, now=world.clock)
+    compute, before = Compute(1), set(base.adapters)
+    running = asyncio.create_task(Trainer(Shared(context, base, compute, QUICK), "tiny").run())
+    async with asyncio.timeout(WITHIN_S):
+        gate = threading.Event()
+        if moment == "trained":
+            await world.admit(mine)
+            await world.version(mine, 0)
+            busy = asyncio.create_task(compute.run(gate.wait))
+        else:
+            attach, began = base.attach, asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def slowly(*arguments: Any) -> Any:
+                loop.call_soon_threadsafe(began.set)
+                gate.wait()
+                return attach(*arguments)
+
+            base.attach = slowly  # type: ignore[method-assign]
+            await world.admit(mine)
+            await began.wait()
+            base.attach = attach  # type: ignore[method-assign]
+            busy = asyncio.create_task(asyncio.sleep(0, True))
+        await world.admit(mine, phase=Phase.SUCCEEDED)
+        for other in others:  # each is bound by a later look at the jobs
+            await world.admit(other)
+            await world.until(other, lambda record: record.holder == "trainer-0")
+        gate.set()
+        await busy
+        for other in others:
+            await world.version(other, 0)
+        assert len(set(base.adapters) - before) == 2
+        context.stop.set()
+        await running
+    compute.close()
+    assert set(base.adapters) == before
 
 
 async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_does(world: World) -> None:

@@ -45,10 +45,11 @@ def weighing(spec: RLJobSpec) -> Weighing:
 
 
 class AgentTraining:
-    """A bound agent. `lease` says what is true of it."""
+    """A bound agent. `lease` says what is true of it; `over`, that nothing more is trained and what it holds is being given back."""
 
     def __init__(self, shared: Shared, assignment: Assignment, policy: PolicyKey, lease: Lease) -> None:
         self.lease = lease
+        self.over = False
         self._shared, self._assignment, self._policy = shared, assignment, policy
         self._spec = assignment.document.spec
         self._adapters: dict[int, str] = {}
@@ -65,13 +66,17 @@ class AgentTraining:
             LeaseLost: another trainer has the agent.
             Permanent: what it has to train on, or to go on from, is broken.
         """
-        learner = await self._compute(lambda: Learner(self._shared.model, self._assignment))
+        made: list[Learner] = []
         try:
+            await self._compute(lambda: made.append(Learner(self._shared.model, self._assignment)))
+            (learner,) = made
             await self._restore(learner)
             if self._assignment.agent.trainable:
                 await self._train(learner)
         finally:
-            await self._compute(learner.close)
+            self.over = True
+            for learner in made:  # also one whose making was cancelled: the thread has made it all the same
+                await self._compute(learner.close)
 
     async def _restore(self, learner: Learner) -> None:
         """Take up the committed version, or publish version 0."""

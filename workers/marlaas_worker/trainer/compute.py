@@ -1,6 +1,7 @@
 """The one thread that touches torch; agents take turns on it, one micro-batch each."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,14 +27,14 @@ class Compute:
         )
 
     async def run(self, work: Callable[[], T], account: str = "") -> T:
-        """Run `work` on the thread. Cancelled, it still waits for the thread: torch cannot be stopped half-way."""
+        """Run `work` on the thread. Cancelled, however often, it still waits for the thread: torch cannot be stopped half-way."""
         async with self._turn:
             started = time.perf_counter()
             future = asyncio.get_running_loop().run_in_executor(self._thread, work)
             try:
                 return await asyncio.shield(future)
             except asyncio.CancelledError:
-                await asyncio.wait([future])
+                await _ended(future)
                 future.exception()  # nobody is left to hear it
                 raise
             finally:
@@ -47,3 +48,9 @@ class Compute:
         self.busy_s += seconds
         if account:
             self.busy_s_by_account[account] = self.busy_s_by_account.get(account, 0.0) + seconds
+
+
+async def _ended(future: asyncio.Future[T]) -> None:
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([future])

@@ -118,6 +118,11 @@ class BaseModel:
         return self._recompute.bytes_per_token
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that are attached."""
+        return () if self._peft is None else tuple(self._peft.peft_config)
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
         return int(self._head.weight.shape[0])

@@ -67,6 +67,11 @@ class _Running:
         """The committed version, -1 before the first."""
         return -1 if self.training is None else self.training.lease.record.version
 
+    def end(self) -> None:
+        """Cancel the task, again and again until it lets go: of adapter, lease and consumer, and that must not be cut off."""
+        if self.training is None or not self.training.over:
+            self.task.cancel()
+
     def lost_to(self, record: PolicyRecord | None) -> bool:
         """Whether the key says that another bind came after ours."""
         if self.training is None:
@@ -110,8 +115,10 @@ class Trainer:
                 self._wake.clear()
                 await self._reconcile(tasks)
                 await wait_for(self._wake, self._timing.reconcile_s)
-            for task in [*beside, *(running.task for running in self._running.values())]:
+            for task in beside:
                 task.cancel()
+            for running in self._running.values():
+                running.end()
         await self._withdraw()
 
     async def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
@@ -137,7 +144,7 @@ class Trainer:
             known = view.known.get(key)
             running.over = key not in view.wanted
             if view.wanted.get(key) != running.assignment or running.lost_to(known.record if known else None):
-                running.task.cancel()
+                running.end()
 
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
         now = self._context.now()
