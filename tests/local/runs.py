@@ -55,6 +55,11 @@ class Run:
                 return line
         raise AssertionError(f"it ended without telling {wanted}: {self.told}")
 
+    def told_of(self, **wanted: object) -> None:
+        """Read on until an object has these values, unless one had them already: what two tellers tell comes in either order."""
+        if not any(all(line.get(key) == value for key, value in wanted.items()) for line in self.told):
+            self.until(**wanted)
+
     def end(self) -> int:
         """Read to the end and return the exit code."""
         for _ in self.lines():

@@ -52,8 +52,8 @@ def test_a_finished_run_prints_its_summary_again_and_starts_nothing(place: Place
 def test_a_role_that_is_killed_is_started_again_and_nothing_is_counted_twice(place: Place, role: str) -> None:
     place.script(pause_at=2)
     run = place.start()
-    run.until(type="progress", step=2)
-    run.until(type="status", message="training")
+    run.told_of(type="progress", step=2)
+    run.told_of(type="status", message="training")
     run.named(role).kill()
     told = run.until(type="note")
     assert f"{role if role == 'orchestrator' else role + '-0'}" in told["message"]
