@@ -49,6 +49,7 @@ def test_several_mistakes_are_told_at_once(marlaas):
         (("--out", "/proc/here/out"), "cannot be written"),
         (("--nats", "nats://127.0.0.1:1"), "127.0.0.1:1"),
         (("--seed", "-1"), "--seed"),
+        (("--seed", str(2**53)), "--seed"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_told(marlaas, options, sentence):

@@ -15,6 +15,7 @@ from marlaas.chat.speakers import ModelSpeaker
 from marlaas.local.opened import OpenedJob, open_job
 from marlaas.local.preparation import describe
 from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds.base import LARGEST_INTEGER
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
 Job = Annotated[str | None, typer.Option(metavar="NAME", help="Which job, if there are several.")]
@@ -28,7 +29,9 @@ Temperature = Annotated[
     float | None, typer.Option(min=0.01, max=2.0, help="Instead of the job's own, which it was trained at.")
 ]
 MaxTokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of one reply; the job's own if absent.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the draws; the same for both, and for every reply.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=LARGEST_INTEGER, help="Of the draws; the same for both, and for every reply.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per prompt, for machines.")]
 
 

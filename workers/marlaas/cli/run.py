@@ -12,6 +12,7 @@ from marlaas.local.display import choose
 from marlaas.local.runner import RunRequest
 from marlaas.local.runner import run as run_jobs
 from marlaas_api.errors import MarlaasError
+from marlaas_api.kinds.base import LARGEST_INTEGER
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests: ModelPools, Tenants and RLJobs.")]
 Out = Annotated[
@@ -20,7 +21,10 @@ Out = Annotated[
         "--out", metavar="DIR", help="Output folder; runs/NAME of the first file when absent. Same folder: goes on."
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, metavar="N", help="Seed instead of the manifests' own.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, max=LARGEST_INTEGER, metavar="N", help="Seed instead of the manifests' own."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines, instead of the table.")]
 Nats = Annotated[
     str | None,
