@@ -189,7 +189,7 @@ _FAULTS = {
     Reason.CONTAINER_CRASHING: Text(
         Stage.FAULTY,
         Actor.PLATFORM,
-        "A container ends again and again; the message names it and has its last words.",
+        "A container ends again and again, or its pod was evicted for what it wrote; the message names it and has its last words.",
         "Read the last words. Of a sandbox, mend the environment's code, and create the job anew if its image gets another name; of a worker, the platform team reads `kubectl logs --previous`.",
     ),
     Reason.CONTAINER_OUT_OF_MEMORY: Text(

@@ -58,7 +58,7 @@ class RLJobSpec(Spec):
         6,
         ge=0,
         le=1000,
-        description="Crashes of sandbox pods after which the job fails; 0 fails it at the first, and 6 is what Kubernetes gives its own jobs.",
+        description="Crashes of sandbox pods (evictions for what they wrote included) after which the job fails; 0 fails it at the first, and 6 is what Kubernetes gives its own jobs.",
     )
 
     @model_validator(mode="after")
