@@ -54,3 +54,14 @@ def test_a_reason_of_a_newer_operator_is_told_in_its_own_words() -> None:
     said = _said({"status": {"phase": "Queued", "reason": "WaitingForMoonrise", "message": "the moon is down"}})
     assert "WaitingForMoonrise: A newer MARLaaS says so" in said
     assert "It says: the moon is down." in said
+
+
+def test_why_hands_no_words_of_a_tenant_to_the_terminal() -> None:
+    """Anybody may write events into a namespace of theirs, and the platform team asks why."""
+    words = "\x1b]52;c;ZXZpbA==\x07 no room"
+    event = {"type": "Warning", "reason": "PodRefused", "message": words, "lastTimestamp": "2027-01-15T07:59:00Z"}
+    status = {"phase": "Running", "reason": "Training", "message": "\x1b[2Jall is well"}
+    said = _said({"scene": "", "status": status, "events": [event]})
+    assert r"\x1b[2Jall is well" in said
+    assert r"\x1b]52;c;ZXZpbA==\x07 no room" in said
+    assert "\x1b" not in said

@@ -10,6 +10,7 @@ from marlaas.local.table import (
     faults,
     plain_line,
     versions,
+    why,
     without_signal,
 )
 from marlaas_api.messages import Phase
@@ -64,6 +65,12 @@ def test_one_evaluation_is_told_once(document, level):
 def test_a_plain_line_of_a_failed_job_says_why(document, level):
     failed = level(document(), phase=Phase.FAILED, reason="TooManyFaults", message="ValueError: no such word")
     assert plain_line(JobView(document(), failed)).endswith("TooManyFaults: ValueError: no such word")
+
+
+def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, level):
+    failed = level(document(), phase=Phase.FAILED, reason="TooManyFaults", message="\x1b[2Jall is well")
+    assert plain_line(JobView(document(), failed)).endswith(r"TooManyFaults: \x1b[2Jall is well")
+    assert why("team-a/sums", "TooManyFaults", failed.message, 5) == r"team-a/sums: TooManyFaults: \x1b[2Jall is well"
 
 
 def test_the_json_of_a_job_has_the_same_keys_as_the_summary_where_they_mean_the_same(document, level):

@@ -7,6 +7,7 @@ from marlaas.local.table import duration, number, versions, without_signal
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
 from marlaas_api.reason_texts import NOTHING, Actor, Stage, Text, text_of
 from marlaas_api.reasons import Reason
+from marlaas_api.visible import visible
 
 SILENCE_S = 60.0
 """How long the operator may say nothing of a new job, or of a change, before that is worth a sentence."""
@@ -22,11 +23,14 @@ _CAUSES = {
 
 
 def explain(job: JobSight, pool: PoolSight | None, events: Sequence[EventSight], now: float) -> str:
-    """One paragraph; last words of several lines follow it, indented. pool None: there is none, or whoever asks may not see it."""
+    """One paragraph; last words of several lines follow it, indented. pool None: there is none, or whoever asks may not see it.
+
+    Statuses and events hold words of tenants' code, and anybody may write events in a namespace of theirs: nothing that a terminal obeys is left in it.
+    """
     cause = _cause(job, pool)
     sentences = [_where(job, events, now), *_idle(job), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
     sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
-    return "\n".join([" ".join(sentences), *_last_words(job)])
+    return visible("\n".join([" ".join(sentences), *_last_words(job)]))
 
 
 def _where(job: JobSight, events: Sequence[EventSight], now: float) -> str:

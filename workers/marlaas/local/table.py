@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from marlaas_api.messages import JobDocument, Progress
+from marlaas_api.visible import visible
 
 COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
 _FEW_STEPS = 3
@@ -52,7 +53,11 @@ def plain_line(view: JobView) -> str:
     _, phase, step, version, reward, score, speed, staleness, fault, eta = cells(view)
     figures = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
     tail = "" if level.phase.final else f", done in {eta}" if view.eta_s is not None else ""
-    why = f" · {level.reason}: {level.message}" if level.phase not in ("Running", "Succeeded") and level.message else ""
+    why = (
+        f" · {level.reason}: {visible(level.message)}"
+        if level.phase not in ("Running", "Succeeded") and level.message
+        else ""
+    )
     return f"{view.name}: {phase}, {figures}, faults {fault}{tail}{why}"
 
 
@@ -82,8 +87,8 @@ def as_json(view: JobView) -> dict[str, object]:
 
 
 def why(name: str, reason: str, message: str, max_lines: int) -> str:
-    """A job's failure in a few lines; of a long message, such as a traceback, the last ones."""
-    lines = message.strip().splitlines()
+    """A job's failure in a few lines; of a long message, such as a traceback, the last ones. It is shown, never obeyed."""
+    lines = visible(message).strip().splitlines()
     kept = [f"  {line}" for line in ["…", *lines[-max_lines:]]] if len(lines) > max_lines else lines
     return "\n".join([f"{name}: {reason}: {kept[0].strip() if kept else ''}", *kept[1:]])
 
