@@ -1,9 +1,15 @@
-"""What a pod says of itself, as far as policies ask: parsed once from the API server's body. Pure."""
+"""What a pod says of itself, as far as policies ask: parsed once from the API server's body. Pure.
+
+A container's last words are a tenant's own bytes, and an image's name is a tenant's own text: what a terminal would obey is written out here,
+before it reaches statuses and events.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from marlaas_api.visible import visible
 
 COMPONENT = "app.kubernetes.io/component"
 
@@ -70,7 +76,7 @@ def pod_facts(body: Mapping[str, Any]) -> PodFacts:
         created_at=unix_seconds(meta.get("creationTimestamp")) or 0.0,
         deleting=meta.get("deletionTimestamp") is not None,
         reason=status.get("reason") or "",
-        message=status.get("message") or "",
+        message=visible(status.get("message") or ""),
         unschedulable=_words(scheduled) if scheduled.get("status") == "False" else "",
         containers=tuple(_containers(status)),
     )
@@ -100,11 +106,11 @@ def _container(status: Mapping[str, Any], *, init: bool) -> ContainerFacts:
         init=init,
         ready=bool(status.get("ready")),
         restarts=int(status.get("restartCount") or 0),
-        image=status.get("image") or "",
+        image=visible(status.get("image") or ""),
         waiting=waiting.get("reason") or "",
-        message=waiting.get("message") or "",
+        message=visible(waiting.get("message") or ""),
         running="running" in state,
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason") or "",
-        last_words=ended.get("message") or "",
+        last_words=visible(ended.get("message") or ""),
     )

@@ -49,6 +49,18 @@ CASES = [
     ("crash, waiting", one(BACK_OFF, ended(1, message="ValueError: x")), ("ContainerCrashing", "ValueError: x")),
     ("crash, trying again", one({"running": {}}, ended(1, message="x")), ("ContainerCrashing", "x")),
     (
+        "last words that a terminal would obey",
+        one(BACK_OFF, ended(1, message="ValueError: \x1b[2Jall is well")),
+        ("ContainerCrashing", r"ValueError: \x1b[2Jall is well"),
+    ),
+    (
+        "an image whose name a terminal would obey",
+        one(
+            {"waiting": {"reason": "InvalidImageName", "message": "couldn't parse \x1b]0;x\x07"}}, image="\x1b]0;x\x07"
+        ),
+        ("ImageCannotBePulled", r"image \x1b]0;x\x07: couldn't parse \x1b]0;x\x07"),
+    ),
+    (
         "silent crash",
         one(ended(3)),
         ("ContainerCrashing", "container supervisor ended with exit code 3 and said nothing"),
