@@ -1,7 +1,12 @@
+import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.rollout.service.scripted import CharacterTokenizer
 
 from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
@@ -90,6 +95,37 @@ async def test_a_template_that_rewrites_its_past_opens_a_segment(town: Any, make
     assert turn.opens_segment
     assert unpack_ids(turn.prompt_ids).tolist() == engine.calls[1].prompt_ids
     assert "<assistant>padded~" in "".join(map(chr, engine.calls[1].prompt_ids)).replace("\x01", "~")
+
+
+async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, began, gate = asyncio.get_running_loop(), asyncio.Queue[str](), threading.Event()
+    encode = CharacterTokenizer.encode
+
+    def slowly(self: CharacterTokenizer, text: str) -> list[int]:
+        if "x" * 20_000 in text:
+            loop.call_soon_threadsafe(began.put_nowait, text[:20])
+            gate.wait()
+        return encode(self, text)
+
+    monkeypatch.setattr(CharacterTokenizer, "encode", slowly)
+    await town.replica()
+    flooding, other = await town.job("flooding"), await town.job("other")
+    await asyncio.gather(*(town.ask(job.request()) for job in (flooding, other)))
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    floods = [flooding.request(index=index, append=f"flood{'x' * 20_000}") for index in range(1, 4)]
+    async with contextlib.AsyncExitStack() as open_asks:
+        open_asks.callback(gate.set)
+        asked = [await open_asks.enter_async_context(town.asking(flood)) for flood in floods]
+        assert (await began.get()).startswith("flood")
+        for one in asked:
+            await one.until(ReplyPhase.ACCEPTED)
+        late = other.request(index=1, append=f"other{'x' * 20_000}")
+        asked.append(await open_asks.enter_async_context(town.asking(late)))
+        async with asyncio.timeout(10):
+            assert (await began.get()).startswith("other")
+        gate.set()
+        ends = [await one.end() for one in asked]
+    assert {reply.stop_reason for reply in ends} == {StopReason.CONTEXT}
 
 
 async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode(town: Any) -> None:

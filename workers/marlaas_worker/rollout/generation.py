@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from weakref import WeakValueDictionary
 
 from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import GenerateRequest, Meter, StopReason, Turn
@@ -81,6 +82,7 @@ class Generation:
 
     desk: Desk
     _calls: "count[int]" = field(default_factory=count)
+    _long_texts: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def play(self, request: GenerateRequest, stage: Stage) -> Turn:
         """Return the turn's record, made now or earlier.
@@ -115,13 +117,15 @@ class Generation:
         return await self.desk.pins.version(request, served.document, newest)
 
     async def _extended(self, request: GenerateRequest) -> Prompt:
-        """Tokenise, beside the loop if it takes long: nobody else's turn waits for a flood of text."""
+        """Tokenise, beside the loop if it takes long, and one long text of a job at a time: nobody else's turn, and nothing else that needs a
+        thread, waits for a flood of text."""
         parent = await self.desk.histories.parent(request)
         append = request.append
         size = len(append) if isinstance(append, str) else sum(len(message.content) for message in append)
         if size < _LONG_CHARACTERS:
             return extend(self.desk.tokenizer, parent, append, request.tools)
-        return await asyncio.to_thread(extend, self.desk.tokenizer, parent, append, request.tools)
+        async with self._long_texts.setdefault(request.uid, asyncio.Lock()):
+            return await asyncio.to_thread(extend, self.desk.tokenizer, parent, append, request.tools)
 
     async def _draw(self, order: "_Order", stage: Stage) -> _Drawn:
         """Generate, again if the engine dies; a request under which it dies every time is not tried for ever."""
