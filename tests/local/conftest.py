@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.local.runs import Place
+from tests.local.runs import Place, placed
 
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepOutcome, StepRecord
@@ -90,14 +90,5 @@ def evaluation() -> Callable[..., EvalRecord]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """Whatever a test does, no process is left, nor anything in the folder for temporary files."""
-    here = Place(tmp_path)
-    yield here
-    left = [process for run in here.runs for process in run.processes()]
-    for process in left:
-        process.kill()
-    for run in here.runs:
-        run.process.stdout.close()
-        run.process.wait()
-    assert left == []
-    assert list(here.temporary.iterdir()) == []
+    with placed(tmp_path) as here:
+        yield here

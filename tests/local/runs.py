@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -120,3 +121,18 @@ class Place:
 
     def log(self, name: str) -> str:
         return (self.out / ".state" / "logs" / name).read_text()
+
+
+@contextmanager
+def placed(folder: Path) -> Iterator[Place]:
+    """Whatever a test does, no process is left, nor anything in the folder for temporary files."""
+    here = Place(folder)
+    yield here
+    left = [process for run in here.runs for process in run.processes()]
+    for process in left:
+        process.kill()
+    for run in here.runs:
+        run.process.stdout.close()
+        run.process.wait()
+    assert left == []
+    assert list(here.temporary.iterdir()) == []

@@ -1,18 +1,28 @@
 """The runner as a process: what it ends with, what it starts again, and what it gives up."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
-from tests.local.runs import Place
+from tests.local.runs import Place, placed
+
+JOBS = {"reverse": 3, "spell": 2}
 
 
-def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(place: Place) -> None:
-    place.write(reverse=3, spell=2)
-    (place.folder / "games.py").touch()
-    run = place.start()
-    assert run.end() == 0
-    assert run.processes() == []
-    assert place.summary()["team-a/reverse"] == {
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A run of two jobs that has ended; not to be changed."""
+    with placed(tmp_path_factory.mktemp("finished")) as here:
+        here.write(**JOBS)
+        (here.folder / "games.py").touch()
+        run = here.start()
+        assert run.end() == 0
+        assert run.processes() == []
+        yield here
+
+
+def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(finished: Place) -> None:
+    assert finished.summary()["team-a/reverse"] == {
         "phase": "Succeeded",
         "evalBefore": 0.25,
         "evalAfter": 0.75,
@@ -21,31 +31,38 @@ def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(place: Place) -> 
         "wallSeconds": 60.0,
         "faults": {"env": 1},
     }
-    assert (place.steps(), place.steps("spell")) == ([0, 1, 2], [0, 1])
-    job = place.out / "team-a" / "spell"
+    assert (finished.steps(), finished.steps("spell")) == ([0, 1, 2], [0, 1])
+    job = finished.out / "team-a" / "spell"
     assert (job / "adapter" / "adapter_config.json").read_text() == '{"r": 8}'
     assert (job / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert [json.loads(line)["version"] for line in (job / "evals.jsonl").read_text().splitlines()] == [0, 2]
-    assert f"playing team-a/spell of {place.folder / 'games.py'}" in (job / "logs" / "sandbox-0.log").read_text()
+    assert f"playing team-a/spell of {finished.folder / 'games.py'}" in (job / "logs" / "sandbox-0.log").read_text()
     assert "trainer starts" in (job / "logs" / "trainer-0.tiny.log").read_text()
 
 
-def test_what_is_told_as_json_is_one_object_per_change_and_a_summary_at_the_end(place: Place) -> None:
-    run = place.start()
-    assert run.end() == 0
-    levels = [line for line in run.told if line["type"] == "progress"]
+def test_what_is_told_as_json_is_one_object_per_change_and_a_summary_at_the_end(finished: Place) -> None:
+    told = finished.runs[0].told
+    levels = [line for line in told if line["type"] == "progress" and line["job"] == "team-a/reverse"]
     assert len(levels) == len({json.dumps(line, sort_keys=True) for line in levels})
     assert (levels[-1]["phase"], levels[-1]["step"], levels[-1]["steps"]) == ("Succeeded", 3, 3)
-    assert run.told[-1]["type"] == "summary"
-    assert run.told[-1]["jobs"] == place.summary()
+    assert told[-1]["type"] == "summary"
+    assert told[-1]["jobs"] == finished.summary()
 
 
-def test_a_finished_run_prints_its_summary_again_and_starts_nothing(place: Place) -> None:
-    assert place.start().end() == 0
-    again = place.start()
+def test_a_finished_run_prints_its_summary_again_and_starts_nothing(finished: Place) -> None:
+    again = finished.start()
     assert again.end() == 0
     assert [line["type"] for line in again.told] == ["note", "summary"]
-    assert again.told[-1]["jobs"] == place.summary()
+    assert again.told[-1]["jobs"] == finished.summary()
+
+
+def test_a_manifest_that_changed_too_much_is_refused_before_anything_starts(finished: Place) -> None:
+    finished.write(**{**JOBS, "reverse": 2})
+    run = finished.start()
+    assert run.end() == 2
+    finished.write(**JOBS)
+    assert [line["type"] for line in run.told] == ["error"]
+    assert "spec.training.steps was 3 and is now 2" in str(run.told[0]["message"])
 
 
 @pytest.mark.parametrize("role", ["orchestrator", "rollout", "trainer", "sandbox"])
