@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class LeftBehind(MarlaasError):
-    """The API server does not let some of what the operator made be deleted; its text has the server's sentences."""
+    """The API server does not let some of what the operator made be deleted, or a finalizer be taken off; the text says what."""
 
 
 async def _run(installation: Installation, kubeconfig: Path | None) -> None:
@@ -108,7 +108,7 @@ async def _delete_secret(cluster: Cluster, workload: Target) -> None:
 
 
 async def _release(cluster: Cluster, target: Target) -> None:
-    """Take our finalizers off; whoever changes the object meanwhile makes us look again."""
+    """Take our finalizers off; whoever changes the object meanwhile makes us look again. Raises LeftBehind: it never stood still."""
     for _ in range(_TRIES):
         try:
             body = await cluster.get(target)
@@ -119,6 +119,7 @@ async def _release(cluster: Cluster, target: Target) -> None:
             continue
         except NotFound:
             return
+    raise LeftBehind(f"{target} changed {_TRIES} times while its finalizer was to be taken off, and still has it")
 
 
 def _without_ours(body: Body) -> Body | None:

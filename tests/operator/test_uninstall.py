@@ -119,6 +119,13 @@ async def test_somebody_who_changes_the_object_meanwhile_makes_us_look_again(clu
     assert kept["metadata"].get("finalizers", []) == []
 
 
+async def test_a_finalizer_that_could_not_be_taken_off_is_named(cluster: MemoryCluster) -> None:
+    await cluster.create(job("marlaas.dev/job"))
+    cluster.fail = lambda verb, target: Conflict("changed") if verb == "patch" and target.resource == RLJOBS else None
+    with pytest.raises(LeftBehind, match="RLJob team-a/job changed 60 times"):
+        await clean_up(cluster, INSTALLATION)
+
+
 async def test_a_second_run_goes_on_where_a_crash_left_it(cluster: MemoryCluster) -> None:
     for each in [*sandbox(), job("marlaas.dev/job")]:
         await cluster.create(each)
