@@ -96,8 +96,12 @@ async def test_a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_
     await orchestrator.say("team-a", "one", **ADMITTED, step=2)
     await running.phase("team-a", "one", "Running")
     await owns(running, 4)
-    told = [event for event in await running.events() if event.startswith("RLJob/")]
-    assert told == ["RLJob/one Admitted", "RLJob/one Admitted", "RLJob/one Suspended"]
+
+    async def told_once() -> bool:
+        told = [event for event in await running.events() if event.startswith("RLJob/")]
+        return told == ["RLJob/one Admitted", "RLJob/one Admitted", "RLJob/one Suspended"]
+
+    await eventually(running, "each of the three transitions is told once", told_once)
 
 
 async def test_a_job_goes_by_itself_when_its_time_after_the_end_is_over(

@@ -7,7 +7,7 @@ from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 from tests.operator.real.rig import SYSTEM, Rig, eventually, job, pool
 
 from marlaas_operator.cluster import Body, Target
-from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, STATEFULSETS
+from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, SECRETS, STATEFULSETS
 
 WORKLOADS = {
     "sandbox": Target(DEPLOYMENTS, "team-a", "one-sandbox"),
@@ -104,8 +104,12 @@ async def test_a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_s
         await eventually(running, "the pool says it too", told)
     await report(running, role, serves())
     await reason(running, "Admitted")
-    told_of_job = [event for event in await running.events() if event.startswith("RLJob/")]
-    assert told_of_job.count("RLJob/one ContainerCrashing") == told_of_job.count("RLJob/one Recovered") == 1
+    once = ["RLJob/one ContainerCrashing", "RLJob/one Recovered"]
+
+    async def told_once() -> bool:
+        return [event for event in await running.events() if event in once] == once
+
+    await eventually(running, "the crash and its end are told once each", told_once)
 
 
 TROUBLES: list[Any] = [
@@ -160,3 +164,19 @@ async def test_a_sandbox_that_crashes_too_often_ends_its_job_with_its_words(
     assert verdict.reason == "BackoffLimitExceeded"
     assert "crashed 3 times, and backoffLimit is 2" in verdict.message
     assert "the rule book of chess is not in this image" in verdict.message
+
+
+@pytest.mark.slow
+async def test_a_secret_that_was_deleted_is_there_again_for_a_pod_that_waits_for_it(running: Rig) -> None:
+    """Secrets are never read: that one is gone is seen by a pod that cannot begin."""
+    secret = Target(SECRETS, "team-a", "one-sandbox")
+    before = await running.gateway.get(secret)
+    await running.gateway.delete(secret)
+    await report(running, "sandbox", container("sandbox", {"waiting": {"reason": "ContainerCreating"}}))
+
+    async def back() -> Body | None:
+        return await running.get(secret)
+
+    after = await eventually(running, "the Secret is there again", back)
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["data"] == before["data"]
