@@ -7,7 +7,8 @@ from marlaas_worker.rollout.conversation import Conversation, Tokenizer, restore
 from marlaas_worker.rollout.policies import RequestRefused
 from marlaas_worker.rollout.record import TurnLog
 
-TOKENS_KEPT = 1 << 22
+BYTES_KEPT = 64 << 20
+_BYTES_PER_ID = 4
 
 Key = tuple[str, str, str, str, int]
 
@@ -18,12 +19,12 @@ def key_of(message: GenerateRequest | Turn, turn: int) -> Key:
 
 
 class Histories:
-    """Conversations by their last turn; the least recently used are forgotten beyond `tokens_kept` ids."""
+    """Conversations by their last turn; the least recently used are forgotten beyond about `bytes_kept`."""
 
-    def __init__(self, tokenizer: Tokenizer, log: TurnLog, tokens_kept: int = TOKENS_KEPT) -> None:
+    def __init__(self, tokenizer: Tokenizer, log: TurnLog, bytes_kept: int = BYTES_KEPT) -> None:
         self._tokenizer = tokenizer
         self._log = log
-        self._room = tokens_kept
+        self._room = bytes_kept
         self._kept: OrderedDict[Key, Conversation] = OrderedDict()
 
     async def parent(self, request: GenerateRequest) -> Conversation | None:
@@ -49,10 +50,10 @@ class Histories:
         if key in self._kept:
             return
         self._kept[key] = conversation
-        self._room -= len(conversation.ids)
+        self._room -= _weight(conversation)
         while self._room < 0 and len(self._kept) > 1:
             _, forgotten = self._kept.popitem(last=False)
-            self._room += len(forgotten.ids)
+            self._room += _weight(forgotten)
 
     async def _restored(self, request: GenerateRequest, number: int) -> Conversation:
         turns = await self._log.episode(request.namespace, request.job, request.episode)
@@ -62,6 +63,14 @@ class Histories:
             self.keep(key_of(turn, turn.turn), conversation)
         assert conversation is not None
         return conversation
+
+
+def _weight(conversation: Conversation) -> int:
+    """About its bytes. The text counts as well: a prompt beyond the context has no ids, and may be as long as a message."""
+    text = (
+        len(conversation.text) + len(conversation.reply) + sum(len(message.content) for message in conversation.history)
+    )
+    return _BYTES_PER_ID * len(conversation.ids) + text
 
 
 def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> list[Turn]:

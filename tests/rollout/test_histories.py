@@ -1,0 +1,27 @@
+"""Conversations that go on are kept in memory, and never more of them than there is room for, whatever they are made of."""
+
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.messages import ChatMessage, GenerateRequest
+from marlaas_worker.rollout.conversation import NO_IDS, Conversation
+from marlaas_worker.rollout.histories import Histories, key_of
+from marlaas_worker.rollout.record import TurnLog
+from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
+
+
+def asked(member: int) -> GenerateRequest:
+    """The second turn of an episode."""
+    names = {"namespace": "team-a", "job": "j", "uid": "u", "agent": "policy", "group": "u-t0"}
+    episode = {"member": member, "episode": f"u-t0-{member}-1", "turn": 1, "parent": 0}
+    return GenerateRequest.model_validate({**names, **episode, "append": "x", "deadline_s": 1.0})
+
+
+def test_prompts_that_fit_no_context_are_forgotten_as_well(chatml: PretrainedTokenizer) -> None:
+    """They have no ids, and eight million characters each."""
+    histories = Histories(chatml, TurnLog(MemoryServer().connect("rollout"), MemoryBlobs()), bytes_kept=10_000)
+    text = "x" * 1000
+    long = Conversation((ChatMessage(role="user", content=text),), "", text, NO_IDS, None, full=True)
+    for member in range(100):
+        histories.keep(key_of(asked(member), 0), long)
+    kept = [member for member in range(100) if histories.knows_parent(asked(member))]
+    assert kept == [95, 96, 97, 98, 99]
