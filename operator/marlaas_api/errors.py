@@ -19,3 +19,10 @@ class InvalidInput(Permanent):
 
 class UnsupportedSchema(Permanent):
     """A message was written by a newer MARLaaS than this worker."""
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What an error is about: of a task group's, the first one in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

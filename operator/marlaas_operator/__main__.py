@@ -19,7 +19,7 @@ from pathlib import Path
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect as connect_bus
 from marlaas_api.bus_users import BusKeys, OperatorUser
-from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
+from marlaas_api.errors import InvalidInput, MarlaasError, Retryable, first_cause
 from marlaas_api.stopping import stop_on_signals
 from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
 from marlaas_operator.cluster import Cluster, Forbidden, Invalid, Resource
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.info("the operator has drained")
         return 0
     except Exception as error:
-        cause = _first_cause(error)
+        cause = first_cause(error)
         if isinstance(cause, InvalidInput):
             log.critical("%s", cause)
             return 2
@@ -161,13 +161,6 @@ def _parser() -> argparse.ArgumentParser:
         "--watch-seconds", type=float, default=WATCH_S, help="how long a watch lasts; one that died is noticed then"
     )
     return parser
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """What a task group's error is about."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 if __name__ == "__main__":

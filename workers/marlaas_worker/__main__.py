@@ -17,7 +17,7 @@ from pathlib import Path
 
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
-from marlaas_api.errors import InvalidInput, MarlaasError
+from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_api.stopping import stop_on_signals
 from marlaas_worker.health import health_door
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.info("%s has drained", options.role)
         return 0
     except Exception as error:
-        cause = _first_cause(error)
+        cause = first_cause(error)
         text = str(cause) if isinstance(cause, MarlaasError) else f"{type(cause).__name__}: {cause}"
         log.critical("%s", text, exc_info=error)
         return 2 if isinstance(cause, InvalidInput) else 1
@@ -144,13 +144,6 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """What a task group's error is about."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from marlaas.models import prepared
 from marlaas.trackers.desk import Desk, Place
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
+from marlaas_api.errors import first_cause
 from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -66,14 +67,7 @@ def run(request: RunRequest, display: Display) -> int:
     try:
         return asyncio.run(_run(request, display))
     except BaseExceptionGroup as group:
-        raise _first(group) from group
-
-
-def _first(error: BaseException) -> BaseException:
-    """What a task group's error is about."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        raise first_cause(group) from group
 
 
 async def _run(request: RunRequest, display: Display) -> int:
