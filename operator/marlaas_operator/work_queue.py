@@ -24,6 +24,7 @@ LONGEST_RETRY_S = 60.0
 NEWS_AGAIN_S = 1.0
 _CONFLICT_S = 0.05
 _PERMANENT_FROM_S = 5.0
+_FEW = 64
 
 
 def backoff_s(failures: int, error: Exception) -> float:
@@ -106,7 +107,10 @@ class Schedule(Generic[K]):
             self._push(key)
 
     def _push(self, key: K) -> None:
+        """A key that is wanted earlier leaves its later time in the heap, until that is due or there are too many of them."""
         heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+        if len(self._heap) > 2 * len(self._due) + _FEW:
+            self._heap = sorted(entry for entry in self._heap if not self._stale(entry))
 
     def _stale(self, entry: tuple[float, int, K]) -> bool:
         at, _, key = entry

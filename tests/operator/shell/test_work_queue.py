@@ -41,6 +41,17 @@ def test_what_is_added_while_it_is_worked_on_comes_again_afterwards() -> None:
     assert schedule.take(1.0) == "a"
 
 
+def test_a_key_that_always_comes_before_the_later_look_it_asked_for_leaves_no_more_than_a_few_behind() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add("quiet", 5000.0)
+    for second in range(1000):
+        schedule.add("busy", float(second))
+        assert schedule.take(float(second)) == "busy"
+        schedule.done("busy", next_at=second + 600.0)
+    assert len(schedule._heap) < 100
+    assert (schedule.take(1598.9), schedule.take(1599.0), schedule.take(5000.0)) == (None, "busy", "quiet")
+
+
 def test_a_key_that_asked_for_a_later_look_gets_it() -> None:
     schedule: Schedule[str] = Schedule()
     schedule.add("a", 0.0)
