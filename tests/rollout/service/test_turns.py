@@ -11,6 +11,7 @@ from tests.rollout.service.scripted import CharacterTokenizer
 from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
 from marlaas_api.names import derive_seed
+from marlaas_api.wire import encode
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.vitals import exposition
 
@@ -163,6 +164,42 @@ async def test_a_full_context_stays_full_after_a_failover(town: Any) -> None:
     await town.replica("rollout-1")
     reply = await town.ask(job.request(turn=1), of="rollout-1")
     assert reply.stop_reason is StopReason.CONTEXT
+
+
+@pytest.mark.parametrize("append", ["x" * 200_000, (ChatMessage(role="user", content="x" * 200_000),)])
+async def test_what_no_context_holds_is_not_recorded_either_and_asked_again_it_is_the_same(
+    town: Any, append: Any
+) -> None:
+    """It costs nothing in the engine, and the log of turns is everybody's: full, it forgets what others have not trained yet."""
+    first = await town.replica("rollout-0")
+    job = await town.job()
+    request = job.request(append=append, tools=("{}",))
+    assert (await town.ask(request)).stop_reason is StopReason.CONTEXT
+    turn = await town.turn(request)
+    assert len(encode(turn)) < 4096
+    assert "xxx… [200002 characters that did not fit the context window" in str(turn.append)
+    await first.kill()
+    await town.replica("rollout-1")
+    assert (await town.ask(request, of="rollout-1")).stop_reason is StopReason.CONTEXT
+    other = job.request(
+        append="y" * 200_000 if isinstance(append, str) else (ChatMessage(role="user", content="y" * 200_000),)
+    )
+    assert "another play has this name" in (await town.ask(other, of="rollout-1")).error
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"append": (ChatMessage(role="user", content="hi", name="x" * 100_000),)},
+        {"append": (ChatMessage(role="user", content="hi"),), "tools": ("x" * 100_000,)},
+    ],
+)
+async def test_what_a_template_does_not_show_is_not_recorded_by_the_megabyte(town: Any, hidden: dict[str, Any]) -> None:
+    replica, job = await town.replica(), await town.job()
+    reply = await town.ask(job.request(**hidden), of="rollout-0")
+    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
+    assert "the model's chat template shows little of them" in reply.error
+    assert replica.engine.calls == []
 
 
 LONG = "1" * 40_000

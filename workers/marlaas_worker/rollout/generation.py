@@ -26,11 +26,12 @@ from marlaas_worker.rollout.policies import Policies, RequestRefused, Served
 from marlaas_worker.rollout.record import TurnLog
 from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.versions import Held, Versions
+from marlaas_worker.rollout.words import beginning, is_shown, num_characters
 
 MAX_ENGINE_DEATHS = 3
 _WORDS = 200
 _LONG_CHARACTERS = 16_384
-_COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent", "tools"}
+_COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
@@ -97,6 +98,10 @@ class Generation:
             return _as_asked(recorded, request)
         version = await self._pinned(request, served, stage)
         prompt = await self._extended(request)
+        num_ids = len(prompt.past) + len(prompt.appended)
+        if not is_shown(request, num_ids):
+            text = f"{num_characters(request)} characters and only {num_ids} tokens: the model's chat template shows little of them"
+            raise RequestRefused(text)
         drawn = await self._draw(_Order(request, served, served.adapter(version), prompt, began), stage)
         stage.enter("it was being recorded")
         return await self._record(request, served, prompt, drawn)
@@ -121,8 +126,7 @@ class Generation:
         thread, waits for a flood of text."""
         parent = await self.desk.histories.parent(request)
         append = request.append
-        size = len(append) if isinstance(append, str) else sum(len(message.content) for message in append)
-        if size < _LONG_CHARACTERS:
+        if num_characters(request) < _LONG_CHARACTERS:
             return extend(self.desk.tokenizer, parent, append, request.tools)
         async with self._long_texts.setdefault(request.uid, asyncio.Lock()):
             return await asyncio.to_thread(extend, self.desk.tokenizer, parent, append, request.tools)
@@ -175,9 +179,11 @@ class Generation:
         desk, completion = self.desk, drawn.completion
         fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
         text = read_reply(desk.tokenizer, completion.output_ids, completion.stop_reason)
+        append, tools = (request.append, request.tools) if fed else beginning(request)
         turn = Turn(
             **request.model_dump(include=_COPIED),
-            append=request.append,
+            append=append,
+            tools=tools,
             version=drawn.version,
             adapter_sha256=drawn.sha256,
             opens_segment=prompt.draft.opens_segment if fed else request.parent is None,
@@ -244,7 +250,8 @@ def _as_asked(turn: Turn, request: GenerateRequest) -> Turn:
     """
     if turn.agent != request.agent:
         raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")
-    if (turn.parent, turn.append, turn.tools) != (request.parent, request.append, request.tools):
+    asked = (request.append, request.tools)
+    if turn.parent != request.parent or (turn.append, turn.tools) not in (asked, beginning(request)):
         raise RequestRefused(
             f"turn {turn.turn} of episode {turn.episode} is recorded as the answer to something else: another play has this name"
         )

@@ -19,6 +19,7 @@ from marlaas_api.names import request_id
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.generation import Stage
 from marlaas_worker.rollout.histories import key_of
+from marlaas_worker.rollout.words import num_characters
 
 HEARTBEAT_S = 1.0
 LONGEST_DEADLINE_S = 3600.0
@@ -117,7 +118,7 @@ class Requests:
 
     def _depart(self, key: Question, flight: _Flight) -> None:
         self._flights[key] = flight
-        self._characters[flight.request.ref.key] += _num_characters(flight.request)
+        self._characters[flight.request.ref.key] += num_characters(flight.request)
         self._idle.clear()
         task = self._tasks.create_task(self._fly(key, flight), name=f"turn {request_id(key[3], key[4])}")
         flight.task = task
@@ -146,7 +147,7 @@ class Requests:
         if self._flights.get(key) is flight:
             del self._flights[key]
         self._under_way.discard(task)
-        self._characters[flight.request.ref.key] -= _num_characters(flight.request)
+        self._characters[flight.request.ref.key] -= num_characters(flight.request)
         self._characters += Counter()  # forgets jobs that have nothing under way
         if not self._under_way:
             self._idle.set()
@@ -223,11 +224,6 @@ class Requests:
 
 def _question(request: GenerateRequest) -> Question:
     return (*key_of(request, request.turn), hash((request.parent, request.append, request.tools)))
-
-
-def _num_characters(request: GenerateRequest) -> int:
-    append = request.append
-    return len(append) if isinstance(append, str) else sum(len(message.content) for message in append)
 
 
 def _clock() -> float:
