@@ -99,7 +99,7 @@ class Turn(JobMessage):
     prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.arrays`); logprobs: float32 bytes, one per output id, under the
     sampling policy at `temperature`. `prompt_ids` are only what this turn appended after its parent's output; with `opens_segment`
     they are a whole prompt (the first turn, or a template that rewrote its past). `text` is the reply's text; `append` and `tools` are what was
-    asked for.
+    asked for; of a long prompt that was not fed, because no context window holds it, the beginning and a digest.
     """
 
     agent: str
