@@ -1,6 +1,6 @@
 """kill -9 of the operator after every single action, one after the other: each new operator does exactly one thing more, and nothing twice.
 
-test_kills.py has the story of a job; here is each place of a pool's and of a job's life, in the order of their plans, so that none is left out.
+Every place of a pool's and of a job's life, in the order of their plans, so that none is left out.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from tests.operator.real.rig import Rig, eventually, job, pool
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
 
-ONE, TINY = Target(RLJOBS, "team-a", "one"), Target(MODELPOOLS, "", "tiny")
+ONE, TWO, TINY = Target(RLJOBS, "team-a", "one"), Target(RLJOBS, "team-a", "two"), Target(MODELPOOLS, "", "tiny")
 ROLE = ("Apply_NetworkPolicy", "Apply_Service", "Apply_PodDisruptionBudget", "Apply_Secret", "Apply_StatefulSet")
 POOL = ("AddFinalizer", "Apply_ServiceAccount", "Apply_ConfigMap", *ROLE, *ROLE)
 JOB = ("AddFinalizer", "WriteDocument")
@@ -51,14 +51,8 @@ async def test_a_pool_is_made_and_removed_one_action_an_operator(rig: Rig, orche
     await rig.gateway.create(pool("tiny"))
     await die_after(rig, *POOL, "status")
     await made_once(rig, "marlaas-system", 12)
-    rig.start_operator()
-
-    async def told() -> bool:
-        return bool(((await rig.pool("tiny")) or {}).get("status"))
-
-    await eventually(rig, "the pool has a status", told)
+    assert ((await rig.pool("tiny")) or {}).get("status")
     await told_once(rig)
-    rig.started[-1].kill()
     await rig.gateway.delete(TINY)
     await die_after(rig, "status", "Delete_StatefulSet", "Delete_StatefulSet")
     rig.start_operator()
@@ -67,24 +61,22 @@ async def test_a_pool_is_made_and_removed_one_action_an_operator(rig: Rig, orche
 
 
 @pytest.mark.slow
-async def test_a_job_is_begun_suspended_and_ended_by_its_ttl_one_action_an_operator(
+async def test_a_job_is_begun_suspended_resumed_and_deleted_one_action_an_operator(
     rig: Rig, orchestrator: ScriptedOrchestrator
 ) -> None:
     await rig.gateway.create(pool("tiny"))
-    await rig.gateway.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=1))
+    await rig.gateway.create(job("team-a", "one", "tiny"))
     await die_after(rig, *JOB, "status")
     await orchestrator.say("team-a", "one", **ADMITTED)
     await die_after(rig, *SANDBOX, "event")
     await made_once(rig, "team-a", 4)
+    await told_once(rig)
 
     await rig.gateway.patch(ONE, {"spec": {"suspend": True}})
     await die_after(rig, "WriteDocument")
     await orchestrator.say("team-a", "one", **SUSPENDED, step=2)
     await die_after(rig, *UNDOING)
     assert await rig.owned("team-a") == {}
-    rig.start_operator()
-    await rig.phase("team-a", "one", "Suspended")
-    rig.started[-1].kill()
 
     await rig.gateway.patch(ONE, {"spec": {"suspend": False}})
     await die_after(rig, "WriteDocument")
@@ -93,8 +85,24 @@ async def test_a_job_is_begun_suspended_and_ended_by_its_ttl_one_action_an_opera
     await made_once(rig, "team-a", 4)
     assert orchestrator.documents["team-a.one"].generation == 3
 
-    await orchestrator.say("team-a", "one", **SUCCEEDED)
-    await die_after(rig, *UNDOING, "DeleteObject", "RemoveFinalizer")
+    orchestrator.forgets = False
+    await rig.gateway.delete(ONE)
+    await die_after(rig, "WriteDocument", *UNDOING)
+    await orchestrator.forget("team-a.one")
+    await die_after(rig, "RemoveFinalizer")
     await rig.gone(ONE)
     assert await rig.owned("team-a") == {}
+
+
+@pytest.mark.slow
+async def test_a_job_that_has_ended_goes_by_its_ttl_one_action_an_operator(
+    rig: Rig, orchestrator: ScriptedOrchestrator
+) -> None:
+    """It had no sandbox whose end would be news: only its own clock calls on it."""
+    await rig.gateway.create(pool("tiny"))
+    await rig.gateway.create(job("team-a", "two", "tiny", ttlSecondsAfterFinished=1))
+    await die_after(rig, "WriteDocument")
+    await orchestrator.say("team-a", "two", **SUCCEEDED)
+    await die_after(rig, "DeleteObject", "WriteDocument", "RemoveFinalizer")
+    await rig.gone(TWO)
     assert orchestrator.documents == {}
