@@ -26,8 +26,8 @@ class Refusal:
 
 
 def refused(snapshot: JobSnapshot) -> Refusal | None:
-    """Why the job has no document; None if it has one, or may have one: of a job that was spoken of before, an unread bus may hold it."""
-    if snapshot.own_document is not None or (snapshot.status and not snapshot.bus.synced):
+    """Why the job has no document; None if it has one, or may have one, which a bus that was not read yet may hold."""
+    if snapshot.own_document is not None or not snapshot.bus.synced:
         return None
     if snapshot.job is None:
         return Refusal(None, Reason.UNSUPPORTED, snapshot.problem)
