@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.operator.shell.test_bus_keys import SECRET, SYSTEM, installation
 
+from marlaas_api.errors import first_cause
 from marlaas_operator import __main__ as process
 from marlaas_operator.bus_keys import ensure_keys
 from marlaas_operator.cluster import Target, Unavailable
@@ -36,7 +37,7 @@ async def test_our_own_credential_that_cannot_be_written_any_more_ends_the_opera
     monkeypatch.setattr(process, "_write", fill)
     with pytest.raises(ExceptionGroup) as caught:
         await serve()
-    assert str(process._first_cause(caught.value)) == "no space left on device"
+    assert str(first_cause(caught.value)) == "no space left on device"
 
 
 async def test_an_api_server_that_is_away_for_a_while_ends_no_renewal_and_the_service_ends_it(tmp_path: Path) -> None:
