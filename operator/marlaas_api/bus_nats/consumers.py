@@ -1,22 +1,22 @@
 """Durable pull consumers over a `Link`.
 
 A request with `no_wait` and `expires`: the server waits for a first message, sends what there is, and says that this was
-all. Messages come under their own subjects, so a request needs an inbox to itself; inboxes are used again.
+all.
 """
 
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from marlaas_api.bus import BusRefused, BusUnavailable, Delivery, Stored
 from marlaas_api.bus_nats.jetstream import API, JetStream
 from marlaas_api.bus_nats.layout import nanoseconds
-from marlaas_api.bus_nats.link import Link, Unsubscribe
-from marlaas_api.bus_nats.routes import Incoming, Route, status
+from marlaas_api.bus_nats.link import Link
+from marlaas_api.bus_nats.pulls import Pull, Shelf
+from marlaas_api.bus_nats.routes import Incoming, status
 from marlaas_api.bus_nats.verdicts import Lost
 
 # How long a request is given beyond its own end, and how long messages in hand wait for more of the same request: the end mark
@@ -44,68 +44,6 @@ class Position:
         return cls(tokens[first], tokens[first + 1], int(tokens[first + 2]), int(tokens[first + 3]))
 
 
-class Pull:
-    """An inbox for one request at a time. What arrives goes to `sink`, also after the caller has stopped waiting."""
-
-    def __init__(self, link: Link, call: str, sink: Callable[[Incoming], None]) -> None:
-        self.sink = sink
-        self.ended: str | None = None
-        self.failure: Exception | None = None
-        self._link = link
-        self._call = call
-        self._left = 0
-        self._inbox = link.new_inbox()
-        self._unsubscribe: Unsubscribe | None = None
-        self._news = asyncio.Event()
-
-    async def ask(self, batch: int, expires_s: float, *, no_wait: bool) -> None:
-        """Ask for up to `batch` messages. Raises BusUnavailable, BusRefused."""
-        route = Route(self._call, self._receive, self._fail)
-        if self._unsubscribe is None:
-            self._unsubscribe = await self._link.subscribe(replace(route, subject=self._inbox), confirmed=False)
-        self.ended, self.failure, self._left = None, None, batch
-        self._news.clear()
-        request: dict[str, object] = {"batch": batch, "no_wait": no_wait}
-        if expires_s > 0:
-            request["expires"] = nanoseconds(expires_s)
-        self._link.open_route(route, self._inbox)
-        await self._link.send(self._call, json.dumps(request).encode(), self._inbox)
-
-    @property
-    def over(self) -> bool:
-        """Nothing more will come of this request."""
-        return self.ended is not None or self.failure is not None or self._left <= 0
-
-    async def news(self, until: float) -> bool:
-        """Wait for a message or the end; False when there was none until then (a time of the loop)."""
-        try:
-            async with asyncio.timeout_at(until):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        self._news.clear()
-        return True
-
-    async def close(self) -> None:
-        """Give up; the server drops a request that nobody listens to."""
-        self._link.close_route(self._inbox)
-        if self._unsubscribe is not None:
-            await self._unsubscribe()
-
-    def _receive(self, message: Incoming) -> None:
-        code = status(message)
-        if code:
-            self.ended = f"{code} {(message.headers or {}).get('Description', '').strip()}"
-        else:
-            self._left -= 1
-            self.sink(message)
-        self._news.set()
-
-    def _fail(self, error: Exception) -> None:
-        self.failure = error
-        self._news.set()
-
-
 @dataclass(frozen=True, slots=True)
 class Durable:
     """Which consumer. Not `inspected`: the server is never asked about it, which not every user may."""
@@ -119,14 +57,14 @@ class Durable:
 class NatsConsumer:
     """A durable consumer of one stream."""
 
-    def __init__(self, jetstream: JetStream, link: Link, durable: Durable) -> None:
+    def __init__(self, jetstream: JetStream, link: Link, shelf: Shelf, durable: Durable) -> None:
         self._jetstream = jetstream
         self._link = link
         self._stream = durable.stream
         self._name = durable.name
         self._ack_wait_s = durable.ack_wait_s
         self._inspected = durable.inspected
-        self._pulls: list[Pull] = []
+        self._shelf = shelf
         self._late: deque[tuple[float, Incoming]] = deque()
 
     async def fetch(self, batch: int, timeout_s: float) -> list[Delivery]:
@@ -145,8 +83,7 @@ class NatsConsumer:
     async def _fetch(self, batch: int, expires_s: float) -> list[Incoming]:
         await self._link.ready(_now() + expires_s)
         found: list[Incoming] = []
-        pull = self._idle_pull()
-        pull.sink = found.append
+        pull = await self._shelf.take(f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", found.append)
         try:
             await pull.ask(batch, expires_s, no_wait=True)
             until = _now() + expires_s + _GRACE_S
@@ -157,21 +94,13 @@ class NatsConsumer:
             for message in found:
                 await self._link.hand_back(message)
             raise
-        pull.sink = self._keep
         if pull.over or found:
-            self._pulls.append(pull)
+            self._shelf.put(pull, self._keep)
         else:
             await pull.close()
         if not found:
             await self._explain(pull)
         return found
-
-    def _idle_pull(self) -> Pull:
-        idle = next((pull for pull in self._pulls if pull.over), None)
-        if idle is None:
-            return Pull(self._link, f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", self._keep)
-        self._pulls.remove(idle)
-        return idle
 
     def _keep(self, message: Incoming) -> None:
         self._late.append((_now(), message))

@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from marlaas_api.bus import BusRefused, BusUnavailable, Entry
-from marlaas_api.bus_nats.consumers import Position, Pull
+from marlaas_api.bus_nats.consumers import Position
 from marlaas_api.bus_nats.jetstream import API, JetStream
 from marlaas_api.bus_nats.layout import nanoseconds
 from marlaas_api.bus_nats.link import Link
+from marlaas_api.bus_nats.pulls import Pull
 from marlaas_api.bus_nats.routes import Incoming
 
 _BATCH = 256
