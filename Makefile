@@ -4,6 +4,7 @@ CACHE := $(or $(MARLAAS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/marlaas)
 UV := $(shell command -v uv 2>/dev/null || echo $(CACHE)/uv/bin/uv)
 BIN := .venv/bin
 ACCEL ?= cpu
+TEST_PROCESSES ?= 2
 export UV_PYTHON_DOWNLOADS ?= never
 STAMP := .venv/.installed-$(ACCEL)
 
@@ -19,7 +20,7 @@ demo-tiny: setup  ## Train two teams' jobs on a tiny model that this machine mak
 	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-tiny-$$(date +%Y%m%d-%H%M%S)
 
 test: setup control-plane-tools  ## Run every test; those of a real cluster are `make e2e`
-	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
 check: setup  ## The law: format, lint, types, import contracts, generated files
 	$(BIN)/ruff format --check .
@@ -34,7 +35,7 @@ lint: setup  ## Mend what a machine can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup  ## Measure: every figure of the README and the notes (about 40 minutes)
+bench: setup  ## Measure: every figure of the README and the notes (about an hour and a half)
 	$(BIN)/python -m bench
 
 crds: setup  ## Generate crds/ and the pages that come from the kinds

@@ -1,5 +1,40 @@
-"""Tests compute as the roles do; asked for here because MKL reads its settings once, whichever test comes first."""
+"""What holds for all tests: how they compute, where their temporary files go, and which of them stay in one process.
+
+Tests compute as the roles do; that is asked for here because MKL reads its settings once, whichever test comes first.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from marlaas_worker.same_bits import ask_for_the_same_bits
 
 ask_for_the_same_bits()
+
+TESTS = Path(__file__).parent
+LONG = ("operator/real", "loop", "rollout", "local", "trainer", "sandbox", "cluster_cli", "chart", "chat", "models")
+"""Folders that take long, the longest first: begun first, they do not keep one process waiting for the other at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes, one has all tests of a folder: what they share is dear, an engine or an API server."""
+    folder = {item: item.path.parent.relative_to(TESTS).as_posix() for item in items if item.path.is_relative_to(TESTS)}
+    for item, group in folder.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    rank = {group: at for at, group in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(folder.get(item, ""), len(rank)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that tests kill cannot remove theirs: they go when the tests end. `tmp_path` stays as it was."""
+    tmp_path_factory.getbasetemp()
+    folder = tempfile.mkdtemp(prefix="marlaas-tests-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
