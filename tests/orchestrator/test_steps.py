@@ -57,6 +57,14 @@ def test_credits_bound_what_is_outstanding():
     assert steps.want(3) == 0
 
 
+def test_no_group_is_given_out_for_which_no_step_has_a_place():
+    steps = fresh(StepRules(groups_per_step=3, max_staleness=1, max_refill=0, steps=2))
+    assert steps.want(0) == 6
+    steps.resolve(flat(0), 0, 0.0)
+    steps.resolve(flat(1), 0, 0.0)
+    assert steps.want(0) == 4, "one more closes this step, and the next one has three places"
+
+
 def test_credits_never_exceed_what_is_left_to_train():
     steps = Assembly(REF, "policy", ASYNC, recorded=2, version=2)
     assert steps.want(0) == 2
@@ -162,3 +170,36 @@ def test_a_group_without_signal_keeps_its_step_when_the_orchestrator_died_before
     assert [message for one in groups for message in resumed.resolve(one, 0, 0.0)] == log[-1:]
     assert [one.index for one in resumed.drafts[0].resolved] == [0, 1, 2]
     assert resumed.drafts[1].resolved == []
+
+
+def test_a_step_that_is_full_on_record_takes_no_other_group_before_its_own_are_back():
+    first, again = fresh(ASYNC), fresh(ASYNC)
+    log = [message for index in range(2) for message in first.resolve(group(index), 0, 0.0)]
+    again.restore(log[:2], 0.0)  # killed before it wrote that the step is closed
+    other, empty = group(2), flat(3)
+    assert again.in_turn([other]) == []
+    assert again.in_turn([other, group(0), empty]) == [group(0), empty]
+    assert again.resolve(group(0), 0, 0.0) == []
+    assert again.resolve(group(1), 0, 0.0) == log[2:]
+    assert again.in_turn([other]) == [other]
+
+
+def test_groups_without_signal_are_found_again_in_the_step_that_they_closed_in_silence():
+    first, again = fresh(ASYNC), fresh(ASYNC)
+    for index in range(4):
+        assert first.resolve(flat(index), 0, 0.0) == []
+    again.restore(list(first.resolve(group(4), 0, 0.0)), 0.0)
+    for index in range(5):
+        again.resolve(flat(index) if index < 4 else group(4), 0, 0.0)
+    assert [[one.index for one in draft.resolved] for draft in again.drafts] == [[0, 1, 2, 3], [4]]
+    assert [draft.no_op for draft in again.drafts] == [True, False]
+
+
+def test_what_ends_after_the_last_step_is_closed_is_counted_in_it_and_not_trained():
+    steps = fresh(StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=1))
+    steps.resolve(group(0), 0, 0.0)
+    assert steps.open is None
+    assert steps.resolve(group(1), 0, 0.0) == []
+    (last,) = steps.drafts
+    assert [one.index for one in last.resolved] == [0, 1]
+    assert ([one.index for one in last.dropped], len(last.assigned)) == ([1], 1)

@@ -118,7 +118,7 @@ class JobState:
     def resolvable(self) -> list[CompleteGroup]:
         """Complete groups that may be decided now: in strict mode only while no lower index is missing."""
         if not self.strict:
-            return list(self.complete.values())
+            return self.assembly.in_turn(self.complete.values())
         ready: list[CompleteGroup] = []
         for index in sorted(self.in_flight):
             if index not in self.complete:
@@ -140,7 +140,10 @@ class JobState:
         draft = self.assembly.drafts[0]
         self.assembly.recorded(draft, record.version)
         self._note_record(record)
-        self.unrecorded -= {group.index for group in draft.resolved} | draft.logged
+        done = {group.index for group in draft.resolved} | draft.logged
+        self.unrecorded -= done
+        self.in_flight -= done
+        self.complete = {index: group for index, group in self.complete.items() if index not in done}
         self.finished = record.step + 1
         self.last_step = record
 

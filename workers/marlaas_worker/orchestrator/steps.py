@@ -6,6 +6,7 @@ index order in rounds, which makes a step a function of seeds alone; otherwise g
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import GroupReady, StepClosed
@@ -33,7 +34,8 @@ class StepDraft:
     """A step that is not recorded yet. `resolved` are all groups decided in it; `assigned` those it trains, by position;
     `dropped` those with signal that would have been too stale.
 
-    logged: indices that an earlier orchestrator is on record to have resolved in this step.
+    logged: indices that an earlier orchestrator is on record to have resolved in this step. silent: it closed the step without signal, and so
+    without a word in the log.
     """
 
     step: int
@@ -44,6 +46,7 @@ class StepDraft:
     dropped: list[CompleteGroup] = field(default_factory=list)
     closed: bool = False
     logged: frozenset[int] = frozenset()
+    silent: bool = False
 
     @property
     def no_op(self) -> bool:
@@ -85,6 +88,7 @@ class Assembly:
             if draft is None or message.step < draft.step:
                 continue
             while draft is not None and message.step > draft.step:
+                draft.silent = True
                 self._close(draft, now)
                 draft = self.open
             if draft is None:
@@ -96,12 +100,22 @@ class Assembly:
             elif message.position == len(draft.assigned):
                 draft.assigned.append(message)
 
+    def in_turn(self, groups: Iterable[CompleteGroup]) -> list[CompleteGroup]:
+        """Which of the complete groups to decide now. While there are some whose step is on record, or they fill the open step and not all
+        are here, no other is assigned: it would be one too many."""
+        waiting = list(groups)
+        is_full = self.open is not None and self._missing(self.open) <= 0
+        if not is_full and all(self._logged_home(group) is None for group in waiting):
+            return waiting
+        return [group for group in waiting if group.verdict is not Verdict.SIGNAL or self._logged_home(group)]
+
     def resolve(self, group: CompleteGroup, version: int, now: float) -> list[GroupReady | StepClosed]:
         """Decide a complete group in the open step; return what has to be logged for the trainer, in order.
 
-        In strict mode the caller passes groups in index order. After the last step closed, a group has no place and is left out.
+        In strict mode the caller passes groups in index order. What comes when the last step is closed is counted in it as long as it is not
+        on record, and then left out.
         """
-        draft = self._home(group)
+        draft = self._home(group, version)
         if draft is None:
             return []
         draft.resolved.append(group)
@@ -163,7 +177,7 @@ class Assembly:
             return max(0, room) if ready else 0
         later = (self.rules.steps - draft.step - 1) * self.rules.groups_per_step
         credit = (self.rules.max_staleness + 1) * self.rules.groups_per_step - in_flight - self.num_uncommitted()
-        return max(0, min(credit, self._missing(draft) + later - in_flight))
+        return max(0, min(credit, room + later - in_flight))
 
     def needed_version(self, in_flight: int) -> int:
         """The oldest version from which the next group given out may be sampled without becoming too stale."""
@@ -173,11 +187,23 @@ class Assembly:
         ahead = (len(draft.assigned) + in_flight) // self.rules.groups_per_step
         return draft.base_version + ahead - self.rules.max_staleness
 
-    def _home(self, group: CompleteGroup) -> StepDraft | None:
+    def _home(self, group: CompleteGroup, version: int) -> StepDraft | None:
+        home = self._logged_home(group) or self._silent_home(group, version)
+        return home or (self.drafts[-1] if self.drafts else None)
+
+    def _logged_home(self, group: CompleteGroup) -> StepDraft | None:
         for draft in self.drafts:
             if group.index in draft.logged or any(ready.group == group.name for ready in draft.assigned):
                 return draft
-        return self.open
+        return None
+
+    def _silent_home(self, group: CompleteGroup, version: int) -> StepDraft | None:
+        """Groups to train nothing with, of which the log says nothing: as many as a step is bound to are those that closed a silent one."""
+        for draft in self.drafts:
+            useless = group.verdict is not Verdict.SIGNAL or draft.base_version - version > self.rules.max_staleness
+            if draft.silent and useless and len(draft.resolved) < self.rules.max_resolved:
+                return draft
+        return None
 
     @staticmethod
     def _is_new_signal(draft: StepDraft, group: CompleteGroup) -> bool:

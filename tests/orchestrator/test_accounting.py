@@ -1,0 +1,145 @@
+"""Whatever happens in whatever order, and wherever the orchestrator dies: steps are full, fresh and in order, and every group ends in one record."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from marlaas_api.messages import Episode, FaultClass, GroupReady, JobDocument, Manifest, PolicyRecord, StepClosed
+from marlaas_api.names import Split, episode_id, train_group
+from marlaas_worker.orchestrator import reports
+from marlaas_worker.orchestrator.job_state import History, JobState
+
+NUM_WORLDS = 150
+GROUP_SIZE = 2
+
+
+class Killed(Exception):
+    """The orchestrator died between two effects."""
+
+
+class World:
+    """A job's records, and an orchestrator, sandbox and trainer that take turns by chance; `deaths` is how likely one is at each effect."""
+
+    def __init__(self, document: JobDocument, chance: random.Random, deaths: float) -> None:
+        self.document, self.chance, self.deaths = document, chance, deaths
+        self.faults, self.flats = chance.choice([0, 0.1, 0.4]), chance.choice([0, 0.3, 0.9])
+        self.rules = document.spec.training
+        self.log, self.records, self.episodes, self.ledger = [], [], [], None
+        self.policy, self.pins, self.queue = PolicyRecord(uid=document.uid, version=0), {}, set()
+        self.members, self.trained = Counter(), []
+        self.take_up()
+
+    def take_up(self) -> None:
+        history = History(tuple(self.records), (), tuple(self.log), self.ledger, self.policy)
+        self.state = JobState(self.document, history, 0.0)
+        for episode in self.episodes:
+            self.state.add_episode(episode)
+        for index in sorted(self.state.in_flight - set(self.state.complete)):
+            self.give_out(index)
+
+    def effect(self) -> None:
+        if self.chance.random() < self.deaths:
+            raise Killed
+
+    def give_out(self, index: int) -> None:
+        if self.state.strict:
+            self.pins.setdefault(index, self.policy.version)
+        if not self.members[index]:
+            self.queue.add(index)
+
+    def orchestrate(self) -> None:
+        state = self.state
+        state.policy = self.policy
+        self.write(state.assembly.close_if_due(0.0))
+        ready = [(self.pins.get(group.index, self.policy.version), group) for group in state.resolvable()]
+        for version, group in ready if state.strict else sorted(ready, key=lambda pair: pair[0]):
+            self.write(state.resolve(group, version, 0.0))
+        while (draft := state.assembly.recordable(self.policy.step)) is not None:
+            manifest = None if draft.no_op else self.manifest(draft.step, draft.base_version + 1)
+            record = reports.step_record(self.document, draft, manifest, reports.Around(0.0, 0.0))
+            if len(self.records) == record.step:
+                self.records.append(record)
+            self.effect()
+            state.record(record)
+            self.ledger = state.ledger()
+            self.effect()
+        needed = 0 if state.strict else state.assembly.needed_version(len(state.in_flight))
+        if state.assembly.want(len(state.in_flight)) and needed <= self.policy.version:
+            indices = state.take_indices()
+            self.ledger = state.ledger()
+            self.effect()
+            for index in indices:
+                self.give_out(index)
+                self.effect()
+
+    def write(self, messages: list[GroupReady | StepClosed]) -> None:
+        for message in messages:
+            self.log.append(message)
+            self.effect()
+
+    def play(self) -> None:
+        if not self.queue:
+            return
+        index = self.chance.choice(sorted(self.queue))
+        group, member = train_group(self.document.ref, index), self.members[index]
+        self.pins.setdefault(index, max(0, self.policy.version - self.chance.choice([0, 0, 0, 1, 2])))
+        fault = FaultClass.ENV if self.chance.random() < self.faults else None
+        reward = 1.0 if random.Random(index).random() < self.flats else float(member)
+        names = {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
+        names |= {"group": group, "split": Split.TRAIN, "index": index, "member": member}
+        rewards = {} if fault else {"policy": reward}
+        self.episodes.append(Episode(**names, episode=episode_id(group, member, 1), fault=fault, rewards=rewards))
+        self.members[index] += 1
+        if self.members[index] == GROUP_SIZE:
+            self.queue.discard(index)
+        self.state.add_episode(self.episodes[-1])
+
+    def train(self) -> None:
+        closed = min(
+            (one for one in self.log if isinstance(one, StepClosed) and one.step > self.policy.step),
+            key=lambda one: one.step,
+            default=None,
+        )
+        if closed is None:
+            return
+        groups = [one for one in self.log if isinstance(one, GroupReady) and one.step == closed.step]
+        assert [group.position for group in groups] == list(range(closed.num_groups))
+        assert 1 <= closed.num_groups <= self.rules.groups_per_step
+        assert {closed.base_version, *(group.base_version for group in groups)} == {self.policy.version}
+        assert all(0 <= group.staleness <= self.rules.max_staleness for group in groups)
+        self.trained += [group.index for group in groups]
+        self.policy = self.policy.model_copy(update={"version": self.policy.version + 1, "step": closed.step})
+
+    def live(self) -> None:
+        for _ in range(20_000):
+            try:
+                self.chance.choice([self.orchestrate] * 2 + [self.play] * 4 + [self.train])()
+                if self.state.training_over:
+                    return
+                if self.chance.random() < self.deaths / 4:
+                    raise Killed
+            except Killed:
+                self.take_up()
+        raise AssertionError("nothing goes on any more")
+
+    def manifest(self, step: int, version: int) -> Manifest:
+        names = {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
+        blobs = {"parent": None, "files": {}, "state": None, "tensor_digests": {}, "probes": ()}
+        return Manifest(**names, **blobs, agent="policy", version=version, step=step, rank=8)
+
+
+@pytest.mark.parametrize("deaths", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(document, staleness, deaths):
+    for seed in range(NUM_WORLDS):
+        chance = random.Random(seed)
+        rules = {"groupsPerStep": chance.choice([1, 2, 3]), "maxRefill": chance.choice([0, 1, 2])}
+        world = World(document(steps=4, maxStaleness=staleness, **rules), chance, deaths)
+        world.live()
+        assert [record.step for record in world.records] == [0, 1, 2, 3], seed
+        ended = [index for record in world.records for index in record.indices]
+        assert len(ended) == len(set(ended)), seed
+        assert len(world.trained) == len(set(world.trained)) == sum(record.num_groups for record in world.records), seed
+        played = {index for index, members in world.members.items() if members == GROUP_SIZE}
+        assert deaths or played <= set(ended), seed
