@@ -82,16 +82,17 @@ class Rig:
     health: int = 0
     started: list[Daemon] = field(default_factory=list)
 
-    def start_operator(self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45) -> Daemon:
-        """Start a new operator process; it is killed with the rig."""
+    def start_operator(
+        self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45, hasty: bool = False
+    ) -> Daemon:
+        """Start a new operator process; it is killed with the rig. `hasty`: it waits seconds where it else waits for a minute."""
         (self.health,) = free_ports(1)
         env = [f"MARLAAS_FAILPOINT={failpoint}"] if failpoint else []
         command = [
             "env",
             *env,
             sys.executable,
-            "-m",
-            "marlaas_operator",
+            *((str(Path(__file__).with_name("hasty.py")),) if hasty else ("-m", "marlaas_operator")),
             *("--installation", str(self.folder / "installation.yaml")),
             *("--kubeconfig", str(kubeconfig or self.plane.kubeconfig)),
             *("--health", str(self.health)),
