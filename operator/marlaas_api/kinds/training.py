@@ -294,5 +294,5 @@ class ExportSpec(Spec):
     trackers: Trackers = Field(
         (),
         max_length=3,
-        description="Trackers that `marlaas run` also tells every step and evaluation: tensorboard, wandb, mlflow; a cluster does not follow it. None by default.",
+        description="Trackers that `marlaas run` also tells every step and evaluation: tensorboard, wandb, mlflow; a cluster does not follow it; none by default.",
     )
