@@ -1,6 +1,7 @@
 """`kubectl explain` of every field: its meaning, its unit, and what it is when nobody says anything."""
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.crds.table import parts, schema
 from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.base import expected_text
 from marlaas_e2e.control_plane import ControlPlane
+from marlaas_e2e.kubectl import CommandFailed
 
 SAYS_NOTHING_IS_MEANT = re.compile(r"Absent|empty|none\b.* by default|Refused:")
 """How a field without a default says what it means that it is not there."""
@@ -34,6 +36,20 @@ def fields(kind: type[Kind]) -> Iterator[tuple[str, dict[str, Any], bool]]:
 def words_of(kind: type[Kind]) -> Iterator[tuple[str, str]]:
     for path, field, _ in fields(kind):
         yield path, field.get("description", "")
+
+
+@pytest.fixture(scope="module")
+def explaining(plane: ControlPlane) -> ControlPlane:
+    """The API server, once it says what it serves: that follows a moment after the kinds are established."""
+    until = time.monotonic() + 30
+    while True:
+        try:
+            for kind in KINDS:
+                plane.kubectl("explain", kind.__name__.lower())
+            return plane
+        except CommandFailed:
+            assert time.monotonic() < until, "kubectl cannot explain the kinds"
+            time.sleep(0.2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,13 +107,13 @@ def test_what_need_not_be_given_says_what_it_is_then(kind: type[Kind]) -> None:
         ("tenant.spec.weight", "Default: 1."),
     ],
 )
-def test_kubectl_itself_tells_the_default(plane: ControlPlane, path: str, sentence: str) -> None:
+def test_kubectl_itself_tells_the_default(explaining: ControlPlane, path: str, sentence: str) -> None:
     """Its template has no place for a schema's default: only what the description says is printed."""
-    assert sentence in " ".join(plane.kubectl("explain", path).split())
+    assert sentence in " ".join(explaining.kubectl("explain", path).split())
 
 
-def test_a_list_of_fields_tells_each_default(plane: ControlPlane) -> None:
-    told = " ".join(plane.kubectl("explain", "rljob.spec.training").split())
+def test_a_list_of_fields_tells_each_default(explaining: ControlPlane) -> None:
+    told = " ".join(explaining.kubectl("explain", "rljob.spec.training").split())
     for name, field in schema(KINDS[0])["properties"]["spec"]["properties"]["training"]["properties"].items():
         if field.get("default", {}) != {}:
             assert f"{name} <" in told
