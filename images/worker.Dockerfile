@@ -21,7 +21,7 @@ ENV UV_NO_CACHE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=30
 RUN python3 -m venv /build/uv && /build/uv/bin/pip install --no-cache-dir --disable-pip-version-check --quiet uv==0.13.8 \
  && python3 -m venv --without-pip /opt/marlaas \
  && /build/uv/bin/uv pip sync --require-hashes /build/lock.txt \
- && /build/uv/bin/uv pip uninstall hypothesis import-linter mypy pytest pytest-asyncio pytest-timeout ruff \
+ && /build/uv/bin/uv pip uninstall execnet hypothesis import-linter mypy pytest pytest-asyncio pytest-timeout pytest-xdist ruff \
  && cp /build/uv/bin/uv /opt/marlaas/bin/ \
  && echo /opt/code > $(/opt/marlaas/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/marlaas.pth \
  && printf '#!/opt/marlaas/bin/python3\nimport sys\nfrom marlaas.cli import main\nsys.exit(main())\n' > /opt/marlaas/bin/marlaas \
@@ -35,7 +35,7 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/code
 FROM ${BASE}
 ARG ACCEL=cpu
 # vLLM's CPU kernels load libnuma; on a GPU, Triton compiles small launchers when it meets a new kernel.
-RUN wanted=$(test "${ACCEL}" = gpu && echo "gcc libc6-dev" || { ldconfig -p | grep -q libnuma.so.1 || echo libnuma1; }) \
+RUN wanted=$(test "${ACCEL}" = gpu && echo "gcc libc6-dev" || { /sbin/ldconfig -p | grep -q libnuma.so.1 || echo libnuma1; }) \
  && if [ -n "$wanted" ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends $wanted && rm -rf /var/lib/apt/lists/*; fi
 # A name for the user: libraries ask for it.
 RUN echo 'marlaas:x:10001:10001::/scratch:/usr/sbin/nologin' >> /etc/passwd && echo 'marlaas:x:10001:' >> /etc/group

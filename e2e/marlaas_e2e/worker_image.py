@@ -6,12 +6,14 @@ python -m marlaas_e2e run python -m marlaas_e2e.worker_image start    a pod from
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from marlaas_e2e.api import Object
+from marlaas_e2e.cache import cache_dir
 from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.images import Recipe, build, image_id
 from marlaas_e2e.kubectl import CommandFailed
@@ -20,10 +22,16 @@ from marlaas_e2e.node.layout import Layout
 ROOT = Path(__file__).resolve().parents[2]
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _NAME = "worker-image"
+ROOM_GB = 40.0
+"""Layers under way and done, the archive, and what the node keeps of it."""
 _PROGRAM = """
 import os, torch, vllm, marlaas_worker.__main__, marlaas.cli
 print(f"torch {torch.__version__}, vllm {vllm.__version__}, uid {os.getuid()}, {torch.ones(3).sum():.0f} = 3")
 """
+
+
+class NoRoom(Exception):
+    """The disk is too small; the message says what to do."""
 
 
 def recipe() -> Recipe:
@@ -74,12 +82,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return {"build": _build, "start": _start}[" ".join(words)]()
     except KeyError:
         print(__doc__, file=sys.stderr)
-    except CommandFailed as error:
+    except (CommandFailed, NoRoom) as error:
         print(error, file=sys.stderr)
     return 1
 
 
+def require_room(folder: Path, wanted_gb: float) -> None:
+    """Make the folder. Raises NoRoom when the disk that holds the folder has fewer free; full, it would end other people's work too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb < wanted_gb:
+        raise NoRoom(
+            f"building the worker image and starting a pod from it takes {wanted_gb:.0f} GB of disk at its height, and {folder} has "
+            f"{free_gb:.0f} GB free: make room, or set MARLAAS_CACHE to a folder on a larger disk"
+        )
+
+
 def _build() -> int:
+    require_room(cache_dir(), ROOM_GB)
     begun = time.monotonic()
     archive = build(recipe())
     size_gb, took_s = archive.stat().st_size / 1e9, time.monotonic() - begun
