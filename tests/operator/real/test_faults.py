@@ -55,13 +55,13 @@ def jobs_watch(request: web.Request) -> bool:
         pytest.param(answer(422, "Invalid"), 1, sandbox_apply, id="422 on the Deployment"),
         pytest.param(answer(429, "TooManyRequests", Retry_After="1"), 4, any_write, id="429 on writes"),
         pytest.param(answer(500, "InternalError"), 6, any_write, id="500 on writes"),
-        pytest.param(answer(503, "ServiceUnavailable"), 20, anything, id="503 on everything"),
+        pytest.param(answer(503, "ServiceUnavailable"), 12, anything, id="503 on everything"),
         pytest.param(RESET, 6, any_write, id="reset on writes"),
-        pytest.param(RESET, 20, anything, id="reset on everything"),
+        pytest.param(RESET, 12, anything, id="reset on everything"),
         pytest.param(GONE, 10, watches, id="410 on watches"),
         pytest.param(answer(500, "InternalError"), 10, watches, id="500 on watches"),
         pytest.param(RESET, 10, watches, id="reset on watches"),
-        pytest.param(answer(401, "Unauthorized"), 20, anything, id="401 on everything"),
+        pytest.param(answer(401, "Unauthorized"), 12, anything, id="401 on everything"),
         pytest.param(answer(403, "Forbidden"), 5, watches, id="403 on watches"),
         pytest.param(answer(404, "NotFound"), 1, listing_of_kinds, id="kinds that are served and not listed yet"),
     ],
@@ -78,7 +78,7 @@ async def test_a_fault_passes(
     await rig.gateway.create(pool("tiny"))
     await rig.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(times, fault, matches)
-    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
+    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder), hasty=True)
     await rig.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
     await rig.phase("team-a", "one", "Running")
@@ -122,7 +122,7 @@ async def test_a_trouble_that_lasts_is_told_in_the_servers_words_and_is_over_whe
     await rig.gateway.create(pool("tiny"))
     await rig.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(1_000_000, answer(500, "InternalError"), sandbox_apply)
-    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
+    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder), hasty=True)
     await rig.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
     await rig.phase("team-a", "one", "Running")
