@@ -13,6 +13,13 @@ from tests.models.model_folders import write_model
 
 Edit = tuple[str, str]
 MODEL: Edit = ("{builtin: tiny}", "{path: model}")
+# A server that is not there yet is waited for; here no longer than it takes to see that.
+HASTY = (
+    "import functools, sys, marlaas.local.server as server\n"
+    "from marlaas.cli import main\n"
+    "server.connect = functools.partial(server.connect, connect_timeout_s=0.5)\n"
+    "sys.exit(main())"
+)
 
 
 @pytest.fixture
@@ -22,7 +29,8 @@ def marlaas(manifest: Callable[..., Path], tmp_path: Path) -> Callable[..., subp
 
     def run(*options: str, edits: tuple[Edit, ...] = (MODEL,)) -> subprocess.CompletedProcess[str]:
         manifest(*edits)
-        command = [str(Path(sys.executable).with_name("marlaas")), "run", "job.yaml", *options]
+        program = [sys.executable, "-c", HASTY] if "--nats" in options else [Path(sys.executable).with_name("marlaas")]
+        command = [*map(str, program), "run", "job.yaml", *options]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     return run

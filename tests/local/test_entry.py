@@ -30,8 +30,16 @@ def test_wrong_arguments_are_told_with_the_usage(arguments, capsys):
     assert "python -m marlaas_worker" in told.out + told.err
 
 
+# A server that is not there yet is waited for; here no longer than it takes to see that.
+HASTY = (
+    "import functools, sys, marlaas_worker.__main__ as entry\n"
+    "entry.connect = functools.partial(entry.connect, connect_timeout_s=0.5)\n"
+    "sys.exit(entry.main())"
+)
+
+
 def _role(role, *more, url="nats://127.0.0.1:1", scratch):
-    command = [sys.executable, "-m", "marlaas_worker", role, "--nats", url, "--blobs", str(scratch), "--name", "x"]
+    command = [sys.executable, "-c", HASTY, role, "--nats", url, "--blobs", str(scratch), "--name", "x"]
     return subprocess.run(
         [*command, "--scratch", str(scratch), *more], capture_output=True, text=True, timeout=120, check=False
     )
