@@ -40,10 +40,6 @@ def watches(request: web.Request) -> bool:
     return is_watch(request)
 
 
-def listing_of_kinds(request: web.Request) -> bool:
-    return request.path == "/apis/marlaas.dev/v1alpha1"
-
-
 def jobs_watch(request: web.Request) -> bool:
     return is_watch(request) and request.path.endswith("/rljobs")
 
@@ -63,7 +59,6 @@ def jobs_watch(request: web.Request) -> bool:
         pytest.param(RESET, 10, watches, id="reset on watches"),
         pytest.param(answer(401, "Unauthorized"), 12, anything, id="401 on everything"),
         pytest.param(answer(403, "Forbidden"), 5, watches, id="403 on watches"),
-        pytest.param(answer(404, "NotFound"), 1, listing_of_kinds, id="kinds that are served and not listed yet"),
     ],
 )
 @pytest.mark.slow
