@@ -19,6 +19,7 @@ LONG = ("operator/real", "loop", "rollout", "local", "trainer", "sandbox", "clus
 """Folders that take long, the longest first: begun first, they do not keep one process waiting for the other at the end."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several processes, one has all tests of a folder: what they share is dear, an engine or an API server."""
     folder = {item: item.path.parent.relative_to(TESTS).as_posix() for item in items if item.path.is_relative_to(TESTS)}
