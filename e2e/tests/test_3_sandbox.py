@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from marlaas_e2e.api import Object
 from marlaas_e2e.platform import NAMESPACE, Platform, manifest
 
 TEAM = "team-c"
@@ -42,15 +43,20 @@ def python(platform: Platform, pod: str, program: str, *words: str) -> str:
 
 def test_a_sandbox_reaches_the_bus_and_nothing_else(platform: Platform, sandbox: str) -> None:
     bus = platform.get("service", "marlaas-nats", NAMESPACE)["spec"]["clusterIP"]
-    engine = platform.get("pod", "tiny-rollout-0", NAMESPACE)["status"]["podIP"]
+    engine = platform.get("pod", "tiny-rollout-0", NAMESPACE)["status"]
+    service = platform.get("service", "kubernetes", "default")["spec"]
+    (behind, *_) = platform.cluster.get(
+        "endpointslices", "-n", "default", "-l", "kubernetes.io/service-name=kubernetes"
+    )["items"]
     places = {
         "bus": (bus, 4222),
         "bus monitor": (bus, 8222),
-        "API server": ("10.96.0.1", 443),
-        "API server's own address": ("172.30.0.2", 6443),
-        "kubelet": ("172.30.0.2", 10250),
-        "engine": (engine, 8081),
+        "API server": (service["clusterIP"], service["ports"][0]["port"]),
+        "API server's own address": (behind["endpoints"][0]["addresses"][0], behind["ports"][0]["port"]),
+        "kubelet": (engine["hostIP"], 10250),
+        "engine": (engine["podIP"], 8081),
         "metadata": ("169.254.169.254", 80),
+        "another cloud's metadata": ("168.63.129.16", 80),
     }
     found = json.loads(python(platform, sandbox, _PROBE, json.dumps(places)))
     assert found.pop("bus") == "open"
@@ -78,6 +84,31 @@ def test_a_neighbour_cannot_reach_into_a_sandbox(platform: Platform, sandbox: st
     program = _PROBE.replace("json.loads(sys.argv[1])", json.dumps({"health": (address, 8081)}))
     found = platform.kubectl("exec", "-n", NAMESPACE, "tiny-trainer-0", "--", "python3", "-c", program)
     assert "open" not in found
+
+
+def test_a_tenants_own_pod_does_not_reach_the_bus_whatever_it_calls_itself(platform: Platform, sandbox: str) -> None:
+    impostor = own_pod("impostor", {"app.kubernetes.io/name": "marlaas", "app.kubernetes.io/component": "sandbox"})
+    platform.apply(impostor)
+    platform.kubectl("wait", "pod/impostor", "-n", TEAM, "--for=condition=Ready", "--timeout=60s")
+    bus = platform.get("service", "marlaas-nats", NAMESPACE)["spec"]["clusterIP"]
+    places = json.dumps({"bus": (bus, 4222)})
+    found = lambda: json.loads(python(platform, "impostor", _PROBE, places))["bus"] != "open"  # noqa: E731
+    platform.until(found, "the bus is closed to a pod of a tenant", 30)
+    platform.kubectl("delete", "pod", "impostor", "-n", TEAM, "--wait=false")
+
+
+def own_pod(name: str, labels: dict[str, str]) -> Object:
+    """A pod that a tenant may make, with labels of its choice."""
+    nobody = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+    main = {
+        "name": "main",
+        "image": "e2e.local/python:1",
+        "command": ["sleep", "600"],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec: Object = {"securityContext": nobody, "terminationGracePeriodSeconds": 1, "containers": [main]}
+    metadata = {"name": name, "namespace": TEAM, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def test_environment_code_cannot_read_the_credential_beside_it(platform: Platform, sandbox: str) -> None:
