@@ -20,7 +20,7 @@ demo-tiny: setup  ## Train two teams' jobs on a tiny model that this machine mak
 	$(BIN)/marlaas run examples/quickstart.yaml --out runs/demo-tiny-$$(date +%Y%m%d-%H%M%S)
 
 test: setup control-plane-tools  ## Run every test; those of a real cluster are `make e2e`
-	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 MKL_DYNAMIC=FALSE $(BIN)/python -m pytest -n $(TEST_PROCESSES) --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup  ## The law: format, lint, types, import contracts, generated files
 	$(BIN)/ruff format --check .

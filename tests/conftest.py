@@ -8,25 +8,37 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from marlaas_worker.same_bits import ask_for_the_same_bits
 
 ask_for_the_same_bits()
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
+hypothesis.settings.load_profile("untimed")
 
 TESTS = Path(__file__).parent
 LONG = ("operator/real", "loop", "rollout", "local", "trainer", "sandbox", "cluster_cli", "chart", "chat", "models")
 """Folders that take long, the longest first: begun first, they do not keep one process waiting for the other at the end."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+class _ByFolder(LoadScopeScheduling):
+    """One process has all tests of a folder: what they share is dear, an engine or an API server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("::")[0].rpartition("/")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """With several processes (`-n 2`)."""
+    return _ByFolder(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, one has all tests of a folder: what they share is dear, an engine or an API server."""
-    folder = {item: item.path.parent.relative_to(TESTS).as_posix() for item in items if item.path.is_relative_to(TESTS)}
-    for item, group in folder.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    rank = {group: at for at, group in enumerate(LONG)}
-    items.sort(key=lambda item: rank.get(folder.get(item, ""), len(rank)))
+    """The long folders first."""
+    rank = {folder: at for at, folder in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.parent.relative_to(TESTS).as_posix(), len(rank)))
 
 
 @pytest.fixture(autouse=True, scope="session")
