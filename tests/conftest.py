@@ -46,6 +46,7 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Processes that tests kill cannot remove theirs: they go when the tests end. `tmp_path` stays as it was."""
     tmp_path_factory.getbasetemp()
     folder = tempfile.mkdtemp(prefix="marlaas-tests-")
+    Path(folder).chmod(0o711)  # some processes of tests are another user's
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)

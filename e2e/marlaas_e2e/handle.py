@@ -57,6 +57,11 @@ class ClusterHandle:
         elif command := os.environ.get("E2E_LOAD"):
             run([*shlex.split(command), archive])
 
+    def drop_image(self, tag: str) -> None:
+        """Remove an image from this machine's node; another cluster looks after its disks itself."""
+        if self.layout is not None:
+            ImageStore(self.layout).drop(tag)
+
     def container_pid(self, namespace: str, pod: str, container: str) -> int:
         """Process id, on this machine, of a container's first process. Raises NotHere, LookupError."""
         if self.layout is None:

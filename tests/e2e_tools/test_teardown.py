@@ -53,13 +53,20 @@ class Harness:
         return self.process.stdout.readline()
 
 
+def _as_in_a_terminal() -> None:
+    """Tests that run in the background of a shell have Ctrl-C ignored, and their children would."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def harness(folder: Path, story: str, *words: str, context: str = "") -> Iterator[Harness]:
     """Started; context: somebody else's cluster."""
     environment = {name: value for name, value in os.environ.items() if name != "E2E_CONTEXT"}
     environment |= {"E2E_CONTEXT": context} if context else {}
     command = [sys.executable, "-c", _HARNESS, str(folder / "diary"), story, *words]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=_as_in_a_terminal
+    ) as process:
         try:
             yield Harness(process, folder / "diary")
         finally:

@@ -38,6 +38,11 @@ class ImageStore:
         self._record.write_text(json.dumps(self._imported() | {tag: identity}))
         return True
 
+    def drop(self, tag: str) -> None:
+        """Remove an image and what only it needs from the disk."""
+        self._ctr("images", "rm", "--sync", tag)
+        self._record.write_text(json.dumps({known: mark for known, mark in self._imported().items() if known != tag}))
+
     def read_in(self, archive: Path) -> None:
         """Import any archive (docker or OCI) whatever the store has."""
         self._ctr("images", "import", str(archive))

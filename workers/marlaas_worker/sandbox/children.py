@@ -42,8 +42,10 @@ class Children:
         try:
             yield child
         finally:
-            await asyncio.shield(child.kill())
-            child.close()
+            try:
+                await asyncio.shield(child.kill())
+            finally:  # whoever is cancelled again meanwhile leaves no pipe open either
+                child.close()
 
     @property
     def are_ready(self) -> bool:
