@@ -35,8 +35,10 @@ def test_kubectl_get_shows_what_people_look_for(platform: Platform) -> None:
 
 def test_describe_reads_like_a_story(platform: Platform) -> None:
     text = platform.kubectl("describe", "rljob", "reverse", "-n", "team-a")
-    for word in ("Admitted", "SandboxReady", "Complete", "Events:", "Succeeded"):
+    for word in ("Admitted", "SandboxReady", "Complete", "Succeeded"):
         assert word in text, text
+    story = [line.split()[1] for line in text.partition("Events:")[2].splitlines()[3:] if line.strip()]
+    assert story == ["Admitted", "SandboxReady", "Finished"], text
 
 
 def test_a_finished_job_holds_nothing_but_its_adapter(platform: Platform) -> None:

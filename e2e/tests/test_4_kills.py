@@ -7,6 +7,8 @@ import pytest
 from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, manifest
 
 TEAM, JOB, STEPS = "team-d", "survivor", 60
+SLOW = ("rollout", "trainer")
+"""Those who need seconds to be back, so that somebody can ask; of bus and orchestrator see test_4b_outages.py."""
 
 # What is on record of the job, read where the orchestrator reads it, with the orchestrator's own credential.
 _RECORDS = """
@@ -62,8 +64,8 @@ def test_training_goes_on_after_a_kill(platform: Platform, component: str) -> No
     before = step(platform)
     namespace, container = (TEAM, "supervisor") if component == "sandbox" else (NAMESPACE, component)
     platform.cluster.kill_container(namespace, only_pod(platform, component, namespace), container)
-    if component == "rollout":
-        platform.until(lambda: "rollout" in platform.why(JOB, TEAM), "`why` names the engine that is away", 60)
+    if component in SLOW:
+        platform.until(lambda: component in platform.why(JOB, TEAM), f"`why` names the {component} that is away", 60)
     assert before < STEPS, "the job ended before everything was killed: give it more steps"
     platform.until(lambda: step(platform) > before, f"a step after {component} was killed", 300)
 

@@ -91,7 +91,7 @@ def test_suspend_and_resume_set_one_field_and_say_what_follows(shell: Shell) -> 
     said = shell.run("suspend", "sums")
     assert (
         said.out.strip()
-        == f"{shell.namespace}/sums: will stop at its next step; kubectl marlaas resume sums -n {shell.namespace}"
+        == f"{shell.namespace}/sums: suspended: it stops and frees what it holds; kubectl marlaas resume sums -n {shell.namespace}"
     )
     assert shell.get("rljob", "sums")["spec"]["suspend"] is True
     assert "spec.suspend is true already" in shell.run("suspend", "sums").out

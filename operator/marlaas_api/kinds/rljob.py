@@ -45,7 +45,8 @@ class RLJobSpec(Spec):
         0, ge=-1000, le=1000, description="Order among the jobs that wait for a pool; higher goes first."
     )
     suspend: bool = Field(
-        False, description="True stops the job at the next step and frees what it holds; false goes on."
+        False,
+        description="True stops the job at once and frees what it holds; false goes on with the step that was under way.",
     )
     active_deadline_seconds: float | None = Field(
         None, gt=0, le=_TEN_YEARS_S, description="Longest time from admission to end, in seconds. Absent: no bound."

@@ -98,7 +98,7 @@ def watch(
 
 
 def suspend(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
-    """Stop a job at its next step and free what it holds; `resume` goes on from there.
+    """Stop a job and free what it holds; `resume` goes on with the step that was under way.
 
     Exit code: 0 it will stop, or has been told so before, 1 no such job, or the cluster could not be asked, 2 the job has ended.
     """
@@ -154,7 +154,7 @@ def _set_suspend(kubectl: Kubectl, name: str, wanted: bool) -> None:
         typer.echo(f"{sight.key}: spec.suspend is {str(wanted).lower()} already")
         return
     kubectl.patch(RLJOBS, name, {"spec": {"suspend": wanted}})
-    said = "will stop at its next step" if wanted else "goes on as soon as it is admitted"
+    said = "suspended: it stops and frees what it holds" if wanted else "goes on as soon as it is admitted"
     other = "resume" if wanted else "why"
     typer.echo(f"{sight.key}: {said}; kubectl marlaas {other} {name} -n {sight.namespace}")
 
