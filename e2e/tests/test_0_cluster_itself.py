@@ -13,6 +13,7 @@ from marlaas_e2e.handle import ClusterHandle, read_only_folder
 from marlaas_e2e.images import BASE, RECIPES
 from marlaas_e2e.kubectl import CommandFailed
 from marlaas_e2e.node.layout import METADATA_ADDRESS, OUTSIDE_ADDRESS
+from marlaas_e2e.node.store import ImageStore
 
 NAMESPACE = "cluster-itself"
 WAIT_S = 60.0
@@ -174,6 +175,16 @@ def test_a_killed_container_is_started_again(server: ClusterHandle) -> None:
 
     assert eventually(lambda: restarts() == 1)
     ready(server, "web")
+
+
+def test_an_image_that_is_dropped_is_gone_under_all_its_names_and_may_come_again(server: ClusterHandle) -> None:
+    assert server.layout is not None
+    store = ImageStore(server.layout)
+    digest = store.digests()[BASE]
+    server.drop_image(BASE)
+    assert digest not in store.digests().values()
+    server.import_image(images.base_archive())
+    assert store.digests()[BASE] == digest
 
 
 def test_the_restricted_level_refuses_a_privileged_pod(server: ClusterHandle) -> None:

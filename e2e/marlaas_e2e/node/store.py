@@ -38,9 +38,15 @@ class ImageStore:
         self._record.write_text(json.dumps(self._imported() | {tag: identity}))
         return True
 
+    def digests(self) -> dict[str, str]:
+        """Every name of an image in the store, and the image's digest; an image has several names."""
+        return {row[0]: row[2] for row in map(str.split, self._ctr("images", "ls").splitlines()[1:])}
+
     def drop(self, tag: str) -> None:
-        """Remove an image and what only it needs from the disk."""
-        self._ctr("images", "rm", "--sync", tag)
+        """Remove an image, under all its names, and what only it needs from the disk."""
+        digests = self.digests()
+        if names := [name for name, digest in digests.items() if digest == digests.get(tag)]:
+            self._ctr("images", "rm", "--sync", *names)
         self._record.write_text(json.dumps({known: mark for known, mark in self._imported().items() if known != tag}))
 
     def read_in(self, archive: Path) -> None:
