@@ -1,7 +1,11 @@
-"""`python -m bench [NAME…]`: take all measurements, or those named; `python -m bench NAME --OPTION…`: one, with its own options."""
+"""Take the measurements: all of them (about an hour and a half), those named, or one with options of its own."""
 
+import argparse
+import ast
 import importlib
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 NAMES = (
     "bus",
@@ -20,16 +24,59 @@ NAMES = (
 )
 
 
-def main() -> None:
-    words = sys.argv[1:]
-    if len(words) > 1 and words[1].startswith("-"):
-        importlib.import_module(f"bench.{words[0]}").main(words[1:])
+def main(words: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if words is None else words
+    num_names = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    names, options = words[:num_names], words[num_names:]
+    parser = _parser()
+    if options and not names:
+        parser.parse_args(options)
+    for name in names:
+        if name not in NAMES:
+            parser.error(f"there is no measurement {name!r}; there are {', '.join(NAMES)}")
+    if options and options[0] in ("-h", "--help") and not _takes_options(names[0]):
+        print(ast.get_docstring(_tree(names[0])), end="\n\n(no options)\n")
         return
-    for name in words or NAMES:
-        print(f"\n## {name}\n", flush=True)
+    if options and (len(names) > 1 or not _takes_options(names[0])):
+        parser.error(
+            f"{' '.join(names)}: nothing to say with {options[0]}; options go to one measurement that has some"
+        )
+    for name in names or NAMES:
         module = importlib.import_module(f"bench.{name}")
-        print((module.__doc__ or "").strip(), end="\n\n", flush=True)
+        if options:
+            module.main(options)
+            continue
+        print(f"\n## {name}\n\n{(module.__doc__ or '').strip()}\n", flush=True)
         module.main()
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = [f"  {name:20}{_about(name)}" for name in NAMES]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        usage="%(prog)s [-h] [NAME ...] | NAME --OPTION ...",
+        description=__doc__,
+        epilog="\n".join(["measurements (`NAME --help` tells the options of those with a *):", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="which to take, one after the other; all if none is named"
+    )
+    return parser
+
+
+def _tree(name: str) -> ast.Module:
+    """Read, not imported: half of them load torch."""
+    return ast.parse((Path(__file__).parent / f"{name}.py").read_text())
+
+
+def _about(name: str) -> str:
+    said = (ast.get_docstring(_tree(name)) or "").partition("\n")[0]
+    return f"{said} *" if _takes_options(name) else said
+
+
+def _takes_options(name: str) -> bool:
+    return any(isinstance(one, ast.FunctionDef) and one.name == "main" and one.args.args for one in _tree(name).body)
 
 
 if __name__ == "__main__":

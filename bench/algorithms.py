@@ -93,7 +93,3 @@ def _row(number: int, result: Run) -> list[Any]:
 
 def _smooth(values: list[float]) -> list[float]:
     return [fmean(values[max(0, at - 1) : at + 2]) for at in range(len(values))]
-
-
-if __name__ == "__main__":
-    main()

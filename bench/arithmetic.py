@@ -24,7 +24,3 @@ def main() -> None:
             [[role, size >> 20] for role, size in sorted(result.pss_bytes.items())],
         )
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,22 @@
 """What the bus gateway costs against raw nats-py, in one process over an embedded server.
 
-    python bench/bus.py [--number N]
+    python -m bench bus [--number N]
 
 Publish: eight callers at once, each waiting for its ack, and one caller alone. Fetch: batches of 50, every message acked and the
 ack confirmed (`ack_sync`), a batch's acks at once. Replay: a whole subject read back. Best of three rounds each,
 gateway and raw in turn. Prints messages per second and the ratio gateway / raw.
 """
 
-import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import nats
 from nats.js.api import ConsumerConfig
 
+from bench import options
 from marlaas_api import subjects
 from marlaas_api.bus_nats import NatsBus, connect
 from marlaas_api.nats_server import EmbeddedNats
@@ -107,7 +107,7 @@ async def measure(
     return rates
 
 
-async def main(number: int) -> None:
+async def compare(number: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedNats(Path(folder)) as server:
             bus, client = await connect(server.url, name="gateway"), await nats.connect(server.url)
@@ -122,7 +122,7 @@ async def main(number: int) -> None:
             await bus.close()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: Sequence[str] = ()) -> None:
+    parser = options("bus", __doc__)
     parser.add_argument("--number", type=int, default=4000, help="messages per round at 1 KiB; a quarter at 64 KiB")
-    asyncio.run(main(parser.parse_args().number))
+    asyncio.run(compare(parser.parse_args(words).number))

@@ -74,7 +74,3 @@ def main() -> None:
             rows.append([num_jobs, staleness, f"{share(points, begin, end):.0%}", f"{rate:.2f}", f"{end - begin:.0f}"])
             print(*rows[-1], flush=True)
     print(table(["jobs", "maxStaleness", "engine batch not empty", "steps/s, all jobs", "training s"], rows))
-
-
-if __name__ == "__main__":
-    main()

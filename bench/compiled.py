@@ -5,7 +5,7 @@ Both models lie in one process and take their steps in turns. What compiling cos
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -36,14 +36,10 @@ def stepper(compiled: bool) -> Callable[[], float]:
     return step
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main() -> None:
     eager, compiled = stepper(False), stepper(True)
     eager()
     first = compiled()
     pairs = [(eager(), compiled()) for _ in range(PAIRS)]
     ratio = statistics.median(slow / fast for slow, fast in pairs)
     print(table(["compiling and first step", "eager / compiled"], [[f"{first:.0f} s", f"{ratio:.2f}"]]))
-
-
-if __name__ == "__main__":
-    main()

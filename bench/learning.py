@@ -27,7 +27,3 @@ def main() -> None:
             ["role", "peak MiB (shared pages divided)"], [[role, size >> 20] for role, size in sorted(memory.items())]
         )
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -7,16 +7,16 @@ the status that says why it waits, and nothing has been written for a second. PA
 the orchestrator's write of a job's progress on the bus until a GET of the job shows it, GETs 20 ms apart.
 """
 
-import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import psutil
 from tests.operator.conftest import install_kinds
 from tests.operator.real.rig import Rig, rigged
 
+from bench import options
 from bench.operator_load import Load, Orchestrator
 from bench.runs import table
 from marlaas_e2e.control_plane import ControlPlane
@@ -102,9 +102,9 @@ async def run(num_jobs: int, num_reports: int) -> None:
     print(table(["what", "measured", "must", "aim"], rows))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench operator_scale", description=__doc__)
+def main(words: Sequence[str] = ()) -> None:
+    parser = options("operator_scale", __doc__)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--reports", type=int, default=200, help="progress reports whose way into a GET is timed")
-    options = parser.parse_args(arguments or [])
-    asyncio.run(run(options.jobs, options.reports))
+    chosen = parser.parse_args(words)
+    asyncio.run(run(chosen.jobs, chosen.reports))

@@ -4,7 +4,6 @@ A rollout replica's report with one job's slots stands in for a pool, so that on
 document to the last job's level. At rest: processor seconds of the orchestrator's process over ten seconds in which nothing changes but the report.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from bench import options
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
@@ -27,9 +27,9 @@ SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "traini
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench orchestrator_queue")
+    parser = options("orchestrator_queue", __doc__)
     parser.add_argument("--jobs", type=int, default=2000)
-    asyncio.run(measure(parser.parse_args(list(words)).jobs))
+    asyncio.run(measure(parser.parse_args(words).jobs))
 
 
 async def measure(num_jobs: int) -> None:

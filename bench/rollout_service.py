@@ -123,7 +123,3 @@ async def measure() -> None:
 
 def main() -> None:
     asyncio.run(measure())
-
-
-if __name__ == "__main__":
-    main()

@@ -5,11 +5,11 @@ Memory: resident (shared pages counted in every process), proportional (shared p
 
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -25,7 +25,7 @@ from marlaas_api.wire import decode, encode
 from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox import frames
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.server import ChildrenConfig
+from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.service import serve
 from marlaas_worker.sandbox.variables import clean_variables
 
@@ -54,7 +54,7 @@ async def _measure_children(name: str, args: dict[str, Any]) -> None:
     memory: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = ChildrenConfig(name, args, 512 * MIB, 60.0, Path(folder) / "episodes", clean_variables(os.environ))
-        children = Children(config)
+        children = Children(partial(start_server, config))
         try:
             for index in range(NUM_FORKS):
                 started = time.perf_counter()
@@ -156,7 +156,3 @@ def _task(document: JobDocument, index: int) -> Task:
         seed=derive_seed(0, Split.TRAIN, index),
         group_size=GROUP_SIZE,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

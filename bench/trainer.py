@@ -1,4 +1,4 @@
-"""Trainer throughput beside a plain transformers + peft loop on the same batch: `python -m bench.trainer --shape tiny`.
+"""Trainer throughput beside a plain transformers + peft loop on the same batch: `python -m bench trainer --shape tiny`.
 
 Both run one step (GRPO, groups of 8, micro-batches of the same segments): for speed side by side in one process, in turns; for memory in a process of their
 own each. The plain loop is what one writes first: attention mask, logits of every position, log_softmax, gather.
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench import options
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument
 from marlaas_worker.trainer.assignment import Assignment
@@ -170,7 +171,7 @@ MAKERS = {"ours": ours, "plain": plain}
 
 def main(words: Sequence[str] = ()) -> None:
     """Measure the shapes one after the other, or the one that is named."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options("trainer", __doc__)
     parser.add_argument("--shape", choices=SHAPES, help="default: all of them")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sequences", type=int, default=16)

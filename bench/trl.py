@@ -5,7 +5,6 @@ start to its end, as `marlaas run`'s is; train_s leaves out loading and the firs
 so it is on-policy; it keeps groups without signal where MARLaaS replaces them.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from bench import options
 from bench.runs import EXAMPLES
 from bench.trl_env import ROOT, surroundings, trl_python
 from marlaas.models import prepare
@@ -36,16 +36,12 @@ def train(words: Sequence[str], threads: int) -> dict[str, Any]:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench trl", description=__doc__)
+    parser = options("trl", __doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="default: the manifest's")
     parser.add_argument("--per-device", type=int, default=16, help="completions in one of TRL's backward passes")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options = parser.parse_args(words)
-    passed = ["--seed", str(options.seed), "--per-device", str(options.per_device)]
-    passed += ["--steps", str(options.steps)] if options.steps else []
-    print(json.dumps(train(passed, options.threads)), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    chosen = parser.parse_args(words)
+    passed = ["--seed", str(chosen.seed), "--per-device", str(chosen.per_device)]
+    passed += ["--steps", str(chosen.steps)] if chosen.steps else []
+    print(json.dumps(train(passed, chosen.threads)), flush=True)

@@ -6,6 +6,7 @@ slower on most CPUs), one generation of the whole step's completions at once, no
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -137,7 +138,7 @@ class Run:
         ids = model.generate(**inputs, generation_config=self.trainer.generation_config)
         replies = self.tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         model.train(was_training)
-        return sum(self.tasks.reward(Split.EVAL, *pair) for pair in enumerate(replies)) / number
+        return statistics.fmean(self.tasks.reward(Split.EVAL, *pair) for pair in enumerate(replies))
 
 
 class Story(TrainerCallback):  # type: ignore[misc]

@@ -5,7 +5,6 @@ each. A step is the loss and the backward pass of the whole batch, clipping and 
 per-device batch sizes. Memory: the highest resident memory of a fresh process, above what it held when the model was loaded, and in all.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import options
 from bench.runs import table
 from bench.trl_data import SHAPES, batch, num_tokens
 from bench.trl_env import ROOT, surroundings, trl_python
@@ -111,24 +111,20 @@ def memory(model: Path, shape: str, threads: int) -> list[list[Any]]:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench trl_step", description=__doc__)
+    parser = options("trl_step", __doc__)
     parser.add_argument("--shape", choices=SHAPES, action="append", help="default: speed of three, memory of one")
     parser.add_argument("--only", choices=("speed", "memory"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options = parser.parse_args(words)
+    chosen = parser.parse_args(words)
     model = Path(prepare(MODEL))
-    shapes = options.shape or ["short", "long reply", "long prompt"]
-    if options.only != "memory":
+    shapes = chosen.shape or ["short", "long reply", "long prompt"]
+    if chosen.only != "memory":
         rates = []
         for shape in shapes:
-            rates.append(speed(model, shape, options.threads, options.repeats))
+            rates.append(speed(model, shape, chosen.threads, chosen.repeats))
             print(*rates[-1], flush=True)
         print(table(["batch", "tokens", "ours, tokens/s", "TRL, tokens/s", "ours / TRL"], rates), end="\n\n")
-    if options.only != "speed":
-        rows = [row for shape in options.shape or ["one long reply"] for row in memory(model, shape, options.threads)]
+    if chosen.only != "speed":
+        rows = [row for shape in chosen.shape or ["one long reply"] for row in memory(model, shape, chosen.threads)]
         print(table(["batch", "side", "MiB above loaded", "loaded", "peak since", "ru_maxrss"], rows))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

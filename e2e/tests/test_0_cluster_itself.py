@@ -120,7 +120,10 @@ def test_network_policies_are_enforced_and_go_away_with_their_object(server: Clu
             {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
         )
 
-    api, web_service = "10.96.0.1", server.get("service", "web", "-n", NAMESPACE)["spec"]["clusterIP"]
+    api, web_service = (
+        server.get("service", name, "-n", namespace)["spec"]["clusterIP"]
+        for name, namespace in (("kubernetes", "default"), ("web", NAMESPACE))
+    )
     targets = [(web_service, 80), (OUTSIDE_ADDRESS, 80), (METADATA_ADDRESS, 80), (api, 443)]
 
     def reaches(*wanted: str) -> bool:

@@ -91,7 +91,7 @@ class Resync:
         except Retryable as error:
             log.warning("%s (again soon)", error)
             return False
-        if restored := self._watched.replace(resource, bodies, known):
+        if restored := self._watched.replace(bodies, known):
             log.warning(
                 "the API server went back: %d %s are older than they were, as they are taken now",
                 restored,

@@ -83,7 +83,7 @@ class Watched:
         self._forget(target)
         self._changed(target, before, None)
 
-    def replace(self, resource: Resource, bodies: Iterable[Body], before: Known) -> int:
+    def replace(self, bodies: Iterable[Body], before: Known) -> int:
         """A whole list of a kind, asked for after `before` was known: what is not in it is gone.
 
         Returns how many objects are older in it than before: a list is never late, so the API server itself went back (its store was restored), and is believed.

@@ -32,7 +32,7 @@ class World:
 
     def take_up(self) -> None:
         history = History(tuple(self.records), (), tuple(self.log), self.ledger, self.policy)
-        self.state = JobState(self.document, history, 0.0)
+        self.state = JobState(self.document, history)
         for episode in self.episodes:
             self.state.add_episode(episode)
         for index in sorted(self.state.in_flight - set(self.state.complete)):
@@ -51,10 +51,10 @@ class World:
     def orchestrate(self) -> None:
         state = self.state
         state.policy = self.policy
-        self.write(state.assembly.close_if_due(0.0))
+        self.write(state.assembly.close_if_due())
         ready = [(self.pins.get(group.index, self.policy.version), group) for group in state.resolvable()]
         for version, group in ready if state.strict else sorted(ready, key=lambda pair: pair[0]):
-            self.write(state.resolve(group, version, 0.0))
+            self.write(state.resolve(group, version))
         while (draft := state.assembly.recordable(self.policy.step)) is not None:
             manifest = None if draft.no_op else self.manifest(draft.step, draft.base_version + 1)
             record = reports.step_record(self.document, draft, manifest, reports.Around(0.0, 0.0))

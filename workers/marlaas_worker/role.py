@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,9 +29,6 @@ class RoleContext:
     now: Callable[[], float] = time.time
     vitals: Vitals = field(default_factory=Vitals)
     creds: Path | None = None
-
-
-Serve = Callable[[RoleContext], Awaitable[None]]
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:

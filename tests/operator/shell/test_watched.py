@@ -50,7 +50,7 @@ def test_a_list_drops_what_was_known_before_it_was_asked_for_and_is_not_in_it() 
     known = watched.known(RLJOBS)
     newer = Target(RLJOBS, "team-a", "two")
     watched.see(body(newer, 12, spec={"poolRef": {"name": "tiny"}}))
-    watched.replace(RLJOBS, [], known)
+    watched.replace([], known)
     assert watched.targets(RLJOBS) == [newer]
 
 
@@ -122,7 +122,7 @@ def test_a_successor_that_was_made_while_a_list_was_read_stays() -> None:
     known = watched.known(RLJOBS)
     watched.lose(JOB, "uid-one")
     watched.see(a_job(12, uid="its successor"))
-    watched.replace(RLJOBS, [], known)
+    watched.replace([], known)
     assert [body["metadata"]["uid"] for body in watched.all(RLJOBS)] == ["its successor"]
 
 
@@ -138,7 +138,7 @@ def test_a_server_whose_store_was_restored_is_believed_when_it_lists() -> None:
     watched.see(a_job(100))
     watched.see(a_job(40))
     assert version(watched) == "100", "a late event is no restored store"
-    assert watched.replace(RLJOBS, [a_job(40)], watched.known(RLJOBS)) == 1
+    assert watched.replace([a_job(40)], watched.known(RLJOBS)) == 1
     assert (version(watched), told) == ("40", [True, False, True])
     watched.see(a_job(41))
     assert version(watched) == "41"
@@ -147,7 +147,7 @@ def test_a_server_whose_store_was_restored_is_believed_when_it_lists() -> None:
 def test_what_had_gone_and_was_restored_is_there_again() -> None:
     watched = remembered(a_job(100))
     watched.lose(JOB, "uid-one")
-    assert watched.replace(RLJOBS, [a_job(40)], watched.known(RLJOBS)) == 1
+    assert watched.replace([a_job(40)], watched.known(RLJOBS)) == 1
     assert version(watched) == "40"
 
 
@@ -155,11 +155,11 @@ def test_what_was_seen_while_a_list_was_read_is_newer_than_the_list() -> None:
     watched = remembered(a_job(10))
     known = watched.known(RLJOBS)
     watched.see(a_job(12))
-    assert watched.replace(RLJOBS, [a_job(10)], known) == 0
+    assert watched.replace([a_job(10)], known) == 0
     assert version(watched) == "12"
     known = watched.known(RLJOBS)
     watched.lose(JOB, "uid-one")
-    assert watched.replace(RLJOBS, [a_job(12)], known) == 0
+    assert watched.replace([a_job(12)], known) == 0
     assert watched.get(JOB) is None
 
 

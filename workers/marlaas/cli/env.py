@@ -16,15 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.cli.failures import FAILED, complain
-from marlaas.environment import EpisodeState, Message, Reply, Task, TurnLimit, TurnRequest
+from marlaas.environment import EpisodeState, Reply, Task, TurnLimit, TurnRequest
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, explain, play_episode
+from marlaas.episodes.said import said, speaker
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 
 MAX_TURNS = 8
-_ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
 _ENDINGS = {
     "completed": "completed",
     "max_turns": "out of turns: scored with what was earned until then",
@@ -177,11 +177,10 @@ class _Table:
             self._say("raw text", request.append, "raw text")
             return
         for message in request.append:
-            self._say(_speaker(message), message.content, message.role)
+            self._say(speaker(message.role, message.name), message.content, message.role)
 
-    def _say(self, speaker: str, text: str, role: str) -> None:
-        style = _ROLE_STYLES[role]
-        self._console.print(Text.assemble((f"{speaker}: ", f"bold {style}"), (text, style)), soft_wrap=True)
+    def _say(self, who: str, text: str, role: str) -> None:
+        self._console.print(said(who, text, role), soft_wrap=True)
 
 
 def _typed(console: Console) -> Iterator[str]:
@@ -206,10 +205,6 @@ def _show(console: Console, outcome: Outcome, num_turns: int) -> None:
     console.print(table)
     if outcome.ending == "completed" and not outcome.is_said:
         complain("play returned nothing and gave no agent a reward, so it is 0. Is a `return` missing?")
-
-
-def _speaker(message: Message) -> str:
-    return f"{message.role} ({message.name})" if message.name else message.role
 
 
 def _described(parameter: inspect.Parameter) -> str:

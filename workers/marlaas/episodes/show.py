@@ -11,12 +11,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
+from marlaas.episodes.said import said, speaker
 from marlaas.episodes.selection import Played
-from marlaas_api.messages import ChatMessage, Ending
+from marlaas_api.messages import Ending
 from marlaas_api.names import Split
 from marlaas_api.visible import visible
 
-_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
 _ENDINGS = {
     Ending.MAX_TURNS: "out of turns",
     Ending.MAX_TOKENS: "out of tokens",
@@ -68,26 +68,17 @@ def _time(record: EpisodeRecord) -> str:
 
 def _turn(turn: TurnRecord, tokens: bool) -> Iterator[Text]:
     if isinstance(turn.append, str):
-        yield _said("raw text", turn.append, "raw text")
+        yield said("raw text", turn.append, "raw text")
     else:
         for message in turn.append:
-            yield _said(_speaker(message), message.content, message.role)
+            yield said(speaker(message.role, message.name), message.content, message.role)
     if not turn.opens_segment or turn.parent is None:
-        reply = _said(turn.agent, turn.text or "(nothing)", "assistant")
+        reply = said(turn.agent, turn.text or "(nothing)", "assistant")
     else:
-        reply = _said(f"{turn.agent} (new segment: the template rewrote the past)", turn.text, "assistant")
+        reply = said(f"{turn.agent} (new segment: the template rewrote the past)", turn.text, "assistant")
     yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens]", style="dim")
     if tokens:
         yield Text(f"ids {' '.join(map(str, turn.output_ids))}", style="dim")
-
-
-def _speaker(message: ChatMessage) -> str:
-    return f"{message.role} ({message.name})" if message.name else message.role
-
-
-def _said(speaker: str, text: str, role: str) -> Text:
-    style = _STYLES[role]
-    return Text.assemble((f"{visible(speaker)}: ", f"bold {style}"), (visible(text), style))
 
 
 def _verdict(one: Played) -> Text:

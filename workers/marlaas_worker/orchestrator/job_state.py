@@ -41,7 +41,7 @@ class History:
 class JobState:
     """One job of one trainable agent (the schemas carry more; admission refuses them for now)."""
 
-    def __init__(self, document: JobDocument, history: History, now: float) -> None:
+    def __init__(self, document: JobDocument, history: History) -> None:
         spec = document.spec
         self.document = document
         self.agent = spec.agents[0].name
@@ -66,7 +66,7 @@ class JobState:
         window = max(2 * group, group * spec.training.groups_per_step)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least=group)
         self.assembly = Assembly(document.ref, self.agent, self._rules(), self.finished, history.policy.version)
-        self.assembly.restore(list(history.groups), now)
+        self.assembly.restore(list(history.groups))
         if history.ledger is not None:
             self._restore_ledger(history.ledger, history.steps)
 
@@ -126,14 +126,14 @@ class JobState:
             ready.append(self.complete[index])
         return ready
 
-    def resolve(self, group: CompleteGroup, version: int, now: float) -> list[GroupReady | StepClosed]:
+    def resolve(self, group: CompleteGroup, version: int) -> list[GroupReady | StepClosed]:
         """Decide one group; the result is to be logged for the trainer in this order."""
         del self.complete[group.index]
         self.in_flight.discard(group.index)
         self.unrecorded.add(group.index)
         for outcome in self.outcomes([group]):
             self._order.note(outcome)
-        return self.assembly.resolve(group, version, now)
+        return self.assembly.resolve(group, version)
 
     def record(self, record: StepRecord) -> None:
         """A step is on record."""

@@ -40,7 +40,6 @@ class OwnedJob:
         self._context = context
         self._records = Records(context, document)
         self._reports = reports
-        self._before = before
         self.started_at = (before.started_at if before else None) or context.now()
         self._figures = Figures(document.uid)
         if before is not None:
@@ -63,7 +62,7 @@ class OwnedJob:
     async def _life(self) -> None:
         ref = self.document.ref
         agent = self.document.spec.agents[0].name
-        state = JobState(self.document, await self._records.history(agent), self._context.now())
+        state = JobState(self.document, await self._records.history(agent))
         queued = (
             await self._records.queued()
         )  # before the episodes: a task leaves the queue when all of its own are stored
@@ -130,7 +129,7 @@ class OwnedJob:
         if state.policy.version >= 0:
             if state.assembly.version < 0:
                 await self._life_begins(state)
-            await self._log(state, state.assembly.close_if_due(self._context.now()))
+            await self._log(state.assembly.close_if_due())
             await self._resolve(state)
             await self._record(state)
             await self._issue(state)
@@ -149,9 +148,9 @@ class OwnedJob:
         if not state.strict:
             ready.sort(key=lambda pair: pair[0])
         for version, group in ready:
-            await self._log(state, state.resolve(group, version, self._context.now()))
+            await self._log(state.resolve(group, version))
 
-    async def _log(self, state: JobState, messages: Sequence[object]) -> None:
+    async def _log(self, messages: Sequence[object]) -> None:
         for message in messages:
             await self._records.log_group(message)  # type: ignore[arg-type]
             if isinstance(message, StepClosed):

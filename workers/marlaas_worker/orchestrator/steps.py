@@ -40,7 +40,6 @@ class StepDraft:
 
     step: int
     base_version: int
-    opened_at: float
     assigned: list[GroupReady] = field(default_factory=list)
     resolved: list[CompleteGroup] = field(default_factory=list)
     dropped: list[CompleteGroup] = field(default_factory=list)
@@ -68,7 +67,7 @@ class Assembly:
         self.version = version
         self.drafts: list[StepDraft] = []
         self._next_step = recorded
-        self._open(0.0)
+        self._open()
 
     @property
     def open(self) -> StepDraft | None:
@@ -81,7 +80,7 @@ class Assembly:
         for draft in self.drafts:
             draft.base_version = max(draft.base_version, version)
 
-    def restore(self, messages: list[GroupReady | StepClosed], now: float) -> None:
+    def restore(self, messages: list[GroupReady | StepClosed]) -> None:
         """Take up assignments that an earlier orchestrator logged, in their order."""
         for message in messages:
             draft = self.open
@@ -89,14 +88,14 @@ class Assembly:
                 continue
             while draft is not None and message.step > draft.step:
                 draft.silent = True
-                self._close(draft, now)
+                self._close(draft)
                 draft = self.open
             if draft is None:
                 return
             draft.base_version = message.base_version
             if isinstance(message, StepClosed):
                 draft.logged = frozenset(message.indices)
-                self._close(draft, now)
+                self._close(draft)
             elif message.position == len(draft.assigned):
                 draft.assigned.append(message)
 
@@ -109,7 +108,7 @@ class Assembly:
             return waiting
         return [group for group in waiting if group.verdict is not Verdict.SIGNAL or self._logged_home(group)]
 
-    def resolve(self, group: CompleteGroup, version: int, now: float) -> list[GroupReady | StepClosed]:
+    def resolve(self, group: CompleteGroup, version: int) -> list[GroupReady | StepClosed]:
         """Decide a complete group in the open step; return what has to be logged for the trainer, in order.
 
         In strict mode the caller passes groups in index order. What comes when the last step is closed is counted in it as long as it is not
@@ -127,14 +126,14 @@ class Assembly:
                 ready = self._ready(draft, group, version)
                 draft.assigned.append(ready)
                 log.append(ready)
-        return log + self.close_if_due(now)
+        return log + self.close_if_due()
 
-    def close_if_due(self, now: float) -> list[GroupReady | StepClosed]:
+    def close_if_due(self) -> list[GroupReady | StepClosed]:
         """Close the open step once it is full, or has drawn its bound of groups."""
         draft = self.open
         if draft is None or not self._due(draft):
             return []
-        self._close(draft, now)
+        self._close(draft)
         if draft.no_op:
             return []
         return [
@@ -216,16 +215,16 @@ class Assembly:
         full = self._missing(draft) <= 0 and _is_caught_up(draft)
         return full or len(draft.resolved) >= self.rules.max_resolved
 
-    def _close(self, draft: StepDraft, now: float) -> None:
+    def _close(self, draft: StepDraft) -> None:
         draft.closed = True
-        self._open(now)
+        self._open()
 
-    def _open(self, now: float) -> None:
+    def _open(self) -> None:
         if self._next_step >= self.rules.steps:
             return
         base = self.drafts[-1] if self.drafts else None
         version = self.version if base is None else base.base_version + (0 if base.no_op else 1)
-        self.drafts.append(StepDraft(self._next_step, version, now))
+        self.drafts.append(StepDraft(self._next_step, version))
         self._next_step += 1
 
     def _ready(self, draft: StepDraft, group: CompleteGroup, version: int) -> GroupReady:

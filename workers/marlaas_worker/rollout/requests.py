@@ -62,11 +62,6 @@ class Requests:
         self._idle.set()
         self._closed = False
 
-    @property
-    def num_flights(self) -> int:
-        """Requests under way."""
-        return len(self._flights)
-
     async def accept(self, request: GenerateRequest, inbox: str) -> None:
         """Take a request, or say again what is known of it; returns once the asker has been told."""
         key, now = _question(request), _clock()

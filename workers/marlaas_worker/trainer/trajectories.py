@@ -24,7 +24,6 @@ MAX_CONCURRENT_READS = 32
 ROUNDING = 1e-4
 """How far above zero rounding may put an engine's logprob."""
 
-Turns = dict[int, Turn]
 T = TypeVar("T")
 
 

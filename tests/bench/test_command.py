@@ -1,0 +1,57 @@
+"""`python -m bench` as a newcomer meets it: what there is, what is no measurement, and one of them taken for real."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench.__main__ import NAMES
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "bench", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_help_lists_every_measurement_with_what_it_measures() -> None:
+    told = bench("--help")
+    assert told.returncode == 0
+    for name in NAMES:
+        (line,) = (line for line in told.stdout.splitlines() if line.startswith(f"  {name} "))
+        assert len(line.removeprefix(f"  {name}").strip()) > 20
+
+
+@pytest.mark.parametrize("name", ["bus", "busy"])
+def test_one_measurement_says_what_it_takes(name: str) -> None:
+    told = bench(name, "--help")
+    assert told.returncode == 0
+    assert ("--number" if name == "bus" else "(no options)") in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["buss"], "there is no measurement 'buss'; there are bus, "),
+        (["busy", "--seed", "1"], "busy: nothing to say with --seed; options go to one measurement that has some"),
+        (["bus", "trl", "--seed", "1"], "bus trl: nothing to say with --seed; options go to one"),
+        (["bus", "--seed", "1"], "unrecognized arguments: --seed 1"),
+    ],
+)
+def test_what_is_none_is_told_in_a_sentence(words: list[str], sentence: str) -> None:
+    told = bench(*words)
+    assert told.returncode == 2
+    assert sentence in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_a_measurement_prints_the_ratio_of_two_sides() -> None:
+    told = bench("bus", "--number", "200")
+    assert told.returncode == 0, told.stderr
+    header, *rows = [line for line in told.stdout.splitlines() if "KiB" in line or "ratio" in line]
+    assert header.split() == ["gateway/s", "nats-py/s", "ratio"]
+    assert len(rows) == 8
+    for row in rows:
+        gateway, raw, ratio = map(float, row.split()[-3:])
+        assert gateway > 0
+        assert ratio == pytest.approx(gateway / raw, abs=0.05)
