@@ -20,7 +20,7 @@ control-plane-tools: setup  ## Build what tests on a real API server need (ten m
 	@$(E2E) tools etcd kube-apiserver kube-controller-manager kubectl helm
 
 e2e-packages: setup  ## Install what a node and images need from Debian, if something is missing and this is root
-	@test -n "$(E2E_CONTEXT)" || $(E2E) packages
+	@$(E2E) packages
 
 e2e-images-base: setup e2e-packages  ## Build the image that the others start from (a minute, once)
 	$(BIN)/python -c "from marlaas_e2e import images; print(images.base_archive())"

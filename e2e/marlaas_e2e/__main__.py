@@ -11,6 +11,7 @@ from pathlib import Path
 
 from marlaas_e2e import binaries, packages
 from marlaas_e2e.binaries import CannotBuild
+from marlaas_e2e.elsewhere import Elsewhere
 from marlaas_e2e.kubectl import CommandFailed
 from marlaas_e2e.node import cluster
 from marlaas_e2e.node.cluster import CannotRun, Running
@@ -42,15 +43,15 @@ def tools(options: argparse.Namespace) -> int:
 
 
 def install(_: argparse.Namespace) -> int:
-    """install what is missing from the distribution (root)"""
-    packages.install()
+    """install what is missing from the distribution (root); with E2E_CONTEXT only what images need"""
+    packages.install(node=Elsewhere.said().context is None)
     return 0
 
 
 def able(_: argparse.Namespace) -> int:
     """exit with 3 and the reason where no package could make this machine hold a node"""
     try:
-        if not os.environ.get("E2E_CONTEXT"):
+        if Elsewhere.said().context is None:
             cluster.check_rights()
     except CannotRun as error:
         print(error)
@@ -99,7 +100,7 @@ def bring(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """run a command inside the cluster, brought up for it unless it runs already; with E2E_CONTEXT only the command"""
-    if os.environ.get("E2E_CONTEXT"):
+    if Elsewhere.said().context is not None:
         return subprocess.run(options.words).returncode
     layout = _layout(options)
     with cluster.cluster(layout) as found:

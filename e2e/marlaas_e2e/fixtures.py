@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from marlaas_e2e.control_plane import ControlPlane
+from marlaas_e2e.elsewhere import Elsewhere
 from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.node.layout import Layout
 
@@ -28,8 +29,10 @@ def control_plane_with_controllers() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="session")
 def cluster() -> ClusterHandle:
     """A cluster with a node: that of E2E_CONTEXT, or the one that this process runs inside (`make e2e`)."""
-    if context := os.environ.get("E2E_CONTEXT"):
+    if context := Elsewhere.said().context:
         kubeconfig = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
+        if os.pathsep in kubeconfig:
+            raise pytest.UsageError("KUBECONFIG names several files; make one: kubectl config view --flatten > FILE")
         return ClusterHandle(Path(kubeconfig), context)
     root = os.environ.get("MARLAAS_E2E_ROOT")
     if root is None:

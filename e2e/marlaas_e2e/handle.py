@@ -1,8 +1,6 @@
 """What a scenario test does to a cluster: ours on this machine, or the one of E2E_CONTEXT."""
 
 import json
-import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,8 @@ from unittest import SkipTest
 
 from marlaas_e2e import binaries
 from marlaas_e2e.api import Object
+from marlaas_e2e.elsewhere import Elsewhere
+from marlaas_e2e.images import tag_of
 from marlaas_e2e.kubectl import run
 from marlaas_e2e.node import host
 from marlaas_e2e.node.layout import Layout
@@ -49,13 +49,13 @@ class ClusterHandle:
     def import_image(self, archive: Path) -> None:
         """Bring an archive that `images` made into the cluster.
 
-        With E2E_CONTEXT by the command E2E_LOAD (for example `kind load image-archive`) followed by the archive's
-        name; without that command the images must be in the cluster's reach already.
+        With E2E_CONTEXT by the command E2E_LOAD (for example `kind load image-archive`); without it the images must be in the cluster's reach
+        already. Raises CommandFailed.
         """
         if self.layout is not None:
             ImageStore(self.layout).bring(archive)
-        elif command := os.environ.get("E2E_LOAD"):
-            run([*shlex.split(command), archive])
+        elif command := Elsewhere.said().loading(archive, tag_of(archive)):
+            run(command)
 
     def drop_image(self, tag: str) -> None:
         """Remove an image from this machine's node; another cluster looks after its disks itself."""

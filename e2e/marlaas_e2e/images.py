@@ -1,7 +1,4 @@
-"""Container images without a registry: built by buildah, kept as archives in the cache, tagged `e2e.local/NAME:1`.
-
-The tag is fixed and not `latest`, so that the kubelet never tries to pull.
-"""
+"""Container images without a registry: built by buildah, kept as archives in the cache, tagged `e2e.local/NAME:1` (or as E2E_IMAGES says)."""
 
 import hashlib
 import json
@@ -15,13 +12,14 @@ from pathlib import Path
 
 from marlaas_e2e import binaries
 from marlaas_e2e.cache import cache_dir, file_lock
+from marlaas_e2e.elsewhere import HERE, Elsewhere
 from marlaas_e2e.kubectl import run
 from marlaas_e2e.node import host
 
 RECIPES = Path(__file__).resolve().parent.parent / "images"
-BASE = "e2e.local/python:1"
-PAUSE = "e2e.local/pause:1"
-DNS = "e2e.local/coredns:1"
+BASE = Elsewhere.said().image("python")
+PAUSE = f"{HERE}/pause:1"
+DNS = f"{HERE}/coredns:1"
 _SUITE = "bookworm"
 _PACKAGES = "python3,python3-venv,ca-certificates,libnuma1"
 _LEFT_OUT = (
@@ -96,7 +94,7 @@ def _from_one_file(file: Path, recipe: Recipe) -> Path:
 
 
 def _archive_path(recipe: Recipe) -> Path:
-    return _folder() / (recipe.tag.split("/", 1)[-1].replace("/", "_").replace(":", "_") + ".image.tar")
+    return _folder() / (recipe.tag.removeprefix(f"{HERE}/").replace("/", "_").replace(":", "_") + ".image.tar")
 
 
 def _archive(recipe: Recipe, arguments: Mapping[str, str]) -> Path:

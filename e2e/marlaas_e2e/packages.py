@@ -21,6 +21,7 @@ _PROGRAMS = {
     "openssl": "openssl",
     "runc": "runc",
 }
+_FOR_IMAGES = ("buildah", "debootstrap")
 CNI_PLUGINS = Path("/usr/lib/cni")
 
 
@@ -28,17 +29,18 @@ class NotInstalled(Exception):
     """Something is missing and this process may not install it; the message says what."""
 
 
-def missing_packages() -> list[str]:
-    """Names of Debian's packages. Programs are looked for, not packages: another vendor's containerd serves as well."""
-    missing = {package for program, package in _PROGRAMS.items() if shutil.which(program, path=_SEARCH) is None}
-    if not (CNI_PLUGINS / "bridge").exists():
+def missing_packages(*, node: bool = True) -> list[str]:
+    """Names of Debian's packages, for images and, unless told otherwise, a node. Programs are looked for: another vendor's containerd serves as well."""
+    wanted = _PROGRAMS if node else _FOR_IMAGES
+    missing = {_PROGRAMS[program] for program in wanted if shutil.which(program, path=_SEARCH) is None}
+    if node and not (CNI_PLUGINS / "bridge").exists():
         missing.add("containernetworking-plugins")
     return sorted(missing)
 
 
-def install() -> None:
-    """By apt-get, only what is missing, and only as root. Raises NotInstalled, CommandFailed."""
-    missing = missing_packages()
+def install(*, node: bool = True) -> None:
+    """By apt-get, only what is missing, and only as root. node: as above. Raises NotInstalled, CommandFailed."""
+    missing = missing_packages(node=node)
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:

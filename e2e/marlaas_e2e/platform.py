@@ -16,6 +16,7 @@ import yaml
 from marlaas.models import prepare
 from marlaas_api.nats_server import find_binary
 from marlaas_e2e.api import Object
+from marlaas_e2e.elsewhere import HERE, Elsewhere
 from marlaas_e2e.handle import ClusterHandle, read_only_folder
 from marlaas_e2e.images import RECIPES, Recipe, base_archive, build
 from marlaas_e2e.kubectl import CommandFailed, run
@@ -74,17 +75,22 @@ class Platform:
         conditions: list[Object] = self.status(kind, name, namespace).get("conditions") or []
         return next((each for each in conditions if each["type"] == wanted), {})
 
+    def marlaas(self, *words: str | Path) -> str:
+        """What `kubectl marlaas` says; raises CommandFailed."""
+        place: list[str | Path] = ["--kubeconfig", self.cluster.kubeconfig, "--context", self.cluster.context]
+        return run([sys.executable, "-m", "marlaas", *words, *place])
+
     def why(self, job: str, namespace: str) -> str:
         """What `kubectl marlaas why` says."""
-        kubeconfig = {"KUBECONFIG": str(self.cluster.kubeconfig)}
-        command = ["env", *(f"{name}={value}" for name, value in kubeconfig.items())]
-        return run([*command, sys.executable, "-m", "marlaas", "why", job, "-n", namespace])
+        return self.marlaas("why", job, "-n", namespace)
 
     def tenant(self, namespace: str) -> None:
-        """Make a tenant's namespace at the restricted level, with the Python environment that thin images need."""
+        """Make a tenant's namespace at the restricted level, with the Python environment if images are thin."""
         labels = {"name": namespace, "labels": RESTRICTED}
         body: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": labels}
-        self.apply(body, *read_only_folder(namespace, "python-environment", ROOT))
+        self.apply(body)
+        if Elsewhere.said().worker is None:
+            self.apply(*read_only_folder(namespace, "python-environment", ROOT))
 
     def ended(self, job: str, namespace: str, timeout_s: float = 900) -> Object:
         """Wait for a final phase; return the status."""
@@ -113,7 +119,9 @@ class Platform:
         values = ROOT / "e2e" / "values.yaml"
         words = ("upgrade", "--install", RELEASE, ROOT / "charts" / "marlaas", "--namespace", NAMESPACE)
         try:
-            self.cluster.helm(*words, "--values", values, "--wait", "--timeout", "4m", *more)
+            self.cluster.helm(
+                *words, "--values", values, *Elsewhere.said().chart_words(), "--wait", "--timeout", "4m", *more
+            )
         except CommandFailed as error:
             pytest.fail(f"{error}\n{self.picture()}")
 
@@ -127,14 +135,17 @@ class Platform:
 def platform_images() -> list[Path]:
     """Archives of the operator, the bus, the thin image of the workers, and a tenant's own environment."""
     arguments = {"PIP_CERT": _CERTIFICATES}
-    operator = Recipe("e2e.local/operator:1", ROOT / "images" / "operator.Dockerfile", ROOT, arguments)
-    nats = Recipe("e2e.local/nats:1", RECIPES / "nats" / "Dockerfile", find_binary().resolve().parent)
-    environment = Recipe("e2e.local/environment:1", RECIPES / "environment" / "Dockerfile", ROOT, arguments)
+    named = Elsewhere.said().image
+    operator = Recipe(named("operator"), ROOT / "images" / "operator.Dockerfile", ROOT, arguments)
+    nats = Recipe(named("nats"), RECIPES / "nats" / "Dockerfile", find_binary().resolve().parent)
+    environment = Recipe(named("environment"), RECIPES / "environment" / "Dockerfile", ROOT, arguments)
     return [base_archive(), build(operator), build(nats), build(environment)]
 
 
 def model_cache() -> list[Object]:
-    """A volume and a claim with the tiny model in it, as a platform team would fill it once."""
+    """A volume and a claim with the tiny model in it, as a platform team would fill it once; nothing where workers have no folder of this machine."""
+    if Elsewhere.said().worker is not None:
+        return []
     made = prepare("tiny")
     folder = made.parent.parent / "e2e-model-cache"
     target = folder / "models" / made.name
@@ -153,5 +164,6 @@ def _final(status: Object) -> Object:
 
 
 def manifest(name: str) -> list[dict[str, Any]]:
-    """The documents of `e2e/manifests/NAME.yaml`."""
-    return list(yaml.safe_load_all((ROOT / "e2e" / "manifests" / f"{name}.yaml").read_text()))
+    """The documents of `e2e/manifests/NAME.yaml`, with images by the names that they have on this cluster."""
+    text = (ROOT / "e2e" / "manifests" / f"{name}.yaml").read_text()
+    return list(yaml.safe_load_all(text.replace(f"image: {HERE}/", f"image: {Elsewhere.said().images}/")))

@@ -3,12 +3,11 @@
 import collections
 import copy
 import json
-import sys
 
 import pytest
 
 from marlaas_e2e.api import Object
-from marlaas_e2e.kubectl import CommandFailed, run
+from marlaas_e2e.kubectl import CommandFailed
 from marlaas_e2e.platform import NAMESPACE, Platform, manifest
 
 TEAM = "team-j"
@@ -25,8 +24,7 @@ def job(name: str, steps: int, **spec: object) -> Object:
 
 def marlaas(platform: Platform, *words: str) -> str:
     """What a command of `kubectl marlaas` says."""
-    kubeconfig = f"KUBECONFIG={platform.cluster.kubeconfig}"
-    return run(["env", kubeconfig, sys.executable, "-m", "marlaas", *words, "--namespace", TEAM])
+    return platform.marlaas(*words, "--namespace", TEAM)
 
 
 def patch(platform: Platform, name: str, spec: Object) -> None:

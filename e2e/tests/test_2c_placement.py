@@ -6,8 +6,9 @@ import pytest
 
 from marlaas.models import prepare
 from marlaas_e2e.api import Object
+from marlaas_e2e.handle import NotHere
 from marlaas_e2e.kubectl import CommandFailed
-from marlaas_e2e.platform import NAMESPACE, Platform
+from marlaas_e2e.platform import NAMESPACE, Platform, model_cache
 
 POOL, PRIORITY, LOGIN = "from-volume", "above-others", "registry-login"
 WORKERS = ("rollout", "trainer")
@@ -48,6 +49,8 @@ def objects() -> list[Object]:
 @pytest.fixture(scope="module")
 def workers(platform: Platform) -> Iterator[list[Object]]:
     """The pods of that pool, once they serve."""
+    if not model_cache():
+        raise NotHere("the model's volume is a folder of this machine, which the workers of E2E_WORKER do not see")
     platform.apply(*objects())
     platform.pool_ready(POOL)
     yield [platform.get("pod", f"{POOL}-{role}-0", NAMESPACE) for role in WORKERS]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from marlaas_e2e.api import Object
+from marlaas_e2e.images import BASE
 from marlaas_e2e.platform import NAMESPACE, Platform, manifest
 
 TEAM = "team-c"
@@ -102,7 +103,7 @@ def own_pod(name: str, labels: dict[str, str]) -> Object:
     nobody = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
     main = {
         "name": "main",
-        "image": "e2e.local/python:1",
+        "image": BASE,
         "command": ["sleep", "600"],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }

@@ -39,7 +39,7 @@ def test_a_sandbox_that_ends_by_itself_says_why_and_fails_by_its_backoff_limit(p
     (body,) = (copy.deepcopy(each) for each in manifest("own-image") if each["kind"] == "RLJob")
     body["metadata"] = {"name": "bookless", "namespace": TEAM}
     body["spec"]["environment"] = {
-        "image": "e2e.local/environment:1",
+        "image": body["spec"]["environment"]["image"],
         "entrypoint": ["python3", "-c", f"import sys; sys.exit('{WORDS}')"],
         "memory": "128Mi",
     }
