@@ -187,10 +187,13 @@ async def vllm(
     """The one real engine of the session; a test that ends it must have started it again."""
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
-    engine = VllmEngine(small_model, pool, END_IDS, tmp_path_factory.mktemp("vllm"), answer_bound_s=10)
-    await engine.start()
-    yield engine
-    await engine.stop()
+    folder = tmp_path_factory.mktemp("vllm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))
+        engine = VllmEngine(small_model, pool, END_IDS, folder, answer_bound_s=10)
+        await engine.start()
+        yield engine
+        await engine.stop()
 
 
 @dataclass(frozen=True)

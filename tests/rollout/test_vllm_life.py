@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
@@ -97,6 +98,21 @@ def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_t
         read_base_model(tmp_path)
     with pytest.raises(Permanent, match="tensorParallelSize"):
         vllm_settings(read_base_model(small_model), pool.model_copy(update={"tensor_parallel_size": 2}), tmp_path)
+
+
+def compiled_here() -> list[Path]:
+    """What torch's compiler has left where the engine has it put things."""
+    return [file for file in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*") if file.is_file()]
+
+
+@pytest.mark.engine
+@pytest.mark.asyncio(loop_scope="session")
+async def test_on_a_cpu_no_turn_waits_for_a_compiler(vllm: Any, publish: Any, slot_ids: Any) -> None:
+    adapter = publish(1).in_slot(slot_ids())
+    await vllm.load(adapter)
+    assert (await vllm.generate("first", adapter, PROMPT, LONG)).output_ids
+    await vllm.unload(adapter)
+    assert torch.cuda.is_available() or compiled_here() == []
 
 
 WORKER = "import marlaas_worker.rollout.vllm_extension, sys, time; print('watching', flush=True); time.sleep(600)"

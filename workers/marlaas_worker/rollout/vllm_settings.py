@@ -9,7 +9,6 @@ request whose prompt is prefilled in chunks (`gpu_model_runner._bookkeeping_sync
 import json
 import os
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,13 +79,8 @@ def environment(settings: VllmSettings) -> dict[str, str]:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
-        **({} if has_compiler() else {"TORCHDYNAMO_DISABLE": "1"}),
+        "TORCHDYNAMO_DISABLE": "1",  # with LoRA a model runs eagerly here; a compiler would hold up the first turns for one small kernel
     }
-
-
-def has_compiler() -> bool:
-    """Whether torch can compile its own kernels here; the few that vLLM asks for on a CPU run uncompiled without a compiler."""
-    return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]:
