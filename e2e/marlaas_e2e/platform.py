@@ -96,6 +96,13 @@ class Platform:
         """Wait for a final phase; return the status."""
         return self.until(lambda: _final(self.status("rljob", job, namespace)), f"{namespace}/{job} ends", timeout_s)
 
+    def tiny_pool(self) -> None:
+        """Wait for the quickstart's pool; make it if no scenario before did, so that each file can be run alone."""
+        if not self.get("modelpool", "tiny"):
+            documents = yaml.safe_load_all((ROOT / "examples" / "quickstart.yaml").read_text())
+            self.apply(*(each for each in documents if each["kind"] == "ModelPool"))
+        self.pool_ready("tiny")
+
     def pool_ready(self, pool: str, timeout_s: float = 300) -> None:
         """Wait until engines and trainers of a pool serve."""
         ready = lambda: self.condition("modelpool", pool, "Ready").get("status") == "True"  # noqa: E731

@@ -45,7 +45,7 @@ def told(platform: Platform, name: str) -> collections.Counter[str]:
 @pytest.fixture(scope="module", autouse=True)
 def team(platform: Platform) -> None:
     """A pool that serves, a namespace, and the jobs that need no hand while others are looked at."""
-    platform.pool_ready("tiny")
+    platform.tiny_pool()
     platform.tenant(TEAM)
     platform.apply(job("late", 10_000, activeDeadlineSeconds=5), job("brief", 2), job("pausing", 10_000))
 

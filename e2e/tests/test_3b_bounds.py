@@ -36,7 +36,7 @@ def demand(platform: Platform, runtime: str | None) -> None:
 @pytest.fixture(scope="module")
 def sandbox(platform: Platform) -> Iterator[Object]:
     """The pod of a job that opens the API server's own address and nothing else, in a pool that demands a runtime."""
-    platform.pool_ready("tiny")
+    platform.tiny_pool()
     platform.tenant(TEAM)
     platform.apply(RUNTIME_CLASS)
     demand(platform, RUNTIME)

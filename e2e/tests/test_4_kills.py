@@ -52,7 +52,7 @@ def only_pod(platform: Platform, component: str, namespace: str) -> str:
 @pytest.fixture(scope="module")
 def running(platform: Platform) -> None:
     """The job, past its first step."""
-    platform.pool_ready("tiny")
+    platform.tiny_pool()
     platform.tenant(TEAM)
     platform.apply(*manifest("survivor"))
     platform.until(lambda: step(platform) >= 1, "the first step", 300)

@@ -25,7 +25,7 @@ def scale(platform: Platform, workload: str, replicas: int) -> None:
 @pytest.fixture(scope="module")
 def running(platform: Platform) -> Iterator[None]:
     """A job at work."""
-    platform.pool_ready("tiny")
+    platform.tiny_pool()
     platform.tenant(TEAM)
     (body,) = manifest("endless")
     body["metadata"]["namespace"] = TEAM

@@ -34,7 +34,7 @@ def crowded(platform: Platform) -> Iterator[None]:
 
 
 def test_a_sandbox_that_ends_by_itself_says_why_and_fails_by_its_backoff_limit(platform: Platform) -> None:
-    platform.pool_ready("tiny")
+    platform.tiny_pool()
     platform.tenant(TEAM)
     (body,) = (copy.deepcopy(each) for each in manifest("own-image") if each["kind"] == "RLJob")
     body["metadata"] = {"name": "bookless", "namespace": TEAM}

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from marlaas_e2e.api import Object
 from marlaas_e2e.platform import NAMESPACE, RELEASE, Platform, manifest
 
 TEAM, JOB, STEPS = "team-i", "own-image", 4
+MORE_STEPS = 10_000
+"""So many that the job still runs when the test has seen what it came for."""
 LETTERS = "hgfedcba"
+SANDBOX = "app.kubernetes.io/component=sandbox"
 
 # Where the words of standard input are: files of the whole container, and variables and arguments of every process in sight.
 _SEARCH = """
@@ -68,8 +72,7 @@ print(heard.decode())
 
 def sandbox_pod(platform: Platform) -> str:
     """The job's pod, once both containers are ready."""
-    listed = platform.cluster.get("pods", "-n", TEAM, "-l", "app.kubernetes.io/component=sandbox")["items"]
-    for pod in listed:
+    for pod in platform.cluster.get("pods", "-n", TEAM, "-l", SANDBOX)["items"]:
         statuses = pod["status"].get("containerStatuses", [])
         if {status["name"] for status in statuses if status["ready"]} == {"supervisor", "environment"}:
             return str(pod["metadata"]["name"])
@@ -77,13 +80,28 @@ def sandbox_pod(platform: Platform) -> str:
 
 
 @pytest.fixture(scope="module")
-def pod(platform: Platform) -> Iterator[str]:
-    """The sandbox of the running job."""
-    platform.pool_ready("tiny")
+def job(platform: Platform) -> Iterator[Object]:
+    """The job's manifest, applied."""
+    platform.tiny_pool()
     platform.tenant(TEAM)
-    platform.apply(*manifest("own-image"))
-    yield platform.until(lambda: sandbox_pod(platform), "both containers of the sandbox are ready", 180)
+    documents = manifest("own-image")
+    platform.apply(*documents)
+    yield next(document for document in documents if document["kind"] == "RLJob")
     platform.kubectl("delete", "rljob", JOB, "-n", TEAM, "--timeout=120s")
+
+
+@pytest.fixture(scope="module")
+def pod(platform: Platform, job: Object) -> str:
+    """The sandbox of the job, which has been given more steps and does not end by itself any more."""
+    platform.ended(JOB, TEAM)
+    platform.until(lambda: not platform.names("pods", TEAM, SANDBOX), "the sandbox of the ended job is gone")
+    training = job["spec"]["training"] | {"steps": MORE_STEPS}
+    platform.apply(job | {"spec": job["spec"] | {"training": training}})
+    return platform.until(lambda: sandbox_pod(platform), "both containers of the sandbox are ready", 180)
+
+
+def step(platform: Platform) -> int:
+    return int(platform.status("rljob", JOB, TEAM).get("step") or 0)
 
 
 def python(platform: Platform, pod: str, program: str, *words: str, stdin: str | None = None) -> str:
@@ -97,6 +115,13 @@ def credential(platform: Platform) -> list[str]:
     data = platform.get("secret", f"{JOB}-sandbox", TEAM)["data"]
     lines = base64.b64decode(data["bus.creds"]).decode().split()
     return [line for line in lines if len(line) > 40]
+
+
+@pytest.mark.usefixtures("job")
+def test_a_job_is_trained_in_the_teams_own_image(platform: Platform) -> None:
+    status = platform.ended(JOB, TEAM)
+    assert (status["phase"], status["step"]) == ("Succeeded", STEPS), status
+    assert status["agents"][0]["policyVersion"] == STEPS
 
 
 def test_the_credential_is_nowhere_in_the_environments_container_but_the_teams_secret_is(
@@ -128,7 +153,7 @@ def test_without_the_credential_the_bus_refuses(platform: Platform, pod: str) ->
 
 
 def test_a_job_outlives_a_kill_of_its_environments_container(platform: Platform, pod: str) -> None:
-    platform.until(lambda: platform.status("rljob", JOB, TEAM).get("step"), "the first step", 300)
+    platform.until(lambda: step(platform) > STEPS, "a step of those that were added", 300)
     platform.cluster.kill_container(TEAM, pod, "environment")
 
     def restarts() -> int:
@@ -136,6 +161,6 @@ def test_a_job_outlives_a_kill_of_its_environments_container(platform: Platform,
         return sum(status["restartCount"] for status in statuses if status["name"] == "environment")
 
     platform.until(restarts, "the environment's container has started again", 60)
-    status = platform.ended(JOB, TEAM)
-    assert (status["phase"], status["step"]) == ("Succeeded", STEPS), status
-    assert status["agents"][0]["policyVersion"] == STEPS
+    before = step(platform)
+    platform.until(lambda: step(platform) > before + 1, "steps after the environment's container was killed", 300)
+    assert platform.status("rljob", JOB, TEAM)["phase"] == "Running"
