@@ -1,6 +1,8 @@
 """What a scenario test does to a cluster: ours on this machine, or the one of E2E_CONTEXT."""
 
 import json
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +78,11 @@ class ClusterHandle:
         raise LookupError(f"{namespace}/{pod} has no running container {container}")
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
-        """`kill -9` from outside, as the kernel would for memory. Raises NotHere, LookupError."""
-        host.kill(self.container_pid(namespace, pod, container))
+        """`kill -9` from outside, as the kernel would for memory. Raises NotHere, LookupError: nothing was there to kill."""
+        try:
+            os.kill(self.container_pid(namespace, pod, container), signal.SIGKILL)
+        except ProcessLookupError as error:
+            raise LookupError(f"{namespace}/{pod}: {container} ended by itself") from error
 
     def _run(self, program: str, arguments: Sequence[str | Path], stdin: str | None, timeout_s: float) -> str:
         path = binaries.ensure([program])[program]

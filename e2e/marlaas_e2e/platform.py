@@ -103,7 +103,7 @@ class Platform:
             self.apply(*(each for each in documents if each["kind"] == "ModelPool"))
         self.pool_ready("tiny")
 
-    def pool_ready(self, pool: str, timeout_s: float = 300) -> None:
+    def pool_ready(self, pool: str, timeout_s: float = 900) -> None:
         """Wait until engines and trainers of a pool serve."""
         ready = lambda: self.condition("modelpool", pool, "Ready").get("status") == "True"  # noqa: E731
         self.until(ready, f"pool {pool} is ready", timeout_s)

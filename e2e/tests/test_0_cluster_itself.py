@@ -139,7 +139,7 @@ def test_network_policies_are_enforced_and_go_away_with_their_object(server: Clu
     web = {"to": [{"podSelector": {"matchLabels": {"app": "web"}}}], "ports": [{"port": 8080}]}
     policy(dns, web)
     assert reaches(web_service)
-    assert reached(server, ("web", 80)) == ["web"]
+    assert eventually(lambda: reached(server, ("web", 80)) == ["web"])
     policy({"to": [{"ipBlock": {"cidr": "198.51.100.0/24"}}], "ports": [{"port": 80}]})
     assert reaches(OUTSIDE_ADDRESS)
     server.kubectl("-n", NAMESPACE, "delete", "networkpolicy", "client")

@@ -54,15 +54,15 @@ def test_a_suspended_job_frees_what_it_holds_and_goes_on_from_where_it_was(platf
     platform.until(lambda: step(platform, "pausing"), "the first step", 300)
     assert "suspend" in marlaas(platform, "suspend", "pausing")
     suspended = lambda: platform.status("rljob", "pausing", TEAM)["phase"] == "Suspended"  # noqa: E731
-    platform.until(suspended, "the job is suspended", 60)
+    platform.until(suspended, "the job is suspended", 180)
     platform.until(lambda: not platform.names(OWNED, TEAM, "marlaas.dev/job=pausing"), "its sandbox is gone")
     assert platform.condition("rljob", "pausing", "Admitted", TEAM)["status"] == "False"
     before = step(platform, "pausing")
     assert "suspended" in platform.why("pausing", TEAM)
     marlaas(platform, "resume", "pausing")
-    platform.until(lambda: step(platform, "pausing") > before, "it goes on from its last step", 120)
+    platform.until(lambda: step(platform, "pausing") > before, "it goes on from its last step", 300)
     story = {"Admitted": 2, "SandboxReady": 2, "Suspended": 1}
-    platform.until(lambda: told(platform, "pausing") == story, "each of its five transitions is told once", 30)
+    platform.until(lambda: told(platform, "pausing") == story, "each of its five transitions is told once", 120)
     platform.kubectl("delete", "rljob", "pausing", "-n", TEAM, "--timeout=120s")
 
 
@@ -72,7 +72,7 @@ def test_a_finished_job_that_is_given_more_steps_takes_them_and_fewer_are_refuse
         patch(platform, "brief", {"training": {"steps": 1}})
     patch(platform, "brief", {"training": {"steps": 4}})
     platform.until(lambda: step(platform, "brief") == 4, "two more steps", 300)
-    status = platform.ended("brief", TEAM, 60)
+    status = platform.ended("brief", TEAM, 300)
     assert (status["phase"], status["progress"]) == ("Succeeded", "4/4"), status
 
 

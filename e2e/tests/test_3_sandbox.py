@@ -25,16 +25,13 @@ print(json.dumps({name: reach(*place) for name, place in json.loads(sys.argv[1])
 @pytest.fixture(scope="module")
 def sandbox(platform: Platform) -> Iterator[str]:
     """A sandbox pod at work."""
+    platform.tiny_pool()
     platform.tenant(TEAM)
     platform.apply(*manifest("endless"))
-    phase = "jsonpath={.items[0].status.phase}"
-    selector = ("-n", TEAM, "-l", "app.kubernetes.io/component=sandbox")
-
-    def running() -> str:
-        names = platform.names("pods", TEAM, selector[-1])
-        return names[0] if names and platform.kubectl("get", "pods", *selector, "-o", phase) == "Running" else ""
-
-    yield platform.until(running, "the sandbox runs")
+    ready = lambda: platform.condition("rljob", "endless", "SandboxReady", TEAM).get("status") == "True"  # noqa: E731
+    platform.until(ready, "the sandbox has claimed over the bus: its address is known to the policies", 180)
+    (pod,) = platform.names("pods", TEAM, "app.kubernetes.io/component=sandbox")
+    yield pod
     platform.kubectl("delete", "rljob", "endless", "-n", TEAM)
 
 
@@ -94,7 +91,7 @@ def test_a_tenants_own_pod_does_not_reach_the_bus_whatever_it_calls_itself(platf
     bus = platform.get("service", "marlaas-nats", NAMESPACE)["spec"]["clusterIP"]
     places = json.dumps({"bus": (bus, 4222)})
     found = lambda: json.loads(python(platform, "impostor", _PROBE, places))["bus"] != "open"  # noqa: E731
-    platform.until(found, "the bus is closed to a pod of a tenant", 30)
+    platform.until(found, "the bus is closed to a pod of a tenant", 120)
     platform.kubectl("delete", "pod", "impostor", "-n", TEAM, "--wait=false")
 
 

@@ -49,6 +49,6 @@ def test_why_names_who_is_away_and_takes_it_back(platform: Platform, missing: st
     assert platform.status("rljob", JOB, TEAM)["phase"] == "Running"
     before = step(platform)
     platform.until(lambda: step(platform) > before, f"a step after {missing} was away", 180)
-    platform.until(lambda: reason not in platform.why(JOB, TEAM), f"`why` says {reason} no more", 60)
+    platform.until(lambda: reason not in platform.why(JOB, TEAM), f"`why` says {reason} no more", 180)
     events = platform.kubectl("describe", "rljob", JOB, "-n", TEAM)
     assert "Failed" not in events.partition("Events:")[2], events

@@ -34,7 +34,7 @@ def test_a_pool_says_why_it_is_not_ready(platform: Platform, pool: str, reason: 
     def told() -> bool:
         return platform.condition("modelpool", pool, "Ready").get("reason") == reason
 
-    platform.until(told, f"pool {pool} says {reason}", 120)
+    platform.until(told, f"pool {pool} says {reason}", 300)
 
 
 @pytest.mark.usefixtures("broken")
@@ -43,16 +43,18 @@ def test_a_job_that_waits_for_it_says_so_too(platform: Platform, pool: str, reas
     def told() -> bool:
         return platform.status("rljob", f"on-{pool}", TEAM).get("reason") == reason
 
-    platform.until(told, f"the job on {pool} says {reason}", 60)
+    platform.until(told, f"the job on {pool} says {reason}", 180)
     assert pool in platform.why(f"on-{pool}", TEAM)
 
 
 @pytest.mark.usefixtures("broken")
 def test_a_model_that_is_not_there_is_named(platform: Platform) -> None:
-    assert "/models/absent" in platform.condition("modelpool", "no-model", "Ready")["message"]
+    named = lambda: "/models/absent" in platform.condition("modelpool", "no-model", "Ready").get("message", "")  # noqa: E731
+    platform.until(named, "the pool names the model that is not there", 120)
 
 
 def test_an_environment_that_cannot_be_loaded_fails_its_job_with_its_own_words(platform: Platform) -> None:
+    platform.tiny_pool()
     platform.tenant(TEAM)
     platform.apply(job("unloadable", "tiny", "absent_module:Absent"))
     status = platform.ended("unloadable", TEAM, 300)
@@ -61,6 +63,7 @@ def test_an_environment_that_cannot_be_loaded_fails_its_job_with_its_own_words(p
 
 
 def test_a_sandbox_that_keeps_dying_fails_its_job_by_its_backoff_limit(platform: Platform) -> None:
+    platform.tiny_pool()
     platform.tenant(TEAM)
     platform.apply(job("dying", "tiny"))
 
@@ -81,7 +84,7 @@ def test_a_sandbox_that_keeps_dying_fails_its_job_by_its_backoff_limit(platform:
 def test_broken_pools_go_once_their_jobs_have_gone(platform: Platform) -> None:
     platform.kubectl("delete", "modelpool", *REASONS, "--wait=false")
     told = lambda: platform.condition("modelpool", "no-node", "Deleting").get("reason") == "InUse"  # noqa: E731
-    platform.until(told, "a pool with a job on it says that it is in use", 60)
+    platform.until(told, "a pool with a job on it says that it is in use", 180)
     platform.kubectl("delete", "rljob", "--all", "-n", TEAM, "--timeout=120s")
-    platform.until(lambda: not platform.get("modelpool", "no-node"), "the pool is gone", 120)
+    platform.until(lambda: not platform.get("modelpool", "no-node"), "the pool is gone", 300)
     assert not platform.names("statefulsets", "marlaas-system", "marlaas.dev/pool=no-node")

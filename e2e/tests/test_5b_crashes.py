@@ -10,7 +10,7 @@ from marlaas_e2e.platform import Platform, manifest
 
 TEAM, POOL = "team-l", "no-room"
 WORDS = "the rule book of chess is missing"
-SECONDS = 60
+SECONDS = 180
 """What a pod on this machine takes to begin and to end, and a status to follow."""
 
 
@@ -43,7 +43,7 @@ def test_a_sandbox_that_ends_by_itself_says_why_and_fails_by_its_backoff_limit(p
         "entrypoint": ["python3", "-c", f"import sys; sys.exit('{WORDS}')"],
         "memory": "128Mi",
     }
-    platform.apply(body | {"spec": body["spec"] | {"backoffLimit": 1}})
+    platform.apply(body | {"spec": body["spec"] | {"backoffLimit": 2}})
 
     def crashing() -> bool:
         status = platform.status("rljob", "bookless", TEAM)
@@ -51,7 +51,7 @@ def test_a_sandbox_that_ends_by_itself_says_why_and_fails_by_its_backoff_limit(p
 
     platform.until(crashing, "the job says what its sandbox said last", SECONDS)
     assert WORDS in platform.why("bookless", TEAM)
-    status = platform.ended("bookless", TEAM, 180)
+    status = platform.ended("bookless", TEAM, 300)
     assert (status["phase"], status["reason"]) == ("Failed", "BackoffLimitExceeded"), status
     assert WORDS in status["message"], status
 

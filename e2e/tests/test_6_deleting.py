@@ -33,6 +33,7 @@ def keys(platform: Platform) -> dict[str, list[str]]:
 
 
 def start(platform: Platform) -> None:
+    platform.tiny_pool()
     platform.tenant(TEAM)
     (body,) = manifest("endless")
     body["metadata"]["namespace"] = TEAM
@@ -53,4 +54,5 @@ def test_a_running_job_that_is_deleted_leaves_nothing(platform: Platform) -> Non
 def test_a_namespace_that_is_deleted_takes_its_job_along(platform: Platform) -> None:
     start(platform)
     platform.kubectl("delete", "namespace", TEAM, "--timeout=180s")
+    platform.kubectl("delete", "persistentvolume", f"python-environment-{TEAM}", "--ignore-not-found")
     assert not any(keys(platform).values())

@@ -1,5 +1,6 @@
 """An editor of one namespace: jobs there, nothing elsewhere, and no pod with more privilege than the pool allows."""
 
+import contextlib
 import copy
 import json
 
@@ -25,6 +26,13 @@ def editor(platform: Platform) -> None:
     platform.tenant(HOME)
     platform.tenant(ELSEWHERE)
     platform.apply(BINDING)
+
+    def bound() -> bool:
+        with contextlib.suppress(CommandFailed):
+            return bool(platform.kubectl("--as", EDITOR, "auth", "can-i", "create", "rljobs", "-n", HOME))
+        return False
+
+    platform.until(bound, "the editor may edit", 60)
 
 
 def apply_as_editor(platform: Platform, body: Object) -> str:

@@ -160,7 +160,7 @@ def test_a_job_outlives_a_kill_of_its_environments_container(platform: Platform,
         statuses = platform.get("pod", pod, TEAM)["status"]["containerStatuses"]
         return sum(status["restartCount"] for status in statuses if status["name"] == "environment")
 
-    platform.until(restarts, "the environment's container has started again", 60)
+    platform.until(restarts, "the environment's container has started again", 180)
     before = step(platform)
     platform.until(lambda: step(platform) > before + 1, "steps after the environment's container was killed", 300)
     assert platform.status("rljob", JOB, TEAM)["phase"] == "Running"

@@ -9,6 +9,7 @@ OF_THE_TESTS = {"kube-root-ca.crt", "default", "python-environment", "model-cach
 
 
 def test_an_upgrade_with_another_value_takes_effect_and_keeps_the_pool(platform: Platform) -> None:
+    platform.tiny_pool()
     before = platform.get("pod", "tiny-rollout-0", NAMESPACE)["metadata"]["uid"]
     platform.install("--set", "logLevel=DEBUG")
     assert platform.get("configmap", f"{RELEASE}-installation", NAMESPACE)["data"]["installation.yaml"].count("DEBUG")
@@ -19,14 +20,17 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_only(platform: Platform
     platform.tenant(TEAM)
     (body,) = manifest("endless")
     body["metadata"]["namespace"] = TEAM
-    platform.apply(body)
+    paused = {**body, "metadata": {"name": "paused", "namespace": TEAM}, "spec": {**body["spec"], "suspend": True}}
+    platform.apply(body, paused)
     platform.until(lambda: platform.status("rljob", "endless", TEAM).get("step"), "a job runs", 300)
+    suspended = lambda: platform.status("rljob", "paused", TEAM).get("phase") == "Suspended"  # noqa: E731
+    platform.until(suspended, "the other one is suspended", 180)
     platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "3m")
-    platform.until(lambda: not left(platform), "nothing of the release is left", 120)
+    platform.until(lambda: not left(platform), "nothing of the release is left", 300)
     kept = platform.get("rljob", "endless", TEAM)
     assert kept["status"]["step"] > 0
     assert "finalizers" not in kept["metadata"]
-    assert "rljob.marlaas.dev/reverse" in platform.names("rljobs", "team-a")
+    assert suspended()
     assert platform.get("modelpool", "tiny")
     platform.kubectl("delete", "rljobs", "--all", "-A", "--timeout=60s")
     platform.kubectl("delete", "modelpools", "--all", "--timeout=60s")

@@ -68,6 +68,8 @@ class Stage:
         self.blobs = MemoryBlobs()
         self.scratch = scratch
         self.trained: list[tuple[int, tuple[str, ...]]] = []
+        self.may_train = asyncio.Event()
+        self.may_train.set()
         self.deaths = 0
 
     def context(self, name: str) -> RoleContext:
@@ -166,6 +168,7 @@ class Stage:
                     assert message.position == len(groups), "positions are dense and in order"
                     groups.append(message)
                 elif isinstance(message, StepClosed):
+                    await self.may_train.wait()
                     groups = ready.pop(message.step)
                     assert message.num_groups == len(groups)
                     assert message.base_version == record.version

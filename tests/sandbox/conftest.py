@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +27,13 @@ from marlaas_api.messages import (
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.role import RoleContext
+from marlaas_worker.sandbox import service
+from marlaas_worker.sandbox.server import ChildrenConfig
 from marlaas_worker.sandbox.service import serve
 from marlaas_worker.sandbox.turns import Patience
 
 Answer = Callable[[GenerateRequest], list[GenerateReply]]
-IMPATIENT = Patience(heard_s=0.2, first_retry_s=0.01, max_retry_s=0.02)
+IMPATIENT = Patience(heard_s=5, first_retry_s=0.01, max_retry_s=0.02)
 
 
 def _reply(request: GenerateRequest, phase: ReplyPhase) -> GenerateReply:
@@ -86,6 +90,8 @@ class Stage:
         self.bus = self.server.connect("test")
         self.rollout = Rollout(self.server)
         self.patience = IMPATIENT
+        self.load_timeout_s: float | None = 60.0
+        """How long the environment may take to load, however little an episode may take; None: as long as an episode."""
         self._scratch = scratch
 
     def document(self, name: str, *, agents: tuple[str, ...] = ("policy",), **environment: object) -> JobDocument:
@@ -141,7 +147,7 @@ class Stage:
         await self.open_tasks()
         context = RoleContext(name, self.server.connect(name), MemoryBlobs(), self._scratch / name)
         async with self.rollout_role(*(agent.name for agent in document.spec.agents)), asyncio.TaskGroup() as group:
-            group.create_task(serve(context, document, IMPATIENT, socket))
+            group.create_task(serve(context, document, self.patience, socket))
             try:
                 yield context
             finally:
@@ -168,4 +174,11 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    return Stage(tmp_path)
+    made, configured = Stage(tmp_path), service._children_config
+
+    def with_time_to_load(*words: Any) -> ChildrenConfig:
+        config = configured(*words)
+        return config if made.load_timeout_s is None else replace(config, load_timeout_s=made.load_timeout_s)
+
+    monkeypatch.setattr(service, "_children_config", with_time_to_load)
+    return made

@@ -137,6 +137,7 @@ async def test_an_environment_that_cannot_be_loaded_says_why(stage, name: str, w
 
 
 async def test_loading_for_ever_is_a_fault(stage) -> None:
+    stage.load_timeout_s = None
     (episode,) = await stage.play("NeverReady", episode_timeout_seconds=0.5)
     assert "loading the environment took longer than 0.5 s" in episode.fault_text
 

@@ -43,8 +43,8 @@ def gone(pid: int) -> bool:
 def container_pid(container_id: str) -> int | None:
     """The machine's process id of a container's first process; `container_id` as in a pod's status."""
     wanted = container_id.rpartition("/")[2]
-    candidates = [pid for pid in _all_pids() if _in_cgroup(pid, wanted) and birth_of(pid) is not None]
-    return min(candidates, key=lambda pid: int(birth_of(pid) or 0), default=None)
+    births = {pid: born for pid in _all_pids() if _in_cgroup(pid, wanted) and (born := birth_of(pid)) is not None}
+    return min(births, key=lambda pid: int(births[pid]), default=None)
 
 
 def save_settings(folder: Path) -> None:

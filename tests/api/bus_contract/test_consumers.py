@@ -84,7 +84,7 @@ async def test_progress_starts_the_ack_wait_anew(bus: Bus, ns: str) -> None:
     subject = subjects.task(ns, "job")
     for data in (b"slow", b"dead"):
         await bus.publish(subject, data)
-    consumer = await bus.consumer(TASKS, subjects.consumer(ns, "job"), subject, ack_wait_s=1.0)
+    consumer = await bus.consumer(TASKS, subjects.consumer(ns, "job"), subject, ack_wait_s=2.0)
     slow, _ = await soon(consumer.fetch(2, 5))
     assert await soon(consumer.fetch(1, 0.1)) == []
     await slow.in_progress()
@@ -99,7 +99,7 @@ async def test_a_nak_brings_it_back_at_once_or_after_a_delay(bus: Bus, ns: str) 
     (first,) = await soon(consumer.fetch(1, 5))
     await first.nak()
     (second,) = await soon(consumer.fetch(1, 5))
-    await second.nak(0.6)
+    await second.nak(2.0)
     assert await soon(consumer.fetch(1, 0.05)) == []
     (third,) = await soon(consumer.fetch(1, 5))
     assert third.num_delivered == 3

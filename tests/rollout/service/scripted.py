@@ -61,6 +61,7 @@ class ScriptedEngine:
     deaths: int = 0
     refuse: str = ""
     loads_fail_by: Exception | None = None
+    failed_loads: int = 0
     twist: Callable[[Path], Path] = lambda folder: folder
     open: asyncio.Event = field(default_factory=asyncio.Event)
     calls: list[Call] = field(default_factory=list)
@@ -91,6 +92,7 @@ class ScriptedEngine:
     async def load(self, adapter: LoadedAdapter) -> None:
         self._check()
         if self.loads_fail_by is not None:
+            self.failed_loads += 1
             raise self.loads_fail_by
         if self.refuse and self.refuse in adapter.name:
             raise LoadFailed(f"{adapter.name}: the engine does not like it")

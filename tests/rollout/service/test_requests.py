@@ -206,6 +206,7 @@ def listeners(town: Any, job: Any) -> list[Any]:
 async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(town: Any, shut_engine: Any) -> None:
     await town.replica(engine=shut_engine)
     job = await town.job()
+    await town.verified("rollout-0", job.adapter(0))
     reply = await town.ask(job.request(deadline_s=0.3))
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, True)
     assert "was over while it was being generated" in reply.error
@@ -215,9 +216,9 @@ async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(town: Any
 async def test_asking_again_prolongs_the_deadline(town: Any, shut_engine: Any) -> None:
     await town.replica(engine=shut_engine)
     job = await town.job()
-    impatient = job.request(index=1, deadline_s=0.2)
+    impatient = job.request(index=1, deadline_s=1.0)
     async with (
-        town.asking(job.request(deadline_s=0.2)) as asked,
+        town.asking(job.request(deadline_s=1.0)) as asked,
         town.asking(job.request()),
         town.asking(impatient) as one,
     ):

@@ -118,6 +118,7 @@ async def test_a_load_that_may_succeed_later_is_explained_at_the_deadline(
     engine = make_engine(loads_fail_by=BlobUnavailable("no space left"))
     await town.replica(engine=engine)
     job = await town.job()
+    await town.until(lambda: engine.failed_loads > 0)
     request = job.request(deadline_s=0.2)
     await town.pin(request, 0)
     reply = await town.ask(request)
