@@ -1,7 +1,8 @@
 """Roles that follow a script instead of training: the real process entry, bus, blobs and signals; no model.
 
 Called as `scripted_role.py SCRIPT ROLE …`; SCRIPT is a JSON file: per role what goes wrong, and `pause_at`, the step at which the
-orchestrator waits until the file `go` lies beside the script.
+orchestrator waits until the file `go` lies beside the script. It takes no step before this run's rollout and trainer are at work and the
+job's sandbox has played, in this run or one before: a test that has seen a step need not wait for any of them, however slowly it starts.
 """
 
 import asyncio
@@ -37,21 +38,30 @@ from marlaas_worker.role import RoleContext, wait_for
 PACE_S = 0.05
 SCRIPT = Path(sys.argv[1])
 SETTINGS = json.loads(SCRIPT.read_text())
+RUN = Path(tempfile.gettempdir())
+"""The run's folder for temporary files: another run into the same output folder has another one, so what lies there is of this run."""
+POOL_ROLES = ("rollout", "trainer")
 
 
 def misbehave(role: str) -> None:
     """Die as the script says: `invalid`, `raise` or `kill`, as often as `times` says."""
     settings = SETTINGS.get(role, {})
-    marker = SCRIPT.with_name(f"{role}.deaths")
-    deaths = int(marker.read_text()) if marker.exists() else 0
-    if deaths >= settings.get("times", 0):
+    if not any(is_mine(f"{role}.death.{number}") for number in range(settings.get("times", 0))):
         return
-    marker.write_text(str(deaths + 1))
     if settings["how"] == "invalid":
         raise InvalidInput(settings["text"])
     if settings["how"] == "kill":
         os.kill(os.getpid(), 9)
     raise ValueError(settings["text"])
+
+
+def is_mine(death: str) -> bool:
+    """Whether this process is the one that dies it; of two that ask at once only one does."""
+    try:
+        with SCRIPT.with_name(death).open("x"):
+            return True
+    except FileExistsError:
+        return False
 
 
 def tell_who() -> None:
@@ -66,6 +76,11 @@ def tell_who() -> None:
         SCRIPT.with_name(f"{who}.connected").touch()
 
 
+def at_work(role: str) -> Path:
+    """What lies there once the pool's worker of this run has its engine and is ready."""
+    return RUN / f"{role}.at-work"
+
+
 async def report(context: RoleContext, role: str, pool: str) -> None:
     """Be a pool worker that is ready; a child of its own stands for an engine's worker."""
     misbehave(role)
@@ -78,6 +93,7 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
             {"role": role, "pool": pool, "replica": context.name, "at": context.now()}
         )
         await bucket.put(key, encode(message))
+        at_work(role).touch()
         await wait_for(context.stop, 0.2)
     if SETTINGS.get("stubborn"):
         await wait_for(asyncio.Event(), 3600)
@@ -128,6 +144,8 @@ class Job:
         await self.tell(done, steps)
 
     def paused(self, done: int) -> bool:
+        if not all(at_work(role).exists() for role in POOL_ROLES):
+            return True
         if not SCRIPT.with_name(f"{self.document.job}.played").exists():
             return True
         return done == SETTINGS.get("pause_at") and not SCRIPT.with_name("go").exists()

@@ -41,6 +41,14 @@ def test_what_only_a_person_can_mend_is_given_up_at_once():
     assert _all(Life(ended_at=2.0, ready_at=None, exit_code=EXIT_INVALID)).hopeless
 
 
+def test_what_only_a_person_can_mend_is_given_up_however_slowly_it_started():
+    assert _all(Life(ended_at=51.0, ready_at=50.0, exit_code=EXIT_INVALID)).hopeless
+
+
+def test_what_was_at_work_before_only_a_person_could_mend_it_is_tried_once_more():
+    assert _all(Life(ended_at=50.0 + GOOD_LIFE_S, ready_at=50.0, exit_code=EXIT_INVALID)) == Deaths()
+
+
 def test_a_good_life_wipes_out_what_was_before():
     lives = [STILLBORN] * (MAX_STILLBORN - 1)
     assert not _all(*lives, GOOD, *lives).hopeless

@@ -1,7 +1,9 @@
 """What follows from a role's death: start it again after a while, or give up. Pure.
 
 A life counts as good if the process was ready and lived for a while after that. Bad lives in a row add up: dying before being ready
-is the sign of a setting that cannot work, so few of them are enough; being killed is not, so it counts like a short life.
+is the sign of a setting that cannot work, so few of them are enough; being killed is not, so it counts like a short life. A role that
+says that only a person can help is given up at once, ready or not: one that makes no reports counts as ready after a while, and on a slow
+machine it has not even looked at its settings then. Only after a good life it gets one more.
 """
 
 from dataclasses import dataclass, replace
@@ -59,7 +61,7 @@ class Deaths:
 
 def after(deaths: Deaths, life: Life) -> Deaths:
     """Add one more life."""
-    if life.exit_code == EXIT_INVALID and life.ready_at is None:
+    if life.exit_code == EXIT_INVALID and not life.good:
         return replace(deaths, stillborn=deaths.stillborn + 1, invalid=True)
     if life.good:
         return Deaths()
