@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bucket, Bus, Conflict, Entry
@@ -45,16 +45,7 @@ class ScriptedOrchestrator:
         assert entry is not None
         assert entry.data is not None
         document = decode_as(JobDocument, entry.data)
-        progress = Progress.model_validate(
-            {
-                "namespace": namespace,
-                "job": name,
-                "uid": document.uid,
-                "generation": document.generation,
-                "steps": document.spec.training.steps,
-                **words,
-            }
-        )
+        progress = _progress(document, words)
         await (await self._bus.bucket(subjects.PROGRESS)).put(key, encode(progress))
         return progress
 
@@ -92,4 +83,27 @@ class ScriptedOrchestrator:
         if document.deleted and self.forgets:
             await self.forget(entry.key)
         elif known is None or known.uid != document.uid:
-            await self.say(document.namespace, document.job, **QUEUED)
+            await self._first_word(entry.key, document)
+
+    async def _first_word(self, key: str, document: JobDocument) -> None:
+        """Unless a test has spoken of the job already: what it said stays."""
+        progress = await self._bus.bucket(subjects.PROGRESS)
+        there = await progress.get(key)
+        if there is not None and there.data is not None and decode_as(Progress, there.data).uid == document.uid:
+            return
+        data = encode(_progress(document, QUEUED))
+        with contextlib.suppress(Conflict):
+            await (progress.create(key, data) if there is None else progress.update(key, data, there.revision))
+
+
+def _progress(document: JobDocument, words: Mapping[str, object]) -> Progress:
+    return Progress.model_validate(
+        {
+            "namespace": document.namespace,
+            "job": document.job,
+            "uid": document.uid,
+            "generation": document.generation,
+            "steps": document.spec.training.steps,
+            **words,
+        }
+    )

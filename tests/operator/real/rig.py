@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from marlaas_api.bus_nats import connect as connect_bus
 from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_e2e.control_plane import ControlPlane
-from marlaas_e2e.processes import Daemon, free_ports
+from marlaas_e2e.processes import Daemon
 from marlaas_operator.bus_keys import ensure_keys
 from marlaas_operator.cluster import Body, NotFound, Target
 from marlaas_operator.cluster.api_server import ApiServer, connect
@@ -39,6 +40,7 @@ from marlaas_operator.resync import MANAGED
 
 SYSTEM = "marlaas-system"
 PATIENCE_S = 60.0
+_DOOR = re.compile(r"health and metrics on port (\d+)\n")
 
 
 def pool(name: str, **spec: object) -> Body:
@@ -70,7 +72,7 @@ def namespace(name: str) -> Body:
 
 @dataclass
 class Rig:
-    """The pieces. `gateway` is the administrator's; the operator has its own."""
+    """The pieces. `gateway` is the administrator's; the operator has its own. health: its door's port, 0 until it is asked for."""
 
     plane: ControlPlane
     gateway: ApiServer
@@ -83,19 +85,19 @@ class Rig:
     started: list[Daemon] = field(default_factory=list)
 
     def start_operator(
-        self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45, hasty: bool = False
+        self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45, variant: str = ""
     ) -> Daemon:
-        """Start a new operator process; it is killed with the rig. `hasty`: it waits seconds where it else waits for a minute."""
-        (self.health,) = free_ports(1)
+        """Start a new operator process; it is killed with the rig. variant: `hasty` or `patient`, the files of these names."""
+        self.health = 0
         env = [f"MARLAAS_FAILPOINT={failpoint}"] if failpoint else []
         command = [
             "env",
             *env,
             sys.executable,
-            *((str(Path(__file__).with_name("hasty.py")),) if hasty else ("-m", "marlaas_operator")),
+            *((str(Path(__file__).with_name(f"{variant}.py")),) if variant else ("-m", "marlaas_operator")),
             *("--installation", str(self.folder / "installation.yaml")),
             *("--kubeconfig", str(kubeconfig or self.plane.kubeconfig)),
-            *("--health", str(self.health)),
+            *("--health", "0"),  # a port that was chosen here could be another process's by the time it is bound
             *("--watch-seconds", str(watch_s)),
         ]
         self.operator = Daemon("operator", command, self.folder / f"operator-{len(self.started)}.log")
@@ -165,12 +167,21 @@ class Rig:
         return total
 
     def door(self, path: str) -> str:
-        """What the operator's HTTP door answers; empty if it does not."""
+        """What the operator's HTTP door answers; empty if it does not, or is not open yet."""
+        if not self._is_open():
+            return ""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.health}{path}", timeout=5) as answer:
                 return str(answer.read().decode())
         except (urllib.error.URLError, OSError):
             return ""
+
+    def _is_open(self) -> bool:
+        """Whether the operator has said where its door is."""
+        if not self.health and self.operator is not None:
+            told = _DOOR.search(self.operator.log.read_text(errors="replace"))
+            self.health = int(told[1]) if told else 0
+        return self.health != 0
 
     async def connect_orchestrator(self) -> NatsBus:
         """A connection with the orchestrator's rights; streams and buckets exist then."""
@@ -207,14 +218,13 @@ async def rigged(plane: ControlPlane, *, release: str = "marlaas", system: str =
         gateway = await connect(plane.kubeconfig)
         await clean(gateway)
         await gateway.apply(namespace(system))
-        (port,) = free_ports(1)
-        installation = _installation(release, system, f"nats://127.0.0.1:{port}")
-        keys = await ensure_keys(gateway, installation)
+        keys = await ensure_keys(gateway, _installation(release, system, "nats://127.0.0.1"))
+        nats = EmbeddedNats(folder / "nats", extra_config=server_config(keys))  # its port is its own choice, too
+        await nats.start()
+        installation = _installation(release, system, nats.url)
         (folder / "installation.yaml").write_text(
             yaml.safe_dump(json.loads(installation.model_dump_json(by_alias=True)))
         )
-        nats = EmbeddedNats(folder / "nats", port=port, extra_config=server_config(keys))
-        await nats.start()
         rig = Rig(plane, gateway, keys, nats, installation, folder)
         try:
             yield rig

@@ -140,4 +140,4 @@ async def test_a_job_that_could_never_run_goes_by_its_time_too(rig: Rig, orchest
     await rig.gateway.create(pool("tiny", adapterSlots=1))
     rig.start_operator()
     await rig.gateway.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=1))
-    await rig.gone(ONE, 30.0)
+    await rig.gone(ONE)

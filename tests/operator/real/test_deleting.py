@@ -16,9 +16,9 @@ __all__ = ["control_plane_with_controllers"]
 ONE = Target(RLJOBS, "team-a", "one")
 
 
-async def running_job(rig: Rig, orchestrator: ScriptedOrchestrator, *, hasty: bool = False) -> None:
+async def running_job(rig: Rig, orchestrator: ScriptedOrchestrator, *, variant: str = "") -> None:
     await rig.gateway.create(pool("tiny"))
-    rig.start_operator(hasty=hasty)
+    rig.start_operator(variant=variant)
     await rig.gateway.create(job("team-a", "one", "tiny"))
     await rig.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
@@ -74,7 +74,7 @@ async def test_a_job_deleted_while_the_operator_is_down_goes_when_it_is_back(
 async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_when_it_is_back(
     rig: Rig, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(rig, orchestrator, hasty=True)
+    await running_job(rig, orchestrator, variant="hasty")
     await rig.nats.kill()
     await rig.gateway.delete(ONE)
     await rig.gone(ONE, 100.0)

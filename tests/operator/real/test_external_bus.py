@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import SYSTEM, Rig, eventually, job, pool
+from tests.operator.real.rig import SYSTEM, Rig, job, pool
+from tests.operator.real.rights import GROUPS, USER, granted, in_force
 
 from marlaas_e2e import binaries
-from marlaas_operator.cluster import Body, Invalid, Target
-from marlaas_operator.cluster.api_server import connect
+from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import NETWORK_POLICIES, SECRETS
 
 ROOT = Path(__file__).parents[3]
-USER = f"system:serviceaccount:{SYSTEM}:marlaas-operator"
-GROUPS = ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}", "system:authenticated"]
 SHOWN = ("operator/rbac", "operator/admission", "installation")
 CREDENTIALS = Target(SECRETS, SYSTEM, "bus-credentials")
 LABEL = {"app.kubernetes.io/managed-by": "marlaas-operator"}
@@ -46,6 +44,7 @@ async def external(rig: Rig, chart: list[Body]) -> Rig:
     (rig.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": rig.nats.url}))
     await rig.gateway.delete(CREDENTIALS)
     await rig.gateway.delete(Target(SECRETS, SYSTEM, rig.installation.bus_secret))
+    await granted(rig, CREDENTIALS.name)
     return rig
 
 
@@ -86,7 +85,7 @@ async def test_without_its_secret_it_says_what_to_put_there_and_ends(external: R
 
 async def test_with_a_secret_that_it_may_not_write_it_says_which_label_is_missing_and_ends(external: Rig) -> None:
     await external.gateway.apply(keys_secret(external))
-    await in_force(external)
+    await in_force(external, CREDENTIALS)
     start(external)
     assert await ended(external) == 2, external.words()
     assert "app.kubernetes.io/managed-by=marlaas-operator" in external.started[-1].last_words()
@@ -97,20 +96,3 @@ async def ended(rig: Rig) -> int | None:
     process = rig.started[-1]._process
     assert process is not None
     return await asyncio.to_thread(process.wait, 60)
-
-
-async def in_force(rig: Rig) -> None:
-    """A new admission policy takes seconds; until then the operator may write to any Secret of that name."""
-    as_operator = await connect(rig.plane.user_kubeconfig(USER, GROUPS))
-
-    async def refused() -> bool:
-        try:
-            await as_operator.patch(CREDENTIALS, {"metadata": {"annotations": {"example.com/probe": "1"}}})
-        except Invalid:
-            return True
-        return False
-
-    try:
-        await eventually(rig, "the admission policy is in force", refused)
-    finally:
-        await as_operator.close()

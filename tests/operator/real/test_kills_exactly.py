@@ -47,6 +47,7 @@ async def told_once(rig: Rig) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 async def test_a_pool_is_made_and_removed_one_action_an_operator(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
     await rig.gateway.create(pool("tiny"))
     await die_after(rig, *POOL, "status")
@@ -61,6 +62,7 @@ async def test_a_pool_is_made_and_removed_one_action_an_operator(rig: Rig, orche
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 async def test_a_job_is_begun_suspended_resumed_and_deleted_one_action_an_operator(
     rig: Rig, orchestrator: ScriptedOrchestrator
 ) -> None:

@@ -1,7 +1,11 @@
 """One job's life as the API server sees it, from the apply to the end."""
 
+import asyncio
+import os
+import signal
+
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import Rig, eventually, job, pool
+from tests.operator.real.rig import PATIENCE_S, Rig, eventually, job, pool
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import RLJOBS
@@ -11,14 +15,18 @@ SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sa
 
 async def test_a_queued_job_owns_nothing_and_costs_one_status(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
     await rig.gateway.create(pool("tiny"))
-    rig.start_operator()
+    rig.start_operator(variant="patient")  # or a late first word costs a status of its own
     await rig.gateway.create(job("team-a", "one", "tiny"))
     status = await rig.phase("team-a", "one", "Queued")
     assert status["reason"] == "WaitingForPool"
     assert status["progress"] == "0/4"
     assert await rig.owned("team-a") == {}
-    writes = rig.metric("marlaas_operator_api_requests_total", verb="PATCH", resource="rljobs/status")
-    assert writes == 1
+
+    async def writes() -> float:
+        return rig.metric("marlaas_operator_api_requests_total", verb="PATCH", resource="rljobs/status")
+
+    await eventually(rig, "the status is counted", writes)  # others see it before the operator has its answer
+    assert await writes() == 1
     assert orchestrator.documents["team-a.one"].tenant == "team-a"
 
 
@@ -94,5 +102,7 @@ async def test_sigterm_drains(rig: Rig) -> None:
         return rig.door("/readyz") == "ok\n"
 
     await eventually(rig, "ready", ready)
-    operator.stop()
+    os.kill(operator.pid, signal.SIGTERM)
+    assert operator._process is not None
+    assert await asyncio.to_thread(operator._process.wait, PATIENCE_S) == 0
     assert "the operator has drained" in operator.last_words()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import SYSTEM, Rig, job, pool
+from tests.operator.real.rig import SYSTEM, Rig, eventually, job, pool
+from tests.operator.real.rights import GROUPS, USER, granted, in_force
 
 from marlaas_e2e import binaries
 from marlaas_operator.cluster import Body, Forbidden, Invalid, Target
@@ -15,8 +16,6 @@ from marlaas_operator.cluster.api_server import connect
 from marlaas_operator.cluster.resources import RLJOBS, SECRETS
 
 CHART = Path(__file__).parents[3] / "charts" / "marlaas"
-USER = f"system:serviceaccount:{SYSTEM}:marlaas-operator"
-GROUPS = ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}", "system:authenticated"]
 SHOWN = ("templates/operator/rbac.yaml", "templates/operator/admission.yaml")
 
 
@@ -53,14 +52,18 @@ async def test_a_job_lives_and_goes_with_the_charts_rights_alone(
 ) -> None:
     install(rig, chart_objects)
     await rig.gateway.create(pool("tiny"))
-    await asyncio.to_thread(rig.plane.kubectl, "auth", "can-i", "list", "rljobs", "-A", "--as", USER)
+    await granted(rig, rig.installation.bus_secret)
     operator = rig.start_operator(kubeconfig=rig.plane.user_kubeconfig(USER, GROUPS))
     await rig.gateway.create(job("team-a", "one", "tiny"))
     await rig.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
     await rig.phase("team-a", "one", "Running")
     assert len(await rig.owned("team-a")) == 4
-    assert len(await rig.owned(SYSTEM)) == 12
+
+    async def workers() -> bool:
+        return len(await rig.owned(SYSTEM)) == 12
+
+    await eventually(rig, "the pool has all its objects", workers)
     await rig.gateway.delete(Target(RLJOBS, "team-a", "one"))
     await rig.gone(Target(RLJOBS, "team-a", "one"))
     assert "forbidden" not in operator.log.read_text()
@@ -74,6 +77,7 @@ async def test_it_cannot_read_a_tenants_secret_nor_touch_what_is_not_its_own(
     install(rig, chart_objects)
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs", "namespace": "team-a"}}
     await rig.gateway.apply(secret)
+    await in_force(rig, Target(SECRETS, "team-a", "theirs"))
     as_operator = await connect(rig.plane.user_kubeconfig(USER, GROUPS))
     try:
         for refused in (
