@@ -17,8 +17,8 @@ from marlaas_worker.rollout.engine import LoadedAdapter
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-NUM_HELD_OUT = 256
-"""Four times as many as in the manifest, so that the draw of the tasks does not decide: a standard deviation of 0.016 at 0.93, not 0.03."""
+NUM_HELD_OUT = 160
+"""More than in the manifest, so that the draw of the tasks does not decide: a standard deviation of 0.017 at 0.95, not 0.027."""
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 
 
