@@ -52,6 +52,15 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code once it has ended by itself. Raises NotReady if it was never started or still runs."""
+        if self._process is None:
+            raise NotReady(f"{self.name} was never started")
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise NotReady(f"{self.name} still runs after {timeout_s:.0f} s") from error
+
     def freeze(self) -> None:
         """SIGSTOP: connections stay open and nothing answers, as behind a dead network."""
         self._signal(signal.SIGSTOP)

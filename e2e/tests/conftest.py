@@ -35,7 +35,7 @@ def platform(cluster: ClusterHandle, request: pytest.FixtureRequest) -> Platform
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A scenario waits for real training: what waits says itself how long."""
     for item in items:
-        item.add_marker(pytest.mark.timeout(1800))
+        item.add_marker(pytest.mark.timeout(3600))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -54,5 +54,6 @@ def test_a_running_job_that_is_deleted_leaves_nothing(platform: Platform) -> Non
 def test_a_namespace_that_is_deleted_takes_its_job_along(platform: Platform) -> None:
     start(platform)
     platform.kubectl("delete", "namespace", TEAM, "--timeout=180s")
+    # It is bound to the claim that went along: on a kept cluster a new claim of that name would wait for ever.
     platform.kubectl("delete", "persistentvolume", f"python-environment-{TEAM}", "--ignore-not-found")
     assert not any(keys(platform).values())

@@ -27,9 +27,9 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_only(platform: Platform
     platform.until(suspended, "the other one is suspended", 180)
     platform.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "3m")
     platform.until(lambda: not left(platform), "nothing of the release is left", 300)
-    kept = platform.get("rljob", "endless", TEAM)
-    assert kept["status"]["step"] > 0
-    assert "finalizers" not in kept["metadata"]
+    kept = [platform.get("rljob", name, TEAM) for name in ("endless", "paused")]
+    assert kept[0]["status"]["step"] > 0
+    assert not any("finalizers" in each["metadata"] for each in kept)
     assert suspended()
     assert platform.get("modelpool", "tiny")
     platform.kubectl("delete", "rljobs", "--all", "-A", "--timeout=60s")

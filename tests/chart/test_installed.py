@@ -36,7 +36,7 @@ def rljob(name: str, namespace: str) -> Document:
 
 
 def wait_for_aggregation(release: Release, user: str) -> None:
-    """`edit` learns of the one from the chart, of the other from `view`, which learns of it first."""
+    """`edit` gets `rljobs` straight from the chart's role, but `modelpools` only by way of `view`, so that comes later."""
     until = time.monotonic() + IN_FORCE_S
     for verb, what in (("create", "rljobs.marlaas.dev"), ("get", "modelpools.marlaas.dev")):
         while not can(release, user, verb, what, "team-a"):

@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ from marlaas_worker.sandbox.service import serve
 from marlaas_worker.sandbox.turns import Patience
 
 Answer = Callable[[GenerateRequest], list[GenerateReply]]
-IMPATIENT = Patience(heard_s=5, first_retry_s=0.01, max_retry_s=0.02)
+QUICK_RETRIES = Patience(first_retry_s=0.01, max_retry_s=0.02)
 
 
 def _reply(request: GenerateRequest, phase: ReplyPhase) -> GenerateReply:
@@ -89,7 +88,7 @@ class Stage:
         self.server = MemoryServer()
         self.bus = self.server.connect("test")
         self.rollout = Rollout(self.server)
-        self.patience = IMPATIENT
+        self.patience = QUICK_RETRIES
         self.load_timeout_s: float | None = 60.0
         """How long the environment may take to load, however little an episode may take; None: as long as an episode."""
         self._scratch = scratch
@@ -176,8 +175,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     made, configured = Stage(tmp_path), service._children_config
 
-    def with_time_to_load(*words: Any) -> ChildrenConfig:
-        config = configured(*words)
+    def with_time_to_load(context: RoleContext, document: JobDocument, socket: Path | None) -> ChildrenConfig:
+        """On a slow machine an episode's small time is over before a fork server has even started."""
+        config = configured(context, document, socket)
         return config if made.load_timeout_s is None else replace(config, load_timeout_s=made.load_timeout_s)
 
     monkeypatch.setattr(service, "_children_config", with_time_to_load)

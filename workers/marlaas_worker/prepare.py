@@ -68,7 +68,7 @@ def _read(path: Path) -> PoolDocument:
 
 
 def _write(path: Path, pool: PoolDocument) -> None:
-    """Whole or not at all: a worker may be started by whoever sees the file."""
+    """Whole or not at all: a worker may be started by whoever sees the file. Two at once do not take each other's part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     part.write_text(pool.model_dump_json(by_alias=True))

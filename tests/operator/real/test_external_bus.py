@@ -92,7 +92,5 @@ async def test_with_a_secret_that_it_may_not_write_it_says_which_label_is_missin
     assert set((await external.gateway.get(CREDENTIALS))["data"]) == {"keys.json"}
 
 
-async def ended(rig: Rig) -> int | None:
-    process = rig.started[-1]._process
-    assert process is not None
-    return await asyncio.to_thread(process.wait, 60)
+async def ended(rig: Rig) -> int:
+    return await asyncio.to_thread(rig.started[-1].wait, 60)

@@ -152,9 +152,9 @@ async def test_a_watch_that_silently_died_is_noticed(
     await rig.gateway.create(job("team-a", "one", "tiny"))
     await rig.phase("team-a", "one", "Queued")
     proxy.times(1, SILENT, jobs_watch)
+    await struck(rig, proxy, 1)
     await rig.gateway.create(job("team-a", "two", "tiny"))
     await rig.phase("team-a", "two", "Queued")
-    await struck(rig, proxy, 1)
 
 
 @pytest.mark.slow

@@ -103,6 +103,5 @@ async def test_sigterm_drains(rig: Rig) -> None:
 
     await eventually(rig, "ready", ready)
     os.kill(operator.pid, signal.SIGTERM)
-    assert operator._process is not None
-    assert await asyncio.to_thread(operator._process.wait, PATIENCE_S) == 0
+    assert await asyncio.to_thread(operator.wait, PATIENCE_S) == 0
     assert "the operator has drained" in operator.last_words()

@@ -93,8 +93,7 @@ async def test_it_cannot_read_a_tenants_secret_nor_touch_what_is_not_its_own(
 
 async def test_without_rights_it_says_which_one_is_missing_and_ends(rig: Rig) -> None:
     operator = rig.start_operator(kubeconfig=rig.plane.user_kubeconfig("nobody-in-particular", []))
-    code = await asyncio.to_thread(lambda: operator._process.wait(60))  # type: ignore[union-attr]
-    assert code == 2
+    assert await asyncio.to_thread(operator.wait, 60) == 2
     assert "is forbidden" in operator.last_words()
 
 

@@ -207,7 +207,7 @@ async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(town: Any
     await town.replica(engine=shut_engine)
     job = await town.job()
     await town.verified("rollout-0", job.adapter(0))
-    reply = await town.ask(job.request(deadline_s=0.3))
+    reply = await town.ask(job.request(deadline_s=2.0))
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, True)
     assert "was over while it was being generated" in reply.error
     await shut_engine.aborted.wait()
