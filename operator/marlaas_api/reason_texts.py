@@ -98,53 +98,41 @@ _ADMISSION = {
     Reason.WAITING_FOR_POOL: Text(
         Stage.WAITING,
         Actor.PLATFORM,
-        "No engine of the pool is ready yet.",
-        "Wait while it starts. If it lasts, look at the pool's ROLLOUT column and its RolloutReady condition.",
+        "No engine of the pool is ready yet, or one that serves now cannot do what the job asks for.",
+        "Wait while the engines start, or are replaced after a change of the pool. If it lasts, look at the pool's ROLLOUT column and its RolloutReady condition.",
     ),
     Reason.WAITING_FOR_SLOTS: Text(
         Stage.WAITING,
         Actor.NOBODY,
-        "Other jobs hold the pool's adapter slots.",
-        "Wait until one of them ends, raise spec.priority, or ask for a pool with more adapterSlots.",
+        "The pool's adapter slots are held by running jobs, or kept for a job that was created earlier.",
+        "Wait: the queue goes by creation time. spec.priority reorders the jobs of your own tenant; a pool with more adapterSlots takes more jobs at once.",
+    ),
+    Reason.NAMESPACE_NOT_ALLOWED: Text(
+        Stage.WAITING,
+        Actor.PLATFORM,
+        "The pool's spec.namespaces does not name the job's namespace, so the job cannot begin.",
+        "Ask the platform team to add the namespace to the pool, whereupon the job begins; or create it anew in another pool.",
+    ),
+    Reason.NEVER_FITS: Text(
+        Stage.WAITING,
+        Actor.TENANT,
+        "The job asks for more than its pool's spec offers, even when the pool is empty; the message has both numbers.",
+        "Create the job anew with less of what the message names, or in a larger pool; or ask the platform team to change the pool, whereupon the job begins.",
+    ),
+    Reason.UNSUPPORTED_AGENTS: Text(
+        Stage.WAITING,
+        Actor.PLATFORM,
+        "The job has several agents or a frozen one, which the orchestrator that runs now does not train.",
+        "Wait if the installation is being upgraded; otherwise look whether operator and orchestrator are of the same release.",
     ),
 }
 
 _REFUSALS = {
-    Reason.NAMESPACE_NOT_ALLOWED: Text(
-        Stage.FAILED,
-        Actor.PLATFORM,
-        "The pool's spec.namespaces does not name the job's namespace.",
-        "Ask the platform team to add the namespace to the pool, or choose another pool; then create the job anew.",
-    ),
-    Reason.NEVER_FITS: Text(
-        Stage.FAILED,
-        Actor.TENANT,
-        "The job asks for more than its pool can ever give; the message has both numbers.",
-        "Lower what the message names, or choose a larger pool; then create the job anew.",
-    ),
-    Reason.RANK_TOO_LARGE: Text(
-        Stage.FAILED,
-        Actor.TENANT,
-        "The adapter's rank is above the pool's maxRank.",
-        "Lower spec.agents[].adapter.rank, or choose a pool with a larger maxRank; then create the job anew.",
-    ),
-    Reason.TOO_MANY_SLOTS: Text(
-        Stage.FAILED,
-        Actor.TENANT,
-        "The job needs more adapter slots than the pool has, even alone.",
-        "Lower spec.training.maxStaleness (an agent needs maxStaleness + 2 slots), or choose a pool with more adapterSlots; then create the job anew.",
-    ),
     Reason.UNSUPPORTED: Text(
         Stage.FAILED,
         Actor.TENANT,
         "The job asks for something that this version of MARLaaS does not do; the message names it.",
         "Change what the message names and create the job anew.",
-    ),
-    Reason.UNSUPPORTED_AGENTS: Text(
-        Stage.FAILED,
-        Actor.TENANT,
-        "The job has several agents or a frozen one, which this version does not train yet.",
-        "Give exactly one trainable agent and create the job anew.",
     ),
 }
 

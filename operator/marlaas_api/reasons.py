@@ -27,14 +27,12 @@ class Reason(StrEnum):
     POOL_NOT_FOUND = "PoolNotFound"
     WAITING_FOR_POOL = "WaitingForPool"
     WAITING_FOR_SLOTS = "WaitingForSlots"
-
-    # What can never run as it is written.
     NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"
     NEVER_FITS = "NeverFits"
-    RANK_TOO_LARGE = "RankTooLarge"
-    TOO_MANY_SLOTS = "TooManySlots"
-    UNSUPPORTED = "Unsupported"
     UNSUPPORTED_AGENTS = "UnsupportedAgents"
+
+    # What can never run as it is written, in any pool.
+    UNSUPPORTED = "Unsupported"
 
     # What goes wrong with pods and the bus; it goes away by itself once the cause does.
     BUS_UNAVAILABLE = "BusUnavailable"

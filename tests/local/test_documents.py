@@ -1,7 +1,7 @@
 import pytest
 
-from marlaas.local.documents import differences, merge, refuse_other_models
-from marlaas_api.documents import job_document
+from marlaas.local.documents import CHANGEABLE, differences, merge, refuse_other_models
+from marlaas_api.documents import concerns_loop, job_document
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import PoolDocument
@@ -79,6 +79,46 @@ def test_what_may_change_makes_a_new_generation_of_the_same_job(document, change
     (merged,) = merge([document(uid="first")], [document(spec=change, uid="second")])
     assert (merged.uid, merged.generation) == ("first", 2)
     assert merged.spec == document(spec=change).spec
+
+
+def test_a_job_that_is_taken_up_again_keeps_its_place_in_the_queue(document):
+    assert merge([document(created_at=3.0)], [document(created_at=9.0)]) == (document(created_at=3.0),)
+
+
+@pytest.mark.parametrize(
+    ("change", "concerns"),
+    [
+        ({"spec": {"training": {"steps": 5}}}, True),
+        ({"seed": 9}, True),
+        ({"uid": "another"}, True),
+        ({"pool": "another"}, True),
+        ({"spec": {"rollout": {"maxTokens": 7}}}, True),
+        ({"spec": {"priority": 7}}, False),
+        ({"spec": {"suspend": True}}, False),
+        ({"spec": {"activeDeadlineSeconds": 60}}, False),
+        ({"spec": {"ttlSecondsAfterFinished": 60}}, False),
+        ({"spec": {"backoffLimit": 1}}, False),
+        ({"spec": {"export": {"trackers": ["tensorboard"]}}}, False),
+        ({"spec": {"adapterRetention": "delete"}}, False),
+        ({"tenant": "another", "tenant_weight": 3.0}, False),
+        ({"created_at": 1.0, "generation": 7}, False),
+    ],
+    ids=str,
+)
+def test_only_a_change_of_what_is_played_or_trained_concerns_the_loop(document, change, concerns):
+    assert concerns_loop(document(), document(**change)) is concerns
+
+
+def test_of_what_may_change_while_a_job_runs_only_the_number_of_steps_concerns_its_loop(document):
+    values = {
+        "priority": 1,
+        "suspend": True,
+        "activeDeadlineSeconds": 5,
+        "ttlSecondsAfterFinished": 5,
+        "backoffLimit": 1,
+    }
+    assert set(values) == CHANGEABLE - {"training.steps"}
+    assert not any(concerns_loop(document(), document(spec={name: value})) for name, value in values.items())
 
 
 def test_a_new_weight_of_the_tenant_makes_a_new_generation(document):

@@ -15,7 +15,13 @@ from marlaas_api.names import Split, episode_id, train_group
 @pytest.fixture
 def document() -> Callable[..., JobDocument]:
     def make(
-        name: str = "sums", *, rank: int = 8, suspend: bool = False, priority: int = 0, **training: object
+        name: str = "sums",
+        *,
+        rank: int = 8,
+        suspend: bool = False,
+        priority: int = 0,
+        created_at: float = 0.0,
+        **training: object,
     ) -> JobDocument:
         settings = {"steps": 3, "groupsPerStep": 2, "maxStaleness": 0, "maxRefill": 1} | training
         spec = RLJobSpec.model_validate(
@@ -30,7 +36,8 @@ def document() -> Callable[..., JobDocument]:
                 "priority": priority,
             }
         )
-        return JobDocument(namespace="team-a", job=name, uid=f"uid-{name}", pool="tiny", tenant="team-a", spec=spec)
+        identity = {"namespace": "team-a", "job": name, "uid": f"uid-{name}", "created_at": created_at}
+        return JobDocument(**identity, pool="tiny", tenant="team-a", spec=spec)
 
     return make
 

@@ -51,6 +51,23 @@ async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(world
     assert [manifest.step for manifest in await world.history(document)] == [1, 0, -1]
 
 
+@pytest.mark.parametrize(("change", "binds"), [({"ttl_seconds_after_finished": 60.0, "priority": 7}, 1), ({}, 2)])
+async def test_only_an_edit_that_concerns_the_training_binds_the_agent_anew(
+    world: World, change: dict[str, Any], binds: int
+) -> None:
+    document = job()
+    change = change or {"training": document.spec.training.model_copy(update={"steps": 99})}
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 1)
+        edited = document.model_copy(update={"generation": 2, "spec": document.spec.model_copy(update=change)})
+        await world.admit(edited)
+        await world.admit(job("later"))  # bound by a look at the jobs that sees the edit too
+        await world.version(job("later"), 0)
+        await world.play(edited, 1, first=1)
+    assert (await world.record(document)).epoch == binds - 1
+
+
 @pytest.mark.parametrize("moment", ["trained", "being bound"])
 async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_model(
     world: World, base: BaseModel, moment: str

@@ -20,9 +20,11 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[M]):
-    """What a key last held (None: deleted, or no message that this worker can read), and when that came, on the loop's clock."""
+    """What a key last held (None: deleted, or no message that this worker can read), whether it holds anything, and when that came, on the loop's
+    clock."""
 
     message: M | None
+    present: bool
     revision: int
     at: float
 
@@ -43,6 +45,11 @@ class Mirror(Generic[M]):
         """What is known of a key; it may be a moment old."""
         seen = self._seen.get(key)
         return None if seen is None else seen.message
+
+    def unreadable(self, key: str) -> bool:
+        """Whether the key holds something that this worker cannot read, such as a newer release's message."""
+        seen = self._seen.get(key)
+        return seen is not None and seen.present and seen.message is None
 
     def items(self) -> Iterator[tuple[str, M, float]]:
         """Key, message and time of the last change of every present key."""
@@ -102,7 +109,9 @@ class Mirror(Generic[M]):
         known = self._seen.get(entry.key)
         if known is not None and known.revision >= entry.revision:
             return
-        self._seen[entry.key] = Seen(self._parse(entry), entry.revision, asyncio.get_running_loop().time())
+        self._seen[entry.key] = Seen(
+            self._parse(entry), entry.data is not None, entry.revision, asyncio.get_running_loop().time()
+        )
         self._changed()
 
     def _forget(self, key: str) -> None:
@@ -115,5 +124,5 @@ class Mirror(Generic[M]):
         try:
             return wire.decode_as(self._kind, entry.data)
         except Permanent:
-            _log.exception("%s of %s cannot be read and is taken as absent", entry.key, self._name)
+            _log.exception("%s of %s cannot be read", entry.key, self._name)
             return None

@@ -94,7 +94,7 @@ def check_local_pool(pool: ModelPool) -> Iterator[Problem]:
 
 
 def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
-    """What can never fit into the pool, with the numbers of both sides."""
+    """What can never fit into the pool as its spec is, with the numbers of both sides; another spec of the pool may cure it."""
     yield from _namespace(job, pool)
     yield from _rank(job, pool)
     yield from _slots(job, pool)

@@ -42,7 +42,11 @@ class RLJobSpec(Spec):
         json_schema_extra=FIXED,
     )
     priority: int = Field(
-        0, ge=-1000, le=1000, description="Order among the jobs that wait for a pool; higher goes first."
+        0,
+        ge=-1000,
+        le=1000,
+        description="Order among those jobs of the tenant that wait for the same pool; higher goes first. It moves no job of another tenant: the queue of a "
+        "pool is by creation time, and a tenant's jobs share out the tenant's own positions in it.",
     )
     suspend: bool = Field(
         False,

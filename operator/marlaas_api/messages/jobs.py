@@ -18,10 +18,11 @@ class Verdict(Message):
 class JobDocument(JobMessage):
     """What to run; KV `jobs`. The operator or `marlaas run` writes it, every worker re-reads it.
 
-    `deleted` asks the orchestrator to stop the job and forget it: it removes this key last. `verdict` asks it to end the job as failed.
+    created_at: unix seconds; the queue is by this time. 0 in documents of older writers, which therefore go first. `deleted` asks the orchestrator to stop the job and forget it: it removes this key last. `verdict` asks it to end the job as failed.
     """
 
     generation: int = 1
+    created_at: float = 0.0
     pool: str
     tenant: str
     tenant_weight: float = 1.0

@@ -19,7 +19,7 @@ class PoolDocument(Message):
 class ReplicaReport(Message):
     """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
 
-    verified: engine names of the adapter versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and
+    max_model_len: longest conversation of the engine, in tokens; 0 if the replica does not say. verified: engine names of the adapter versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and
     seconds of engine time by job uid. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
     uid, the words in which this worker has given the job up.
     """
@@ -29,6 +29,7 @@ class ReplicaReport(Message):
     replica: str
     slots: int = 0
     max_rank: int = 0
+    max_model_len: int = 0
     ready: bool = True
     verified: tuple[str, ...] = ()
     bound: tuple[str, ...] = ()

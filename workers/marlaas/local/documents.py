@@ -15,7 +15,7 @@ _ADVICE = "give it as it was, or choose another --out for a job of its own"
 
 
 def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple[JobDocument, ...]:
-    """The documents to run: those taken up again keep their uid, and a changed one gets a new generation.
+    """The documents to run: those taken up again keep their uid and time of creation, and a changed one gets a new generation.
 
     Raises:
         InvalidInput: a job is gone from the manifests, or changed where it must not; the text names the field.
@@ -38,7 +38,8 @@ def _taken_up(before: JobDocument | None, wanted: JobDocument) -> JobDocument:
     if before is None:
         return wanted
     _refuse_changes(before, wanted)
-    same = wanted.model_copy(update={"uid": before.uid, "generation": before.generation})
+    kept = {"uid": before.uid, "generation": before.generation, "created_at": before.created_at}
+    same = wanted.model_copy(update=kept)
     if same == before:
         return before
     return same.model_copy(update={"generation": before.generation + 1})

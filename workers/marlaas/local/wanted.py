@@ -1,5 +1,6 @@
 """From manifests to what a run is to do; the last word on what a person wrote."""
 
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import JobDocument
 
+_APART_S = 1e-3
+"""Between the times of creation of two jobs of the same manifests, so that the queue is in the order of the files."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """jobs have fresh uids, which count for new jobs only. pools: those that jobs use. folders: where environment modules may lie."""
+    """jobs have fresh uids and times of creation, which count for new jobs only. pools: those that jobs use. folders: where environment modules may lie."""
 
     jobs: tuple[JobDocument, ...]
     pools: tuple[ModelPool, ...]
@@ -24,8 +28,11 @@ class Wanted:
 
 def read(files: Sequence[str], seed: int | None) -> Wanted:
     """Read the manifests. Raises InvalidManifest with everything that is wrong with them."""
-    manifest = load(files)
-    jobs = tuple(job_document(job, manifest.tenants, str(uuid.uuid4()), seed) for job in manifest.jobs)
+    manifest, now = load(files), time.time()
+    jobs = tuple(
+        job_document(job, manifest.tenants, str(uuid.uuid4()), seed, now + position * _APART_S)
+        for position, job in enumerate(manifest.jobs)
+    )
     used = {name for job in jobs for name in pool_names(job)}
     return Wanted(
         jobs,

@@ -18,6 +18,7 @@ from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.figures import Figures
+from marlaas_worker.orchestrator.given_up import GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.orchestrator.steps import StepDraft
@@ -42,6 +43,7 @@ class OwnedJob:
         self._reports = reports
         self.started_at = (before.started_at if before else None) or context.now()
         self._figures = Figures(document.uid)
+        self._given_up = GivenUp()
         if before is not None:
             self._figures.tokens.total, self._figures.engine_s.total = before.tokens, before.accelerator_s
         self._first_sequence: dict[str, int] = {}
@@ -59,6 +61,13 @@ class OwnedJob:
                 log.warning("%s: %s; taking it up anew", self.document.ref, error)
                 await asyncio.sleep(RETRY_S)
 
+    def revise(self, document: JobDocument) -> None:
+        """Take a document whose change does not concern the loop (`concerns_loop`): deadline and level follow it, nothing restarts."""
+        self.document = self._records.document = document
+        if self._state is not None:
+            self._state.document = document
+        self.wake.set()
+
     async def _life(self) -> None:
         ref = self.document.ref
         agent = self.document.spec.agents[0].name
@@ -70,6 +79,7 @@ class OwnedJob:
         for sequence, episode in episodes:
             self._note(state, sequence, episode)
             state.add_episode(episode)
+        state.document = self.document  # it may have been revised while the records were read
         self._state = state
         await self._keep_pins(state, [episode for _, episode in episodes])
         name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
@@ -265,7 +275,7 @@ class OwnedJob:
         spec = self.document.spec
         reason = state.faults.verdict()
         deadline = spec.active_deadline_seconds
-        given_up = _given_up(self.document, self._reports())
+        given_up = self._given_up.words(self.document, self._reports(), self._context.now())
         if given_up is not None:
             self.ended = (Phase.FAILED, "TrainingFailed", given_up)
         elif reason is not None:
@@ -284,10 +294,3 @@ class OwnedJob:
         if self._state is None:
             return None
         return job_reports.progress(self._state, self._figures, self.started_at, self.ended, self._context.now())
-
-
-def _given_up(document: JobDocument, reports: Sequence[ReplicaReport]) -> str | None:
-    """Why no trainer of the pool will train the job: the words of one, once every live one has given it up."""
-    trainers = [report for report in reports if report.role == "trainer" and report.pool == document.pool]
-    words = [report.broken.get(document.uid) for report in trainers]
-    return words[0] if words and all(words) else None

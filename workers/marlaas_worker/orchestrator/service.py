@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
+from marlaas_api.documents import concerns_loop
 from marlaas_api.errors import MarlaasError, Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, Verdict
@@ -15,7 +16,7 @@ from marlaas_api.reasons import Reason
 from marlaas_api.wire import decode_as
 from marlaas_worker.mirror import Mirror
 from marlaas_worker.orchestrator import reports as job_reports
-from marlaas_worker.orchestrator.admission import Admission, capacities, decide, in_order
+from marlaas_worker.orchestrator.admission import Admission, capacities, decide
 from marlaas_worker.orchestrator.deaths import MOST_DEATHS, Deaths
 from marlaas_worker.orchestrator.deletion import Doomed
 from marlaas_worker.orchestrator.deletions import Deletions
@@ -187,15 +188,19 @@ class _Service:
         await self._fail(document, Verdict(reason=Reason.BROKEN_INVARIANT, message=words))
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
-        """Let go of jobs that are to stop, or to go on with other words."""
+        """Let go of jobs that are to stop, and of those whose loop is to begin anew; the others take their new document as they run."""
         for uid, (owned, task) in list(self._owned.items()):
             document = documents.get(uid)
-            if document is None or document != owned.document or _stops(document):
+            if document is None and self._jobs.unreadable(owned.document.ref.key):
+                continue  # A document that cannot be read is not absent.
+            if document is None or _stops(document) or concerns_loop(owned.document, document):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 del self._owned[uid]
                 if document is None:
                     await Records(self._context, owned.document).forget_tasks()
+            elif document is not owned.document:
+                owned.revise(document)
 
     def _forget(self, documents: dict[str, JobDocument]) -> None:
         """Begin to forget deleted jobs, and what is left of jobs whose name belongs to another by now."""
@@ -210,20 +215,22 @@ class _Service:
         self._deaths.keep(documents)
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
-        running = [owned.document for owned, _ in self._owned.values()]
-        waiting = [document for document in documents.values() if self._waits(document)]
-        for document in waiting:
-            if document.verdict is not None:
+        """Take up what is admitted, whether or not its pool offers the slots now; then decide who else is."""
+        holding = [document for document in documents.values() if self._has_place(document)]
+        for document in documents.values():
+            if document.verdict is not None and self._waits(document):
                 await self._fail(document, document.verdict)
-        waiting = [document for document in waiting if document.verdict is None]
-        admissions = decide(in_order(waiting), running, capacities(self._reports))
+        for document in holding:
+            if self._waits(document):
+                await self._take(document)
+        places = {document.uid for document in holding}
+        waiting = [one for one in documents.values() if one.uid not in places and self._waits(one)]
+        admissions = decide(waiting, [*holding, *self._unreadable_jobs(documents)], capacities(self._reports))
         queued: list[Progress] = []
         for document in waiting:
             admission = admissions[document.uid]
             if admission.admitted:
                 await self._take(document)
-            elif admission.refused:
-                await self._fail(document, Verdict(reason=admission.reason, message=admission.message))
             elif self._is_news(document, admission):
                 queued.append(job_reports.queued(document, self._levels.of(document.ref), admission))
         await self._tell(queued, {document.uid: (document, admissions[document.uid]) for document in waiting})
@@ -236,6 +243,15 @@ class _Service:
         """Whether a waiting job has not been told this: thousands wait, and nothing changes for most of them."""
         told = self._told.get(document.uid)
         return told is None or told[0] is not document or told[1] != admission
+
+    def _has_place(self, document: JobDocument) -> bool:
+        """Whether the job is admitted: its level says so, which an earlier orchestrator may have written."""
+        level = self._levels.of(document.ref)
+        return level is not None and level.admitted and not level.phase.final and not _stops(document)
+
+    def _unreadable_jobs(self, documents: Container[str]) -> list[JobDocument]:
+        """Jobs that run by their last document, because what replaced it cannot be read."""
+        return [owned.document for uid, (owned, _) in self._owned.items() if uid not in documents]
 
     def _waits(self, document: JobDocument) -> bool:
         if document.uid in self._owned or document.deleted or self._deletions.concerns(document.ref):

@@ -200,6 +200,7 @@ class _Rollout:
             replica=self._context.name,
             slots=limits.slots,
             max_rank=limits.max_rank,
+            max_model_len=limits.max_model_len,
             ready=self._ready(),
             verified=self._versions.verified,
             num_running=self._meter.num_running,

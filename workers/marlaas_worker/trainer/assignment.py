@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from marlaas_api import subjects
+from marlaas_api.documents import concerns_loop
 from marlaas_api.kinds import AgentSpec
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress
 from marlaas_api.names import AdapterRef, JobRef
@@ -39,6 +40,10 @@ class Assignment:
     def adapter(self, version: int) -> AdapterRef:
         """Identity of one of its versions."""
         return AdapterRef(self.ref.namespace, self.ref.name, self.ref.uid, self.agent.name, version)
+
+    def is_as(self, other: "Assignment | None") -> bool:
+        """Whether the other one asks for the very same training: an edit that does not concern the loop restarts nothing."""
+        return other is not None and self.key == other.key and not concerns_loop(self.document, other.document)
 
     def is_complete(self, record: PolicyRecord | None) -> bool:
         """A frozen agent needs its version 0 and nothing more."""

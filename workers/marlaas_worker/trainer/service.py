@@ -130,7 +130,9 @@ class Trainer:
             return
         self._absences.observe(view.holders, view.live, self._context.now())
         self._drop(view)
-        self._faults = {key: fault for key, fault in self._faults.items() if view.wanted.get(key) == fault.assignment}
+        self._faults = {
+            key: fault for key, fault in self._faults.items() if fault.assignment.is_as(view.wanted.get(key))
+        }
         for key, assignment in view.wanted.items():
             known = view.known.get(key)
             if key not in self._running and self._may_train(assignment, known.record if known else None):
@@ -143,7 +145,8 @@ class Trainer:
         for key, running in self._running.items():
             known = view.known.get(key)
             running.over = key not in view.wanted
-            if view.wanted.get(key) != running.assignment or running.lost_to(known.record if known else None):
+            same = running.assignment.is_as(view.wanted.get(key))
+            if not same or running.lost_to(known.record if known else None):
                 running.end()
 
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
