@@ -10,11 +10,12 @@ from typing import Any
 from marlaas_api.reasons import Reason
 from marlaas_operator.plan import Event
 from marlaas_operator.policies.faults import FAULTS
+from marlaas_operator.policies.handover import MISFITS
 
 _UNTOLD = frozenset({Reason.FINISHED, Reason.NOT_ADMITTED, Reason.DELETING, Reason.SUSPENDED})
 """Reasons of a condition that turned false as a mere consequence of what another sentence tells."""
 _SILENT = frozenset(("False", reason) for reason in _UNTOLD)
-_ALARMS = frozenset({Reason.IN_USE, Reason.CONFLICTING_TENANTS, Reason.POOL_NOT_FOUND, Reason.UNSUPPORTED})
+_ALARMS = frozenset({Reason.IN_USE, Reason.CONFLICTING_TENANTS, Reason.POOL_NOT_FOUND, Reason.UNSUPPORTED, *MISFITS})
 """Reasons of a condition that somebody must act on, though it has not turned."""
 _MOST_BYTES = 1000
 """An event's note takes 1024."""

@@ -1,9 +1,11 @@
 """What is handed to the orchestrator of a job: its document, and why there may be none. The orchestrator decides admission; this does not.
 
-A document that stands is kept: a pool that is changed or gone later is no reason to stop a job that runs.
+A document that stands is kept: a pool that is changed or gone later is no reason to stop a job that runs. What can never fit is judged here, by the
+pool's spec, and judged anew whenever the pool changes: a job may have come a moment before its pool's update, so it waits, loudly. Only what no
+change of a pool could cure is for good.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from marlaas_api.documents import job_document
@@ -15,10 +17,13 @@ from marlaas_api.reasons import Reason
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.snapshot import JobSnapshot
 
+MISFITS = frozenset({Reason.NEVER_FITS, Reason.NAMESPACE_NOT_ALLOWED})
+"""Why a job waits although its pool is there: the pool's spec does not offer what the job asks for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a job is not handed over. phase None: as it was; Failed is for good."""
+    """Why a job is not handed over. phase None: as it was; Queued: until the cause is gone; Failed: for good."""
 
     phase: Phase | None
     reason: Reason
@@ -31,14 +36,17 @@ def refused(snapshot: JobSnapshot) -> Refusal | None:
         return None
     if snapshot.job is None:
         return Refusal(None, Reason.UNSUPPORTED, snapshot.problem)
+    unsupported = tuple(check_supported(snapshot.job))
+    if unsupported:
+        return Refusal(Phase.FAILED, Reason.UNSUPPORTED, _sentences(unsupported))
     if snapshot.pool is None or snapshot.pool_deleting:
         absent = f"cannot be read ({snapshot.pool_problem})" if snapshot.pool_problem else "does not exist"
         state = "is being deleted" if snapshot.pool is not None else absent
         text = f"ModelPool '{snapshot.job.spec.pool_ref.name}' {state}; the job begins when there is one of this name"
         return Refusal(Phase.QUEUED, Reason.POOL_NOT_FOUND, text)
-    problems = tuple(_problems(snapshot.job, snapshot.pool))
-    if problems:
-        return Refusal(Phase.FAILED, problems[0][0], "; ".join(str(problem) for _, problem in problems))
+    misfit = _misfit(snapshot.job, snapshot.pool)
+    if misfit is not None:
+        return misfit
     if snapshot.document is not None:
         text = "an earlier job of the same name is being cleaned up; this one begins when that is done"
         return Refusal(Phase.QUEUED, Reason.WAITING_FOR_ORCHESTRATOR, text)
@@ -56,12 +64,25 @@ def is_over(snapshot: JobSnapshot) -> bool:
     return status.get("phase") in (Phase.SUCCEEDED, Phase.FAILED)
 
 
-def _problems(job: RLJob, pool: ModelPool) -> Iterator[tuple[Reason, Problem]]:
-    for problem in check_supported(job):
-        yield Reason.UNSUPPORTED, problem
-    for problem in check_fit(job, pool):
-        foreign = problem.loc[0] == "metadata"
-        yield (Reason.NAMESPACE_NOT_ALLOWED if foreign else Reason.NEVER_FITS), problem
+def outgrown(snapshot: JobSnapshot) -> Refusal | None:
+    """Why a job that has its document and waits for its pool cannot get in as the pool's spec is now; None if it can, or there is no pool."""
+    if snapshot.job is None or snapshot.pool is None:
+        return None
+    return _misfit(snapshot.job, snapshot.pool)
+
+
+def _misfit(job: RLJob, pool: ModelPool) -> Refusal | None:
+    """What the pool's spec does not offer the job; None if the job fits."""
+    problems = tuple(check_fit(job, pool))
+    if not problems:
+        return None
+    foreign = problems[0].loc[0] == "metadata"
+    text = f"{_sentences(problems)}. The job begins if the pool is changed so that it fits"
+    return Refusal(Phase.QUEUED, Reason.NAMESPACE_NOT_ALLOWED if foreign else Reason.NEVER_FITS, text)
+
+
+def _sentences(problems: Iterable[Problem]) -> str:
+    return "; ".join(str(problem) for problem in problems)
 
 
 def wanted_document(snapshot: JobSnapshot, verdict: Verdict | None) -> JobDocument | None:
@@ -71,7 +92,8 @@ def wanted_document(snapshot: JobSnapshot, verdict: Verdict | None) -> JobDocume
     own = snapshot.own_document
     given = own.verdict if own is not None else None
     update = {"generation": snapshot.meta.generation, "verdict": given or verdict}
-    return job_document(snapshot.job, snapshot.tenants, snapshot.meta.uid, None).model_copy(update=update)
+    meta = snapshot.meta
+    return job_document(snapshot.job, snapshot.tenants, meta.uid, None, meta.created_at).model_copy(update=update)
 
 
 def hand_over(snapshot: JobSnapshot, wanted: JobDocument | None) -> WriteDocument | None:

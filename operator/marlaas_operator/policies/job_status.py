@@ -9,6 +9,7 @@ from marlaas_api.reasons import Reason
 from marlaas_operator.manifests.names import sandbox_name
 from marlaas_operator.policies.backoff import sandbox_crashes
 from marlaas_operator.policies.conditions import Finding, clipped, conditions, rfc3339
+from marlaas_operator.policies.handover import MISFITS
 from marlaas_operator.policies.standing import Standing, sandbox_fault
 from marlaas_operator.policies.status_patch import figure, without_none
 from marlaas_operator.snapshot import JobSnapshot
@@ -100,7 +101,8 @@ def _admitted(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Finding:
         return Finding(ADMITTED, False, told.reason, told.message)
     if progress.admitted:
         return Finding(ADMITTED, True, Reason.ADMITTED, "the job holds its adapter slots")
-    return Finding(ADMITTED, False, progress.reason, progress.message)
+    said = told if told.reason in MISFITS else progress
+    return Finding(ADMITTED, False, said.reason, said.message)
 
 
 def _sandbox_ready(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Finding:

@@ -11,7 +11,7 @@ from marlaas_api.messages import Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts
 from marlaas_operator.policies.faults import PodFault, first_fault, refusal_of
-from marlaas_operator.policies.handover import is_over, refused
+from marlaas_operator.policies.handover import is_over, outgrown, refused
 from marlaas_operator.snapshot import JobSnapshot
 
 BUS_PATIENCE_S = 10.0
@@ -119,6 +119,9 @@ def _doing(snapshot: JobSnapshot, progress: Progress) -> Standing:
     if progress.admitted and busy and not any(pod.ready for pod in snapshot.pods):
         return Standing(progress.phase, Reason.SANDBOX_STARTING, "its sandbox is starting")
     late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
+    misfit = outgrown(snapshot) if progress.reason == Reason.WAITING_FOR_POOL else None
+    if misfit is not None:
+        return Standing(misfit.phase, misfit.reason, misfit.message)
     if progress.reason == Reason.WAITING_FOR_POOL and late is not None:
         return Standing(progress.phase, progress.reason, f"{progress.message}: {late[1]}")
     return Standing(progress.phase, progress.reason, progress.message)

@@ -67,7 +67,7 @@ def tenant(name: str, *namespaces: str, weight: float = 1.0) -> Tenant:
 
 
 def document(job: RLJob | None = None, **changes: Any) -> JobDocument:
-    return job_document(job or rljob(), (), "u1", None).model_copy(update=changes)
+    return job_document(job or rljob(), (), "u1", None, META.created_at).model_copy(update=changes)
 
 
 def progress(phase: Phase = Phase.RUNNING, reason: str = "Training", **fields: Any) -> Progress:

@@ -91,8 +91,8 @@ def test_a_raised_step_count_is_written_at_once_and_knows_what_it_replaces():
             "cannot be read (spec.x: no",
         ),
         ({"pool_deleting": True}, "Queued", "PoolNotFound", "is being deleted"),
-        ({"pool": modelpool(namespaces=["team-b"])}, "Failed", "NamespaceNotAllowed", "namespace 'team-a' may not use"),
-        ({"pool": modelpool(adapterSlots=1)}, "Failed", "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
+        ({"pool": modelpool(namespaces=["team-b"])}, "Queued", "NamespaceNotAllowed", "namespace 'team-a' may not use"),
+        ({"pool": modelpool(adapterSlots=1)}, "Queued", "NeverFits", "adapterSlots of ModelPool 'tiny' is 1"),
         ({"job": rljob({"agents": [{"name": "a"}, {"name": "b"}]})}, "Failed", "Unsupported", "one agent per job"),
         ({"job": None, "problem": "spec.poolRef: required"}, "Queued", "Unsupported", "spec.poolRef: required"),
         ({"document": document(uid="old")}, "Queued", "WaitingForOrchestrator", "an earlier job of the same name"),
@@ -107,9 +107,38 @@ def test_what_cannot_be_handed_over_gets_no_document_and_is_told_at_once(fields,
     assert plan(told(scene)).status is None
 
 
-def test_a_job_that_can_never_run_stays_failed_when_its_pool_is_changed_later():
-    failed = told(new(pool=modelpool(adapterSlots=1)))
-    assert plan(replace(failed, pool=modelpool())).empty
+@pytest.mark.parametrize(
+    ("job", "small", "large"),
+    [
+        ({"training": {"steps": 40, "maxStaleness": 10}}, {"adapterSlots": 8}, {"adapterSlots": 16}),
+        ({"agents": [{"name": "a", "adapter": {"rank": 32}}]}, {"maxRank": 16}, {"maxRank": 32}),
+        ({"rollout": {"maxTokens": 512}}, {"rollout": {"maxModelLen": 512}}, {"rollout": {"maxModelLen": 1024}}),
+        ({}, {"namespaces": ["team-b"]}, {"namespaces": ["team-b", "team-a"]}),
+        (
+            {"environment": {"name": "reverse", "memory": "1Gi"}},
+            {"sandbox": {"maxMemory": "512Mi"}},
+            {"sandbox": {"maxMemory": "1Gi"}},
+        ),
+    ],
+    ids=["slots", "rank", "length", "namespace", "memory"],
+)
+def test_a_job_that_came_a_moment_before_its_pools_update_is_handed_over_after_it(job, small, large):
+    early = told(new(job=rljob(job), pool=modelpool(**small)))
+    assert early.status["phase"] == "Queued"
+    assert kinds(plan(replace(early, pool=modelpool(**large))).actions) == ["WriteDocument"]
+
+
+def test_a_job_that_no_pool_could_run_fails_at_once_whether_its_pool_is_there_or_not():
+    frozen = rljob({"agents": [{"name": "a", "trainable": False}]})
+    for pool in (None, modelpool(), modelpool(adapterSlots=1)):
+        failed = told(new(job=frozen, pool=pool))
+        assert (failed.status["phase"], failed.status["reason"]) == ("Failed", "Unsupported")
+        assert plan(replace(failed, pool=modelpool(adapterSlots=64))).empty
+
+
+def test_the_document_says_when_the_job_was_created():
+    [write] = plan(new()).actions
+    assert write.document.created_at == META.created_at
 
 
 def test_a_job_that_waits_for_its_pool_is_handed_over_when_the_pool_comes():

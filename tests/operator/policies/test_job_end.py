@@ -32,9 +32,16 @@ def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
     assert plan(ended, NOW + 999) == due, "a refused deletion is asked for again at this pace"
 
 
+FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
+
+
 def test_a_job_that_could_never_run_goes_by_its_ttl_too():
-    failed = told(new(job=rljob({"ttlSecondsAfterFinished": 60}), pool=modelpool(adapterSlots=1)))
-    assert plan(failed, NOW + 61).actions == (DeleteObject("u1"),)
+    assert plan(told(new(job=FROZEN)), NOW + 61).actions == (DeleteObject("u1"),)
+
+
+def test_a_job_that_waits_for_a_larger_pool_is_not_deleted_by_its_ttl():
+    waits = told(new(job=rljob({"ttlSecondsAfterFinished": 60}), pool=modelpool(adapterSlots=1)))
+    assert plan(waits, NOW + 1e6).empty
 
 
 @pytest.mark.parametrize("status", [None, {"phase": "Queued", "reason": "PoolNotFound"}])
@@ -44,7 +51,7 @@ def test_the_plan_by_which_a_job_ends_looks_again_when_its_ttl_is_over(status):
     ended = new(job=job, status=status, document=document(job))
     ended = replace(ended, progress=progress(Phase.FAILED, "DeadlineExceeded", finished_at=NOW))
     assert plan(ended).requeue_s == 60.0
-    refused = new(job=job, status=status, pool=modelpool(adapterSlots=1), first_seen_at=NOW - 100)
+    refused = new(job=FROZEN, status=status, first_seen_at=NOW - 100)
     assert plan(refused).requeue_s == 60.0
 
 

@@ -266,9 +266,26 @@ def test_one_event_for_each_real_transition(before, after, expected):
     assert events(before, after) == expected
 
 
-def test_a_job_that_can_never_run_is_told_with_a_warning_even_though_it_is_its_first_status():
-    found = plan_job(new(pool=modelpool(adapterSlots=1)), INSTALLATION, NOW)
-    assert [(event.type, event.reason) for event in found.events] == [("Warning", "NeverFits")]
+@pytest.mark.parametrize(
+    ("pool", "reason"), [({"adapterSlots": 1}, "NeverFits"), ({"namespaces": ["team-b"]}, "NamespaceNotAllowed")]
+)
+def test_a_job_that_does_not_fit_its_pool_is_told_once_with_a_warning_and_its_condition_says_so(pool, reason):
+    misfit = new(pool=modelpool(**pool))
+    found = plan_job(misfit, INSTALLATION, NOW)
+    assert [(event.type, event.reason) for event in found.events] == [("Warning", reason)]
+    [admitted] = [one for one in found.status["conditions"] if one["type"] == "Admitted"]
+    assert (admitted["status"], admitted["reason"]) == ("False", reason)
+    assert "The job begins if the pool is changed" in admitted["message"]
+    assert events(misfit, misfit) == []
+
+
+def test_a_queued_job_whose_pool_shrank_below_it_says_so_and_goes_on_when_it_grows():
+    waits = queued("WaitingForPool", "needs 12 adapter slots and there are 8 in a replica that serves now")
+    job = rljob({"training": {"steps": 40, "maxStaleness": 10}})
+    shrunk = new(job=job, document=document(job), progress=waits, pool=modelpool(adapterSlots=8))
+    [admitted] = [one for one in status(shrunk)["conditions"] if one["type"] == "Admitted"]
+    assert (status(shrunk)["reason"], admitted["reason"]) == ("NeverFits", "NeverFits")
+    assert status(replace(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"
 
 
 def test_a_pool_that_is_not_there_is_told_once():

@@ -137,7 +137,8 @@ async def test_a_job_without_such_a_time_stays_and_more_steps_make_it_go_on(
 
 async def test_a_job_that_could_never_run_goes_by_its_time_too(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
     """Nothing but its own clock calls on it: it had no sandbox whose end would be news."""
-    await rig.gateway.create(pool("tiny", adapterSlots=1))
+    await rig.gateway.create(pool("tiny"))
     rig.start_operator()
-    await rig.gateway.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=1))
+    frozen = [{"name": "policy", "trainable": False}]
+    await rig.gateway.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=1, agents=frozen))
     await rig.gone(ONE)

@@ -148,6 +148,18 @@ async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error:
     assert words in str(only)
 
 
+async def test_a_job_that_does_not_fit_waits_and_begins_when_its_pool_is_changed() -> None:
+    stage = Stage()
+    await stage.cluster.create(pool("tiny", adapterSlots=1))
+    await stage.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("reason") == "NeverFits", "too large")
+        assert (stage.status()["phase"], orchestrator.documents) == ("Queued", {})
+        await stage.cluster.patch(Target(MODELPOOLS, "", "tiny"), {"spec": {"adapterSlots": 8}})
+        await stage.until(lambda: stage.status().get("reason") == "WaitingForPool", "handed over")
+        assert list(orchestrator.documents) == ["team-a.one"]
+
+
 async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() -> None:
     first = Stage()
     await first.cluster.create(pool("tiny"))
