@@ -86,14 +86,20 @@ def _sentences(problems: Iterable[Problem]) -> str:
 
 
 def wanted_document(snapshot: JobSnapshot, verdict: Verdict | None) -> JobDocument | None:
-    """The document as it should stand; None if the object does not parse. A verdict that was given stands."""
+    """The document as it should stand; None if the object does not parse."""
     if snapshot.job is None:
         return None
-    own = snapshot.own_document
-    given = own.verdict if own is not None else None
-    update = {"generation": snapshot.meta.generation, "verdict": given or verdict}
+    update = {"generation": snapshot.meta.generation, "verdict": _verdict(snapshot, verdict)}
     meta = snapshot.meta
     return job_document(snapshot.job, snapshot.tenants, meta.uid, None, meta.created_at).model_copy(update=update)
+
+
+def _verdict(snapshot: JobSnapshot, found: Verdict | None) -> Verdict | None:
+    """The verdict that stands: the one that was given first, unless the job still runs and a raised limit has taken its ground away."""
+    own, progress = snapshot.own_document, snapshot.own_progress
+    given = own.verdict if own is not None else None
+    is_undecided = progress is not None and progress.admitted and not progress.phase.final
+    return found if given is None or (found is None and is_undecided) else given
 
 
 def hand_over(snapshot: JobSnapshot, wanted: JobDocument | None) -> WriteDocument | None:

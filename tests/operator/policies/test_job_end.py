@@ -105,6 +105,16 @@ def test_a_pod_that_was_evicted_for_what_it_wrote_itself_crashed_once_more_than_
     assert write.document.verdict.message.endswith('evicted: Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".')
 
 
+def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised():
+    judged = document(verdict=Verdict(reason="BackoffLimitExceeded", message="often"))
+    scene = running(document=judged, status={"sandboxCrashes": 7}, job=rljob({"backoffLimit": 10}))
+    [write] = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
+    assert write.document.verdict is None
+    ended = replace(scene, progress=progress(Phase.FAILED, "BackoffLimitExceeded", finished_at=NOW))
+    [write] = [action for action in plan(ended).actions if isinstance(action, WriteDocument)]
+    assert write.document.verdict == judged.verdict, "what has ended stays ended"
+
+
 def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_replaced():
     judged = document(verdict=Verdict(reason="BackoffLimitExceeded", message="often"))
     scene = running(document=judged, status={"sandboxCrashes": 7})
