@@ -65,8 +65,8 @@ def _watch(*looks: Sequence[dict[str, Any]] | Exception) -> tuple[ClusterWatch, 
 
 def test_a_watch_ends_when_every_job_has() -> None:
     watch, screen = _watch(
-        [_job(phase="Running", reason="Training", step=1), _job("other", phase="Failed", reason="NeverFits")],
-        [_job(phase="Succeeded", reason="Finished", step=8), _job("other", phase="Failed", reason="NeverFits")],
+        [_job(phase="Running", reason="Training", step=1), _job("other", phase="Failed", reason="TooManyFaults")],
+        [_job(phase="Succeeded", reason="Finished", step=8), _job("other", phase="Failed", reason="TooManyFaults")],
     )
     watch.run(lambda: None)
     assert len(screen.shown) == 2

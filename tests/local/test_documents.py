@@ -1,6 +1,10 @@
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 from marlaas.local.documents import CHANGEABLE, differences, merge, refuse_other_models
+from marlaas.local.wanted import read
 from marlaas_api.documents import concerns_loop, job_document
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
@@ -79,6 +83,13 @@ def test_what_may_change_makes_a_new_generation_of_the_same_job(document, change
     (merged,) = merge([document(uid="first")], [document(spec=change, uid="second")])
     assert (merged.uid, merged.generation) == ("first", 2)
     assert merged.spec == document(spec=change).spec
+
+
+def test_the_jobs_of_a_run_queue_in_the_order_of_their_manifests():
+    examples = Path(__file__).parents[2] / "examples"
+    jobs = read([str(examples / "quickstart.yaml")], None).jobs
+    assert len(jobs) > 1
+    assert all(before.created_at < after.created_at for before, after in pairwise(jobs))
 
 
 def test_a_job_that_is_taken_up_again_keeps_its_place_in_the_queue(document):
