@@ -130,8 +130,9 @@ async def test_a_job_that_rests_after_an_error_of_ours_keeps_its_slots(stage, ri
     failpoints.hook = hook
     async with orchestrating(stage):
         await one_runs(stage, first, second)
+        dies = loop(first)
         await publish_version_0(stage, first)
-        await asyncio.wait([loop(first)])
+        await asyncio.wait([dies])
         await stage.submit(third := of(first, "team-0"))
         assert not (await stage.progress(third, lambda level: True)).admitted
     assert died == 1
