@@ -264,6 +264,32 @@ async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(
         assert (await kept.end()).phase is ReplyPhase.RESULT
 
 
+async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(
+    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped, let_go = asyncio.Event(), shut_engine._let_go
+
+    async def slowly() -> None:
+        try:
+            await let_go()
+        except asyncio.CancelledError:
+            await dropped.wait()
+            raise
+
+    monkeypatch.setattr(shut_engine, "_let_go", slowly)
+    await town.replica(engine=shut_engine)
+    job = await town.job()
+    await town.verified("rollout-0", job.adapter(0))
+    async with town.asking(job.request(deadline_s=0.5)) as first:
+        await shut_engine.aborted.wait()
+        async with town.asking(cancel(job, KeepRequest)), town.asking(job.request()) as again:
+            await again.until(ReplyPhase.ACCEPTED)
+            dropped.set()
+            assert ((await first.end()).waits, (await again.end()).waits) == (True, True)
+    shut_engine.open.set()
+    assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+
+
 async def test_an_agent_without_a_version_is_named_at_the_deadline(town: Any) -> None:
     await town.replica()
     job = await town.job(agents=[{"name": "policy"}, {"name": "critic"}])

@@ -236,9 +236,9 @@ class Requests:
 
 
 def _prolong(flight: _Flight, deadline_s: float) -> None:
-    """Let a request live for so long from now, unless somebody wants it for longer."""
+    """Let a request live for so long from now, if it does not live longer anyway. One that is being dropped stays so: its sandbox asks again."""
     flight.until = max(flight.until, _clock() + min(deadline_s, LONGEST_DEADLINE_S))
-    if flight.timeout is not None:
+    if flight.timeout is not None and not flight.timeout.expired():
         flight.timeout.reschedule(flight.until)
 
 
