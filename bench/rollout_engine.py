@@ -26,7 +26,7 @@ from marlaas_api.messages import Manifest, Probe
 from marlaas_worker.adapters import AdapterConfig, tensor_digests, tensor_name, write_adapter
 from marlaas_worker.rollout.engine import LoadedAdapter, Sampling
 from marlaas_worker.rollout.proof import load_proven
-from marlaas_worker.rollout.vllm_engine import VllmEngine, _last, _lora_request, _sampling
+from marlaas_worker.rollout.vllm_engine import VllmEngine, _lora_request, _sampling
 
 SHAPES = {
     "tiny": {
@@ -124,6 +124,19 @@ def medians(rates: list[Rate]) -> dict[str, float]:
     }
 
 
+def at_the_end(params: Any) -> Any:
+    """The same sampling, all of whose tokens come in one message at the end: what a caller does who asks for nothing else."""
+    from vllm.sampling_params import RequestOutputKind
+
+    params.output_kind, params.stream_interval = RequestOutputKind.FINAL_ONLY, None
+    return params
+
+
+async def num_tokens(streamed: Any) -> int:
+    """Tokens of a generation of vLLM's own."""
+    return sum([len(output.outputs[0].token_ids) async for output in streamed])
+
+
 async def throughput(engine: VllmEngine, adapters: list[LoadedAdapter], vocabulary: int, rounds: int) -> dict[str, Any]:
     """Rates of our generate and of raw vLLM, in turns; medians."""
     ids = prompts(vocabulary)
@@ -138,13 +151,10 @@ async def throughput(engine: VllmEngine, adapters: list[LoadedAdapter], vocabula
         )
 
     async def raw(n: int) -> int:
-        prompt, params = (
-            {"prompt_token_ids": ids[n].tolist()},
-            _sampling(Sampling(1.0, NEW_TOKENS, n), NEW_TOKENS, frozenset()),
-        )
+        prompt = {"prompt_token_ids": ids[n].tolist()}
+        params = at_the_end(_sampling(Sampling(1.0, NEW_TOKENS, n), NEW_TOKENS, frozenset()))
         lora = _lora_request(adapters[n % len(adapters)])
-        output = await _last(raw_engine.generate(prompt, params, f"r{next(numbers)}", lora_request=lora))
-        return len(output.outputs[0].token_ids)
+        return await num_tokens(raw_engine.generate(prompt, params, f"r{next(numbers)}", lora_request=lora))
 
     await rate(ours, engine)
     pairs = [(await rate(ours, engine), await rate(raw, engine)) for _ in range(rounds)]

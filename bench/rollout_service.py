@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from bench.rollout_engine import at_the_end, num_tokens
 from bench.rollout_pool import CONCURRENT, GROUP, JOBS, MOST_TOKENS, TURNS_EACH, Bench, served
 from bench.runs import table
 from marlaas_api import subjects
@@ -22,7 +23,7 @@ from marlaas_api.messages import GenerateRequest, Pin
 from marlaas_api.names import derive_seed, group_token
 from marlaas_worker.rollout.conversation import extend
 from marlaas_worker.rollout.engine import LoadedAdapter, Sampling
-from marlaas_worker.rollout.vllm_engine import _last, _lora_request, _sampling
+from marlaas_worker.rollout.vllm_engine import _lora_request, _sampling
 
 ROUNDS, COMMITS, RUNNING = 15, 30, 16
 
@@ -53,11 +54,10 @@ def bare(bench: Bench) -> Callable[[GenerateRequest], Awaitable[int]]:
             prompts[request.group] = extend(bench.tokenizer, None, request.append).ids.tolist()
         seed = derive_seed(job.seed, group_token(request.group), request.member, request.turn)
         most = request.max_tokens or MOST_TOKENS
-        params = _sampling(Sampling(1.0, most, seed), most, frozenset())
+        params = at_the_end(_sampling(Sampling(1.0, most, seed), most, frozenset()))
         lora = _lora_request(held[f"bench.{job.job}.{job.uid}.policy@v1"])
         prompt = {"prompt_token_ids": prompts[request.group]}
-        output = await _last(llm.generate(prompt, params, f"bare-{next(calls)}", lora_request=lora))
-        return len(output.outputs[0].token_ids)
+        return await num_tokens(llm.generate(prompt, params, f"bare-{next(calls)}", lora_request=lora))
 
     return generate
 

@@ -200,13 +200,13 @@ _FAILURES = {
     Reason.DEADLINE_EXCEEDED: Text(
         Stage.FAILED,
         Actor.TENANT,
-        "The job was still running after spec.activeDeadlineSeconds.",
+        "The job was admitted for longer than spec.activeDeadlineSeconds.",
         "Give it more time or fewer steps and create it anew.",
     ),
     Reason.TOO_MANY_FAULTS: Text(
         Stage.FAILED,
         Actor.TENANT,
-        "Too large a share of the last episodes was lost to faults that the policy did not cause.",
+        "Too large a share of the last episodes was lost to faults that the policy did not cause; waiting for an engine is none.",
         "Read the last fault in the message: `env` is the environment's own error, `infra` the platform's. Mend it and create the job anew.",
     ),
     Reason.TRAINING_FAILED: Text(

@@ -180,11 +180,6 @@ REMARKS = {
         "spec.agents[0].adapter.alpha: alpha / rank is 1.5, which is no power of two: engine and trainer will round the adapter "
         "differently",
     ),
-    "timeouts": (
-        _job(environment={"name": "reverse", "episodeTimeoutSeconds": 60}),
-        "spec.environment.turnTimeoutSeconds: turnTimeoutSeconds 120 is not below episodeTimeoutSeconds 60: a slow engine will be "
-        "booked as a fault of the environment",
-    ),
     "egress": (
         _job(environment={"name": "reverse", "egress": [{"cidr": "10.0.0.0/8"}]}),
         "spec.environment.egress: a cluster enforces it; `marlaas run` leaves the network as it is",

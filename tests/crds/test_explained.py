@@ -95,7 +95,7 @@ def test_what_need_not_be_given_says_what_it_is_then(kind: type[Kind]) -> None:
         ("rljob.spec.agents.trainable", "Default: true."),
         (
             "rljob.spec.environment.turnTimeoutSeconds",
-            "in seconds; then it is a fault of the infrastructure. Default: 120.",
+            "for a replica that restarts is not counted. Default: 120.",
         ),
         ("rljob.spec.training.groupsPerStep", "Default: 8."),
         ("rljob.spec.training.optimizer.learningRate", "Default: 0.0001."),

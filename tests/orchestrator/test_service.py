@@ -9,6 +9,7 @@ from marlaas_api import failpoints, subjects
 from marlaas_api.messages import (
     Episode,
     Phase,
+    Progress,
     ReplicaReport,
     StepOutcome,
     Task,
@@ -50,6 +51,22 @@ async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words
         level = await stage.progress(job, final)
     assert (level.phase, level.reason) == (Phase.FAILED, "TooManyFaults")
     assert "ZeroDivisionError: in play" in level.message
+
+
+@pytest.mark.parametrize(("admitted_s", "reason"), [(10.0, "Finished"), (4000.0, "DeadlineExceeded")])
+async def test_time_in_which_a_job_is_queued_or_suspended_does_not_count_against_its_deadline(
+    stage, document, admitted_s, reason
+):
+    job = document(steps=1)
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"active_deadline_seconds": 3600.0})})
+    names = job.model_dump(include={"namespace", "job", "uid"})
+    before = Progress(**names, phase=Phase.SUSPENDED, admitted=False, reason="Suspended", steps=1, started_at=1.0)
+    await stage.bus.ensure()
+    progress = await stage.bus.bucket(subjects.PROGRESS)
+    await progress.put(job.ref.key, encode(before.model_copy(update={"admitted_s": admitted_s})))
+    async with running(stage, job, mixed):
+        level = await stage.progress(job, final)
+    assert (level.reason, level.admitted_s >= admitted_s) == (reason, True)
 
 
 async def test_faults_are_masked_counted_and_not_scored(stage, document):

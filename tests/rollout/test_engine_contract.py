@@ -65,6 +65,16 @@ async def test_two_adapters_in_one_batch_do_not_mix(rig: Any, publish: Any) -> N
         assert np.abs(own - np.array(completion.logprobs)).max() < 1e-3
 
 
+async def test_an_engine_says_of_every_generation_once_that_it_begins(rig: Any, publish: Any) -> None:
+    adapter, begun = await rig.load(publish(1)), list[int]()
+    many = (
+        rig.engine.generate(f"b{n}", adapter, PROMPT, sampling(n, 20), lambda n=n: begun.append(n)) for n in range(4)
+    )
+    drawn = await asyncio.gather(*many)
+    assert sorted(begun) == [0, 1, 2, 3]
+    assert all(len(completion.output_ids) == len(completion.logprobs) > 1 for completion in drawn)
+
+
 async def test_an_end_token_ends_a_generation_and_counts(rig: Any, publish: Any) -> None:
     adapter = await rig.load(publish(1))
     many = await asyncio.gather(

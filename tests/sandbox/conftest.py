@@ -19,6 +19,7 @@ from marlaas_api.messages import (
     GenerateReply,
     GenerateRequest,
     JobDocument,
+    KeepRequest,
     ReplyPhase,
     StopReason,
     Task,
@@ -47,6 +48,7 @@ class Rollout:
         self.answer: Answer = lambda request: [self.result(request, "1")]
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[CancelRequest] = []
+        self.kept: list[KeepRequest] = []
         self.changed = asyncio.Event()
 
     @staticmethod
@@ -60,14 +62,17 @@ class Rollout:
         return _reply(request, ReplyPhase.FAILED).model_copy(update={"error": words, "retryable": retryable})
 
     @staticmethod
-    def beat(request: GenerateRequest) -> GenerateReply:
-        return _reply(request, ReplyPhase.HEARTBEAT)
+    def beat(request: GenerateRequest, running_s: float | None = None) -> GenerateReply:
+        return _reply(request, ReplyPhase.HEARTBEAT).model_copy(update={"running_s": running_s})
 
     async def on_request(self, request: Request) -> None:
         message = decode(request.data)
         self.changed.set()
         if isinstance(message, CancelRequest):
             self.cancelled.append(message)
+            return
+        if isinstance(message, KeepRequest):
+            self.kept.append(message)
             return
         assert isinstance(message, GenerateRequest)
         self.requests.append(message)

@@ -1,12 +1,15 @@
 """Asking for turns: what is sent, and what becomes of silence, failures and impatience."""
 
 import asyncio
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from marlaas_api.messages import ChatMessage, Ending, FaultClass, StopReason
-from marlaas_worker.sandbox.turns import TurnClient, TurnFailed
+from marlaas_worker.sandbox import attempt, service
+from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnWaited
 
 
 async def test_turns_name_their_parents_and_leaves_are_where_branches_end(stage) -> None:
@@ -27,13 +30,13 @@ async def test_turns_name_their_parents_and_leaves_are_where_branches_end(stage)
 
 
 async def test_a_request_carries_the_whole_identity_and_what_is_appended(stage) -> None:
-    await stage.play("asks", turn_timeout_seconds=70)
+    await stage.play("asks")
     (request,) = stage.rollout.requests
     assert (request.namespace, request.job, request.uid, request.agent) == ("team-a", "job", "u1", "policy")
     assert (request.group, request.member, request.episode, request.turn) == ("u1-t0", 0, "u1-t0-0-1", 0)
     assert request.append == (ChatMessage(role="user", content="train 0 0"),)
     assert request.max_tokens is None
-    assert 40 < request.deadline_s <= 70
+    assert request.deadline_s == LEASE_S
 
 
 async def test_silence_is_answered_by_asking_again_with_the_same_name(stage) -> None:
@@ -44,8 +47,6 @@ async def test_silence_is_answered_by_asking_again_with_the_same_name(stage) -> 
     (episode,) = await stage.play("asks")
     assert episode.rewards == {"policy": 1.0}
     assert {(request.episode, request.turn) for request in stage.rollout.requests} == {("u1-t0-0-1", 0)}
-    deadlines = [request.deadline_s for request in stage.rollout.requests]
-    assert deadlines == sorted(deadlines, reverse=True)
 
 
 async def test_a_failure_of_the_moment_is_tried_again(stage) -> None:
@@ -65,12 +66,83 @@ async def test_a_failure_for_good_is_a_fault_of_the_infrastructure_in_its_own_wo
     assert episode.fault_text == "rollout-0: the adapter is corrupt"
 
 
-async def test_waiting_for_a_turn_ends_and_is_not_the_environments_time(stage) -> None:
-    stage.rollout.answer = lambda request: [stage.rollout.beat(request)]
-    (episode,) = await stage.play("asks", turn_timeout_seconds=1, episode_timeout_seconds=0.5)
+async def test_an_engine_that_takes_too_long_for_a_turn_is_a_fault_of_the_infrastructure(stage) -> None:
+    stage.rollout.answer = lambda request: [stage.rollout.beat(request, running_s=69.9)]
+    (episode,) = await stage.play("asks", turn_timeout_seconds=70)
     assert episode.fault is FaultClass.INFRA
-    assert "within 1 s (turnTimeoutSeconds); last: rollout-0: heartbeat" in episode.fault_text
+    assert "within 70 s, waits not counted (turnTimeoutSeconds); last: rollout-0: heartbeat" in episode.fault_text
     assert [cancel.episode for cancel in stage.rollout.cancelled] == ["u1-t0-0-1"]
+
+
+async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against_the_episode(
+    stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every time that the turn is asked for, the supervisor's clock has gone on by more than the whole episode may take."""
+    asked = stage.rollout.requests
+
+    def answer(request):
+        return [stage.rollout.result(request, "1") if len(asked) > 2 else stage.rollout.beat(request)]
+
+    monkeypatch.setattr(attempt, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600.0 * len(asked)))
+    stage.rollout.answer = answer
+    stage.patience = replace(stage.patience, heard_s=0.2)
+    (episode,) = await stage.play("asks", turn_timeout_seconds=0.1)
+    assert (episode.fault, episode.prior_faults, episode.rewards) == (None, (), {"policy": 1.0})
+    assert episode.duration_s > 1800
+
+
+@pytest.mark.parametrize("answers", ["nobody", "no place"])
+async def test_a_turn_that_never_gets_its_place_is_played_again_and_is_no_fault(
+    stage, monkeypatch: pytest.MonkeyPatch, answers: str
+) -> None:
+    monkeypatch.setattr(service, "_PAUSE_S", 0.01)
+    stage.patience = replace(stage.patience, wait_s=0.1)
+
+    def answer(request):
+        if request.episode == "u1-t0-0-1":
+            full = stage.rollout.failure(request, "no place", True).model_copy(update={"waits": True})
+            return [full] if answers == "no place" else []
+        return [stage.rollout.result(request, "1")]
+
+    stage.rollout.answer = answer
+    (episode,) = await stage.play("asks", max_attempts=1, turn_timeout_seconds=0.01)
+    assert (episode.fault, episode.prior_faults) == (None, (FaultClass.WAITED,))
+    assert episode.episode != "u1-t0-0-1"
+    assert [cancel.episode for cancel in stage.rollout.cancelled] == ["u1-t0-0-1"]
+
+
+async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(
+    stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_PAUSE_S", 0.01)
+    stage.patience = replace(stage.patience, wait_s=0.02)
+    stage.rollout.answer = lambda request: (
+        [stage.rollout.result(request, "1")] if len({request.episode for request in stage.rollout.requests}) > 3 else []
+    )
+    (episode,) = await stage.play("asks", max_attempts=2)
+    numbers = [int(request.episode.rsplit("-", 1)[1]) for request in stage.rollout.requests]
+    of_deliveries = set(range(2, 2 * service.MAX_DELIVERIES + 2))
+    assert len(set(numbers)) == 4
+    assert not of_deliveries & set(numbers)
+    assert episode.prior_faults == (FaultClass.WAITED,) * 3
+
+
+async def test_a_request_that_waits_is_kept_alive(stage) -> None:
+    stage.patience = replace(stage.patience, heard_s=0.2, keep_s=0.0)
+    stage.rollout.answer = lambda request: [
+        stage.rollout.result(request, "1") if stage.rollout.kept else stage.rollout.beat(request)
+    ]
+    (episode,) = await stage.play("asks")
+    assert episode.rewards == {"policy": 1.0}
+    assert {(kept.uid, kept.agent, kept.episode) for kept in stage.rollout.kept} == {("u1", "policy", "u1-t0-0-1")}
+
+
+async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_a_fault(stage) -> None:
+    stage.rollout.answer = lambda request: [stage.rollout.failure(request, "KeyError('x')", True)]
+    (episode,) = await stage.play("asks", turn_timeout_seconds=0.1)
+    assert episode.fault is FaultClass.INFRA
+    assert "within 0.1 s" in episode.fault_text
+    assert episode.fault_text.endswith("last: rollout-0: KeyError('x')")
 
 
 async def test_a_child_that_dies_while_it_waits_cancels_its_turn(stage) -> None:
@@ -106,21 +178,20 @@ async def test_garbage_and_late_answers_on_the_inbox_are_ignored(stage) -> None:
 async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(stage) -> None:
     await stage.bus.ensure()
     await stage.play("asks")
-    request = stage.rollout.requests[0].model_copy(update={"deadline_s": 20.0})
+    request = stage.rollout.requests[0]
     client_bus = stage.server.connect("client")
     async with stage.rollout_role("policy"), TurnClient(client_bus, stage.patience) as client:
         stage.server.available = False
-        asking = asyncio.create_task(client.generate(request))
+        asking = asyncio.create_task(client.generate(request, 20.0))
         await asyncio.wait({asking}, timeout=0.05)
         assert not asking.done()
         stage.server.available = True
         assert (await asking).text == "1"
 
 
-async def test_nobody_there_is_a_failure_that_says_so(stage) -> None:
+async def test_nobody_there_is_told_at_the_end_of_the_wait(stage) -> None:
     await stage.bus.ensure()
     await stage.play("asks")
-    request = stage.rollout.requests[0].model_copy(update={"deadline_s": 0.1})
-    async with TurnClient(stage.bus, stage.patience) as client:
-        with pytest.raises(TurnFailed, match="nobody answered"):
-            await client.generate(request)
+    async with TurnClient(stage.bus, replace(stage.patience, wait_s=0.1)) as client:
+        with pytest.raises(TurnWaited, match="nobody answered"):
+            await client.generate(stage.rollout.requests[0], 0.01)

@@ -113,12 +113,6 @@ def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
                 ("spec", "agents", at, "adapter", "alpha"),
                 f"alpha / rank is {scale:g}, which is no power of two: engine and trainer will round the adapter differently",
             )
-    if spec.environment.turn_timeout_seconds >= spec.environment.episode_timeout_seconds:
-        yield Problem(
-            ("spec", "environment", "turnTimeoutSeconds"),
-            f"turnTimeoutSeconds {spec.environment.turn_timeout_seconds:g} is not below episodeTimeoutSeconds "
-            f"{spec.environment.episode_timeout_seconds:g}: a slow engine will be booked as a fault of the environment",
-        )
     if spec.environment.egress:
         yield Problem(
             ("spec", "environment", "egress"), "a cluster enforces it; `marlaas run` leaves the network as it is"

@@ -143,13 +143,14 @@ class EnvironmentSpec(Spec):
         300,
         gt=0,
         le=86400,
-        description="Longest time for one episode, in seconds, not counting its waits for turns; then it is a fault of the environment.",
+        description="Longest time for one episode, in seconds; then it is a fault of the environment. Time in which a turn waits or is generated is not counted.",
     )
     turn_timeout_seconds: float = Field(
         120,
         gt=0,
         le=86400,
-        description="Longest wait for one turn, in seconds; then it is a fault of the infrastructure.",
+        description="Longest time that the engine may take for one turn, in seconds; then it is a fault of the infrastructure. Waiting for "
+        "a place in the engine, for an adapter's slot or for a replica that restarts is not counted.",
     )
     memory: Quantity = Field(
         "512Mi",

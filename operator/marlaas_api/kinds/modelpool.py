@@ -40,7 +40,8 @@ class HubModel(Spec):
         description="Repository, for example Qwen/Qwen3-0.6B."
     )
     revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
-        "main", description="Branch, tag or commit; main because it always exists, but only a commit is reproducible."
+        "main",
+        description="Branch, tag or commit; main because it always exists, but only a commit always names the same weights.",
     )
     token_secret_ref: SecretKeyRef | None = Field(
         None,
@@ -125,8 +126,8 @@ class RolloutWorkers(WorkersSpec):
 
     engine: Literal["vllm", "reference"] = Field(
         "vllm",
-        description="vllm: the real engine. reference: plain transformers, one sequence at a time; slow and deterministic, "
-        "for exactness tests.",
+        description="vllm: the real engine. reference: plain transformers, one sequence at a time; slow; a reply depends on "
+        "nothing but its request, on the same kind of CPU (docs/models.md, Reproducibility).",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Number format of the engine's weights; auto chooses the fastest that the hardware has."

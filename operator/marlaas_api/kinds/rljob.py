@@ -53,7 +53,10 @@ class RLJobSpec(Spec):
         description="True stops the job at once and frees what it holds; false goes on with the step that was under way.",
     )
     active_deadline_seconds: float | None = Field(
-        None, gt=0, le=_TEN_YEARS_S, description="Longest time from admission to end, in seconds. Absent: no bound."
+        None,
+        gt=0,
+        le=_TEN_YEARS_S,
+        description="Longest time that the job may be admitted, in seconds; time in which it is queued or suspended is not counted. Absent: no bound.",
     )
     ttl_seconds_after_finished: float | None = Field(
         None, ge=0, le=_TEN_YEARS_S, description="Delete the object this many seconds after its end. Absent: never."

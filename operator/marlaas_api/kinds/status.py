@@ -96,7 +96,10 @@ class RLJobStatus(ObjectStatus):
     tokens_per_second: float | None = Field(None, description="Generated tokens per second, lately.")
     accelerator_seconds: float | None = Field(None, description="Seconds of engine and trainer time in all.")
     faults: Annotated[dict[Annotated[str, StringConstraints(max_length=63)], _Count], Field(max_length=32)] | None = (
-        Field(None, description="Episodes that did not count, by class: infra, env.")
+        Field(
+            None,
+            description="Plays that did not count, by class: infra, env; waited: turns waited for an hour, and the episode was played again.",
+        )
     )
     sandbox_crashes: _Count | None = Field(
         None, description="Crashes of the job's sandbox pods; see spec.backoffLimit."

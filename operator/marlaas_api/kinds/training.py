@@ -190,7 +190,7 @@ class TrainingSpec(Spec):
         4096,
         ge=16,
         le=16_777_216,
-        description="Padded tokens of one forward and backward pass; bounds the trainer's memory and changes no result.",
+        description="Padded tokens of one forward and backward pass; bounds the trainer's memory; another value changes results by rounding only.",
         json_schema_extra=FIXED,
     )
     optimizer: OptimizerSpec = Field(
@@ -200,8 +200,9 @@ class TrainingSpec(Spec):
         1,
         ge=0,
         le=16,
-        description="Versions that a trained group may be behind; 0 is strict: on-policy and exactly reproducible. 1 lets "
-        "sampling and training overlap.",
+        description="Versions that a trained group may be behind. 0 is strict: on-policy, and with rollout.engine reference the same bits again on the "
+        "same kind of CPU with as many threads (docs/models.md, Reproducibility); vLLM's sampling depends on its batch. 1 lets sampling and training "
+        "overlap.",
         json_schema_extra=FIXED,
     )
     max_refill: int = Field(

@@ -9,10 +9,14 @@ from marlaas_api.names import Split
 
 
 class FaultClass(StrEnum):
-    """Faults that the policy did not cause, and that are therefore never scored."""
+    """Faults that the policy did not cause, and that are therefore never scored.
+
+    WAITED: a play was given up because a turn waited too long for its place. It is always played again, so it occurs in `prior_faults` only.
+    """
 
     INFRA = "infra"
     ENV = "env"
+    WAITED = "waited"
 
 
 class Ending(StrEnum):

@@ -34,7 +34,8 @@ class GenerateRequest(JobMessage):
     The id is `names.request_id(episode, turn)`. `parent` None begins a conversation; otherwise it names the turn whose
     conversation goes on (turns may branch). `append` is chat messages, or raw text that bypasses the template. `max_tokens` None: the job's own bound,
     which it can only lower. `tools`: the JSON text of each function that the chat template is shown; None: as in the parent, a new conversation has none.
-    `deadline_s` counts from receipt. `reply_to` is set when a replica forwards to the owner.
+    `deadline_s`: a replica forgets the request this many seconds after it last heard of it; asking again and KeepRequest begin them anew.
+    `reply_to` is set when a replica forwards to the owner.
     """
 
     agent: str
@@ -48,6 +49,13 @@ class GenerateRequest(JobMessage):
     max_tokens: int | None = None
     deadline_s: float = Field(allow_inf_nan=False)
     reply_to: str | None = None
+
+
+class KeepRequest(JobMessage):
+    """The sandbox still waits for an episode's turns; same subject as the request."""
+
+    agent: str
+    episode: str
 
 
 class CancelRequest(JobMessage):
@@ -69,7 +77,9 @@ class ReplyPhase(StrEnum):
 class GenerateReply(Message):
     """What a sandbox hears of its request, on the reply inbox. It never sees ids, logprobs or versions.
 
-    `retryable` says whether the same request may be sent again; `error` is for people.
+    A HEARTBEAT has `running_s`, the seconds for which the engine has generated; None: the request waits. `doing` is for people.
+    A FAILED has `error`, for people; `retryable`: the same request may be sent again; `waits`: nothing failed, the replica only has no place
+    for it now, so the time until one has is waiting.
     """
 
     request: str
@@ -79,8 +89,11 @@ class GenerateReply(Message):
     stop_reason: StopReason | None = None
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    running_s: float | None = None
+    doing: str = ""
     error: str = ""
     retryable: bool = False
+    waits: bool = False
 
 
 class Meter(Message):

@@ -59,6 +59,16 @@ class Asked:
             await self.more.wait()
         return next(reply for reply in self.heard if reply.phase is phase)
 
+    async def until_it_says(self, doing: str) -> GenerateReply:
+        """The first heartbeat from now on that says that the request does this."""
+        num = len(self.heard)
+        while True:
+            for reply in self.heard[num:]:
+                if reply.phase is ReplyPhase.HEARTBEAT and doing in reply.doing:
+                    return reply
+            self.more.clear()
+            await self.more.wait()
+
     async def end(self) -> GenerateReply:
         await self.over.wait()
         return self.heard[-1]

@@ -12,7 +12,16 @@ import torch
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_worker.adapters import AdapterConfig, read_adapter, tensor_digests, tensor_name, write_adapter
 from marlaas_worker.rollout.conversation import BadAppend
-from marlaas_worker.rollout.engine import Completion, EngineDown, EngineLimits, LoadedAdapter, LoadFailed, Sampling
+from marlaas_worker.rollout.engine import (
+    Began,
+    Completion,
+    EngineDown,
+    EngineLimits,
+    LoadedAdapter,
+    LoadFailed,
+    Sampling,
+    unheard,
+)
 
 END = 1
 LIMITS = EngineLimits(slots=4, max_rank=8, max_model_len=1000, max_num_seqs=16, dtype="float32")
@@ -54,11 +63,13 @@ class Call:
 
 @dataclass
 class ScriptedEngine:
-    """See `engine.Engine`. `open` lets generations end; `reply` is what it draws; `deaths` generations kill it first; `twist` falsifies loads."""
+    """See `engine.Engine`. `open` lets generations end; `reply` is what it draws; `deaths` generations kill it first; `twist` falsifies loads;
+    `queues`: it keeps requests in a queue of its own until it is opened."""
 
     limits: EngineLimits = LIMITS
     reply: str = "yes~"
     deaths: int = 0
+    queues: bool = False
     refuse: str = ""
     loads_fail_by: Exception | None = None
     failed_loads: int = 0
@@ -116,17 +127,26 @@ class ScriptedEngine:
         return np.full(len(ids) - 1, gain(self._held[adapter]), np.float32)
 
     async def generate(
-        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+        self,
+        request: str,
+        adapter: LoadedAdapter,
+        prompt_ids: npt.NDArray[np.int32],
+        sampling: Sampling,
+        began: Began = unheard,
     ) -> Completion:
         self._check()
         if adapter not in self._held:
             raise LoadFailed(f"{adapter.name} is not loaded")
         self.calls.append(Call(adapter, prompt_ids.tolist(), sampling))
         self.called.set()
+        if not self.queues:
+            began()
         if self.deaths:
             self.deaths -= 1
             self.die("this request killed it")
         await self._let_go()
+        if self.queues:
+            began()
         ids = CharacterTokenizer().encode(self.reply)[: sampling.max_tokens]
         stop = StopReason.STOP if ids[-1] == END else StopReason.LENGTH
         return Completion(tuple(ids), tuple(-0.5 for _ in ids), stop)

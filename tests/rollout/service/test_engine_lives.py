@@ -6,7 +6,7 @@ import pytest
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import ReplyPhase
-from marlaas_worker.rollout import supervision
+from marlaas_worker.rollout import generation, requests, supervision
 
 
 async def test_requests_outlive_the_engine(town: Any, make_engine: Callable[..., Any]) -> None:
@@ -36,7 +36,7 @@ async def test_many_requests_that_see_one_death_cause_one_restart(town: Any, shu
     assert shut_engine.starts == 2
 
 
-async def test_a_request_under_which_the_engine_always_dies_is_given_back(
+async def test_a_request_under_which_the_engine_always_dies_is_refused(
     town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "RESTART_WAITS_S", (0.0,))
@@ -44,8 +44,28 @@ async def test_a_request_under_which_the_engine_always_dies_is_given_back(
     await town.replica(engine=engine)
     job = await town.job()
     reply = await town.ask(job.request())
-    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, True)
+    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
+    assert reply.error == "the engine died 3 times with turn uid1-t0-0-1.0 in it; last: this request killed it"
     assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+
+
+async def test_a_request_outside_the_engine_has_no_part_in_its_death(
+    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "MAX_ENGINE_DEATHS", 1)
+    monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
+    engine = make_engine(limits={"max_num_seqs": 1})
+    engine.open.clear()
+    await town.replica(engine=engine)
+    job = await town.job()
+    async with town.asking(job.request()) as inside:
+        await engine.called.wait()
+        async with town.asking(job.request(index=1)) as outside:
+            await outside.until_it_says("it waited for a place in the engine")
+            engine.die()
+            assert "the engine died 1 times" in (await inside.end()).error
+            engine.open.set()
+            assert (await outside.end()).phase is ReplyPhase.RESULT
 
 
 async def test_an_idle_engine_that_hangs_is_noticed(

@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from marlaas_api import subjects, wire
-from marlaas_api.messages import CancelRequest, ReplyPhase
+from marlaas_api.messages import CancelRequest, KeepRequest, ReplyPhase
 from marlaas_worker.rollout import requests, service
 
 
-def cancel(job: Any) -> CancelRequest:
-    fields = job.request().model_dump(include={"namespace", "job", "uid", "agent", "episode"})
-    return CancelRequest(**fields)
+def cancel(job: Any, kind: type[CancelRequest] | type[KeepRequest] = CancelRequest) -> CancelRequest | KeepRequest:
+    return kind(**job.request().model_dump(include={"namespace", "job", "uid", "agent", "episode"}))
 
 
 async def test_a_request_asked_twice_is_generated_once_and_answered_twice(town: Any, shut_engine: Any) -> None:
@@ -76,7 +75,7 @@ async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notic
     async with town.asking(job.request()) as first, town.asking(neighbour.request()) as others:
         await first.until(ReplyPhase.ACCEPTED)
         refused = await town.ask(job.request(index=1))
-        assert (refused.phase, refused.retryable) == (ReplyPhase.FAILED, True)
+        assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
         assert "too much text" in refused.error
         shut_engine.open.set()
         assert (await first.end()).phase is (await others.end()).phase is ReplyPhase.RESULT
@@ -162,12 +161,33 @@ async def test_a_request_that_wants_its_answer_elsewhere_is_ignored(town: Any) -
     assert await town.bus.replay(subjects.TASKS, "task.>") == []
 
 
-async def test_who_waits_hears_a_beat(town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_heartbeat_says_whether_a_turn_waits_or_is_generated(
+    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
+    engine = make_engine(limits={"max_num_seqs": 1})
+    engine.open.clear()
+    await town.replica(engine=engine)
+    job, neighbour = await town.job(), await town.job("neighbour")
+    async with town.asking(neighbour.request()) as first:
+        generated = await first.until_it_says("it was being generated")
+        assert generated.running_s >= 0
+        async with town.asking(job.request()) as second:
+            assert (await second.until_it_says("it waited for a place in the engine")).running_s is None
+            assert (await first.until_it_says("it was being generated")).running_s > generated.running_s
+            engine.open.set()
+            assert (await first.end()).phase is (await second.end()).phase is ReplyPhase.RESULT
+
+
+async def test_a_turn_in_the_engines_own_queue_waits(
+    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
+    shut_engine.queues = True
     await town.replica(engine=shut_engine)
     job = await town.job()
     async with town.asking(job.request()) as asked:
-        await asked.until(ReplyPhase.HEARTBEAT)
+        assert (await asked.until_it_says("it waited within the engine")).running_s is None
         shut_engine.open.set()
         await asked.end()
 
@@ -227,6 +247,49 @@ async def test_asking_again_prolongs_the_deadline(town: Any, shut_engine: Any) -
         assert (await asked.end()).phase is ReplyPhase.RESULT
 
 
+async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(
+    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await town.replica(engine=shut_engine)
+    job = await town.job()
+    await town.verified("rollout-0", job.adapter(0))
+    monkeypatch.setattr(requests, "LONGEST_DEADLINE_S", 1.0)
+    async with town.asking(job.request()) as kept, town.asking(job.request(index=1)) as forgotten:
+        await forgotten.until(ReplyPhase.ACCEPTED)
+        monkeypatch.setattr(requests, "LONGEST_DEADLINE_S", 3600.0)
+        async with town.asking(cancel(job, KeepRequest)):
+            ended = await forgotten.end()
+        assert (ended.phase, ended.retryable, ended.waits) == (ReplyPhase.FAILED, True, True)
+        shut_engine.open.set()
+        assert (await kept.end()).phase is ReplyPhase.RESULT
+
+
+async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(
+    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped, let_go = asyncio.Event(), shut_engine._let_go
+
+    async def slowly() -> None:
+        try:
+            await let_go()
+        except asyncio.CancelledError:
+            await dropped.wait()
+            raise
+
+    monkeypatch.setattr(shut_engine, "_let_go", slowly)
+    await town.replica(engine=shut_engine)
+    job = await town.job()
+    await town.verified("rollout-0", job.adapter(0))
+    async with town.asking(job.request(deadline_s=0.5)) as first:
+        await shut_engine.aborted.wait()
+        async with town.asking(cancel(job, KeepRequest)), town.asking(job.request()) as again:
+            await again.until(ReplyPhase.ACCEPTED)
+            dropped.set()
+            assert ((await first.end()).waits, (await again.end()).waits) == (True, True)
+    shut_engine.open.set()
+    assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+
+
 async def test_an_agent_without_a_version_is_named_at_the_deadline(town: Any) -> None:
     await town.replica()
     job = await town.job(agents=[{"name": "policy"}, {"name": "critic"}])
@@ -258,7 +321,7 @@ async def test_a_stopping_replica_ends_what_it_began_and_takes_nothing_new(town:
         replica.context.stop.set()
         await town.report("rollout-0", lambda report: not report.ready)
         refused = await town.ask(job.request(index=1), of="rollout-0")
-        assert (refused.phase, refused.retryable) == (ReplyPhase.FAILED, True)
+        assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
         shut_engine.open.set()
         assert (await asked.end()).phase is ReplyPhase.RESULT
         await replica.task
@@ -275,7 +338,8 @@ async def test_what_does_not_end_in_time_is_handed_back(
         await shut_engine.called.wait()
         await replica.stop()
         reply = await asked.end()
-    assert (reply.retryable, "is stopping while it was being generated" in reply.error) == (True, True)
+    assert (reply.retryable, reply.waits) == (True, True)
+    assert "is stopping while it was being generated" in reply.error
 
 
 async def test_a_finished_job_is_no_longer_listened_to(town: Any) -> None:

@@ -26,7 +26,7 @@ from marlaas.models import prepare
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.messages import ChatMessage, GenerateRequest, GroupReady, StopReason, ToolCall, TrajectoryRef
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.engine import Completion, LoadedAdapter, Sampling
+from marlaas_worker.rollout.engine import Began, Completion, LoadedAdapter, Sampling, unheard
 from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
@@ -100,7 +100,12 @@ class DrawingEngine(ScriptedEngine):
     drawn: dict[str, list[Drawn]] = field(default_factory=lambda: defaultdict(list))
 
     async def generate(
-        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+        self,
+        request: str,
+        adapter: LoadedAdapter,
+        prompt_ids: npt.NDArray[np.int32],
+        sampling: Sampling,
+        began: Began = unheard,
     ) -> Completion:
         assert self.tokenizer is not None
         rng = random.Random(sampling.seed)
@@ -150,7 +155,7 @@ class Play:
         tools = (TOOL,) * rng.randint(0, 1) if self.tools and not raw and rng.random() < 0.5 else None
         changes = {"parent": parent, "append": append, "tools": tools, "max_tokens": rng.choice([None, 1, 4, 30])}
         request = self.job.request(self.group, self.member, number, **changes)
-        reply = await self.client.generate(request)
+        reply = await self.client.generate(request, 60.0)
         assert reply.stop_reason is not None
         self.ledger.note(_saying(request), reply.stop_reason)
 

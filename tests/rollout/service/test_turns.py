@@ -244,6 +244,6 @@ async def test_a_job_that_is_not_admitted_may_ask_again(town: Any) -> None:
     await town.replica()
     job = await town.job(admitted=False)
     refused = await town.ask(job.request(), of="rollout-0")
-    assert (refused.phase, refused.retryable) == (ReplyPhase.FAILED, True)
+    assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
     await town.admit(job)
     assert (await town.ask(job.request(), of="rollout-0")).phase is ReplyPhase.RESULT

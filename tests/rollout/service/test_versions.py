@@ -170,7 +170,7 @@ async def test_a_version_that_always_runs_gives_way_to_one_that_waits(
         await shut_engine.called.wait()
         async with town.asking(modest.request()) as waiting:
             await waiting.until(ReplyPhase.ACCEPTED)
-            await waiting.until(ReplyPhase.HEARTBEAT)
+            assert "no free slot: all 1 hold versions in use" in (await waiting.until(ReplyPhase.HEARTBEAT)).doing
             async with town.asking(busy.request(index=1)) as second:
                 await second.until(ReplyPhase.ACCEPTED)
                 shut_engine.open.set()
@@ -213,7 +213,7 @@ async def test_in_strict_mode_only_the_orchestrators_pin_counts(town: Any) -> No
     await town.commit(job, 1)
     await town.verified("rollout-0", job.adapter(1))
     unpinned = await town.ask(job.request())
-    assert (unpinned.retryable, "has no pin yet" in unpinned.error) == (True, True)
+    assert (unpinned.retryable, unpinned.waits, "has no pin yet" in unpinned.error) == (True, False, True)
     await town.pin(job.request(), 0)
     await town.ask(job.request())
     assert (await town.turn(job.request())).version == 0

@@ -24,6 +24,7 @@ from marlaas_api.messages import (
     GenerateReply,
     GenerateRequest,
     JobDocument,
+    KeepRequest,
     Manifest,
     Message,
     Phase,
@@ -166,7 +167,9 @@ class Town:
         await (await self.bus.bucket(bucket)).put(key, wire.encode(message))
 
     @contextlib.asynccontextmanager
-    async def asking(self, request: GenerateRequest | CancelRequest, of: str | None = None) -> AsyncIterator[Asked]:
+    async def asking(
+        self, request: GenerateRequest | CancelRequest | KeepRequest, of: str | None = None
+    ) -> AsyncIterator[Asked]:
         """Ask the pool, or one replica directly, and listen."""
         asked, inbox = Asked(), self.bus.new_inbox()
 

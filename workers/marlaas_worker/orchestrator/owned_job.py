@@ -42,6 +42,7 @@ class OwnedJob:
         self._records = Records(context, document)
         self._reports = reports
         self.started_at = (before.started_at if before else None) or context.now()
+        self._admitted_at = context.now() - (before.admitted_s if before else 0.0)
         self._figures = Figures(document.uid)
         self._given_up = GivenUp()
         if before is not None:
@@ -280,11 +281,11 @@ class OwnedJob:
             self.ended = (Phase.FAILED, "TrainingFailed", given_up)
         elif reason is not None:
             self.ended = (Phase.FAILED, "TooManyFaults", reason)
-        elif deadline is not None and self._context.now() - self.started_at > deadline:
+        elif deadline is not None and self._admitted_s > deadline:
             self.ended = (
                 Phase.FAILED,
                 "DeadlineExceeded",
-                f"still running after {deadline:g} s (activeDeadlineSeconds)",
+                f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)",
             )
         elif state.training_over and state.evaluation is None and state.due_evaluation() is None:
             self.ended = (Phase.SUCCEEDED, "Finished", f"{state.finished} steps, version {state.policy.version}")
@@ -293,4 +294,10 @@ class OwnedJob:
         """The job's level as of now; None until its records are read."""
         if self._state is None:
             return None
-        return job_reports.progress(self._state, self._figures, self.started_at, self.ended, self._context.now())
+        level = job_reports.progress(self._state, self._figures, self.started_at, self.ended, self._context.now())
+        return level.model_copy(update={"admitted_s": self._admitted_s})
+
+    @property
+    def _admitted_s(self) -> float:
+        """Seconds that the job was admitted in all; up to a second less for each time that it was taken up."""
+        return self._context.now() - self._admitted_at

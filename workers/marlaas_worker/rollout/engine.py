@@ -6,7 +6,7 @@ sequence at a time, so that a result depends on nothing but its request); both p
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -18,6 +18,12 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import StopReason
 
 T = TypeVar("T")
+Began = Callable[[], None]
+"""Called once, on the event loop, when an engine no longer keeps a request in a queue of its own."""
+
+
+def unheard() -> None:
+    """A `Began` for callers that do not ask when a generation begins."""
 
 
 class EngineDown(Retryable):
@@ -107,9 +113,15 @@ class Engine(Protocol):
         ...
 
     async def generate(
-        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+        self,
+        request: str,
+        adapter: LoadedAdapter,
+        prompt_ids: npt.NDArray[np.int32],
+        sampling: Sampling,
+        began: Began = unheard,
     ) -> Completion:
-        """Generate; cancelling the caller aborts the request within the engine. `request` is unique per call.
+        """Generate; cancelling the caller aborts the request within the engine. `request` is unique per call. Calls `began` no later than
+        with the first token.
 
         A prompt that fills the context window gives an empty Completion with CONTEXT. Raises PromptInvalid, and LoadFailed
         if the adapter is not loaded (the base is never served bare).

@@ -12,6 +12,7 @@ from itertools import count
 from weakref import WeakValueDictionary
 
 from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.errors import Permanent
 from marlaas_api.messages import GenerateRequest, Meter, StopReason, Turn
 from marlaas_api.names import AdapterRef, derive_seed, group_token, request_id
 from marlaas_worker.adapters import TENSORS_FILE
@@ -35,16 +36,32 @@ _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "tu
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
+class EngineKilled(Permanent):
+    """The engine died each time that it had this request. Asking again would kill it for all tenants."""
+
+
+class _EngineReplaced(EngineDown):
+    """The engine died while a request waited outside it: the request has no part in that."""
+
+
 @dataclass(slots=True)
 class Stage:
-    """What a request is doing, in words that finish "its time was over while …"; `why` may know more."""
+    """What a request is doing, in words that finish "its time was over while …"; `why` may know more.
+
+    generating_since: on the loop's clock; None while the request waits.
+    """
 
     doing: str = ""
     why: Callable[[], str] | None = None
+    generating_since: float | None = None
 
     def enter(self, doing: str, why: Callable[[], str] | None = None) -> None:
-        """Go on to the next stage."""
-        self.doing, self.why = doing, why
+        """Go on to the next stage, in which the request waits."""
+        self.doing, self.why, self.generating_since = doing, why, None
+
+    def generate(self) -> None:
+        """The engine begins to generate."""
+        self.doing, self.why, self.generating_since = "it was being generated", None, _clock()
 
     def __str__(self) -> str:
         return self.doing if self.why is None else f"{self.doing} ({self.why()})"
@@ -88,8 +105,8 @@ class Generation:
     async def play(self, request: GenerateRequest, stage: Stage) -> Turn:
         """Return the turn's record, made now or earlier.
 
-        Raises RequestRefused, VersionRefused and other Permanent errors (asking again is no use), NotAdmitted, PinMissing,
-        EngineDown and other Retryable ones. Waits for its version, and for the bus to take the record, until cancelled.
+        Raises RequestRefused, VersionRefused, EngineKilled and other Permanent errors (asking again is no use), NotAdmitted, PinMissing and other
+        Retryable ones. Waits for its version, for an engine that restarts, and for the bus to take the record, until cancelled.
         """
         desk, began = self.desk, _clock()
         served = await desk.policies.find(request.ref, request.agent)
@@ -133,16 +150,22 @@ class Generation:
 
     async def _draw(self, order: "_Order", stage: Stage) -> _Drawn:
         """Generate, again if the engine dies; a request under which it dies every time is not tried for ever."""
-        versions, adapter = self.desk.versions, order.adapter
-        for death in count(1):
+        versions, adapter, request = self.desk.versions, order.adapter, order.request
+        deaths = 0
+        while True:
             stage.enter(f"version {adapter.version} was not served", lambda: versions.explain(adapter))
             try:
                 async with versions.hold(adapter) as held:
                     return await self._run(order, held, stage)
-            except EngineDown:
-                if death == MAX_ENGINE_DEATHS:
-                    raise
-        raise AssertionError
+            except _EngineReplaced:
+                continue
+            except EngineDown as error:
+                deaths += 1
+                if deaths == MAX_ENGINE_DEATHS:
+                    turn = request_id(request.episode, request.turn)
+                    raise EngineKilled(
+                        f"the engine died {deaths} times with turn {turn} in it; last: {error}"
+                    ) from error
 
     async def _run(self, order: "_Order", held: Held, stage: Stage) -> _Drawn:
         desk, uid = self.desk, order.request.uid
@@ -152,18 +175,18 @@ class Generation:
         stage.enter("it waited for a place in the engine")
         async with desk.door.place(uid):
             if held.life != desk.engine.life:
-                raise EngineDown("the engine died while this request waited for a place")
-            stage.enter("it was being generated")
+                raise _EngineReplaced("the engine died while this request waited for a place")
+            stage.enter("it waited within the engine")
             entered = _clock()
             mark = desk.meter.enter(entered)
             try:
-                completion = await self._generate(order, held)
+                completion = await self._generate(order, held, stage)
             finally:
                 desk.meter.leave(mark, uid, _clock())
         desk.meter.job_tokens[uid] += len(completion.output_ids)
         return _Drawn(completion, order.adapter.version, sha256, entered - order.began, _clock() - entered)
 
-    async def _generate(self, order: "_Order", held: Held) -> Completion:
+    async def _generate(self, order: "_Order", held: Held, stage: Stage) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.rollout
         sampling = Sampling(
@@ -172,7 +195,7 @@ class Generation:
             seed=derive_seed(document.seed, group_token(request.group), request.member, request.turn),
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
-        return await self.desk.engine.generate(call, held.loaded, order.prompt.ids, sampling)
+        return await self.desk.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)
 
     async def _record(self, request: GenerateRequest, served: Served, prompt: Prompt, drawn: _Drawn) -> Turn:
         """Write the turn down. Nothing is fed to the engine beyond the context window, so nothing of it is recorded either."""

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Request
 from marlaas_api.errors import MarlaasError, Permanent
-from marlaas_api.messages import CancelRequest, GenerateRequest, ReplicaReport
+from marlaas_api.messages import CancelRequest, GenerateRequest, KeepRequest, ReplicaReport
 from marlaas_worker.mirror import Mirror
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.requests import Requests
@@ -20,6 +20,7 @@ from marlaas_worker.rollout.routing import owner
 
 QUEUE = "rollout"
 Handler = Callable[[Request], Awaitable[None]]
+_Message = GenerateRequest | CancelRequest | KeepRequest
 _log = logging.getLogger(__name__)
 
 
@@ -79,8 +80,8 @@ class Reception:
             _log.error(
                 "a request on %s claims to be of %s, agent %s: ignored", request.subject, message.ref, message.agent
             )
-        elif isinstance(message, CancelRequest):
-            await self._cancel_everywhere(message)
+        elif not isinstance(message, GenerateRequest):
+            await self._tell_everybody(message)
         elif not subjects.is_reply_of(message.namespace, message.job, request.reply):
             _log.error("a request on %s wants its answer on %s: ignored", request.subject, request.reply)
         elif (name := owner(message.episode, self.live())) == self._me:
@@ -88,13 +89,19 @@ class Reception:
         else:
             await self._pass_on(name, message.model_copy(update={"reply_to": request.reply}))
 
-    async def _cancel_everywhere(self, cancel: CancelRequest) -> None:
-        """Also where an earlier owner may still be at it."""
-        self._requests.cancel(cancel)
+    async def _tell_everybody(self, message: CancelRequest | KeepRequest) -> None:
+        """Also an earlier owner, which may still be at it."""
+        self._obey(message)
         for name in self.live() - {self._me}:
-            await self._pass_on(name, cancel)
+            await self._pass_on(name, message)
 
-    async def _pass_on(self, name: str, message: GenerateRequest | CancelRequest) -> None:
+    def _obey(self, message: CancelRequest | KeepRequest) -> None:
+        if isinstance(message, CancelRequest):
+            self._requests.cancel(message)
+        else:
+            self._requests.keep(message)
+
+    async def _pass_on(self, name: str, message: _Message) -> None:
         """What does not arrive is asked for again."""
         try:
             await self._bus.send(subjects.engine(self._pool, name), wire.encode(message))
@@ -103,18 +110,18 @@ class Reception:
 
     async def _on_passed_on(self, request: Request) -> None:
         message = _parse(request)
-        if isinstance(message, CancelRequest):
-            self._requests.cancel(message)
+        if isinstance(message, CancelRequest | KeepRequest):
+            self._obey(message)
         elif isinstance(message, GenerateRequest):
             inbox = message.reply_to or request.reply
             if subjects.is_reply_of(message.namespace, message.job, inbox):
                 await self._requests.accept(message, inbox)
 
 
-def _parse(request: Request) -> GenerateRequest | CancelRequest | None:
+def _parse(request: Request) -> _Message | None:
     try:
         message = wire.decode(request.data)
     except Permanent as error:
         _log.error("unreadable request on %s: %s", request.subject, error)
         return None
-    return message if isinstance(message, GenerateRequest | CancelRequest) else None
+    return message if isinstance(message, GenerateRequest | CancelRequest | KeepRequest) else None

@@ -22,6 +22,7 @@ from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
 from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, read_adapter, slot_digest
 from marlaas_worker.rollout.engine import (
+    Began,
     Completion,
     EngineDown,
     EngineLimits,
@@ -32,6 +33,7 @@ from marlaas_worker.rollout.engine import (
     check_ids,
     read_base_model,
     stop_reason,
+    unheard,
     unless_down,
 )
 from marlaas_worker.rollout.slots import Residents
@@ -112,7 +114,12 @@ class ReferenceEngine:
             return await life.work(partial(life.model.score, held, ids))
 
     async def generate(
-        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+        self,
+        request: str,
+        adapter: LoadedAdapter,
+        prompt_ids: npt.NDArray[np.int32],
+        sampling: Sampling,
+        began: Began = unheard,
     ) -> Completion:
         life, held = self._alive(), self._matrices(adapter)
         check_ids(prompt_ids, self._base.vocab_size)
@@ -120,7 +127,8 @@ class ReferenceEngine:
         if room < 1:
             return Completion((), (), StopReason.CONTEXT)
         over = threading.Event()
-        draw = _Draw(prompt_ids, sampling, room, self._end_ids, over)
+        begin = partial(asyncio.get_running_loop().call_soon_threadsafe, began)
+        draw = _Draw(prompt_ids, sampling, room, self._end_ids, begin, over)
         try:
             with self._residents.using(adapter):
                 return await life.work(partial(life.model.generate, held, draw))
@@ -168,12 +176,13 @@ class _Life:
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One generation; `over` is set once nobody waits for it any more."""
+    """One generation. begin: says that the thread has taken it; over: set once nobody waits for it any more."""
 
     prompt_ids: npt.NDArray[np.int32]
     sampling: Sampling
     room: int
     end_ids: frozenset[int]
+    begin: Callable[[], object]
     over: threading.Event
 
 
@@ -208,6 +217,8 @@ class _AdaptedModel:
     @torch.inference_mode()
     def generate(self, held: Matrices, draw: _Draw) -> Completion:
         self._active = held
+        if not draw.over.is_set():
+            draw.begin()
         generator = torch.Generator().manual_seed(draw.sampling.seed)
         ids: list[int] = []
         logprobs: list[float] = []

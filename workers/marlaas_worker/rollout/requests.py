@@ -1,4 +1,7 @@
-"""The life of a request: accepted at once, heard of every second, answered or failed by its deadline; asked twice, played once.
+"""The life of a request: accepted at once, heard of every second, answered or failed; asked twice, played once.
+
+A request may wait as long as its sandbox says that it still waits (`keep`); one that nobody speaks of until its deadline is dropped. How long the
+engine may take for a turn is the sandbox's to judge, from what the heartbeats say.
 
 A turn's name (job, agent, episode, number) and what is asked are the request's identity. While it is under way, who asks again joins; for some
 minutes after, the same answer is given; later, the turns stream knows (`generation`, which also refuses a second question of the same name).
@@ -12,13 +15,15 @@ from dataclasses import dataclass, field
 
 from marlaas_api import wire
 from marlaas_api.arrays import unpack_ids
-from marlaas_api.bus import Bus
+from marlaas_api.blobs import BlobUnavailable
+from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.errors import MarlaasError, Permanent
-from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, ReplyPhase, Turn
+from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
 from marlaas_api.names import request_id
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.generation import Stage
 from marlaas_worker.rollout.histories import key_of
+from marlaas_worker.rollout.policies import NotAdmitted
 from marlaas_worker.rollout.words import num_characters
 
 HEARTBEAT_S = 1.0
@@ -28,6 +33,8 @@ REMEMBERED_MOST = 100_000
 MOST_INBOXES = 16
 MOST_CHARACTERS = 64 << 20
 """Of text that one job may have under way."""
+_WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable)
+"""Failures that are waiting for the platform. Any other failure is the turn's."""
 _log = logging.getLogger(__name__)
 
 Play = Callable[[GenerateRequest, Stage], Awaitable[Turn]]
@@ -69,30 +76,37 @@ class Requests:
             await self._send(inbox, answer)
             return
         if self._closed:
-            await self._send(inbox, self._failure(request, f"replica {self._replica} is stopping", retryable=True))
+            await self._send(inbox, self._no_place(request, f"replica {self._replica} is stopping"))
             return
-        flight, until = self._flights.get(key), now + min(request.deadline_s, LONGEST_DEADLINE_S)
-        if flight is not None:
-            self._join(flight, inbox, until)
+        if (flight := self._flights.get(key)) is not None:
+            self._join(flight, inbox, request.deadline_s)
         elif self._characters[request.ref.key] > MOST_CHARACTERS:
-            await self._send(inbox, self._failure(request, "its job has too much text under way", retryable=True))
+            await self._send(inbox, self._no_place(request, "its job has too much text under way"))
             return
         else:
-            self._depart(key, _Flight(request, until, {inbox: None}))
+            self._depart(key, _Flight(request, now + min(request.deadline_s, LONGEST_DEADLINE_S), {inbox: None}))
         await self._send(inbox, self._reply(request, ReplyPhase.ACCEPTED))
 
     def cancel(self, cancel: CancelRequest) -> None:
         """End an episode's requests; what the engine has begun is aborted."""
-        for key, flight in list(self._flights.items()):
-            if key[:4] == (cancel.namespace, cancel.job, cancel.agent, cancel.episode) and flight.task is not None:
+        for flight in self._flights_of(cancel):
+            if flight.task is not None:
                 flight.task.cancel()
+
+    def keep(self, keep: KeepRequest) -> None:
+        """Begin the deadlines of an episode's requests anew."""
+        for flight in self._flights_of(keep):
+            _prolong(flight, flight.request.deadline_s)
 
     async def beat(self) -> None:
         """Let everybody who waits hear every second, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for flight in list(self._flights.values()):
-                await self._tell(flight, self._reply(flight.request, ReplyPhase.HEARTBEAT))
+                since = flight.stage.generating_since
+                running_s = None if since is None else _clock() - since
+                beat = self._reply(flight.request, ReplyPhase.HEARTBEAT, running_s=running_s, doing=str(flight.stage))
+                await self._tell(flight, beat)
 
     def close(self) -> None:
         """Take nothing new."""
@@ -120,15 +134,16 @@ class Requests:
         self._under_way.add(task)
         task.add_done_callback(lambda _: self._over(key, flight, task))
 
-    def _join(self, flight: _Flight, inbox: str, until: float) -> None:
+    def _flights_of(self, episode: CancelRequest | KeepRequest) -> list[_Flight]:
+        names = (episode.namespace, episode.job, episode.agent, episode.episode)
+        return [flight for key, flight in self._flights.items() if key[:4] == names]
+
+    def _join(self, flight: _Flight, inbox: str, deadline_s: float) -> None:
         flight.inboxes.pop(inbox, None)
         flight.inboxes[inbox] = None
         while len(flight.inboxes) > MOST_INBOXES:
             del flight.inboxes[next(iter(flight.inboxes))]
-        if until > flight.until:
-            flight.until = until
-            if flight.timeout is not None:
-                flight.timeout.reschedule(until)
+        _prolong(flight, deadline_s)
 
     async def _fly(self, key: Question, flight: _Flight) -> None:
         answer = await self._answer(flight)
@@ -155,9 +170,10 @@ class Requests:
                 return self._result(request, await self._play(request, flight.stage))
         except TimeoutError:
             text = f"the time for turn {request_id(request.episode, request.turn)} was over while {flight.stage}"
-            return self._failed(request, text, retryable=True)
+            return self._failed(request, text, retryable=True, waits=True)
         except MarlaasError as error:
-            return self._failed(request, str(error), retryable=not isinstance(error, Permanent))
+            retryable, waits = not isinstance(error, Permanent), isinstance(error, _WAITS)
+            return self._failed(request, str(error), retryable=retryable, waits=waits)
         except Exception as error:
             _log.exception("turn %s of %s", request.turn, request.episode)
             return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)
@@ -176,7 +192,7 @@ class Requests:
         _log.warning("%d requests did not end in time; they are asked for elsewhere", len(flights))
         for flight in flights:
             text = f"replica {self._replica} is stopping while {flight.stage}"
-            await self._tell(flight, self._failure(flight.request, text, retryable=True))
+            await self._tell(flight, self._no_place(flight.request, text))
             if flight.task is not None:
                 flight.task.cancel()
         await self._idle.wait()
@@ -192,18 +208,20 @@ class Requests:
             num_prompt_tokens=turn.meter.prompt_tokens,
         )
 
-    def _failed(self, request: GenerateRequest, error: str, retryable: bool) -> GenerateReply:
+    def _failed(self, request: GenerateRequest, error: str, *, retryable: bool, waits: bool = False) -> GenerateReply:
         name = request_id(request.episode, request.turn)
-        return GenerateReply(
-            request=name, phase=ReplyPhase.FAILED, replica=self._replica, error=error, retryable=retryable
-        )
+        failed = GenerateReply(request=name, phase=ReplyPhase.FAILED, replica=self._replica, error=error)
+        return failed.model_copy(update={"retryable": retryable, "waits": waits})
 
-    def _failure(self, request: GenerateRequest, error: str, retryable: bool) -> bytes:
-        return wire.encode(self._failed(request, error, retryable))
+    def _no_place(self, request: GenerateRequest, why: str) -> bytes:
+        return wire.encode(self._failed(request, why, retryable=True, waits=True))
 
-    def _reply(self, request: GenerateRequest, phase: ReplyPhase) -> bytes:
+    def _reply(
+        self, request: GenerateRequest, phase: ReplyPhase, running_s: float | None = None, doing: str = ""
+    ) -> bytes:
         name = request_id(request.episode, request.turn)
-        return wire.encode(GenerateReply(request=name, phase=phase, replica=self._replica))
+        reply = GenerateReply(request=name, phase=phase, replica=self._replica, running_s=running_s, doing=doing)
+        return wire.encode(reply)
 
     async def _tell(self, flight: _Flight, reply: bytes) -> None:
         for inbox in list(flight.inboxes):
@@ -215,6 +233,13 @@ class Requests:
             await self._bus.send(inbox, reply)
         except MarlaasError as error:
             _log.warning("could not answer on %s: %s", inbox, error)
+
+
+def _prolong(flight: _Flight, deadline_s: float) -> None:
+    """Let a request live for so long from now, if it does not live longer anyway. One that is being dropped stays so: its sandbox asks again."""
+    flight.until = max(flight.until, _clock() + min(deadline_s, LONGEST_DEADLINE_S))
+    if flight.timeout is not None and not flight.timeout.expired():
+        flight.timeout.reschedule(flight.until)
 
 
 def _question(request: GenerateRequest) -> Question:

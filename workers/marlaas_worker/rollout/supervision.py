@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from marlaas_api.errors import MarlaasError
-from marlaas_worker.rollout.engine import Completion, Engine, EngineDown, EngineLimits, LoadedAdapter, Sampling
+from marlaas_worker.rollout.engine import (
+    Began,
+    Completion,
+    Engine,
+    EngineDown,
+    EngineLimits,
+    LoadedAdapter,
+    Sampling,
+    unheard,
+)
 
 HEALTH_CHECK_S = 5.0
 RESTART_WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -66,9 +75,14 @@ class SupervisedEngine:
         return await self._call(self._engine.score(adapter, ids))
 
     async def generate(
-        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+        self,
+        request: str,
+        adapter: LoadedAdapter,
+        prompt_ids: npt.NDArray[np.int32],
+        sampling: Sampling,
+        began: Began = unheard,
     ) -> Completion:
-        return await self._call(self._engine.generate(request, adapter, prompt_ids, sampling))
+        return await self._call(self._engine.generate(request, adapter, prompt_ids, sampling, began))
 
     async def healthy(self) -> bool:
         return self.up and await self._engine.healthy()

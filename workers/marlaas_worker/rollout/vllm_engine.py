@@ -5,6 +5,8 @@ starts. vLLM runs as a core process and worker processes below ours; `vllm_life.
 """
 
 import asyncio
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
 from marlaas_worker.adapters import AdapterInvalid, read_config
 from marlaas_worker.rollout.engine import (
+    Began,
     Completion,
     EngineDown,
     EngineLimits,
@@ -27,12 +30,15 @@ from marlaas_worker.rollout.engine import (
     check_ids,
     read_base_model,
     stop_reason,
+    unheard,
 )
 from marlaas_worker.rollout.slots import Residents
 from marlaas_worker.rollout.vllm_life import Life, begin_life
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
 ANSWER_BOUND_S = 30.0
+_LAST_AT_ONCE = 1 << 30
+"""Tokens per message after the first: vLLM sends the first token as soon as it is drawn, and the others with the last."""
 
 
 class VllmEngine:
@@ -110,19 +116,24 @@ class VllmEngine:
         if not 2 <= len(ids) < self.limits.max_model_len:
             raise PromptInvalid(f"{len(ids)} ids to score; 2 to {self.limits.max_model_len - 1} are possible")
         with self._residents.using(adapter):
-            output = await self._run(f"score-{adapter.name}", adapter, ids, _scoring())
-        return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)
+            outputs = await self._run(f"score-{adapter.name}", adapter, ids, _scoring(), unheard)
+        return np.asarray(outputs[-1].prompt_logprobs.logprobs, dtype=np.float32)
 
     async def generate(
-        self, request: str, adapter: LoadedAdapter, prompt_ids: npt.NDArray[np.int32], sampling: Sampling
+        self,
+        request: str,
+        adapter: LoadedAdapter,
+        prompt_ids: npt.NDArray[np.int32],
+        sampling: Sampling,
+        began: Began = unheard,
     ) -> Completion:
         check_ids(prompt_ids, self._settings.model.vocab_size)
         room = min(sampling.max_tokens, self.limits.max_model_len - len(prompt_ids))
         with self._residents.using(adapter):
             if room < 1:
                 return Completion((), (), StopReason.CONTEXT)
-            output = await self._run(request, adapter, prompt_ids, _sampling(sampling, room, self._end_ids))
-        return _completion(output, sampling)
+            outputs = await self._run(request, adapter, prompt_ids, _sampling(sampling, room, self._end_ids), began)
+        return _completion(outputs, sampling)
 
     async def healthy(self) -> bool:
         life = self._life
@@ -144,27 +155,32 @@ class VllmEngine:
             raise EngineDown(self._life.down.result())
         return self._life
 
-    async def _run(self, request: str, adapter: LoadedAdapter, ids: npt.NDArray[np.int32], params: Any) -> Any:
+    async def _run(
+        self, request: str, adapter: LoadedAdapter, ids: npt.NDArray[np.int32], params: Any, began: Began
+    ) -> list[Any]:
+        """Return what vLLM sends of a request, in order; the last message has the reason of its end."""
         life = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
-        outputs = life.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
+        streamed = life.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
         try:
-            output = await life.call(_last(outputs))
+            outputs = await life.call(_all(streamed, began))
         except MarlaasError:
             raise
         except Exception as error:
             raise Retryable(f"vLLM failed {request}: {error.__cause__ or error!r}") from error
-        reason = output.outputs[0].finish_reason if output is not None else None
+        reason = outputs[-1].outputs[0].finish_reason if outputs else None
         if reason not in ("stop", "length"):
             raise EngineDown(f"vLLM ended {request} with {reason!r}")
-        return output
+        return outputs
 
 
-async def _last(outputs: Any) -> Any:
-    last = None
-    async for output in outputs:
-        last = output
-    return last
+async def _all(streamed: Any, began: Began) -> list[Any]:
+    outputs: list[Any] = []
+    async for output in streamed:
+        if not outputs:
+            began()
+        outputs.append(output)
+    return outputs
 
 
 def _rank(adapter: LoadedAdapter) -> int:
@@ -200,7 +216,8 @@ def _sampling(sampling: Sampling, max_tokens: int, end_ids: frozenset[int]) -> A
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA,
+        stream_interval=_LAST_AT_ONCE,
         skip_clone=True,
     )
 
@@ -212,12 +229,12 @@ def _scoring() -> Any:
     return SamplingParams(max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False, output_kind=final)
 
 
-def _completion(output: Any, sampling: Sampling) -> Completion:
-    drawn = output.outputs[0]
-    ids = tuple(drawn.token_ids)
+def _completion(outputs: Sequence[Any], sampling: Sampling) -> Completion:
+    parts = [output.outputs[0] for output in outputs]
+    ids = tuple(chain.from_iterable(part.token_ids for part in parts))
     return Completion(
         output_ids=ids,
-        logprobs=tuple(drawn.logprobs.logprobs),
-        stop_reason=stop_reason(drawn.finish_reason == "stop", len(ids), sampling),
-        cached_tokens=output.num_cached_tokens or 0,
+        logprobs=tuple(chain.from_iterable(part.logprobs.logprobs for part in parts)),
+        stop_reason=stop_reason(parts[-1].finish_reason == "stop", len(ids), sampling),
+        cached_tokens=outputs[-1].num_cached_tokens or 0,
     )

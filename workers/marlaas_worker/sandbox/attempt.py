@@ -1,6 +1,6 @@
 """One play of one member of a group: a child runs the environment, the supervisor asks for its turns and judges its end.
 
-Time that passes while a turn is generated is nobody's: it counts against `turn_timeout_seconds`, not against the episode.
+Time that passes while a turn waits or is generated is not the episode's: `turn_clock` counts it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.ledger import Ledger, judge
 from marlaas_worker.sandbox.said import BadSaying, FaultSaying, Saying, ScoreSaying, ToolSaying, TurnSaying, parse
 from marlaas_worker.sandbox.server import BrokenEnvironment, Child, Ended, ForkServerLost
-from marlaas_worker.sandbox.turns import TurnClient, TurnFailed, TurnTooLong
+from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnFailed, TurnTooLong, TurnWaited
 
 _LAST_WORDS_S = 0.5
 _MAX_FAULT_TEXT = 10000
@@ -65,7 +65,7 @@ class Setting:
 
 
 class Attempt:
-    """Plays once. `number` counts claims and retries of the member from 1, so an episode id is never used twice."""
+    """Plays once. No two plays of a member have the same `number`, which is part of the episode's id."""
 
     def __init__(self, setting: Setting, task: Task, member: int, number: int) -> None:
         self._setting = setting
@@ -179,11 +179,14 @@ class Attempt:
                 limit = self._spec.rollout.max_turns
                 text = f"agent {asked.agent!r} has had its {limit} turns (rollout.maxTurns)"
                 return await _tell(child, {"kind": "limit", "text": text})
-            reply = await _unless_gone(child, self._setting.turns.generate(self._request(asked)))
+            timeout_s = self._spec.environment.turn_timeout_seconds
+            reply = await _unless_gone(child, self._setting.turns.generate(self._request(asked), timeout_s))
         except (BadSaying, TurnTooLong) as error:
             raise Fault(FaultClass.ENV, str(error)) from error
         except TurnFailed as error:
             raise Fault(FaultClass.INFRA, str(error)) from error
+        except TurnWaited as error:
+            raise Fault(FaultClass.WAITED, str(error)) from error
         except _Gone as gone:
             raise self._died(gone.ended) from None
         number, stop = self._ledger.num_turns, reply.stop_reason or StopReason.STOP
@@ -203,7 +206,7 @@ class Attempt:
             append=asked.append if isinstance(asked.append, str) else tuple(asked.append),
             tools=None if asked.tools is None else tuple(asked.tools),
             max_tokens=asked.max_tokens,
-            deadline_s=self._spec.environment.turn_timeout_seconds,
+            deadline_s=LEASE_S,
         )
 
 

@@ -36,6 +36,8 @@ DRAIN_S = 5.0
 MAX_DELIVERIES = 10
 _FETCH_S = 0.5
 _PAUSE_S = 1.0
+_MOST_PRIOR_FAULTS = 50
+"""An orchestrator believes no more of one episode."""
 
 log = logging.getLogger(__name__)
 
@@ -204,20 +206,26 @@ class _Supervisor:
         failpoint("sandbox.episode.after_publish")
 
     async def _played(self, task: Task, member: int, num_delivered: int) -> Episode:
-        """Play until an attempt counts or `max_attempts` have failed; return the last one."""
+        """Play until an attempt counts or `max_attempts` have failed; return the last one. A play that was given up for waiting is no attempt."""
         max_attempts = self._document.spec.environment.max_attempts
         attempt = (num_delivered - 1) * max_attempts + 1
         if num_delivered > MAX_DELIVERIES:
             return _given_up(task, member, attempt)
+        num_faults, num_waits = 0, 0
         prior: tuple[FaultClass, ...] = ()
         while True:
-            episode = await Attempt(self._setting, task, member, attempt + len(prior)).play(prior)
-            if episode.fault is None or len(prior) + 1 == max_attempts:
+            number = attempt + num_faults + num_waits * (MAX_DELIVERIES + 1) * max_attempts
+            episode = await Attempt(self._setting, task, member, number).play(prior)
+            if episode.fault is FaultClass.WAITED:
+                num_waits += 1
+            elif episode.fault is None or num_faults + 1 == max_attempts:
                 return episode
+            else:
+                num_faults += 1
             log.info("%s: %s fault: %s", episode.episode, episode.fault, episode.fault_text)
-            prior = (*prior, episode.fault)
-            if episode.fault is FaultClass.INFRA:
-                await asyncio.sleep(_PAUSE_S)  # what is broken is not the episode's; it may be better in a moment
+            prior = (*prior, episode.fault)[-_MOST_PRIOR_FAULTS:]
+            if episode.fault is not FaultClass.ENV:
+                await asyncio.sleep(_PAUSE_S)  # the platform's trouble may be over in a moment
 
     def _figures(self) -> list[Figure]:
         labels = of_job(self._document.ref)

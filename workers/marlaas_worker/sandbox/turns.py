@@ -1,6 +1,7 @@
 """Ask the rollout role for turns, and keep asking until there is one or the time is over.
 
-The request id makes asking twice harmless: whoever has generated it already answers with what is recorded.
+The request id makes asking twice harmless: a replica that has generated the turn already answers with what is recorded. Which time counts is in
+`turn_clock`.
 """
 
 import asyncio
@@ -13,14 +14,27 @@ from typing import Self
 from marlaas_api import names, subjects
 from marlaas_api.bus import Bus, BusUnavailable, Request
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, ReplyPhase
+from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, Message, ReplyPhase
 from marlaas_api.wire import BadMessage, decode_as, encode
+from marlaas_worker.sandbox.turn_clock import TurnClock
 
+LEASE_S = 60.0
+"""A replica drops a request whose sandbox is not heard of for so long. A sandbox that lives says so three times as often."""
+WAIT_S = 3600.0
+"""A turn may wait for its place for so long: longer than pools take to restart or to grow. Then its episode is played anew, under a name of its own."""
 log = logging.getLogger(__name__)
 
 
 class TurnFailed(Retryable):
     """No turn came of it, for a reason that lies in the infrastructure; the text is for people."""
+
+
+class TurnOverran(TurnFailed):
+    """The engine had its time for the turn (turnTimeoutSeconds)."""
+
+
+class TurnWaited(Retryable):
+    """The turn waited for its place for as long as a turn may. Nothing failed."""
 
 
 class TurnTooLong(Permanent):
@@ -29,14 +43,20 @@ class TurnTooLong(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """heard_s: silence after which the same request is sent again (a busy replica beats every second). retry: first and longest pause."""
+    """heard_s: silence after which the same request is sent again (a busy replica beats every second). retry: first and longest pause.
+
+    keep_s: how often the replica hears that the request is still wanted. wait_s: longest wait of a turn.
+    """
 
     heard_s: float = 5.0
     first_retry_s: float = 0.1
     max_retry_s: float = 2.0
+    keep_s: float = LEASE_S / 3
+    wait_s: float = WAIT_S
 
 
 PATIENCE = Patience()
+_EPISODE = {"namespace", "job", "uid", "agent", "episode"}
 
 
 class TurnClient:
@@ -58,40 +78,36 @@ class TurnClient:
     ) -> None:
         await self._exits.aclose()
 
-    async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """Return the result, waiting at most `request.deadline_s`; who stops waiting earlier cancels the generation.
+    async def generate(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
+        """Return the result. A caller that stops waiting cancels the generation.
+
+        timeout_s: for the engine; waits are not counted.
 
         Raises:
-            TurnFailed: no result in time, or a failure that asking again does not mend.
+            TurnFailed: a failure that asking again does not mend; TurnOverran: no result in time.
+            TurnWaited: no place for the turn within `Patience.wait_s`.
             TurnTooLong: the request is larger than the bus takes.
         """
         size = len(encode(request))
         if size > self._bus.max_payload_bytes:
             raise TurnTooLong(f"a turn of {size} bytes; at most {self._bus.max_payload_bytes} fit into a message")
         name = names.request_id(request.episode, request.turn)
-        waiting = self._waiting[name] = _Waiting()
-        deadline = asyncio.get_running_loop().time() + request.deadline_s
+        clock = TurnClock(timeout_s, self._patience.wait_s, _now())
+        waiting = self._waiting[name] = _Waiting(request, clock, self._patience)
         try:
-            async with asyncio.timeout_at(deadline):
-                return await self._ask(request, deadline, waiting)
-        except TimeoutError:
-            await self._cancel(request)
-            raise TurnFailed(
-                f"no turn of agent {request.agent!r} within {request.deadline_s:g} s (turnTimeoutSeconds); "
-                f"last: {waiting.last_words}"
-            ) from None
-        except asyncio.CancelledError:
-            await self._cancel(request)
+            return await self._ask(waiting)
+        except (TurnOverran, TurnWaited, asyncio.CancelledError):
+            await self._say(request, CancelRequest)
             raise
         finally:
             del self._waiting[name]
 
-    async def _ask(self, request: GenerateRequest, deadline: float, waiting: "_Waiting") -> GenerateReply:
+    async def _ask(self, waiting: "_Waiting") -> GenerateReply:
         """Send; send again after silence, or after a pause when it failed for the moment."""
         pause_s = self._patience.first_retry_s
         while True:
-            await self._send(request, deadline)
-            reply = await waiting.decision(self._patience.heard_s)
+            await self._send(waiting.request, waiting.request, self._inbox)
+            reply = await self._decision(waiting)
             if reply is None:
                 continue
             if reply.phase is ReplyPhase.RESULT:
@@ -101,26 +117,29 @@ class TurnClient:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._patience.max_retry_s)
 
-    async def _send(self, request: GenerateRequest, deadline: float) -> None:
-        left_s = deadline - asyncio.get_running_loop().time()
-        data = encode(request.model_copy(update={"deadline_s": left_s}))
+    async def _decision(self, waiting: "_Waiting") -> GenerateReply | None:
+        """Return the next result or failure, None after a silence; keep the request alive meanwhile."""
+        keep_at = _now() + self._patience.keep_s
+        while True:
+            reply = await waiting.next()
+            if reply is None or reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
+                return reply
+            if _now() >= keep_at:
+                await self._say(waiting.request, KeepRequest)
+                keep_at = _now() + self._patience.keep_s
+
+    async def _say(self, request: GenerateRequest, kind: type[CancelRequest] | type[KeepRequest]) -> None:
+        """Tell the replicas something about a request's episode; nothing depends on its arrival."""
+        await self._send(request, kind(**request.model_dump(include=_EPISODE)))
+
+    async def _send(self, request: GenerateRequest, message: Message, inbox: str = "") -> None:
         subject = subjects.generation(request.namespace, request.job, request.agent)
         try:
-            await self._bus.send(subject, data, self._inbox)
+            await self._bus.send(subject, encode(message), inbox)
         except BusUnavailable as error:
-            log.warning("asking for a turn: %s", error)  # silence follows, and then it is sent again
-
-    async def _cancel(self, request: GenerateRequest) -> None:
-        message = CancelRequest(
-            namespace=request.namespace,
-            job=request.job,
-            uid=request.uid,
-            agent=request.agent,
-            episode=request.episode,
-        )
-        subject = subjects.generation(request.namespace, request.job, request.agent)
-        with contextlib.suppress(BusUnavailable):  # it saves work, and nothing depends on it
-            await self._bus.send(subject, encode(message))
+            log.warning(
+                "%s for turn %d: %s", type(message).__name__, request.turn, error
+            )  # after silence it is asked for again
 
     async def _on_reply(self, request: Request) -> None:
         try:
@@ -134,23 +153,58 @@ class TurnClient:
 
 
 class _Waiting:
-    """What one request has heard."""
+    """One request: its clock, and what has been heard of it."""
 
-    def __init__(self) -> None:
-        self.last_words = "nobody answered"
+    def __init__(self, request: GenerateRequest, clock: TurnClock, patience: Patience) -> None:
+        self.request = request
+        self._clock = clock
+        self._patience = patience
+        self._last_words = "nobody answered"
         self._heard: asyncio.Queue[GenerateReply] = asyncio.Queue()
 
     def hear(self, reply: GenerateReply) -> None:
-        self.last_words = f"{reply.replica}: {reply.error or reply.phase.value}"
+        self._last_words = f"{reply.replica}: {reply.error or reply.doing or reply.phase.value}"
         self._heard.put_nowait(reply)
 
-    async def decision(self, silence_s: float) -> GenerateReply | None:
-        """Return the next result or failure, None after a silence."""
-        while True:
-            try:
-                async with asyncio.timeout(silence_s):
-                    reply = await self._heard.get()
-            except TimeoutError:
-                return None
-            if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
-                return reply
+    async def next(self) -> GenerateReply | None:
+        """Return the next reply, None after a silence. Raises TurnOverran, TurnWaited."""
+        silence_s, left_s = self._patience.heard_s, self._clock.left_s
+        reply = await self._within(min(silence_s, left_s))
+        if reply is None and left_s <= silence_s:
+            self._clock.advance(_now())
+            raise self._over()
+        self._count(reply)
+        if self._clock.left_s <= 0 and not (reply is not None and _is_final(reply)):
+            raise self._over()
+        return reply
+
+    async def _within(self, seconds: float) -> GenerateReply | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self._heard.get()
+        return None
+
+    def _count(self, reply: GenerateReply | None) -> None:
+        clock, now = self._clock, _now()
+        if reply is None:
+            clock.silent(now)
+        elif reply.phase is ReplyPhase.HEARTBEAT:
+            clock.beat(reply.running_s, now)
+        elif reply.phase is ReplyPhase.FAILED:
+            clock.failed(reply.waits, now)
+
+    def _over(self) -> Retryable:
+        clock, agent = self._clock, self.request.agent
+        if clock.counts:
+            text = f"no turn of agent {agent!r} within {clock.timeout_s:g} s, waits not counted (turnTimeoutSeconds)"
+            return TurnOverran(f"{text}; last: {self._last_words}")
+        return TurnWaited(f"a turn of agent {agent!r} waited {clock.waited_s:g} s; last: {self._last_words}")
+
+
+def _is_final(reply: GenerateReply) -> bool:
+    """Whether asking again makes no difference."""
+    return reply.phase is ReplyPhase.RESULT or (reply.phase is ReplyPhase.FAILED and not reply.retryable)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
