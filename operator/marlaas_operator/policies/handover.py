@@ -30,7 +30,7 @@ def refused(snapshot: JobSnapshot) -> Refusal | None:
     if snapshot.own_document is not None or not snapshot.bus.synced:
         return None
     if snapshot.job is None:
-        return Refusal(None, Reason.UNSUPPORTED, snapshot.problem)
+        return Refusal(None, Reason.INVALID_SPEC, snapshot.problem)
     if snapshot.pool is None or snapshot.pool_deleting:
         absent = f"cannot be read ({snapshot.pool_problem})" if snapshot.pool_problem else "does not exist"
         state = "is being deleted" if snapshot.pool is not None else absent
@@ -70,7 +70,9 @@ def wanted_document(snapshot: JobSnapshot, verdict: Verdict | None) -> JobDocume
         return None
     own = snapshot.own_document
     given = own.verdict if own is not None else None
-    update = {"generation": snapshot.meta.generation, "verdict": given or verdict}
+    update: dict[str, object] = {"generation": snapshot.meta.generation, "verdict": given or verdict}
+    if own is not None and snapshot.tenant_unread:
+        update |= {"tenant": own.tenant, "tenant_weight": own.tenant_weight}
     return job_document(snapshot.job, snapshot.tenants, snapshot.meta.uid, None).model_copy(update=update)
 
 
