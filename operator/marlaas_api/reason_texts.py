@@ -137,6 +137,12 @@ _REFUSALS = {
 }
 
 _FAULTS = {
+    Reason.INVALID_SPEC: Text(
+        Stage.FAULTY,
+        Actor.TENANT,
+        "The stored object breaks a rule of its kind, because it is older than the rule; the message names the field and the rule.",
+        "Correct the field that the message names. A field of a job that cannot change is corrected in a new job; of a ModelPool or Tenant, ask the platform team.",
+    ),
     Reason.BUS_UNAVAILABLE: Text(
         Stage.FAULTY,
         Actor.PLATFORM,

@@ -34,7 +34,7 @@ class Reason(StrEnum):
     # What can never run as it is written, in any pool.
     UNSUPPORTED = "Unsupported"
 
-    # What goes wrong with pods and the bus; it goes away by itself once the cause does.
+    # What goes wrong with pods, the bus and stored objects; it goes away by itself once the cause does.
     BUS_UNAVAILABLE = "BusUnavailable"
     IMAGE_CANNOT_BE_PULLED = "ImageCannotBePulled"
     POD_UNSCHEDULABLE = "PodUnschedulable"
@@ -43,6 +43,7 @@ class Reason(StrEnum):
     MODEL_NOT_FOUND = "ModelNotFound"
     CONTAINER_CRASHING = "ContainerCrashing"
     CONTAINER_OUT_OF_MEMORY = "ContainerOutOfMemory"
+    INVALID_SPEC = "InvalidSpec"
     RECOVERED = "Recovered"
 
     # What ends a job as Failed.

@@ -42,6 +42,11 @@ _KEPT = (
     "x-kubernetes-preserve-unknown-fields",
     _RULES,
 )
+_BOUNDS = {
+    "minimum": ("exclusiveMinimum", ">", ("at least", "more than")),
+    "maximum": ("exclusiveMaximum", "<", ("at most", "less than")),
+}
+"""Per bound: its exclusive form, the sign of CEL, and the words for the inclusive and the exclusive one."""
 _FREE = {"nullable": True, "x-kubernetes-preserve-unknown-fields": True}
 """Any value: of a mapping's entries, not of the mapping, because CEL's equality (immutability) overlooks a renamed key of a free object."""
 _ENVELOPE = {
@@ -56,7 +61,7 @@ def kind_schema(kind: type[Kind]) -> Schema:
     definitions = whole["$defs"]
     name = definitions["ObjectMeta"]["properties"]["name"]
     restricted = {key: name[key] for key in ("type", "maxLength", "pattern")}
-    spec, status = (_structural(whole["properties"][part], definitions) for part in ("spec", "status"))
+    spec, status = (structural(whole["properties"][part], definitions) for part in ("spec", "status"))
     return {
         "description": whole["description"],
         "type": "object",
@@ -70,7 +75,8 @@ def kind_schema(kind: type[Kind]) -> Schema:
     }
 
 
-def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+def structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """A part of pydantic's schema as a structural one; its references are looked up in definitions."""
     schema = _resolved(schema, definitions)
     if "const" in schema:
         schema["enum"] = [schema["const"]]
@@ -78,11 +84,29 @@ def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
         schema["items"] = schema["prefixItems"][0]
     if schema.get("type") == "integer":
         schema["format"] = "int64"
-    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if exclusive in schema:
-            schema |= {bound: schema[exclusive], exclusive: True}
+    for bound in _BOUNDS:
+        _convert_bound(schema, bound)
     _convert_children(schema, definitions)
     return _ordered(schema)
+
+
+def _convert_bound(schema: Schema, bound: str) -> None:
+    """Write one bound as the API server reads it; a fractional one also as a rule.
+
+    The server truncates a bound to the type of the value: `minimum: 0.01` is 0 for an integer. A fractional bound is therefore never
+    exclusive in the schema, or 0 would be refused where `exclusiveMinimum: -0.5` allows it; the rule is as strict as the kind.
+    """
+    exclusive, sign, words = _BOUNDS[bound]
+    is_exclusive = exclusive in schema
+    limit = schema.pop(exclusive, schema.get(bound))
+    if limit is None:
+        return
+    schema[bound] = limit
+    if not float(limit).is_integer():
+        rule = f"self {sign} {limit}" if is_exclusive else f"self {sign}= {limit}"
+        schema[_RULES] = [*schema.get(_RULES, ()), {"rule": rule, "message": f"must be {words[is_exclusive]} {limit}"}]
+    elif is_exclusive:
+        schema[exclusive] = True
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
@@ -114,12 +138,12 @@ def _joined(field: str, kind: str) -> str:
 
 def _convert_children(schema: Schema, definitions: Mapping[str, Schema]) -> None:
     if "items" in schema:
-        schema["items"] = _structural(schema["items"], definitions)
+        schema["items"] = structural(schema["items"], definitions)
     additional = schema.pop("additionalProperties", None)
     if additional is True:
         schema["additionalProperties"] = dict(_FREE)
     elif isinstance(additional, dict):
-        schema["additionalProperties"] = _structural(additional, definitions)
+        schema["additionalProperties"] = structural(additional, definitions)
     if "properties" in schema:
         required = schema.get("required", [])
         schema["properties"] = {
@@ -132,7 +156,7 @@ def _convert_children(schema: Schema, definitions: Mapping[str, Schema]) -> None
 
 
 def _property(part: Schema, definitions: Mapping[str, Schema], required: bool) -> Schema:
-    converted = _structural(part, definitions)
+    converted = structural(part, definitions)
     may_be_absent = {"type": "null"} in part.get("anyOf", ())
     if "properties" in converted and "default" not in converted and not required and not may_be_absent:
         return _ordered({**converted, "default": {}})

@@ -6,10 +6,11 @@ What takes long to parse is kept as long as its source has not changed.
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from marlaas_api import subjects
-from marlaas_api.kinds import ModelPool, RLJob, Tenant
+from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
+from marlaas_api.kinds.problems import problems_of
 from marlaas_api.reasons import Reason
 from marlaas_operator.bus_keys import Credentials
 from marlaas_operator.bus_view import BusView
@@ -18,9 +19,9 @@ from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS
 from marlaas_operator.pod_facts import PodFacts, pod_facts
 from marlaas_operator.policies.tenant import by_precedence
 from marlaas_operator.snapshot import JobLoad, JobSnapshot, Meta, OwnedKey, PoolSnapshot, TenantSnapshot
-from marlaas_operator.watched import Group, Watched
+from marlaas_operator.watched import Group, Watched, namespaces_of, pool_of
 
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound=Kind)
 T = TypeVar("T")
 Problem = str
 Trouble = tuple[Reason, str]
@@ -55,7 +56,7 @@ class Observer:
         self._now = now
         self._pools: Remembered[ModelPool | Problem] = Remembered()
         self._tenants: Remembered[Tenant | Problem] = Remembered()
-        self._loads: Remembered[JobLoad | None] = Remembered()
+        self._loads: Remembered[JobLoad] = Remembered()
         self._first_seen: dict[str, float] = {}
         self._going_since: dict[str, float] = {}
 
@@ -66,7 +67,7 @@ class Observer:
             return None
         meta, job = Meta.of(body), parsed(RLJob, body)
         key = subjects.job_key(meta.namespace, meta.name)
-        pool_name = str(body["spec"]["poolRef"]["name"])
+        pool_name = pool_of(body)
         pool_body = self._watched.get(Target(MODELPOOLS, "", pool_name))
         pool = self._pool(pool_body) if pool_body is not None else None
         progress = self._bus.progress(key)
@@ -84,6 +85,7 @@ class Observer:
             pool_problem=pool if isinstance(pool, Problem) else "",
             pool_deleting=pool_body is not None and "deletionTimestamp" in pool_body["metadata"],
             tenants=self._all_tenants(),
+            tenant_unread=self._is_tenant_unread(meta.namespace),
             document=self._bus.document(key),
             progress=progress,
             progress_unread=progress is None and self._bus.has_progress(key),
@@ -170,37 +172,39 @@ class Observer:
         read = ((body, self._tenant(body)) for body in self._watched.all(TENANTS))
         return tuple(by_precedence([(Meta.of(body), tenant) for body, tenant in read if isinstance(tenant, Tenant)]))
 
-    def _loads_of(self, bodies: list[Body]) -> tuple[JobLoad, ...]:
-        loads = (self._load(body) for body in bodies)
-        return tuple(load for load in loads if load is not None)
+    def _is_tenant_unread(self, namespace: str) -> bool:
+        return any(
+            isinstance(self._tenant(body), Problem) and namespace in namespaces_of(body)
+            for body in self._watched.all(TENANTS)
+        )
 
-    def _load(self, body: Body) -> JobLoad | None:
+    def _loads_of(self, bodies: list[Body]) -> tuple[JobLoad, ...]:
+        return tuple(self._load(body) for body in bodies)
+
+    def _load(self, body: Body) -> JobLoad:
         meta = body["metadata"]
         key = subjects.job_key(meta["namespace"], meta["name"])
         phase = (body.get("status") or {}).get("phase")
         mark = (meta.get("generation"), phase, self._bus.revisions(key))
 
-        def make() -> JobLoad | None:
+        def make() -> JobLoad:
             job = parsed(RLJob, body)
-            if isinstance(job, Problem):
-                return None
             document, progress = self._bus.document(key), self._bus.progress(key)
-            return JobLoad.of(
-                job,
-                document if document is not None and document.uid == meta["uid"] else None,
-                progress if progress is not None and progress.uid == meta["uid"] else None,
-            )
+            own = document if document is not None and document.uid == meta["uid"] else None
+            own_progress = progress if progress is not None and progress.uid == meta["uid"] else None
+            if isinstance(job, Problem):
+                return JobLoad.of_unread(body, pool_of(body), own, own_progress)
+            return JobLoad.of(job, own, own_progress)
 
         return self._loads.of(meta["uid"], mark, make)
 
 
 def parsed(kind: type[B], body: Body) -> B | Problem:
-    """The object, or why it cannot be read: it was stored by another version of its definition."""
+    """The object, or which fields break which rules: it was stored before there were those, or by another version of its definition."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        return "; ".join(map(str, problems_of(kind, error)))
 
 
 def _identity(body: Body) -> tuple[str, object]:

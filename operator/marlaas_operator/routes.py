@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, target_of
 from marlaas_operator.pod_facts import pod_facts
-from marlaas_operator.watched import Watched
+from marlaas_operator.watched import Watched, namespaces_of, pool_of
 
 Wish = tuple[Target, float]
 """What to look at, after how many seconds: what sums up many objects waits for more of them."""
@@ -45,10 +45,10 @@ def sums(watched: Watched, before: Body | None, after: Body | None) -> Iterator[
     """The pools and tenants in whose status a job counts."""
     for body in (before, after):
         if body is not None:
-            yield Target(MODELPOOLS, "", str(body["spec"]["poolRef"]["name"])), SUMS_AFTER_S
+            yield Target(MODELPOOLS, "", pool_of(body)), SUMS_AFTER_S
             namespace = body["metadata"]["namespace"]
             for tenant in watched.all(TENANTS):
-                if namespace in (tenant["spec"].get("namespaces") or ()):
+                if namespace in namespaces_of(tenant):
                     yield target_of(tenant), SUMS_AFTER_S
 
 
@@ -60,7 +60,7 @@ def jobs_of_pool(watched: Watched, name: str) -> Iterator[Wish]:
 def jobs_of_tenant(watched: Watched, before: Body | None, after: Body | None) -> Iterator[Wish]:
     """Every job whose weight may have changed with a Tenant."""
     bodies = [body for body in (before, after) if body is not None]
-    namespaces = {namespace for body in bodies for namespace in body["spec"].get("namespaces") or ()}
+    namespaces = {namespace for body in bodies for namespace in namespaces_of(body)}
     return ((target_of(job), 0.0) for job in watched.all(RLJOBS) if job["metadata"]["namespace"] in namespaces)
 
 

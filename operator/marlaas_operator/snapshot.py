@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas_api.kinds import ModelPool, RLJob, Tenant
+from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant
 from marlaas_api.kinds.checks import slots_needed
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.reasons import Reason
@@ -64,7 +64,8 @@ class JobSnapshot:
     """One RLJob.
 
     job: None if the stored object does not parse; `problem` then says why. status: as stored, None if never written. pool: the ModelPool that it names, if there
-    is one that parses; pool_problem: why the one that there is does not. tenants: all, in order of precedence (`policies.tenant.by_precedence`). document, progress: what stands on the bus under the job's key, whatever its uid.
+    is one that parses; pool_problem: why the one that there is does not. tenants: all that parse, in order of precedence
+    (`policies.tenant.by_precedence`); tenant_unread: one that does not parse names the job's namespace, so whose it is is unknown. document, progress: what stands on the bus under the job's key, whatever its uid.
     progress_unread: something stands there that this version cannot read (a newer orchestrator's): then what it says is unknown, not absent.
     owned: its ServiceAccount, NetworkPolicy and Deployment where they exist (Secrets are never read). pods: of its sandbox; pool_pods: of its pool.
     credential: its sandbox's bus credential, minted for the present time window; None unless progress says admitted (or while keys are missing).
@@ -81,6 +82,7 @@ class JobSnapshot:
     pool_deleting: bool = False
     pool_problem: str = ""
     tenants: tuple[Tenant, ...] = ()
+    tenant_unread: bool = False
     document: JobDocument | None = None
     progress: Progress | None = None
     progress_unread: bool = False
@@ -97,6 +99,13 @@ class JobSnapshot:
     def own_document(self) -> JobDocument | None:
         """The document of this very object, not of an earlier one of the same name."""
         return self.document if self.document is not None and self.document.uid == self.meta.uid else None
+
+    @property
+    def job_spec(self) -> RLJobSpec | None:
+        """What the job is to be; of one that does not parse, what was handed over of it."""
+        if self.job is not None:
+            return self.job.spec
+        return self.own_document.spec if self.own_document is not None else None
 
     @property
     def own_progress(self) -> Progress | None:
@@ -129,17 +138,33 @@ class JobLoad:
             namespace=job.metadata.namespace,
             name=job.metadata.name,
             pool=job.spec.pool_ref.name,
-            phase=progress.phase if progress is not None else _last_known_phase(job),
+            phase=progress.phase if progress is not None else _phase_of(job.status.phase if job.status else None),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
             slots=slots_needed(job.spec),
             begun=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )
 
+    @classmethod
+    def of_unread(
+        cls, body: Mapping[str, Any], pool: str, document: JobDocument | None, progress: Progress | None
+    ) -> "JobLoad":
+        """Load of a job that does not parse: what was handed over of it, which may be running."""
+        return cls(
+            namespace=body["metadata"]["namespace"],
+            name=body["metadata"]["name"],
+            pool=pool,
+            phase=progress.phase if progress is not None else _phase_of((body.get("status") or {}).get("phase")),
+            admitted=progress is not None and progress.admitted and not progress.phase.final,
+            slots=slots_needed(document.spec) if document is not None else 0,
+            begun=document is not None,
+            tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
+        )
 
-def _last_known_phase(job: RLJob) -> Phase:
-    phase = job.status.phase if job.status is not None else None
-    return Phase(phase) if phase is not None else Phase.QUEUED
+
+def _phase_of(stored: str | None) -> Phase:
+    """The last known phase."""
+    return Phase(stored) if stored is not None else Phase.QUEUED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

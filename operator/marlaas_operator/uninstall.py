@@ -1,7 +1,8 @@
 """`python -m marlaas_operator.uninstall --installation FILE`: what the chart runs before `helm uninstall` takes the operator away.
 
 Stops the operator (it would make everything anew), deletes what it made, and takes its finalizers off: without an operator they would
-hold RLJobs, ModelPools and their namespaces for ever. The objects themselves stay. Run again after a crash, it goes on where it was.
+hold RLJobs, ModelPools and their namespaces for ever. The objects themselves stay, and so does all data: what is kept is said at the end (helm prints it).
+Run again after a crash, it goes on where it was.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from marlaas_operator.cluster.api_server import connect
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, OWNED, PODS, RLJOBS, SECRETS, STATEFULSETS
 from marlaas_operator.installation import Installation, load
 
-_MADE_BY_THE_OPERATOR = "app.kubernetes.io/managed-by=marlaas-operator"
+_MADE_BY_AN_OPERATOR = "app.kubernetes.io/managed-by=marlaas-operator"
 _TRIES = 60
 _PAUSE_S = 0.5
 
@@ -27,17 +28,34 @@ class StillRunning(MarlaasError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Clean up; 0 when nothing is left, 1 with the reason on stderr otherwise."""
+    """Clean up and say what is kept; 0 when nothing else is left, 1 with the reason on stderr otherwise."""
     parser = argparse.ArgumentParser(prog="python -m marlaas_operator.uninstall")
     parser.add_argument("--installation", required=True, type=Path, metavar="FILE", help="the operator's own file")
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster")
     options = parser.parse_args(arguments)
     try:
-        asyncio.run(_run(load(options.installation), options.kubeconfig))
+        installation = load(options.installation)
+        asyncio.run(_run(installation, options.kubeconfig))
     except MarlaasError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    sys.stdout.write(kept_text(installation))
     return 0
+
+
+def kept_text(installation: Installation) -> str:
+    """Which data outlives the release, and how to delete it."""
+    release, kept = installation.release, ["the kinds with every RLJob, ModelPool and Tenant"]
+    if installation.nats_pod_selector is not None:
+        kept.append(f"the claim data-{release}-nats-0 (what the jobs have done so far)")
+    place = installation.blobs.claim_name
+    kept.append(f"{f'the claim {place}' if place else installation.blobs.url} (every trained adapter)")
+    selector = f"app.kubernetes.io/name=marlaas,app.kubernetes.io/instance={release}"
+    return (
+        f"Kept: {', '.join(kept)}. A release {release} in {installation.namespace} takes them up again.\n"
+        f"To delete the claims that the release made, for good: kubectl --namespace {installation.namespace} delete persistentvolumeclaims "
+        f"--selector {selector}\n"
+    )
 
 
 class LeftBehind(MarlaasError):
@@ -58,7 +76,7 @@ async def clean_up(cluster: Cluster, installation: Installation) -> None:
     Raises StillRunning; LeftBehind once everything else is done; and what the cluster raises.
     """
     await _stop_operator(cluster, installation)
-    refused = await _delete_owned(cluster)
+    refused = await _delete_owned(cluster, installation.release)
     for resource in (RLJOBS, MODELPOOLS):
         for body in await cluster.list(resource):
             await _release(cluster, target_of(body))
@@ -82,13 +100,13 @@ async def _stop_operator(cluster: Cluster, installation: Installation) -> None:
     raise StillRunning(f"the pod of {name} still runs {_TRIES * _PAUSE_S:.0f} s after it was told to end")
 
 
-async def _delete_owned(cluster: Cluster) -> list[str]:
+async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
     """Workloads first (their pods and Secrets with them), then what stood around them; the sentences of what was refused come back."""
     refused = []
     for resource in OWNED:
         if resource == PODS:
             continue
-        for body in await cluster.list(resource, labels=_MADE_BY_THE_OPERATOR):
+        for body in await cluster.list(resource, labels=f"{_MADE_BY_AN_OPERATOR},app.kubernetes.io/instance={release}"):
             target = target_of(body)
             if resource in (DEPLOYMENTS, STATEFULSETS):
                 await _delete_secret(cluster, target)

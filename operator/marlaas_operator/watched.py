@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from marlaas_operator.cluster import Body, Resource, Target
 from marlaas_operator.cluster.resources import RLJOBS, target_of
@@ -113,7 +114,7 @@ class Watched:
         """Whose an object is: by its labels, and a job by the pool that it names."""
         labels = body["metadata"].get("labels") or {}
         if target.resource == RLJOBS:
-            yield "jobs of pool", "", str(body["spec"]["poolRef"]["name"])
+            yield "jobs of pool", "", pool_of(body)
         elif JOB_LABEL in labels:
             yield "job", target.namespace, labels[JOB_LABEL]
         elif POOL_LABEL in labels and target.namespace == self._release_namespace:
@@ -148,6 +149,22 @@ class Watched:
             self._groups[group].discard(target)
             if not self._groups[group]:
                 del self._groups[group]
+
+
+def pool_of(job: Body) -> str:
+    """Name of the pool that a job names; empty if it names none: what is stored may be older than the rules of its kind."""
+    reference = _mapping(_mapping(job.get("spec")).get("poolRef"))
+    return str(reference.get("name") or "")
+
+
+def namespaces_of(tenant: Body) -> tuple[str, ...]:
+    """Namespaces that a Tenant lists, whether it parses or not."""
+    listed = _mapping(tenant.get("spec")).get("namespaces")
+    return tuple(map(str, listed)) if isinstance(listed, list) else ()
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _newer(body: Body, known: Body) -> bool:

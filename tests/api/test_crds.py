@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel, Field
 
-from marlaas_api import crd
+from marlaas_api import crd, structural
 from marlaas_api.kinds import KINDS, ModelPool, RLJob, Tenant
 from marlaas_api.messages import Phase
 
@@ -118,6 +119,40 @@ def test_only_arguments_of_an_environment_and_affinity_are_free() -> None:
         "ModelPool.spec.rollout.affinity[]",
         "ModelPool.spec.trainer.affinity[]",
     ]
+
+
+@pytest.mark.parametrize(("bound", "sign"), [("minimum", ">"), ("maximum", "<")])
+def test_every_fractional_bound_of_a_number_is_a_rule_too(bound: str, sign: str) -> None:
+    """The API server converts a bound to the type of the value: `minimum: 0.01` is 0 for an integer."""
+    for path, part in _all_parts():
+        if part.get("type") == "number" and not float(part.get(bound, 0)).is_integer():
+            assert any(
+                rule in _rules(part) for rule in (f"self {sign}= {part[bound]}", f"self {sign} {part[bound]}")
+            ), path
+
+
+def _bounded(**bounds: float) -> Schema:
+    """Schema of a field with bounds that no field of the kinds has yet."""
+
+    class Bounded(BaseModel):
+        value: float = Field(**bounds)  # type: ignore[arg-type]
+
+    whole = Bounded.model_json_schema()
+    return structural.structural(whole["properties"]["value"], {})
+
+
+def test_a_fractional_bound_is_left_out_of_the_schema_where_the_server_would_refuse_an_integer_that_keeps_it() -> None:
+    """For the integer 0 the server reads `0.5, exclusive` as `0, exclusive`."""
+    part = _bounded(gt=-0.5, lt=0.5)
+    assert not {"exclusiveMinimum", "exclusiveMaximum"} & part.keys()
+    assert _rules(part) == ["self > -0.5", "self < 0.5"]
+    assert (part["minimum"], part["maximum"]) == (-0.5, 0.5)
+
+
+def test_whole_bounds_need_no_rule() -> None:
+    part = _bounded(gt=0, le=10)
+    assert (part["minimum"], part["exclusiveMinimum"], part["maximum"]) == (0, True, 10)
+    assert _rules(part) == []
 
 
 def test_everything_is_bounded_so_that_rules_have_a_cost_that_the_api_server_can_know() -> None:

@@ -95,5 +95,13 @@ def test_the_first_job_in_the_notes_is_a_job_that_its_pool_can_take(helm: Helm) 
     assert list(check_fit(job, pool)) == []
 
 
-def test_the_notes_say_what_uninstalling_would_lose(helm: Helm) -> None:
-    assert "deletes the trained adapters with the claim marlaas-blobs" in notes(helm)
+def test_the_notes_say_what_uninstalling_keeps_and_how_to_delete_it(helm: Helm) -> None:
+    told = " ".join(notes(helm).split())
+    assert (
+        "the claim data-marlaas-nats-0 (what the jobs have done so far), the claim marlaas-blobs (every trained adapter)"
+        in told
+    )
+    assert (
+        "delete persistentvolumeclaims --selector app.kubernetes.io/name=marlaas,app.kubernetes.io/instance=marlaas"
+        in told
+    )

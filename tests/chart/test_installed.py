@@ -1,4 +1,4 @@
-"""The release on a real API server with controllers: tenants held to their own, upgraded, uninstalled without a trace.
+"""The release on a real API server with controllers: tenants held to their own, upgraded, uninstalled without a trace but for the data.
 
 Pods do not run here (there is no node): what they do is in e2e/.
 """
@@ -143,8 +143,9 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_and_no_finalizer(
     plane = release.plane
     held = rljob("held", "team-a")
     held["metadata"]["finalizers"] = ["marlaas.dev/job", "example.com/theirs"]
-    sandbox = {**deployment(), "metadata": {"name": "held-sandbox", "namespace": "team-a", "labels": OURS}}
-    credential = secret("held-sandbox", OURS)
+    labels = {**OURS, "app.kubernetes.io/instance": "marlaas"}
+    sandbox = {**deployment(), "metadata": {"name": "held-sandbox", "namespace": "team-a", "labels": labels}}
+    credential = secret("held-sandbox", labels)
     for body in (held, sandbox, credential):
         plane.kubectl("apply", "-f", "-", stdin=json.dumps(body))
 
@@ -196,9 +197,12 @@ def wait_for_the_hooks_rights(release: Release, user: str) -> None:
 
 
 def left_of_the_release(plane: ControlPlane) -> list[str]:
+    """Everything of the release but the data: the kinds, and the claims of adapters and bus."""
     kinds = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     listed = [kind for kind in kinds if not kind.startswith(("events", "leases", "endpointslices"))]
     found = plane.kubectl(
         "get", ",".join(listed), "--all-namespaces", "-l", "app.kubernetes.io/name=marlaas", "-o", "name"
     )
-    return [name for name in found.split() if "customresourcedefinition" not in name]
+    return [
+        name for name in found.split() if not name.startswith(("customresourcedefinition", "persistentvolumeclaim/"))
+    ]

@@ -17,7 +17,7 @@ REFUSED = [
     ("operator.resources.request.cpu=1", "at '/operator/resources': additional properties 'request' not allowed"),
     ("network.metricsFrom[0].pods=x", "at '/network/metricsFrom/0': additional properties 'pods' not allowed"),
     # of the wrong kind
-    ("crds.keep=maybe", "at '/crds/keep': got string, want boolean"),
+    ("crds.install=maybe", "at '/crds/install': got string, want boolean"),
     ("orchestrator.replicas=two", "at '/orchestrator/replicas': got string, want integer"),
     ("operator.nodeSelector=ssd", "at '/operator/nodeSelector': got string, want object"),
     ("imagePullSecrets=login", "at '/imagePullSecrets': got string, want array"),

@@ -75,12 +75,10 @@ def test_every_file_that_is_named_is_there() -> None:
 def test_every_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     for path, _, heading in (link.partition("#") for link in links if "://" not in link):
-        assert (page.parent / path).exists(), path
-        anchors = (
-            {_anchor(line) for line in (page.parent / path).read_text("utf-8").splitlines() if line[:1] == "#"}
-            if heading
-            else {""}
-        )
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        headings = [line for line in target.read_text("utf-8").splitlines() if line[:1] == "#"] if heading else [""]
+        anchors = {_anchor(line) for line in headings}
         assert heading in anchors, f"{path}#{heading}"
 
 

@@ -4,6 +4,7 @@ A path is that of `kubectl explain`, with `[]` for an entry of a list and `{}` f
 """
 
 import copy
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -175,6 +176,14 @@ def parts(part: dict[str, Json], path: str = "") -> Iterator[tuple[str, dict[str
         yield from parts(part["items"], f"{path}[]")
     if isinstance(part.get("additionalProperties"), dict):
         yield from parts(part["additionalProperties"], f"{path}{{}}")
+
+
+def integers_around(part: dict[str, Json]) -> list[int]:
+    """Integers at, just below and just above each bound of a number."""
+    limits = [part[bound] for bound in ("minimum", "maximum") if bound in part]
+    return sorted(
+        {whole + step for limit in limits for whole in (math.floor(limit), math.ceil(limit)) for step in (-1, 0, 1)}
+    )
 
 
 def constraints(kind: type[Kind]) -> set[tuple[str, str]]:

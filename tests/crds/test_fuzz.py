@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.crds.client import Api, problems
+from tests.crds.table import integers_around, parts, put, schema
 
 from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.problems import InvalidObject, parse
@@ -62,17 +63,24 @@ def _places(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
             yield from _places(child, (*at, key))
 
 
-def _changed(body: dict[str, Any], chance: random.Random) -> str:
-    """Put one odd value somewhere, or take something away; what was done, for the failure's text."""
+def _integers(kind: type[Kind], chance: random.Random) -> list[tuple[str, int]]:
+    """(path, integer) for every number that stands in no list, at, below and above its bounds; in any order."""
+    numbers = [(path, part) for path, part in parts(schema(kind)) if part.get("type") == "number" and "[]" not in path]
+    pairs = [(path, integer) for path, part in numbers if path.startswith("spec") for integer in integers_around(part)]
+    return chance.sample(pairs, len(pairs))
+
+
+def _changed(body: dict[str, Any], chance: random.Random) -> tuple[object, object]:
+    """Put one odd value somewhere, or take something away; place and value, for the failure's text."""
     place = chance.choice([at for at in _places(body) if at[0] == "spec" and len(at) > 1] or [("spec",)])
     holder: Any = body
     for step in place[:-1]:
         holder = holder[step]
     if chance.random() < 0.12:
         del holder[place[-1]]
-        return f"without {place}"
+        return place, "taken away"
     holder[place[-1]] = copy.deepcopy(chance.choice(ODD))
-    return f"{place} = {holder[place[-1]]!r}"
+    return place, holder[place[-1]]
 
 
 def _complaint(kind: type[Kind], body: dict[str, Any]) -> str:
@@ -88,9 +96,16 @@ def test_the_server_and_the_kinds_are_of_one_mind(api: Api, kind: type[Kind]) ->
     chance = random.Random(kind.__name__)
     paths = sorted(STORED.glob(f"{kind.__name__.lower()}-*.yaml"))
     bodies = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
+    integers = _integers(kind, chance)
     for _ in range(OBJECTS // len(KINDS)):
         body = copy.deepcopy(chance.choice(bodies))
-        done = [_changed(body, chance) for _ in range(chance.choice((1, 1, 2)))]
+        done: list[tuple[object, object]] = []
+        if integers:
+            path, integer = integers.pop()
+            put(body, path, integer)
+            done.append((path, integer))
+        changes = chance.choice((0, 0, 1) if done else (1, 1, 2))
+        done += [_changed(body, chance) for _ in range(changes)]
         answer, complaint = api.create(body, dry=True), _complaint(kind, body)
         if problems(answer):
             assert complaint, f"the kinds take {done}, the server says {problems(answer)}"

@@ -9,7 +9,20 @@ from typing import Any
 
 import pytest
 from tests.crds.client import Api, problems
-from tests.crds.table import TABLES, Case, Row, Table, constraints, covered, parts, put, schema, take, told_at
+from tests.crds.table import (
+    TABLES,
+    Case,
+    Row,
+    Table,
+    constraints,
+    covered,
+    integers_around,
+    parts,
+    put,
+    schema,
+    take,
+    told_at,
+)
 
 from marlaas_api.kinds import KINDS, Kind, RLJob
 from marlaas_api.kinds.problems import InvalidObject, parse
@@ -25,6 +38,12 @@ CHANGEABLE = {
     "spec.ttlSecondsAfterFinished",
     "spec.backoffLimit",
 }
+NUMBERS = [
+    (kind, path, part)
+    for kind in KINDS
+    for path, part in parts(schema(kind))
+    if part.get("type") == "number" and path.startswith("spec") and {"minimum", "maximum"} & part.keys()
+]
 WRONG: dict[str | None, Any] = {
     "string": 7,
     "integer": "seven",
@@ -89,6 +108,21 @@ def test_what_the_table_refuses_is_refused_in_those_words(api: Api, row: Row) ->
         told = _ask(api, table, row.path, body)
         assert any(field.startswith(told_at(row.path)) and case.says in text for field, text in told), (case, told)
         _assert_kinds_refuse(table, row.path, body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "part"), NUMBERS, ids=[f"{kind.__name__}.{path}" for kind, path, _ in NUMBERS]
+)
+@pytest.mark.usefixtures("existing")
+def test_an_integer_is_held_to_every_bound_of_a_number(
+    api: Api, kind: type[Kind], path: str, part: dict[str, Any]
+) -> None:
+    """At, below and above each bound: the server reads a bound as a value of the type that it bounds, so that 0.01 becomes 0."""
+    table = TABLES[kind.__name__]
+    for integer in integers_around(part):
+        body = table.object_with(path, integer)
+        told = _ask(api, table, path, body)
+        assert (told == set()) == _taken(kind, body), (integer, told)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.required], ids=str)

@@ -8,7 +8,7 @@ from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Target, Unava
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS, STATEFULSETS
 from marlaas_operator.installation import BlobSettings, ImageSettings, Installation
-from marlaas_operator.uninstall import LeftBehind, clean_up
+from marlaas_operator.uninstall import LeftBehind, clean_up, kept_text
 
 INSTALLATION = Installation(
     release="marlaas",
@@ -18,7 +18,7 @@ INSTALLATION = Installation(
     blobs=BlobSettings(url="memory://"),
     worker_image=ImageSettings(name="worker"),
 )
-OURS = {"app.kubernetes.io/managed-by": "marlaas-operator"}
+OURS = {"app.kubernetes.io/managed-by": "marlaas-operator", "app.kubernetes.io/instance": "marlaas"}
 
 
 def body(api_version: str, kind: str, namespace: str, name: str, **metadata: object) -> dict[str, Any]:
@@ -54,8 +54,12 @@ async def test_what_the_operator_made_goes_with_its_credentials(cluster: MemoryC
         assert await cluster.list(resource) == []
 
 
-async def test_what_others_made_stays(cluster: MemoryCluster) -> None:
-    for each in sandbox(labels={"app": "theirs"}):
+ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}
+
+
+@pytest.mark.parametrize("labels", [{"app": "theirs"}, ANOTHER_RELEASES], ids=["a team", "another release"])
+async def test_what_others_made_stays(cluster: MemoryCluster, labels: dict[str, str]) -> None:
+    for each in sandbox(labels=labels):
         await cluster.create(each)
     await clean_up(cluster, INSTALLATION)
     for resource in (DEPLOYMENTS, NETWORK_POLICIES, SECRETS):
@@ -124,6 +128,28 @@ async def test_a_finalizer_that_could_not_be_taken_off_is_named(cluster: MemoryC
     cluster.fail = lambda verb, target: Conflict("changed") if verb == "patch" and target.resource == RLJOBS else None
     with pytest.raises(LeftBehind, match="RLJob team-a/job changed 60 times"):
         await clean_up(cluster, INSTALLATION)
+
+
+MADE_CLAIM = BlobSettings(url="file:///var/lib/marlaas/blobs", claim_name="marlaas-blobs")
+OBJECT_STORE = BlobSettings(url="s3://bucket/marlaas")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        (
+            {"blobs": MADE_CLAIM, "nats_pod_selector": {"app": "nats"}},
+            "the claim data-marlaas-nats-0 (what the jobs have done so far), the claim marlaas-blobs (every trained adapter).",
+        ),
+        ({"blobs": OBJECT_STORE}, "and Tenant, s3://bucket/marlaas (every trained adapter)."),
+    ],
+    ids=["claims", "elsewhere"],
+)
+def test_what_is_kept_is_said_with_the_command_that_deletes_it(fields: dict[str, Any], kept: str) -> None:
+    told = kept_text(INSTALLATION.model_copy(update=fields))
+    assert kept in told
+    selector = "app.kubernetes.io/name=marlaas,app.kubernetes.io/instance=marlaas"
+    assert f"kubectl --namespace marlaas-system delete persistentvolumeclaims --selector {selector}" in told
 
 
 async def test_a_second_run_goes_on_where_a_crash_left_it(cluster: MemoryCluster) -> None:

@@ -82,11 +82,16 @@ def parse(kind: type[K], body: Mapping[str, Any]) -> K:
     try:
         parsed = kind.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        told = [details for details in error.errors(include_url=False) if not _is_echo(details)]
-        raise InvalidObject((*strange, *(_problem(kind, details) for details in told))) from error
+        raise InvalidObject((*strange, *problems_of(kind, error))) from error
     if strange:
         raise InvalidObject(strange)
     return parsed
+
+
+def problems_of(kind: type[Kind], error: ValidationError) -> tuple[Problem, ...]:
+    """Everything that keeps an object from being one of the kind, in the order of the schema."""
+    told = (details for details in error.errors(include_url=False) if not _is_echo(details))
+    return tuple(_problem(kind, details) for details in told)
 
 
 def dotted(loc: Loc) -> str:

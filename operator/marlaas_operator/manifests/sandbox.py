@@ -51,7 +51,7 @@ def _deployment(sandbox: Sandbox, installation: Installation) -> Part:
 
 def _object(sandbox: Sandbox, installation: Installation, api_version: str, kind: str) -> Part:
     owner = {
-        names.POOL: sandbox.job.spec.pool_ref.name,
+        names.POOL: sandbox.document.pool,
         names.JOB: sandbox.meta.name,
         names.JOB_UID: sandbox.meta.uid,
     }

@@ -11,7 +11,7 @@ forked from. So a container may hold the supervisor's share and as many children
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marlaas_api.kinds import EnvironmentSpec, RLJob, SandboxBounds
+from marlaas_api.kinds import EnvironmentSpec, SandboxBounds
 from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import JobDocument
 from marlaas_operator.installation import Installation
@@ -40,7 +40,6 @@ class Sandbox:
     """What a job's sandbox is made of. bounds: its pool's. credential: text of its bus credential."""
 
     meta: Meta
-    job: RLJob
     document: JobDocument
     bounds: SandboxBounds
     credential: str
@@ -48,7 +47,7 @@ class Sandbox:
     @property
     def environment(self) -> EnvironmentSpec:
         """The environment of the job."""
-        return self.job.spec.environment
+        return self.document.spec.environment
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ FAULTS = frozenset(
         Reason.MODEL_NOT_FOUND,
         Reason.CONTAINER_CRASHING,
         Reason.CONTAINER_OUT_OF_MEMORY,
+        Reason.INVALID_SPEC,
     }
 )
 """Reasons that begin with a warning and go away with their cause."""

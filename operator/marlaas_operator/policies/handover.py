@@ -35,7 +35,7 @@ def refused(snapshot: JobSnapshot) -> Refusal | None:
     if snapshot.own_document is not None or not snapshot.bus.synced:
         return None
     if snapshot.job is None:
-        return Refusal(None, Reason.UNSUPPORTED, snapshot.problem)
+        return Refusal(None, Reason.INVALID_SPEC, snapshot.problem)
     unsupported = tuple(check_supported(snapshot.job))
     if unsupported:
         return Refusal(Phase.FAILED, Reason.UNSUPPORTED, _sentences(unsupported))
@@ -89,8 +89,10 @@ def wanted_document(snapshot: JobSnapshot, verdict: Verdict | None) -> JobDocume
     """The document as it should stand; None if the object does not parse."""
     if snapshot.job is None:
         return None
-    update = {"generation": snapshot.meta.generation, "verdict": _verdict(snapshot, verdict)}
-    meta = snapshot.meta
+    meta, own = snapshot.meta, snapshot.own_document
+    update: dict[str, object] = {"generation": meta.generation, "verdict": _verdict(snapshot, verdict)}
+    if own is not None and snapshot.tenant_unread:
+        update |= {"tenant": own.tenant, "tenant_weight": own.tenant_weight}
     return job_document(snapshot.job, snapshot.tenants, meta.uid, None, meta.created_at).model_copy(update=update)
 
 

@@ -111,9 +111,10 @@ def _sandbox_ready(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Findi
         return Finding(SANDBOX_READY, False, Reason.DELETING, told.message)
     if phase.final:
         return Finding(SANDBOX_READY, False, Reason.FINISHED, "the job has ended")
-    if progress is None or not progress.admitted or snapshot.job is None:
+    spec = snapshot.job_spec
+    if progress is None or not progress.admitted or spec is None:
         return Finding(SANDBOX_READY, False, Reason.NOT_ADMITTED, "a job has sandboxes once it is admitted")
-    wanted = snapshot.job.spec.environment.replicas
+    wanted = spec.environment.replicas
     ready = min(wanted, sum(pod.ready and not pod.deleting for pod in snapshot.pods))
     counted = f"{ready} of {wanted} sandboxes are ready"
     if ready == wanted:

@@ -51,7 +51,7 @@ def _held(snapshot: PoolSnapshot, slots: int) -> dict[str, Any]:
 
 def _findings(snapshot: PoolSnapshot) -> Iterator[Finding]:
     if snapshot.pool is None:
-        yield Finding("Ready", False, Reason.UNSUPPORTED, snapshot.problem)
+        yield Finding("Ready", False, Reason.INVALID_SPEC, snapshot.problem)
     else:
         yield from _serving(snapshot, snapshot.pool)
     if snapshot.meta.deleted_at is not None:

@@ -34,11 +34,12 @@ def plan_sandbox(
         return ()
     if not should:
         return tuple(removal(snapshot))
-    if snapshot.job is None or wanted is None or snapshot.credential is None:
+    document = wanted or snapshot.own_document  # of a job that does not parse any more, as it was handed over
+    if document is None or snapshot.credential is None:
         return ()
     if snapshot.pool is None:  # gone by force, or not to be read: what locks its sandboxes is unknown, not absent
         return ()
-    sandbox = Sandbox(snapshot.meta, snapshot.job, wanted, snapshot.pool.spec.sandbox, snapshot.credential)
+    sandbox = Sandbox(snapshot.meta, document, snapshot.pool.spec.sandbox, snapshot.credential)
     objects = sandbox_objects(sandbox, installation)
     secret = upkeep.Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
     return tuple(upkeep.towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))

@@ -35,7 +35,7 @@ def standing(snapshot: JobSnapshot, sandbox: str, now: float) -> Standing | None
     """What to tell of a job; None: nothing new is known. sandbox: name of its Deployment."""
     progress = snapshot.own_progress
     if progress is not None:
-        return _trouble(snapshot, progress, sandbox, now) or _doing(snapshot, progress)
+        return _trouble(snapshot, progress, sandbox, now) or _unread(snapshot, progress) or _doing(snapshot, progress)
     if is_over(snapshot) or snapshot.progress_unread:
         return None
     hold = refused(snapshot)
@@ -84,7 +84,15 @@ def _trouble(snapshot: JobSnapshot, progress: Progress, sandbox: str, now: float
     fault = fault or first_fault(snapshot.pool_pods, f" of pool {_pool_name(snapshot)}")
     if fault is not None:
         return Standing(progress.phase, fault.reason, fault.message)
-    return _absent(snapshot, progress, now) if progress.admitted else None
+    return _absent(snapshot, progress, now) if progress.admitted and snapshot.job is not None else None
+
+
+def _unread(snapshot: JobSnapshot, progress: Progress) -> Standing | None:
+    """What is wrong with an object that was valid when its document was written, and is not any more."""
+    if snapshot.job is not None or progress.phase.final:
+        return None
+    text = f"{snapshot.problem}; until that is corrected, the job goes on as it was when it was valid"
+    return Standing(progress.phase, Reason.INVALID_SPEC, text)
 
 
 def _absent(snapshot: JobSnapshot, progress: Progress, now: float) -> Standing | None:

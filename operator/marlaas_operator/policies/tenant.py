@@ -37,7 +37,7 @@ def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
 
 def _active(snapshot: TenantSnapshot) -> Finding:
     if snapshot.tenant is None:
-        return Finding("Active", False, Reason.UNSUPPORTED, snapshot.problem)
+        return Finding("Active", False, Reason.INVALID_SPEC, snapshot.problem)
     lost = [
         f"namespace '{namespace}' belongs to Tenant '{owner.metadata.name}', which is older"
         for namespace in snapshot.tenant.spec.namespaces

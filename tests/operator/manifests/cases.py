@@ -51,7 +51,7 @@ def _sandbox(objects: dict[str, Any], installation: Installation) -> list[Manife
     job = parse(RLJob, objects["RLJob"])
     bounds = parse(ModelPool, objects["ModelPool"]).spec.sandbox if "ModelPool" in objects else SandboxBounds()
     meta = Meta(name=job.metadata.name, uid="u1", namespace=job.metadata.namespace)
-    sandbox = Sandbox(meta, job, job_document(job, (), "u1", None), bounds, "credential")
+    sandbox = Sandbox(meta, job_document(job, (), "u1", None), bounds, "credential")
     return [*sandbox_objects(sandbox, installation), sandbox_secret(sandbox, installation)]
 
 

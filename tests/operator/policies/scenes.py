@@ -103,7 +103,7 @@ def new(**fields: Any) -> JobSnapshot:
 def owned_sandbox(job: RLJob | None = None) -> dict[tuple[str, str], dict[str, Any]]:
     """What the cluster holds when a sandbox is as it should be."""
     found = rljob() if job is None else job
-    made = Sandbox(META, found, document(found), modelpool().spec.sandbox, "creds")
+    made = Sandbox(META, document(found), modelpool().spec.sandbox, "creds")
     return {key_of(manifest): stored(manifest) for manifest in sandbox_objects(made, INSTALLATION)}
 
 

@@ -12,6 +12,7 @@ from tests.operator.policies.scenes import (
     document,
     modelpool,
     new,
+    owned_sandbox,
     pod,
     progress,
     queued,
@@ -21,6 +22,7 @@ from tests.operator.policies.scenes import (
 
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.messages import Phase
+from marlaas_operator.plan import WriteDocument
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.snapshot import BusState
 
@@ -164,6 +166,27 @@ def test_what_keeps_a_running_job_from_going_on_beats_what_the_orchestrator_says
     found = status(running(**fields))
     assert (found["phase"], found["reason"]) == ("Running", reason)
     assert words in found["message"]
+
+
+def test_a_running_job_that_does_not_parse_any_more_says_so_and_is_kept_as_it_was_handed_over():
+    scene = running(job=None, problem="spec.rollout.temperature: must be at least 0.01, found 0", owned=owned_sandbox())
+    found = status(scene)
+    assert (found["phase"], found["reason"]) == ("Running", "InvalidSpec")
+    assert found["message"].startswith(scene.problem)
+    assert conditions(scene)["SandboxReady"] == ("True", "SandboxReady")
+    assert plan_job(scene, INSTALLATION, NOW).actions == ()
+    gone = plan_job(replace(scene, owned={}), INSTALLATION, NOW)
+    assert [action.manifest["kind"] for action in gone.actions] == [
+        *("ServiceAccount", "NetworkPolicy", "Secret", "Deployment")
+    ]
+
+
+def test_a_tenant_that_does_not_parse_takes_no_running_job_away_from_itself():
+    theirs = document(tenant="a", tenant_weight=2.0)
+    scene = running(document=theirs, owned=owned_sandbox())
+    assert [type(action).__name__ for action in plan_job(scene, INSTALLATION, NOW).actions][:1] == ["WriteDocument"]
+    kept = plan_job(replace(scene, tenant_unread=True), INSTALLATION, NOW)
+    assert not any(isinstance(action, WriteDocument) for action in kept.actions)
 
 
 def serving(*components):

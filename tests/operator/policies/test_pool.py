@@ -186,7 +186,7 @@ def test_a_worker_that_crashes_and_recovers_is_told_once_each():
 def test_a_pool_that_does_not_parse_says_so_and_keeps_what_it_has():
     found = plan(replace(settled(), pool=None, problem="spec.model: required"))
     assert found.actions == ()
-    assert conditions(found)["Ready"] == ("False", "Unsupported")
+    assert conditions(found)["Ready"] == ("False", "InvalidSpec")
 
 
 def test_a_pool_that_does_not_parse_can_be_deleted():

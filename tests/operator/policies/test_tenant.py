@@ -62,7 +62,7 @@ def test_a_tenant_without_conflict_is_active_and_then_nothing_is_written():
 def test_a_tenant_that_is_going_or_does_not_parse():
     assert plan_tenant(scene(meta=replace(META, deleted_at=NOW)), NOW) == Plan()
     assert active(plan_tenant(scene(tenant=None, problem="spec: required"), NOW))[1:] == (
-        "Unsupported",
+        "InvalidSpec",
         "spec: required",
     )
 

@@ -1,0 +1,135 @@
+"""Objects that break a rule of their kind, because they were stored before there was that rule: told in the status, and served once corrected."""
+
+from typing import Any
+
+import pytest
+from tests.operator.real.orchestrators import ADMITTED
+from tests.operator.real.rig import job, pool
+from tests.operator.shell.test_service import ONE, Stage, playing
+
+from marlaas_operator.cluster import Body, Target
+from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, STATEFULSETS, TENANTS
+
+POOL = Target(MODELPOOLS, "", "tiny")
+TENANT = Target(TENANTS, "", "a")
+COLD = {"rollout": {"temperature": 0}}
+HANDED_OVER = "WaitingForPool"
+TOO_COLD = "spec.rollout.temperature: must be at least 0.01, found 0"
+
+
+def tenant(**spec: object) -> Body:
+    metadata = {"name": "a"}
+    return {
+        "apiVersion": "marlaas.dev/v1alpha1",
+        "kind": "Tenant",
+        "metadata": metadata,
+        "spec": {"namespaces": ["team-a"], **spec},
+    }
+
+
+async def stored(stage: Stage, *bodies: Body) -> None:
+    """Objects from before there were rules."""
+    stage.cluster.checks_rules = False
+    for body in bodies:
+        await stage.cluster.create(body)
+    stage.cluster.checks_rules = True
+
+
+def said(stage: Stage, target: Target, condition: str) -> tuple[str, str]:
+    """Reason and sentence of a condition."""
+    conditions = {each["type"]: each for each in stage.status(target).get("conditions") or ()}
+    found = conditions.get(condition, {})
+    return found.get("reason", ""), found.get("message", "")
+
+
+async def correct(stage: Stage, target: Target, **spec: Any) -> None:
+    await stage.cluster.patch(target, {"spec": spec})
+
+
+async def test_a_job_says_which_field_breaks_which_rule_and_begins_once_it_is_corrected() -> None:
+    stage = Stage()
+    await stored(stage, pool("tiny"), job("team-a", "one", "tiny", **COLD))
+    async with playing(stage):
+        await stage.until(lambda: stage.status().get("reason") == "InvalidSpec", "told")
+        assert (stage.status()["phase"], stage.status()["message"]) == ("Queued", TOO_COLD)
+        assert said(stage, ONE, "Admitted") == ("InvalidSpec", TOO_COLD)
+        await correct(stage, ONE, rollout={"temperature": 1})
+        await stage.until(lambda: stage.status().get("reason") == HANDED_OVER, "handed over")
+
+
+async def test_a_running_job_that_cannot_be_read_any_more_says_so_and_keeps_what_it_has() -> None:
+    stage = Stage()
+    sandbox = Target(DEPLOYMENTS, "team-a", "one-sandbox")
+    await stored(stage, pool("tiny"), job("team-a", "one", "tiny"))
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: sandbox in stage.cluster._objects, "its sandbox")
+        stage.cluster.checks_rules = False
+        await correct(stage, ONE, **COLD)
+        stage.cluster.checks_rules = True
+        await stage.until(lambda: stage.status().get("reason") == "InvalidSpec", "told")
+        assert (stage.status()["phase"], TOO_COLD in stage.status()["message"]) == ("Running", True)
+        assert sandbox in stage.cluster._objects
+        await correct(stage, ONE, rollout={"temperature": 1})
+        await stage.until(lambda: stage.status().get("reason") != "InvalidSpec", "told no more")
+
+
+async def test_a_pool_that_is_deleted_waits_for_a_running_job_that_cannot_be_read() -> None:
+    stage = Stage()
+    engines = Target(STATEFULSETS, "marlaas-system", "tiny-rollout")
+    await stored(stage, pool("tiny"), job("team-a", "one", "tiny"))
+    async with playing(stage) as orchestrator:
+        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await stage.until(lambda: stage.status(POOL).get("jobs") == 1, "the pool counts it")
+        stage.cluster.checks_rules = False
+        await correct(stage, ONE, **COLD)
+        stage.cluster.checks_rules = True
+        await stage.until(lambda: stage.status().get("reason") == "InvalidSpec", "told")
+        await stage.cluster.delete(POOL)
+        await stage.until(lambda: said(stage, POOL, "Deleting")[0] == "InUse", "the pool waits")
+        assert (stage.status(POOL)["jobs"], stage.status(POOL)["slots"]) == (1, "3/8")
+        assert engines in stage.cluster._objects
+
+
+async def test_a_pool_says_which_field_breaks_which_rule_and_serves_once_it_is_corrected() -> None:
+    stage = Stage()
+    await stored(stage, pool("tiny", adapterSlots=0))
+    async with playing(stage):
+        wrong = ("InvalidSpec", "spec.adapterSlots: must be at least 1, found 0")
+        await stage.until(lambda: said(stage, POOL, "Ready") == wrong, "told")
+        await correct(stage, POOL, adapterSlots=8)
+        await stage.until(lambda: said(stage, POOL, "Ready")[0] == "RolloutStarting", "its workers are made")
+
+
+async def test_a_tenant_says_which_field_breaks_which_rule_and_counts_once_it_is_corrected() -> None:
+    stage = Stage()
+    await stored(stage, tenant(weight=0))
+    async with playing(stage):
+        wrong = ("InvalidSpec", "spec.weight: must be more than 0, found 0")
+        await stage.until(lambda: said(stage, TENANT, "Active") == wrong, "told")
+        await correct(stage, TENANT, weight=2)
+        await stage.until(lambda: said(stage, TENANT, "Active")[0] == "Active", "it is active")
+
+
+@pytest.mark.parametrize("spec", [{}, {"poolRef": {}}, {"poolRef": "tiny"}], ids=["nothing", "no name", "no mapping"])
+async def test_a_job_that_names_no_pool_says_so_and_keeps_no_other_waiting(spec: Body) -> None:
+    stage = Stage()
+    nameless = job("team-a", "nameless", "tiny") | {"spec": spec}
+    await stored(stage, pool("tiny"), tenant(), nameless, job("team-a", "one", "tiny"))
+    async with playing(stage):
+        await stage.until(lambda: stage.status().get("reason") == HANDED_OVER, "the other job is handed over")
+        target = Target(ONE.resource, "team-a", "nameless")
+        await stage.until(lambda: stage.status(target).get("reason") == "InvalidSpec", "told")
+        assert "spec.poolRef" in stage.status(target)["message"]
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"namespaces": "team-a"}], ids=["no spec", "nothing", "no list"])
+async def test_a_tenant_without_namespaces_says_so_and_keeps_no_job_waiting(spec: Body | None) -> None:
+    stage = Stage()
+    body = {key: value for key, value in (tenant() | {"spec": spec}).items() if value is not None}
+    await stored(stage, pool("tiny"), body, job("team-a", "one", "tiny"))
+    async with playing(stage):
+        await stage.until(lambda: stage.status().get("reason") == HANDED_OVER, "the job is handed over")
+        await stage.until(lambda: said(stage, TENANT, "Active")[0] == "InvalidSpec", "told")
