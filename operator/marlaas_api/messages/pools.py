@@ -20,7 +20,7 @@ class ReplicaReport(Message):
     """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
 
     verified: engine names of the adapter versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and
-    seconds of engine time by job uid. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
+    seconds of engine time by job uid; job_turn_bytes: what this replica added to the stream of turns. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
     uid, the words in which this worker has given the job up.
     """
 
@@ -35,6 +35,7 @@ class ReplicaReport(Message):
     num_running: int = 0
     job_tokens: dict[str, int] = Field(default_factory=dict)
     job_engine_s: dict[str, float] = Field(default_factory=dict)
+    job_turn_bytes: dict[str, int] = Field(default_factory=dict)
     busy_s: float = 0.0
     wall_s: float = 0.0
     restarts: int = 0
