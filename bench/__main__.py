@@ -11,6 +11,7 @@ NAMES = (
     "bus",
     "operator_scale",
     "orchestrator_queue",
+    "groups",
     "sandbox",
     "trainer",
     "compiled",

@@ -18,6 +18,10 @@ class BusUnavailable(Retryable):
     """The server did not answer in time, or refused for the moment (restarting, hung, full disk or queue)."""
 
 
+class StreamFull(BusUnavailable):
+    """The stream holds as many bytes as it may and discards nothing: publish again once messages are purged or acked."""
+
+
 class BusRefused(Permanent):
     """The server refuses this for good: permission, payload too large, stream or consumer missing, closed by us."""
 
@@ -33,6 +37,27 @@ class Stored:
     subject: str
     sequence: int
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """Where a stream stands. max_bytes: -1 is unbounded."""
+
+    last_sequence: int
+    num_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a durable consumer stands: it has acked every message up to the sequence `acked`; `num_behind` messages are not acked."""
+
+    acked: int
+    num_behind: int
+
+    def has_acked(self, sequence: int) -> bool:
+        """Whether every message of the consumer up to a stored sequence is acked."""
+        return self.num_behind == 0 or self.acked >= sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +161,7 @@ class Bus(Protocol):
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, expect_last: int | None = None
     ) -> int:
-        """Store and return the stream sequence.
+        """Store and return the stream sequence. Raises StreamFull.
 
         message_id: the same id within two minutes is stored once (the first one's sequence comes back); a broken connection
         is then retried within the call.
@@ -153,8 +178,15 @@ class Bus(Protocol):
         """All stored messages of a subject (wildcards allowed) from a sequence on, oldest first, as of now."""
         ...
 
+    async def state(self, stream: str) -> StreamState:
+        """Last sequence and size of a stream, as of now or a moment ago."""
+        ...
+
     async def purge(self, stream: str, subject: str, up_to: int | None = None) -> None:
-        """Forget messages of a subject (wildcards allowed), all or those with a sequence below `up_to`."""
+        """Forget messages of a subject (wildcards allowed), all or those with a sequence below `up_to`.
+
+        A subject that is purged to its last message has the sequence 0 for `expect_last`.
+        """
         ...
 
     async def consumer(
@@ -167,6 +199,10 @@ class Bus(Protocol):
         """A durable consumer that somebody else creates, with this ack wait. Nothing is asked about it: while there is none, a fetch finds
         nothing.
         """
+        ...
+
+    async def position(self, stream: str, name: str) -> Position | None:
+        """Where the durable consumer stands; None while there is none."""
         ...
 
     async def delete_consumer(self, stream: str, name: str) -> None:

@@ -58,6 +58,13 @@ _JOURNEY = {
         "The job is admitted and waits for a trainer of its pool to publish version 0 of the adapter.",
         "Wait while the trainer starts. If it lasts, look at the pool's TRAINER column and its TrainerReady condition.",
     ),
+    Reason.WAITING_FOR_BUS_SPACE: Text(
+        Stage.WORKING,
+        Actor.PLATFORM,
+        "The job waits: the message bus has no room for the turns of another step, or for turns at all.",
+        "Wait while other jobs finish their steps. If it lasts, enlarge the stream TURNS (docs/operations.md, Sizing), or have the job's "
+        "steps made smaller.",
+    ),
     Reason.TRAINING: Text(Stage.WORKING, Actor.NOBODY, "Episodes are played and trained on.", NOTHING),
     Reason.EVALUATING: Text(
         Stage.WORKING, Actor.NOBODY, "The steps are done and the last evaluation on held-out tasks runs.", NOTHING

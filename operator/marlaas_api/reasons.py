@@ -16,6 +16,7 @@ class Reason(StrEnum):
     SANDBOX_STARTING = "SandboxStarting"
     SANDBOX_READY = "SandboxReady"
     WAITING_FOR_TRAINER = "WaitingForTrainer"
+    WAITING_FOR_BUS_SPACE = "WaitingForBusSpace"
     TRAINING = "Training"
     EVALUATING = "Evaluating"
     FINISHED = "Finished"

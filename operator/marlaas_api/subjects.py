@@ -13,8 +13,9 @@ TASKS, TURNS, EPISODES, GROUPS, STEPS, EVENTS = "TASKS", "TURNS", "EPISODES", "G
 class StreamSpec:
     """What a stream holds. `work_queue`: a message is gone once acked; otherwise it stays up to the limits.
 
-    max_age_s: None keeps for ever. max_bytes: -1 is unbounded; a full work queue refuses, a full log forgets its oldest.
-    max_message_bytes: a longer message is refused; -1 takes what the server takes.
+    max_age_s: None keeps for ever. max_bytes: -1 is unbounded; a full work queue refuses, and so does a log with `discard_new`; any other log
+    forgets its oldest. A larger max_bytes that somebody gave the stream stays. max_message_bytes: a longer message is refused; -1 takes
+    what the server takes.
     """
 
     name: str
@@ -23,6 +24,12 @@ class StreamSpec:
     max_age_s: float | None = None
     max_bytes: int = -1
     max_message_bytes: int = -1
+    discard_new: bool = False
+
+    @property
+    def refuses_when_full(self) -> bool:
+        """Whether a full stream refuses new messages rather than forget old ones."""
+        return self.work_queue or self.discard_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +45,13 @@ EPISODE_BYTES = 1 << 20
 """Longest message about an episode. The longest that sandboxes write, of 10,000 turns and with a long traceback, has a tenth of it."""
 STREAMS = (
     StreamSpec(TASKS, ("task.*.*",), work_queue=True),
-    StreamSpec(TURNS, ("turn.*.*.*.*",), max_age_s=7 * 86400.0, max_bytes=8 << 30),
+    # Every turn is live until its step is on record; then the orchestrator purges it. So a full stream refuses: that is back-pressure.
+    # The age is for turns that nobody purges: those of a replica that wrote after its job was deleted.
+    StreamSpec(TURNS, ("turn.*.*.*.*",), max_age_s=30 * 86400.0, max_bytes=8 << 30, discard_new=True),
     # The one stream that tenants' code can fill. A flood pushes out what is old, which an orchestrator has read, or has played again when
     # it takes the job up anew; without a bound it would fill the disk, and nobody could write anything.
     StreamSpec(EPISODES, ("episode.*.*",), max_age_s=7 * 86400.0, max_bytes=4 << 30, max_message_bytes=EPISODE_BYTES),
+    # The orchestrator alone writes it, and purges what belongs to steps on record: it holds each job's open steps.
     StreamSpec(GROUPS, ("group.*.*.*",)),
     StreamSpec(STEPS, ("step.*.*.*", "eval.*.*.*")),
     StreamSpec(EVENTS, ("event.*.*.>",), max_age_s=86400.0, max_bytes=64 << 20),

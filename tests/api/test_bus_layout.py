@@ -2,7 +2,7 @@
 
 import pytest
 
-from marlaas_api.bus import BusRefused, BusUnavailable, Conflict
+from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, StreamFull
 from marlaas_api.bus_nats.layout import bucket_config, merged, stream_config
 from marlaas_api.bus_nats.verdicts import Missing, verdict
 from marlaas_api.subjects import BucketSpec, StreamSpec
@@ -25,6 +25,10 @@ def test_what_somebody_else_set_on_a_stream_stays() -> None:
     existing = {**wanted, "num_replicas": 3, "placement": {"tags": ["ssd"]}}
     assert merged(existing, wanted) is None
     assert merged({**existing, "max_bytes": 5}, wanted) == existing
+    assert merged({**existing, "max_bytes": -1}, wanted) == existing
+    assert merged({**existing, "max_bytes": 11}, wanted) is None
+    larger = {**existing, "max_bytes": 11}
+    assert merged({**larger, "discard": "new"}, wanted) == larger
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,9 @@ def test_what_somebody_else_set_on_a_stream_stays() -> None:
     [
         (400, 10071, "wrong last sequence: 3", Conflict),
         (400, 10164, "wrong last sequence", Conflict),
-        (503, 10077, "maximum bytes exceeded", BusUnavailable),
+        (503, 10077, "maximum bytes exceeded", StreamFull),
+        (503, 10077, "maximum messages per subject exceeded", StreamFull),
+        (503, 10077, "error opening msg block file", BusUnavailable),
         (503, 10008, "JetStream system temporarily unavailable", BusUnavailable),
         (429, 10167, "too many requests", BusUnavailable),
         (500, 10047, "insufficient storage resources available", BusUnavailable),

@@ -95,7 +95,7 @@ async def test_logs_forget_by_age(server: MemoryServer, clock: Clock) -> None:
     await bus.ensure()
     turn = subjects.turn("team-a", "job", "episode", 0)
     await bus.publish(turn, b"1")
-    clock.now += 6 * 86400
+    clock.now += 29 * 86400
     assert await bus.last(subjects.TURNS, turn) is not None
     clock.now += 86400
     assert await bus.last(subjects.TURNS, turn) is None

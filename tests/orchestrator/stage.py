@@ -7,7 +7,7 @@ from pathlib import Path
 
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import BusUnavailable
+from marlaas_api.bus import BusUnavailable, Conflict
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
 from marlaas_api.messages import (
     Episode,
@@ -15,12 +15,15 @@ from marlaas_api.messages import (
     GroupReady,
     JobDocument,
     Manifest,
+    Meter,
     PolicyRecord,
     Progress,
     ReplicaReport,
     StepClosed,
     StepRecord,
+    StopReason,
     Task,
+    Turn,
 )
 from marlaas_api.names import AdapterRef, episode_id
 from marlaas_api.wire import decode, decode_as, encode
@@ -35,6 +38,8 @@ SEAMS = (
     "orchestrator.issue.after_task",
     "orchestrator.assign.after_log",
     "orchestrator.record.after_step",
+    "orchestrator.forget.after_groups",
+    "orchestrator.forget.after_turns",
 )
 
 Rewards = Callable[[Task, int], float | None]
@@ -57,10 +62,40 @@ class Moody(MemoryBus):
             raise BusUnavailable("not now")
 
 
+def a_turn(job: str, uid: str, group: str, member: int, *, version: int = 0, prompt_ids: bytes = b"") -> Turn:
+    """The first turn of a member's first episode."""
+    return Turn(
+        namespace="team-a",
+        job=job,
+        uid=uid,
+        agent="policy",
+        group=group,
+        member=member,
+        episode=episode_id(group, member, 1),
+        turn=0,
+        parent=None,
+        version=version,
+        adapter_sha256="",
+        opens_segment=True,
+        append="",
+        prompt_ids=prompt_ids,
+        output_ids=b"",
+        logprobs=b"",
+        text="",
+        stop_reason=StopReason.STOP,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=0, output_tokens=0),
+        replica="r",
+        at=0.0,
+    )
+
+
 class Stage:
     """One bus, and everybody around the orchestrator."""
 
     calls = refuse_every = refused = 0
+    turn_bytes = 0
+    """Of the one turn that each episode has; 0: there are no turns."""
 
     def __init__(self, scratch: Path) -> None:
         self.server = MemoryServer()
@@ -107,6 +142,8 @@ class Stage:
                 task = decode_as(Task, delivery.stored.data)
                 for member in range(task.group_size):
                     reward = rewards(task, member)
+                    if self.turn_bytes:
+                        await self.record_turn(task, episode_id(task.group, member, 1))
                     episode = Episode(
                         namespace=task.namespace,
                         job=task.job,
@@ -119,9 +156,32 @@ class Stage:
                         fault=FaultClass.ENV if reward is None else None,
                         fault_text="ZeroDivisionError: in play" if reward is None else "",
                         rewards={} if reward is None else {"policy": reward},
+                        leaves={"policy": (0,)} if self.turn_bytes and reward is not None else {},
                     )
                     await bus.publish(subjects.episode("team-a", task.job), encode(episode))
                 await delivery.ack()
+
+    async def record_turn(self, task: Task, episode: str) -> None:
+        """As the rollout role does: the first record counts, and a full stream is waited for."""
+        member = int(episode.split("-")[-2])
+        turn = a_turn(task.job, task.uid, task.group, member, prompt_ids=bytes(self.turn_bytes))
+        subject = subjects.turn("team-a", task.job, episode, 0)
+        while True:
+            try:
+                await self.bus.publish(subject, encode(turn), expect_last=0)
+            except Conflict:
+                return
+            except BusUnavailable:
+                await asyncio.sleep(0.01)
+            else:
+                return
+
+    async def read_turns(self, group: GroupReady) -> None:
+        """As the trainer does."""
+        for trajectory in group.trajectories:
+            for leaf in trajectory.leaves:
+                subject = subjects.turn("team-a", group.job, trajectory.episode, leaf)
+                assert await self.bus.last(subjects.TURNS, subject) is not None, f"{subject} is lost"
 
     async def commit(
         self, document: JobDocument, record: PolicyRecord, closed: StepClosed | None, names: tuple[str, ...]
@@ -153,7 +213,7 @@ class Stage:
         await self.report(document, version)
         return fresh
 
-    async def train(self, document: JobDocument) -> None:
+    async def train(self, document: JobDocument, may_train: asyncio.Event | None = None) -> None:
         record = await self.commit(document, PolicyRecord(uid=document.uid), None, ())
         bus = self.server.connect("trainer")
         name, subject = f"trainer-{document.job}", subjects.group("team-a", document.job, "policy")
@@ -168,10 +228,12 @@ class Stage:
                     assert message.position == len(groups), "positions are dense and in order"
                     groups.append(message)
                 elif isinstance(message, StepClosed):
-                    await self.may_train.wait()
+                    await (may_train or self.may_train).wait()
                     groups = ready.pop(message.step)
                     assert message.num_groups == len(groups)
                     assert message.base_version == record.version
+                    for group in groups:
+                        await self.read_turns(group)
                     names = tuple(group.group for group in groups)
                     self.trained.append((message.step, names))
                     record = await self.commit(document, record, message, names)

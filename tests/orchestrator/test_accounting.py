@@ -1,4 +1,5 @@
-"""Whatever happens in whatever order, and wherever the orchestrator dies: steps are full, fresh and in order, and every group ends in one record."""
+"""Whatever happens in whatever order, and wherever the orchestrator dies: steps are full, fresh and in order, every group ends in one record,
+no turn that is to be trained is purged, and neither the log of assignments nor the turns grow with what is on record."""
 
 import random
 from collections import Counter
@@ -28,11 +29,12 @@ class World:
         self.log, self.records, self.episodes, self.ledger = [], [], [], None
         self.policy, self.pins, self.queue = PolicyRecord(uid=document.uid, version=0), {}, set()
         self.members, self.trained = Counter(), []
+        self.turns, self.last_turn = {}, 0
         self.take_up()
 
     def take_up(self) -> None:
         history = History(tuple(self.records), (), tuple(self.log), self.ledger, self.policy)
-        self.state = JobState(self.document, history)
+        self.state, self.mark = JobState(self.document, history), 1
         for episode in self.episodes:
             self.state.add_episode(episode)
         for index in sorted(self.state.in_flight - set(self.state.complete)):
@@ -64,9 +66,14 @@ class World:
             state.record(record)
             self.ledger = state.ledger()
             self.effect()
+            self.log = [one for one in self.log if one.step > record.step] or self.log[-1:]
+            self.effect()
+            due, self.mark = self.mark, state.turns_from(self.last_turn)
+            self.turns = {member: sequence for member, sequence in self.turns.items() if sequence >= due}
+            self.effect()
         needed = 0 if state.strict else state.assembly.needed_version(len(state.in_flight))
         if state.assembly.want(len(state.in_flight)) and needed <= self.policy.version:
-            indices = state.take_indices()
+            indices = state.take_indices(state.assembly.want(len(state.in_flight)), self.last_turn)
             self.ledger = state.ledger()
             self.effect()
             for index in indices:
@@ -83,6 +90,8 @@ class World:
             return
         index = self.chance.choice(sorted(self.queue))
         group, member = train_group(self.document.ref, index), self.members[index]
+        self.last_turn += 1
+        self.turns[index, member] = self.last_turn
         self.pins.setdefault(index, max(0, self.policy.version - self.chance.choice([0, 0, 0, 1, 2])))
         fault = FaultClass.ENV if self.chance.random() < self.faults else None
         reward = 1.0 if random.Random(index).random() < self.flats else float(member)
@@ -108,6 +117,7 @@ class World:
         assert 1 <= closed.num_groups <= self.rules.groups_per_step
         assert {closed.base_version, *(group.base_version for group in groups)} == {self.policy.version}
         assert all(0 <= group.staleness <= self.rules.max_staleness for group in groups)
+        assert all((group.index, member) in self.turns for group in groups for member in range(GROUP_SIZE))
         self.trained += [group.index for group in groups]
         self.policy = self.policy.model_copy(update={"version": self.policy.version + 1, "step": closed.step})
 
@@ -143,3 +153,6 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
         assert len(world.trained) == len(set(world.trained)) == sum(record.num_groups for record in world.records), seed
         played = {index for index, members in world.members.items() if members == GROUP_SIZE}
         assert deaths or played <= set(ended), seed
+        assert deaths or len(world.log) <= 1, seed
+        if not deaths and not staleness:
+            assert {index for index, _ in world.turns} == set(world.records[-1].indices), seed

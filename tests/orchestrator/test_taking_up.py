@@ -7,20 +7,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from tests.orchestrator.stage import Stage, final, mixed
+from tests.orchestrator.stage import Stage, a_turn, final, mixed
 
 from marlaas_api import subjects
 from marlaas_api.messages import (
     Episode,
     GroupReady,
     JobDocument,
-    Meter,
     Phase,
     Pin,
     PolicyRecord,
-    StopReason,
     Task,
-    Turn,
 )
 from marlaas_api.names import Split, episode_id, eval_group, train_group
 from marlaas_api.wire import decode_as, encode
@@ -64,25 +61,7 @@ async def played(stage: Stage, job: JobDocument, group: str, member: int, versio
         "member": member,
         "episode": episode,
     }
-    turn = Turn(
-        **names,
-        agent="policy",
-        turn=0,
-        parent=None,
-        version=version,
-        adapter_sha256="",
-        opens_segment=True,
-        append="",
-        prompt_ids=b"",
-        output_ids=b"",
-        logprobs=b"",
-        text="",
-        stop_reason=StopReason.STOP,
-        temperature=1.0,
-        meter=Meter(prompt_tokens=0, output_tokens=0),
-        replica="r",
-        at=0.0,
-    )
+    turn = a_turn(job.job, job.uid, group, member, version=version)
     await stage.bus.publish(subjects.turn("team-a", job.job, episode, 0), encode(turn))
     rewards, leaves = {"policy": float(member)}, {"policy": (0,)}
     ended = Episode(**names, split=Split.TRAIN, index=0, rewards=rewards, leaves=leaves)

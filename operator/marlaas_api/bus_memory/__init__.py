@@ -7,9 +7,10 @@ server's clock, which a test may own: after moving it, call `MemoryServer.wake`.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from marlaas_api.background import background
-from marlaas_api.bus import Bucket, BusRefused, BusUnavailable, Consumer, Request, Stored
+from marlaas_api.bus import Bucket, BusRefused, BusUnavailable, Consumer, Position, Request, Stored, StreamState
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.bus_memory.server import Listener, SharedServer
@@ -62,6 +63,11 @@ class MemoryBus:
         await self.check()
         return [kept.stored for kept in self._server.stream(stream).select(subject, start)]
 
+    async def state(self, stream: str) -> StreamState:
+        await self.check()
+        found = self._server.stream(stream)
+        return StreamState(found.last_sequence, found.num_bytes, found.spec.max_bytes)
+
     async def purge(self, stream: str, subject: str, up_to: int | None = None) -> None:
         await self.check()
         target = self._server.stream(stream)
@@ -80,6 +86,10 @@ class MemoryBus:
     async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
         await self.check()
         return MemoryConsumer(self.check, self._server, stream, name, inspected=False)
+
+    async def position(self, stream: str, name: str) -> Position | None:
+        await self.check()
+        return self._server.stream(stream).position(name)
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         await self.check()
@@ -129,7 +139,10 @@ class MemoryBus:
             stream = self._server.streams.setdefault(fresh.spec.name, fresh)
             if stream.spec.work_queue != fresh.spec.work_queue:
                 raise BusRefused(f"cannot update the stream {fresh.spec.name}: its retention cannot be changed")
-            stream.spec, stream.history, stream.markers = fresh.spec, fresh.history, fresh.markers
+            spec = fresh.spec
+            if stream.spec.max_bytes > spec.max_bytes > 0:
+                spec = replace(spec, max_bytes=stream.spec.max_bytes)
+            stream.spec, stream.history, stream.markers = spec, fresh.history, fresh.markers
 
     async def close(self) -> None:
         self._closed = True

@@ -5,7 +5,7 @@ Times are seconds of whatever clock the caller has.
 
 from dataclasses import dataclass, field, replace
 
-from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, Stored
+from marlaas_api.bus import BusRefused, Conflict, Position, Stored, StreamFull
 from marlaas_api.subjects import BucketSpec, StreamSpec
 
 DUPLICATE_WINDOW_S = 120.0
@@ -83,7 +83,7 @@ class MemoryStream:
     def publish(
         self, stored: Stored, now: float, *, message_id: str | None = None, expect_last: int | None = None
     ) -> int:
-        """Store (`stored.sequence` is ignored) and return the sequence. Raises Conflict, BusUnavailable when full, BusRefused when too long."""
+        """Store (`stored.sequence` is ignored) and return the sequence. Raises Conflict, StreamFull, BusRefused when too long."""
         last = self.last(stored.subject)
         if expect_last is not None and expect_last != (last.stored.sequence if last else 0):
             if last is not None and message_id is not None and last.message_id == message_id:
@@ -194,6 +194,14 @@ class MemoryStream:
         if state is not None and sequence in state.pending:
             state.pending[sequence] = now + (state.ack_wait_s if delay_s is None else delay_s)
 
+    def position(self, name: str) -> Position | None:
+        """Where a consumer stands."""
+        state = self.consumers.get(name)
+        if state is None:
+            return None
+        behind = sorted({*state.pending, *(k.stored.sequence for k in self.select(state.subject, state.next_sequence))})
+        return Position(behind[0] - 1 if behind else self.last_sequence, len(behind))
+
     def next_due(self, name: str) -> float | None:
         """When a claimed message of the consumer will be delivered again."""
         state = self.consumers.get(name)
@@ -214,7 +222,7 @@ class MemoryStream:
         if self.spec.max_bytes < 0:
             return
         room = self.spec.max_bytes - len(stored.data)
-        if self.num_bytes > room and self.spec.work_queue:
-            raise BusUnavailable(f'cannot publish to "{stored.subject}": maximum bytes exceeded')
+        if self.num_bytes > room and self.spec.refuses_when_full:
+            raise StreamFull(f'cannot publish to "{stored.subject}": maximum bytes exceeded')
         while self.kept and self.num_bytes > room:
             self.remove(next(iter(self.kept)))

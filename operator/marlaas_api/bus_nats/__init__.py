@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from marlaas_api.background import background
-from marlaas_api.bus import Bucket, Consumer, Request, Stored
+from marlaas_api.bus import Bucket, Consumer, Position, Request, Stored, StreamState
 from marlaas_api.bus_names import checked_subject
 from marlaas_api.bus_nats.buckets import NatsBucket
 from marlaas_api.bus_nats.consumers import Durable, NatsConsumer
@@ -83,6 +83,11 @@ class NatsBus:
     async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
         return [stored(message) for message in await self._jetstream.read(stream, subject, start)]
 
+    async def state(self, stream: str) -> StreamState:
+        info = await self._jetstream.info(stream)
+        found = info["state"]
+        return StreamState(int(found["last_seq"]), int(found["bytes"]), int(info["config"]["max_bytes"]))
+
     async def purge(self, stream: str, subject: str, up_to: int | None = None) -> None:
         if up_to is not None and up_to <= 1:
             return
@@ -111,6 +116,15 @@ class NatsBus:
         return NatsConsumer(
             self._jetstream, self._link, self._shelf, Durable(stream, name, ack_wait_s, inspected=False)
         )
+
+    async def position(self, stream: str, name: str) -> Position | None:
+        try:
+            info = await self._jetstream.api(
+                f"CONSUMER.INFO.{stream}.{name}", f"look at the consumer {name} of {stream}"
+            )
+        except Missing:
+            return None
+        return Position(int(info["ack_floor"]["stream_seq"]), int(info["num_pending"]) + int(info["num_ack_pending"]))
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         try:

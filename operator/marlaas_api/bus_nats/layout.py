@@ -26,12 +26,12 @@ def bucket_subject(bucket: str, key: str) -> str:
 
 
 def stream_config(spec: StreamSpec) -> Config:
-    """A stream in a file, readable directly. A full work queue refuses, a full log forgets its oldest."""
+    """A stream in a file, readable directly."""
     return {
         "name": spec.name,
         "subjects": list(spec.subjects),
         "retention": "workqueue" if spec.work_queue else "limits",
-        "discard": "new" if spec.work_queue else "old",
+        "discard": "new" if spec.refuses_when_full else "old",
         "max_bytes": spec.max_bytes,
         "max_msg_size": spec.max_message_bytes,
         **_common(spec.max_age_s),
@@ -69,7 +69,11 @@ def _common(max_age_s: float | None) -> Config:
 
 
 def merged(existing: Mapping[str, object], wanted: Config) -> Config | None:
-    """The update that an existing stream needs, or None. What we do not speak of (replicas, placement) stays as it is."""
+    """The update that an existing stream needs, or None. What we do not speak of (replicas, placement) stays as it is, and so does a
+    larger bound: that is how a platform team enlarges a stream."""
+    found, least = existing.get("max_bytes"), wanted.get("max_bytes")
+    if isinstance(found, int) and isinstance(least, int) and found > least > 0:
+        wanted = {**wanted, "max_bytes": found}
     if all(existing.get(key) == value for key, value in wanted.items()):
         return None
     return {**existing, **wanted}

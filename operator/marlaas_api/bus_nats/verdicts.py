@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 
-from marlaas_api.bus import BusRefused, BusUnavailable, Conflict
+from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, StreamFull
 
 # Error codes of the JetStream API (nats-server, server/errors.json).
 _WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 _NO_STORAGE = frozenset({10023, 10028, 10047, 10072})
+# 10077 also reports other failures of the store; the limits are told apart by their words (nats-server, server/store.go).
+_STORE_FAILED = 10077
+_LIMITS = ("maximum bytes exceeded", "maximum messages exceeded", "maximum messages per subject exceeded")
 _DISK_FULL = ("no space left", "file too large", "disk quota")
 _NOT_FOUND = frozenset({10014, 10059})
 # Configurations that the server will never take, although it answers 500.
@@ -31,6 +34,8 @@ def verdict(error: Mapping[str, object], action: str) -> BusUnavailable | BusRef
     text = f"NATS: cannot {action}: {error.get('description', 'no reason given')}"
     if kind in _WRONG_LAST_SEQUENCE:
         return Conflict(text)
+    if kind == _STORE_FAILED and any(words in text for words in _LIMITS):
+        return StreamFull(text)
     if kind in _NO_STORAGE or any(words in text for words in _DISK_FULL):
         return BusUnavailable(f"{text}: free disk space on the NATS server, or raise its storage limit")
     if kind in _NOT_FOUND:

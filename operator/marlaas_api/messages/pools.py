@@ -19,8 +19,9 @@ class PoolDocument(Message):
 class ReplicaReport(Message):
     """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
 
-    max_model_len: longest conversation of the engine, in tokens; 0 if the replica does not say. verified: engine names of the adapter versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and
-    seconds of engine time by job uid. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
+    max_model_len: longest conversation of the engine, in tokens; 0 if the replica does not say. verified: engine names of the adapter versions that
+    this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by job uid; job_turn_bytes: bytes that this
+    replica added to the stream of turns. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
     uid, the words in which this worker has given the job up.
     """
 
@@ -36,6 +37,7 @@ class ReplicaReport(Message):
     num_running: int = 0
     job_tokens: dict[str, int] = Field(default_factory=dict)
     job_engine_s: dict[str, float] = Field(default_factory=dict)
+    job_turn_bytes: dict[str, int] = Field(default_factory=dict)
     busy_s: float = 0.0
     wall_s: float = 0.0
     restarts: int = 0

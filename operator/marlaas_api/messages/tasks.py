@@ -24,6 +24,9 @@ class IssueLedger(JobMessage):
 
     open: indices of groups issued and not yet part of a recorded step. next_index: never issued so far. evaluating: version under
     evaluation. skipped_*: indices below next_index that were never issued because their tasks rested (in_pass: in the running pass alone).
+
+    open_from, evaluating_from: of each open group, in the order of `open`, and of the evaluation, a sequence of TURNS below which it has no
+    turn; read before the group was given out. Missing ones are 1: nothing is known. episode_bytes: what an episode adds to TURNS; 0: not measured.
     """
 
     next_index: int = 0
@@ -32,6 +35,9 @@ class IssueLedger(JobMessage):
     skipped_hopeless: int = 0
     open: tuple[int, ...] = ()
     evaluating: int | None = None
+    open_from: tuple[int, ...] = ()
+    evaluating_from: int = 1
+    episode_bytes: int = 0
 
 
 class Pin(Message):

@@ -12,6 +12,7 @@ Connect = Callable[[str], Awaitable[Bus]]
 
 FULL = StreamSpec("FULL", ("full.*",), work_queue=True, max_bytes=4096)
 FORGETFUL = StreamSpec("FORGETFUL", ("forgetful.*",), max_bytes=4096, max_message_bytes=2048)
+KEEPING = StreamSpec("KEEPING", ("keeping.*",), max_bytes=4096, discard_new=True)
 BRIEF = BucketSpec("brief", ttl_s=1.0)
 
 

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.api.bus_contract.asking import BRIEF, FORGETFUL, FULL, Connect
+from tests.api.bus_contract.asking import BRIEF, FORGETFUL, FULL, KEEPING, Connect
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
@@ -34,7 +34,7 @@ async def dial(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[C
         return bus
 
     first = await open_one("first")
-    await first.ensure((*subjects.STREAMS, FULL, FORGETFUL), (*subjects.BUCKETS, BRIEF))  # type: ignore[call-arg]
+    await first.ensure((*subjects.STREAMS, FULL, FORGETFUL, KEEPING), (*subjects.BUCKETS, BRIEF))  # type: ignore[call-arg]
     yield open_one
     for bus in opened:
         await bus.close()

@@ -6,7 +6,7 @@ import pytest
 from tests.api.bus_contract.asking import Connect, soon
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Conflict
+from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Conflict, StreamFull, StreamState
 from marlaas_api.subjects import StreamSpec
 
 EPISODES = subjects.EPISODES
@@ -161,6 +161,65 @@ async def test_a_full_work_queue_refuses_for_the_moment(bus: Bus) -> None:
     assert isinstance(results[0], int)
     assert isinstance(results[-1], BusUnavailable)
     assert "maximum bytes exceeded" in str(results[-1])
+
+
+async def test_a_full_log_of_live_data_refuses_until_there_is_room_and_forgets_nothing(bus: Bus) -> None:
+    await bus.purge("KEEPING", "keeping.*")
+    stored = [await bus.publish("keeping.x", bytes(1000)) for _ in range(3)]
+    with pytest.raises(StreamFull, match="maximum bytes exceeded"):
+        await bus.publish("keeping.y", bytes(1200), expect_last=0, message_id="y")
+    with pytest.raises(Conflict):
+        await bus.publish("keeping.x", bytes(1200), expect_last=0)
+    assert [one.sequence for one in await bus.replay("KEEPING", "keeping.*")] == stored
+    await bus.purge("KEEPING", "keeping.x", up_to=stored[2])
+    assert await bus.publish("keeping.y", bytes(1200), expect_last=0, message_id="y") > stored[2]
+
+
+async def test_a_stream_says_where_it_stands(bus: Bus) -> None:
+    await bus.purge("KEEPING", "keeping.*")
+    before = await bus.state("KEEPING")
+    sequence = await bus.publish("keeping.x", bytes(1000))
+    after = await bus.state("KEEPING")
+    assert (before.num_bytes, before.max_bytes, before.last_sequence) == (0, 4096, sequence - 1)
+    assert (after.last_sequence, after.max_bytes) == (sequence, 4096)
+    assert 1000 <= after.num_bytes < 1200
+    await bus.purge("KEEPING", "keeping.*")
+    assert await bus.state("KEEPING") == StreamState(sequence, 0, 4096)
+
+
+async def test_a_consumer_says_how_far_it_has_acked(bus: Bus, ns: str) -> None:
+    subject, other = subjects.episode(ns, "job"), subjects.episode(ns, "other")
+    assert await bus.position(EPISODES, f"{ns}_job_reader") is None
+    sequences = [await bus.publish(one, b"x") for one in (subject, other, subject, subject)]
+    consumer = await bus.consumer(EPISODES, f"{ns}_job_reader", subject)
+    position = await bus.position(EPISODES, f"{ns}_job_reader")
+    assert position is not None
+    assert (position.num_behind, position.has_acked(sequences[0])) == (3, False)
+    first, second, _ = await soon(consumer.fetch(3, 10))
+    await second.ack()
+    position = await bus.position(EPISODES, f"{ns}_job_reader")
+    assert position is not None
+    assert (position.num_behind, position.has_acked(sequences[0])) == (2, False)
+    await first.ack()
+    position = await bus.position(EPISODES, f"{ns}_job_reader")
+    assert position is not None
+    assert (position.num_behind, position.has_acked(sequences[2]), position.has_acked(sequences[3])) == (1, True, False)
+
+
+async def test_who_acks_what_was_purged_is_not_behind(bus: Bus, ns: str) -> None:
+    subject = subjects.group(ns, "job", "agent")
+    sequences = [await bus.publish(subject, b"x") for _ in range(3)]
+    consumer = await bus.consumer(subjects.GROUPS, f"{ns}_job_agent_trainer", subject)
+    deliveries = await soon(consumer.fetch(3, 10))
+    await bus.purge(subjects.GROUPS, subject, up_to=sequences[2])
+    for delivery in deliveries:
+        await soon(delivery.ack())
+    position = await bus.position(subjects.GROUPS, f"{ns}_job_agent_trainer")
+    assert position is not None
+    assert position.num_behind == 0
+    with pytest.raises(Conflict):
+        await bus.publish(subject, b"late", expect_last=sequences[1])
+    assert await bus.publish(subject, b"next", expect_last=sequences[2]) > sequences[2]
 
 
 async def test_a_full_log_forgets_its_oldest(bus: Bus) -> None:

@@ -8,26 +8,28 @@ from marlaas_api.messages import ReplicaReport
 
 @dataclass(slots=True)
 class Counter:
-    """Sums totals that restart from zero whenever a replica does."""
+    """Sums totals that restart from zero whenever a replica does. `since_seen`: what a replica had at first sight does not count."""
 
     total: float = 0.0
+    since_seen: bool = False
     _last: dict[str, float] = field(default_factory=dict)
 
     def see(self, replica: str, value: float) -> None:
         """Note a replica's total since its start."""
-        before = self._last.get(replica, 0.0)
+        before = self._last.get(replica, value if self.since_seen else 0.0)
         self.total += value - before if value >= before else value
         self._last[replica] = value
 
 
 @dataclass(slots=True)
 class Figures:
-    """Tokens and engine seconds of one job, over all replicas of its pool."""
+    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pool."""
 
     uid: str
     window_s: float = 15.0
     tokens: Counter = field(default_factory=Counter)
     engine_s: Counter = field(default_factory=Counter)
+    turn_bytes: Counter = field(default_factory=lambda: Counter(since_seen=True))
     _points: deque[tuple[float, float]] = field(default_factory=deque)
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
@@ -36,6 +38,7 @@ class Figures:
             if report.role == "rollout":
                 self.tokens.see(report.replica, report.job_tokens.get(self.uid, 0))
                 self.engine_s.see(report.replica, report.job_engine_s.get(self.uid, 0.0))
+                self.turn_bytes.see(report.replica, report.job_turn_bytes.get(self.uid, 0))
         self._points.append((now, self.tokens.total))
         while self._points and now - self._points[0][0] > self.window_s:
             self._points.popleft()

@@ -54,6 +54,10 @@ class JobState:
         self._order = DataOrder(spec.training.data, document.seed)
         self.in_flight: set[int] = set()
         self.unrecorded: set[int] = set()
+        self._turns_from: dict[int, int] = {}
+        self._evaluation_turns_from = 1
+        self.episode_bytes = 0
+        self.waits = ""
         self.complete: dict[int, CompleteGroup] = {}
         self._recorded_faults: Counter[str] = Counter()
         self._recorded_skips: Counter[str] = Counter()
@@ -80,8 +84,21 @@ class JobState:
         """Every step is on record."""
         return self.finished >= self.document.spec.training.steps
 
+    @property
+    def num_open(self) -> int:
+        """Groups given out whose step is not on record."""
+        return len(self.in_flight | self.unrecorded)
+
+    def turns_from(self, last_sequence: int) -> int:
+        """A sequence of TURNS below which all turns are of steps and evaluations on record; `last_sequence` is the stream's."""
+        known = [self._turns_from.get(index, 1) for index in self.in_flight | self.unrecorded]
+        if self.evaluation is not None:
+            known.append(self._evaluation_turns_from)
+        return min(known, default=last_sequence + 1)
+
     def ledger(self) -> IssueLedger:
         """What must be on record before the tasks it names are published."""
+        given_out = tuple(sorted(self.in_flight | self.unrecorded))
         return IssueLedger(
             namespace=self.document.namespace,
             job=self.document.job,
@@ -90,8 +107,11 @@ class JobState:
             skipped_in_pass=self.walk.in_pass,
             skipped_solved=self.walk.solved,
             skipped_hopeless=self.walk.hopeless,
-            open=tuple(sorted(self.in_flight | self.unrecorded)),
+            open=given_out,
             evaluating=self.evaluation.version if self.evaluation else None,
+            open_from=tuple(self._turns_from.get(index, 1) for index in given_out),
+            evaluating_from=self._evaluation_turns_from,
+            episode_bytes=self.episode_bytes,
         )
 
     def add_episode(self, episode: Episode) -> None:
@@ -144,14 +164,20 @@ class JobState:
         self.unrecorded -= done
         self.in_flight -= done
         self.complete = {index: group for index, group in self.complete.items() if index not in done}
+        self._turns_from = {index: first for index, first in self._turns_from.items() if index not in done}
         self.finished = record.step + 1
         self.last_step = record
 
-    def take_indices(self) -> list[int]:
-        """Reserve the next tasks to give out; they are in flight from now on."""
-        indices, self.walk = self._order.take(self.walk, self.assembly.want(len(self.in_flight)))
+    def take_indices(self, number: int, last_sequence: int) -> list[int]:
+        """Reserve the next tasks to give out; they are in flight from now on. last_sequence: of TURNS, as of now or earlier."""
+        indices, self.walk = self._order.take(self.walk, number)
         self.in_flight.update(indices)
+        self._turns_from |= dict.fromkeys(indices, last_sequence + 1)
         return indices
+
+    def begin_evaluation(self, run: EvaluationRun, last_sequence: int) -> None:
+        """A version is under evaluation from now on. last_sequence: of TURNS, as of now or earlier."""
+        self.evaluation, self._evaluation_turns_from = run, last_sequence + 1
 
     def due_evaluation(self) -> EvaluationRun | None:
         """The evaluation to start now, if one is due."""
@@ -235,6 +261,9 @@ class JobState:
         done = {index for record in steps for index in record.indices}
         self.walk = Walk(ledger.next_index, ledger.skipped_in_pass, ledger.skipped_solved, ledger.skipped_hopeless)
         self.in_flight = set(ledger.open) - done
+        self._turns_from = dict(zip(ledger.open, ledger.open_from, strict=False))
+        self._evaluation_turns_from = ledger.evaluating_from
+        self.episode_bytes = ledger.episode_bytes
         version = ledger.evaluating
         if version is not None and version not in self.evaluations:
             self.evaluation = EvaluationRun(version, self.finished, self.document.spec.evaluation.tasks)

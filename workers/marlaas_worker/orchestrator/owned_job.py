@@ -12,7 +12,7 @@ from marlaas_api import subjects
 from marlaas_api.bus import Consumer
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import Episode, EvalSample, JobDocument, Manifest, Phase, Progress, ReplicaReport, StepClosed
+from marlaas_api.messages import Episode, EvalSample, JobDocument, Phase, Progress, ReplicaReport, StepClosed
 from marlaas_api.names import AdapterRef
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
@@ -21,35 +21,38 @@ from marlaas_worker.orchestrator.figures import Figures
 from marlaas_worker.orchestrator.given_up import GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
+from marlaas_worker.orchestrator.retention import Retention
+from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Room, Share
 from marlaas_worker.orchestrator.steps import StepDraft
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.3
-TICK_S = 1.0
+RETRY_S, TICK_S = 0.3, 1.0
 NUM_SAMPLES = 5
+_FULL = "the stream TURNS is full: turns wait until steps are on record and their turns are purged"
 Reports = Callable[[], Sequence[ReplicaReport]]
 
 
 class OwnedJob:
     """An admitted job from admission to its end. `wake` makes it look again at once."""
 
-    def __init__(self, context: RoleContext, document: JobDocument, before: Progress | None, reports: Reports) -> None:
+    def __init__(
+        self, context: RoleContext, document: JobDocument, before: Progress | None, reports: Reports, room: Room
+    ) -> None:
         self.document = document
         self.wake = asyncio.Event()
-        self._context = context
+        self._context, self._reports, self._room = context, reports, room
         self._records = Records(context, document)
-        self._reports = reports
         self.started_at = (before.started_at if before else None) or context.now()
         self._admitted_at = context.now() - (before.admitted_s if before else 0.0)
         self._figures = Figures(document.uid)
         self._given_up = GivenUp()
         if before is not None:
             self._figures.tokens.total, self._figures.engine_s.total = before.tokens, before.accelerator_s
-        self._first_sequence: dict[str, int] = {}
-        self._last_sequence = 0
-        self._keep = 0
+        self._retention = Retention(context.bus, document.ref, context.now)
+        self._share = Share(room, document.uid, document.spec, EpisodeSize())
+        self._num_episodes = 0
         self._state: JobState | None = None
         self.ended: tuple[Phase, str, str] | None = None
 
@@ -73,14 +76,14 @@ class OwnedJob:
         ref = self.document.ref
         agent = self.document.spec.agents[0].name
         state = JobState(self.document, await self._records.history(agent))
-        queued = (
-            await self._records.queued()
-        )  # before the episodes: a task leaves the queue when all of its own are stored
+        # Before the episodes: a task leaves the queue when all of its own are stored.
+        queued = await self._records.queued()
         episodes = await self._records.episodes()
         for sequence, episode in episodes:
             self._note(state, sequence, episode)
             state.add_episode(episode)
         state.document = self.document  # it may have been revised while the records were read
+        self._share.size.known = self._share.size.known or state.episode_bytes
         self._state = state
         await self._keep_pins(state, [episode for _, episode in episodes])
         name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
@@ -109,8 +112,8 @@ class OwnedJob:
 
     async def _open_tasks(self) -> None:
         """Make the consumer from which the job's sandboxes claim: they themselves may make none."""
-        ref = self.document.ref
-        name, subject = subjects.consumer(ref.namespace, ref.name, "sandbox"), subjects.task(ref.namespace, ref.name)
+        namespace, job = self.document.namespace, self.document.job
+        name, subject = subjects.consumer(namespace, job, "sandbox"), subjects.task(namespace, job)
         await self._context.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
 
     async def _sleep(self, listener: "asyncio.Task[None]") -> None:
@@ -126,13 +129,12 @@ class OwnedJob:
                 if episode is not None:
                     self._note(state, delivery.stored.sequence, episode)
                     state.add_episode(episode)
+                    self._num_episodes += 1
                 await delivery.ack()
                 self.wake.set()
 
     def _note(self, state: JobState, sequence: int, episode: Episode) -> None:
-        if state.awaits(episode):
-            self._first_sequence.setdefault(episode.group, sequence)
-        self._last_sequence = max(self._last_sequence, sequence)
+        self._retention.note(sequence, episode.group if state.awaits(episode) else None)
 
     async def _advance(self, state: JobState) -> None:
         state.policy = await self._records.policy(state.agent)
@@ -143,8 +145,11 @@ class OwnedJob:
             await self._log(state.assembly.close_if_due())
             await self._resolve(state)
             await self._record(state)
+            self._measure(state)
+            await self._retention.purge(at_once=self._room.is_filled(TIGHT))
             await self._issue(state)
             await self._evaluate(state)
+            state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
         self._end_if_over(state)
 
     async def _life_begins(self, state: JobState) -> None:
@@ -169,12 +174,20 @@ class OwnedJob:
 
     async def _record(self, state: JobState) -> None:
         while (draft := state.assembly.recordable(state.policy.step)) is not None:
-            manifest = None if draft.no_op else await self._manifest(state, draft)
+            manifest = None if draft.no_op else await self._records.manifest(state.policy.manifest, draft.step)
             record = job_reports.step_record(self.document, draft, manifest, await self._around(state, draft))
             await self._records.log_step(record)
             state.record(record)
             await self._records.write_ledger(state.ledger())
-            await self._forget(state)
+            await self._records.forget_groups(state.agent, record.step)
+            await self._mark(state)
+
+    def _measure(self, state: JobState) -> None:
+        """Say how much of TURNS the job has and wants, by the size of its latest episodes."""
+        self._share.size.see(self._context.now(), self._figures.turn_bytes.total, self._num_episodes)
+        state.episode_bytes = self._share.size.known
+        asks = self._want(state) > 0 or state.due_evaluation() is not None
+        self._share.note(state.num_open, evaluating=state.evaluation is not None, asks=asks)
 
     async def _around(self, state: JobState, draft: StepDraft) -> job_reports.Around:
         dropped = [trajectory for group in draft.dropped for trajectory in group.trajectories]
@@ -187,30 +200,24 @@ class OwnedJob:
             train_s=state.policy.train_s if state.policy.step == draft.step else None,
         )
 
-    async def _manifest(self, state: JobState, draft: StepDraft) -> Manifest:
-        ref = state.policy.manifest
-        while ref is not None:
-            manifest = await self._records.manifest(ref)
-            if manifest.step == draft.step:
-                return manifest
-            ref = manifest.parent
-        raise AssertionError(f"{self.document.ref}: step {draft.step} is committed, but no manifest says so")
-
-    async def _forget(self, state: JobState) -> None:
-        """Drop episodes that no recovery will need; one step late, so that whoever shows them to people has the time to read them."""
-        ref = self.document.ref
+    async def _mark(self, state: JobState) -> None:
+        """Note what no recovery needs any more."""
         open_groups = {state.train_task(index).group for index in state.in_flight | state.unrecorded}
         if state.evaluation is not None:
-            open_groups |= {group for group in self._first_sequence if group.endswith(f"v{state.evaluation.version}")}
-        self._first_sequence = {g: s for g, s in self._first_sequence.items() if g in open_groups}
-        keep, self._keep = self._keep, min(self._first_sequence.values(), default=self._last_sequence + 1)
-        if keep > 1:
-            await self._context.bus.purge(subjects.EPISODES, subjects.episode(ref.namespace, ref.name), up_to=keep)
+            ending = f"v{state.evaluation.version}"
+            open_groups |= {group for group in self._retention.groups() if group.endswith(ending)}
+        self._room.state = await self._records.turns()
+        self._retention.recorded(open_groups, state.turns_from(self._room.state.last_sequence))
 
     async def _issue(self, state: JobState) -> None:
-        if state.assembly.want(len(state.in_flight)) == 0 or not self._fresh_enough(state):
+        want = self._want(state)
+        if want == 0:
             return
-        indices = state.take_indices()
+        turns = self._room.state = await self._records.turns()
+        number = self._share.take(state.num_open, want, evaluating=state.evaluation is not None)
+        if number == 0:
+            return
+        indices = state.take_indices(number, turns.last_sequence)
         await self._records.write_ledger(state.ledger())
         await self._publish(state, indices)
 
@@ -222,6 +229,10 @@ class OwnedJob:
             if task.group not in queued:
                 await self._records.publish_task(task)
             failpoint("orchestrator.issue.after_task")
+
+    def _want(self, state: JobState) -> int:
+        """Groups that the job could use and some replica can play."""
+        return state.assembly.want(len(state.in_flight)) if self._fresh_enough(state) else 0
 
     def _fresh_enough(self, state: JobState) -> bool:
         """Whether some replica has proved a version young enough for what would be sampled now."""
@@ -242,8 +253,9 @@ class OwnedJob:
 
     async def _evaluate(self, state: JobState) -> None:
         run = state.due_evaluation()
-        if run is not None:
-            state.evaluation = run
+        if run is not None and self._share.may_evaluate(state.num_open):
+            self._room.state = await self._records.turns()
+            state.begin_evaluation(run, self._room.state.last_sequence)
             await self._records.write_ledger(state.ledger())
             await self._publish_evaluation(state, run)
         run = state.evaluation
@@ -264,13 +276,8 @@ class OwnedJob:
 
     async def _sample(self, state: JobState, run: EvaluationRun, index: int) -> EvalSample:
         episode = run.episodes[index]
-        leaves = episode.leaves.get(state.agent, ())
-        number: int | None = leaves[-1] if leaves else None
-        turns = []
-        while number is not None and (turn := await self._records.turn(episode.episode, number)) is not None:
-            turns.append(turn)
-            number = turn.parent
-        return job_reports.sample(episode, state.agent, turns[::-1])
+        leaf = next(iter(episode.leaves.get(state.agent, ())[-1:]), None)
+        return job_reports.sample(episode, state.agent, await self._records.conversation(episode.episode, leaf))
 
     def _end_if_over(self, state: JobState) -> None:
         spec = self.document.spec

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bus, Conflict, Stored
+from marlaas_api.bus import Bus, Conflict, Stored, StreamState
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import (
     Episode,
@@ -42,6 +43,7 @@ class Records:
     context: RoleContext
     document: JobDocument
     _group_sequence: int = 0
+    _logged: list[tuple[int, int]] = field(default_factory=list)
     _ledger_revision: int | None = None
     _pins: dict[str, int] = field(default_factory=dict)
 
@@ -63,10 +65,11 @@ class Records:
         groups = await self.bus.replay(subjects.GROUPS, subjects.group(ref.namespace, ref.name, agent))
         self._group_sequence = groups[-1].sequence if groups else 0
         logged = [decode(stored.data) for stored in groups]
+        self._logged = [(m.step, one.sequence) for m, one in zip(logged, groups, strict=True) if _is_of(m, ref)]
         return History(
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
-            groups=tuple(m for m in logged if isinstance(m, GroupReady | StepClosed) and m.uid == ref.uid),
+            groups=tuple(m for m in logged if _is_of(m, ref)),
             ledger=await self._ledger(),
             policy=await self.policy(agent),
         )
@@ -90,9 +93,15 @@ class Records:
         record = decode_as(PolicyRecord, entry.data)
         return record if record.uid == self.ref.uid else PolicyRecord(uid=self.ref.uid)
 
-    async def manifest(self, ref: BlobRef) -> Manifest:
-        """Read a manifest."""
-        return decode_as(Manifest, await self.context.blobs.get(ref))
+    async def manifest(self, newest: BlobRef | None, step: int) -> Manifest:
+        """The manifest of the version that a step made, found from a newer version's."""
+        ref = newest
+        while ref is not None:
+            manifest = decode_as(Manifest, await self.context.blobs.get(ref))
+            if manifest.step == step:
+                return manifest
+            ref = manifest.parent
+        raise AssertionError(f"{self.ref}: step {step} is committed, but no manifest says so")
 
     async def write_ledger(self, ledger: IssueLedger) -> None:
         """Write ahead what is about to be given out. Raises LostLease."""
@@ -114,7 +123,23 @@ class Records:
             self._group_sequence = await self.bus.publish(subject, encode(message), expect_last=self._group_sequence)
         except Conflict as error:
             raise LostLease(f"{self.ref}: another orchestrator assigns groups") from error
+        self._logged.append((message.step, self._group_sequence))
         failpoint("orchestrator.assign.after_log")
+
+    async def forget_groups(self, agent: str, step: int) -> None:
+        """Purge assignments of steps up to one that is on record: the record and the ledger say all that recovery needs of them.
+
+        The newest message stays. The next compare-and-set names its sequence; of an empty subject the server would know none.
+        """
+        self._logged = [(number, sequence) for number, sequence in self._logged if number > step]
+        first = self._logged[0][1] if self._logged else self._group_sequence
+        subject = subjects.group(self.ref.namespace, self.ref.name, agent)
+        await self.bus.purge(subjects.GROUPS, subject, up_to=first)
+        failpoint("orchestrator.forget.after_groups")
+
+    async def turns(self) -> StreamState:
+        """The state of the stream of turns, of all jobs."""
+        return await self.bus.state(subjects.TURNS)
 
     async def log_step(self, record: StepRecord) -> None:
         """Record a step, once."""
@@ -173,6 +198,14 @@ class Records:
         message = await unpack(stored.data, self.context.blobs)
         return message if isinstance(message, Turn) else None
 
+    async def conversation(self, episode: str, leaf: int | None) -> list[Turn]:
+        """The turns of a conversation that are on record, oldest first."""
+        turns: list[Turn] = []
+        while leaf is not None and (turn := await self.turn(episode, leaf)) is not None:
+            turns.append(turn)
+            leaf = turn.parent
+        return turns[::-1]
+
     async def num_tokens(self, trajectories: Iterable[TrajectoryRef]) -> int:
         """Tokens generated for trajectories, branches that share turns counted once; turns no longer on record count nothing."""
         total = 0
@@ -222,3 +255,8 @@ class Records:
             return None
         ledger = decode_as(IssueLedger, entry.data)
         return ledger if ledger.uid == self.ref.uid else None
+
+
+def _is_of(message: Message, ref: JobRef) -> TypeGuard[GroupReady | StepClosed]:
+    """Whether a message of the GROUPS log is of this job, and not of an earlier one of its name."""
+    return isinstance(message, GroupReady | StepClosed) and message.uid == ref.uid

@@ -202,6 +202,8 @@ def _adapters(document: JobDocument, agent: str, version: int) -> dict[str, str]
 def _doing(state: JobState) -> tuple[str, str]:
     if state.policy.version < 0:
         return "WaitingForTrainer", "waiting for a trainer to publish version 0"
+    if state.waits:
+        return Reason.WAITING_FOR_BUS_SPACE.value, state.waits
     if state.evaluation is not None and state.training_over:
         done, total = len(state.evaluation.episodes), state.evaluation.num_tasks
         return "Evaluating", f"last evaluation: {done} of {total} held-out tasks have ended"

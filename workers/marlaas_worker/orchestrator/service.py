@@ -21,9 +21,11 @@ from marlaas_worker.orchestrator.deaths import MOST_DEATHS, Deaths
 from marlaas_worker.orchestrator.deletion import Doomed
 from marlaas_worker.orchestrator.deletions import Deletions
 from marlaas_worker.orchestrator.lease import Lease
+from marlaas_worker.orchestrator.leftovers import Leftovers
 from marlaas_worker.orchestrator.levels import Levels
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.records import LostLease, Records
+from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.orchestrator.vitals import figures
 from marlaas_worker.role import RoleContext, wait_for
 
@@ -61,6 +63,8 @@ class _Service:
         self._deletions = Deletions(context, self._levels, lambda: self._reports, self._changed.set)
         self._owned: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
         self._deaths = Deaths()
+        self._room = Room()
+        self._leftovers = Leftovers(context.bus, context.now)
         self._told: dict[str, tuple[JobDocument, Admission]] = {}
         self._unreadable: set[str] = set()
         context.vitals.figures = lambda: figures(self._levels.all(), leads=True)
@@ -123,6 +127,7 @@ class _Service:
         await self._begin()
         async with asyncio.TaskGroup() as beside:
             beside.create_task(self._jobs.follow(), name="follow jobs")
+            beside.create_task(self._leftovers.follow(), name="purge turns")
             while True:
                 try:
                     await self._reconcile()
@@ -138,6 +143,7 @@ class _Service:
             try:
                 await self._levels.load()
                 await self._jobs.refresh()
+                await self._leftovers.ended(*(level.ref for level in self._levels.all() if level.phase.final))
                 return
             except BusUnavailable as error:
                 log.warning("NATS does not answer (%s); nothing is decided yet", error)
@@ -146,6 +152,7 @@ class _Service:
     async def _reconcile(self) -> None:
         documents = {document.uid: document for _, document, _ in self._jobs.items()}
         replicas = await (await self._context.bus.bucket(subjects.REPLICAS)).entries()
+        self._room.state = await self._context.bus.state(subjects.TURNS)
         self._reports = [report for entry in replicas if (report := self._report_of(entry)) is not None]
         for uid, (owned, task) in list(self._owned.items()):
             if task.done():
@@ -213,6 +220,7 @@ class _Service:
                 self._deletions.begin(Doomed.by_document(document))
         self._told = {uid: told for uid, told in self._told.items() if uid in documents}
         self._deaths.keep(documents)
+        self._room.keep(self._owned)
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
         """Take up what is admitted, whether or not its pool offers the slots now; then decide who else is."""
@@ -269,7 +277,7 @@ class _Service:
         log.info("%s is admitted", document.ref)
         self._told.pop(document.uid, None)
         before = self._levels.of(document.ref)
-        owned = OwnedJob(self._context, document, before, lambda: self._reports)
+        owned = OwnedJob(self._context, document, before, lambda: self._reports, self._room)
         await self._levels.put(self._level(owned))
         failpoint("orchestrator.admit.after_level")
         task = asyncio.create_task(owned.run(), name=f"job {document.ref}")
@@ -286,6 +294,7 @@ class _Service:
 
     async def _end_with(self, document: JobDocument, level: Progress) -> None:
         await self._levels.put(level)
+        await self._leftovers.ended(document.ref)
         records = Records(self._context, document)
         await records.tell(level.reason, level.message)
         await records.forget_tasks()

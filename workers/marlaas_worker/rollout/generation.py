@@ -120,7 +120,7 @@ class Generation:
             text = f"{num_characters(request)} characters and only {num_ids} tokens: the model's chat template shows little of them"
             raise RequestRefused(text)
         drawn = await self._draw(_Order(request, served, served.adapter(version), prompt, began), stage)
-        stage.enter("it was being recorded")
+        stage.enter("it was being recorded", desk.log.explain)
         return await self._record(request, served, prompt, drawn)
 
     async def _recorded(self, request: GenerateRequest) -> Turn | None:

@@ -2,16 +2,20 @@
 
 import asyncio
 import logging
+from collections import Counter
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import Blobs, BlobUnavailable
-from marlaas_api.bus import Bus, BusUnavailable, Conflict
+from marlaas_api.bus import Bus, BusUnavailable, Conflict, StreamFull
 from marlaas_api.errors import Permanent
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Turn
+from marlaas_api.names import request_id
 
 _HEADROOM_BYTES = 4096
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 1.0
+_MESSAGE_BYTES = 256
+"""What the stream counts of a message beside its data: subject, headers, and the record itself."""
 _log = logging.getLogger(__name__)
 
 
@@ -20,11 +24,25 @@ class TurnLost(Permanent):
 
 
 class TurnLog:
-    """Writes and reads turns; those above the bus's payload limit go through the blob store."""
+    """Writes and reads turns; those above the bus's payload limit go through the blob store.
+
+    job_bytes: bytes that this replica has added to the stream, by job uid.
+    """
 
     def __init__(self, bus: Bus, blobs: Blobs) -> None:
         self._bus = bus
         self._blobs = blobs
+        self.job_bytes: Counter[str] = Counter()
+        self._waiting: set[str] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Turns that wait because the stream is full."""
+        return len(self._waiting)
+
+    def explain(self) -> str:
+        """Whether turns wait for the stream, for people."""
+        return f"the stream {subjects.TURNS} is full" if self._waiting else f"the stream {subjects.TURNS} has room"
 
     async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:
         """One turn, if it is recorded. Raises BusUnavailable, and as `wire.unpack`."""
@@ -38,18 +56,30 @@ class TurnLog:
         return {turn.turn: turn for turn in turns}
 
     async def record(self, turn: Turn) -> Turn:
-        """Store a turn unless it is stored already; return the one that counts. Tries until cancelled while the bus or the store is away.
+        """Store a turn unless it is stored already; return the one that counts. Tries until cancelled while the bus or the store is away, or the stream
+        is full.
 
         There is no message id: with one, the server would answer a second writer as if its turn were the stored one.
         """
-        wait_s = _FIRST_WAIT_S
-        while True:
-            try:
-                return await self._record(turn)
-            except (BusUnavailable, BlobUnavailable) as error:
-                _log.warning("turn %s of %s is not recorded yet: %s", turn.turn, turn.episode, error)
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        name, wait_s = request_id(turn.episode, turn.turn), _FIRST_WAIT_S
+        try:
+            while True:
+                try:
+                    return await self._record(turn)
+                except StreamFull as error:
+                    self._wait_for_room(name, error)
+                except (BusUnavailable, BlobUnavailable) as error:
+                    _log.warning("turn %s of %s is not recorded yet: %s", turn.turn, turn.episode, error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        finally:
+            self._waiting.discard(name)
+
+    def _wait_for_room(self, name: str, error: StreamFull) -> None:
+        """Log it once: with a full stream every turn of every job waits, and tries again each second."""
+        if not self._waiting:
+            _log.warning("turns wait for room in the stream %s, the first is %s: %s", subjects.TURNS, name, error)
+        self._waiting.add(name)
 
     async def _record(self, turn: Turn) -> Turn:
         limit = self._bus.max_payload_bytes - _HEADROOM_BYTES
@@ -61,6 +91,7 @@ class TurnLog:
             )
         except Conflict:
             return await self._first(turn)
+        self.job_bytes[turn.uid] += len(data) + _MESSAGE_BYTES
         failpoint("rollout.record.after_publish")
         return turn
 

@@ -85,13 +85,14 @@ class _Rollout:
         self._reporter = Reporter(context, pool, self._report)
         self._library = Library(self._policies, context.blobs, context.scratch / "adapters")
         self._versions = Versions(self._engine, self._library, load_proven, self._story, self._reporter.changed)
+        self._log = TurnLog(context.bus, context.blobs)
         self._requests = Requests(context, Generation(self._desk(tokenizer)).play, tasks)
         self._reception = Reception(context, pool, self._requests, self._ready)
         context.vitals.ready = self._ready
         context.vitals.figures = self._figures
 
     def _desk(self, tokenizer: Tokenizer) -> Desk:
-        log = TurnLog(self._context.bus, self._context.blobs)
+        log = self._log
         return Desk(
             context=self._context,
             tokenizer=tokenizer,
@@ -186,6 +187,9 @@ class _Rollout:
         return [
             *of_report(report, {one.document.uid: one.document.ref for one in self._policies.served()}),
             Figure("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", waiting),
+            Figure(
+                "marlaas_rollout_turns_waiting", "gauge", "Turns that wait: the stream is full.", self._log.num_waiting
+            ),
             Figure("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", report.slots),
             Figure("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", versions),
             Figure("marlaas_rollout_engine_restarts_total", "counter", "Engines that died.", restarts),
@@ -206,6 +210,7 @@ class _Rollout:
             num_running=self._meter.num_running,
             job_tokens=dict(self._meter.job_tokens),
             job_engine_s=dict(self._meter.job_engine_s),
+            job_turn_bytes=dict(self._log.job_bytes),
             busy_s=self._meter.busy_s,
             wall_s=now - self._began,
             restarts=self._engine.restarts,

@@ -1,0 +1,126 @@
+"""What is purged when: one step late, and not before the recorder has read it, unless the recorder is dead or the stream is tight."""
+
+import pytest
+
+from marlaas_api import subjects
+from marlaas_api.bus import Position
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.names import JobRef
+from marlaas_worker.orchestrator.leftovers import Leftovers
+from marlaas_worker.orchestrator.retention import PATIENCE_S, Mark, Marks, Retention
+
+REF = JobRef("team-a", "sums", "u1")
+EPISODES, TURNS = subjects.episode("team-a", "sums"), subjects.turn("team-a", "sums", "*", "*")
+
+
+def marks(*numbers: int) -> Marks:
+    made = Marks()
+    made.waiting = [Mark(number, number, number) for number in numbers]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("recorder", "at_once", "expected", "left"),
+    [
+        (None, False, 20, 1),
+        (None, True, 30, 0),
+        (Position(9, 40), False, None, 3),
+        (Position(10, 30), False, 10, 2),
+        (Position(25, 5), True, 20, 1),
+        (Position(7, 0), True, 30, 0),
+    ],
+    ids=["no recorder", "tight", "nothing read", "one step read", "tight, two steps read", "all read"],
+)
+def test_the_newest_mark_that_is_due_and_read_is_purged(recorder, at_once, expected, left):
+    made = marks(10, 20, 30)
+    mark = made.take(recorder, 0.0, at_once=at_once)
+    assert (mark and mark.turns, len(made.waiting)) == (expected, left)
+
+
+def test_a_recorder_that_acks_nothing_for_ten_minutes_is_not_waited_for():
+    made = marks(10, 20, 30)
+    assert made.take(Position(5, 9), 100.0, at_once=True) is None
+    assert made.take(Position(6, 8), 50.0 + PATIENCE_S, at_once=True) is None, "it acks, if slowly"
+    assert made.take(Position(6, 8), 50.0 + 2 * PATIENCE_S, at_once=True) is None
+    mark = made.take(Position(6, 8), 51.0 + 2 * PATIENCE_S, at_once=True)
+    assert mark is not None
+    assert mark.turns == 30
+
+
+class Town:
+    """A bus with the turns and episodes of a job, a recorder that has read nothing, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.bus = MemoryServer().connect("test")
+
+    async def step(self, retention: Retention, number: int) -> None:
+        """A group is played and on record; nothing else is open."""
+        for member in (0, 1):
+            await self.bus.publish(subjects.turn("team-a", "sums", f"u1-t{number}-{member}-1", 0), b"x")
+            sequence = await self.bus.publish(EPISODES, b"x")
+            retention.note(sequence, f"u1-t{number}")
+        state = await self.bus.state(subjects.TURNS)
+        retention.recorded((), state.last_sequence + 1)
+        await retention.purge(at_once=False)
+
+    async def left(self) -> tuple[int, int]:
+        turns = await self.bus.replay(subjects.TURNS, TURNS)
+        return len(turns), len(await self.bus.replay(subjects.EPISODES, EPISODES))
+
+
+@pytest.fixture
+async def town() -> Town:
+    made = Town()
+    await made.bus.ensure()
+    return made
+
+
+async def test_turns_and_episodes_stay_until_the_recorder_has_read_them(town):
+    retention = Retention(town.bus, REF, lambda: town.now)
+    recorder = await town.bus.consumer(subjects.EPISODES, "team-a_sums_reader", EPISODES)
+    for number in range(3):
+        await town.step(retention, number)
+    assert await town.left() == (6, 6)
+    for delivery in await recorder.fetch(2, 1.0):
+        await delivery.ack()
+    await retention.purge(at_once=False)
+    assert await town.left() == (4, 4)
+    for delivery in await recorder.fetch(4, 1.0):
+        await delivery.ack()
+    await retention.purge(at_once=False)
+    assert await town.left() == (2, 2), "one step late"
+
+
+async def test_a_step_is_purged_when_the_next_one_is_on_record_and_at_once_when_the_stream_is_tight(town):
+    retention = Retention(town.bus, REF, lambda: town.now)
+    await town.step(retention, 0)
+    assert await town.left() == (2, 2)
+    await town.step(retention, 1)
+    assert await town.left() == (2, 2)
+    await retention.purge(at_once=True)
+    assert await town.left() == (0, 0)
+
+
+async def test_the_turns_of_an_ended_job_go_once_its_recorder_has_read_all_and_its_last_episodes_stay(town):
+    retention = Retention(town.bus, REF, lambda: town.now)
+    recorder = await town.bus.consumer(subjects.EPISODES, "team-a_sums_reader", EPISODES)
+    await town.step(retention, 0)
+    leftovers = Leftovers(town.bus, lambda: town.now)
+    await leftovers.ended(REF)
+    await leftovers.look()
+    assert await town.left() == (2, 2)
+    for delivery in await recorder.fetch(2, 1.0):
+        await delivery.ack()
+    await leftovers.look()
+    assert await town.left() == (0, 2)
+
+
+async def test_what_a_resumed_job_records_is_not_of_its_earlier_end(town):
+    retention = Retention(town.bus, REF, lambda: town.now)
+    await town.step(retention, 0)
+    leftovers = Leftovers(town.bus, lambda: town.now)
+    await leftovers.ended(REF)
+    await town.bus.publish(subjects.turn("team-a", "sums", "u1-t9-0-1", 0), b"of more steps")
+    await leftovers.look()
+    assert await town.left() == (1, 2)

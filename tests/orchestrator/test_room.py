@@ -1,0 +1,156 @@
+"""Shares of the stream of turns: the sum of what jobs may hold never exceeds it, and every job that fits gets through its steps."""
+
+import random
+
+import pytest
+
+from marlaas_api.bus import StreamState
+from marlaas_worker.orchestrator.room import MARGIN, SHARE, WINDOW_S, Claim, EpisodeSize, Room, Share, bounds
+
+
+def claim(held: int, step: int, wanted: int = 0) -> Claim:
+    return Claim(held, step, max(step, wanted))
+
+
+@pytest.mark.parametrize(
+    ("total", "claims", "expected"),
+    [
+        (100, {"a": claim(0, 40), "b": claim(0, 40)}, {"a": 40, "b": 40}),
+        (100, {"a": claim(0, 40, 90), "b": claim(0, 40, 45)}, {"a": 55, "b": 45}),
+        (100, {"a": claim(0, 40, 90), "b": claim(0, 40, 90), "c": claim(0, 40)}, {"a": 40, "b": 40, "c": 0}),
+        (100, {"a": claim(0, 70), "b": claim(40, 40), "c": claim(0, 10)}, {"a": 0, "b": 40, "c": 0}),
+        (100, {"a": claim(0, 101), "b": claim(0, 40, 50)}, {"a": 0, "b": 50}),
+        (100, {"a": claim(5, 40), "b": claim(0, 70)}, {"a": 40, "b": 0}),
+        (100, {"a": claim(90, 40, 120), "b": claim(60, 40)}, {"a": 90, "b": 60}),
+    ],
+    ids=[
+        "all fit",
+        "the rest is shared out up to what is wanted",
+        "nobody gets more while one waits",
+        "nobody begins before the one that waits",
+        "what never fits keeps nobody waiting",
+        "a begun step keeps its whole share",
+        "what is out cannot be taken back",
+    ],
+)
+def test_bounds(total, claims, expected):
+    assert bounds(total, claims) == expected
+
+
+def test_the_sum_of_all_bounds_never_exceeds_the_stream_unless_what_is_out_does():
+    for seed in range(500):
+        chance = random.Random(seed)
+        total = chance.randint(0, 1000)
+        claims = {
+            str(number): claim(
+                chance.choice([0, 0, chance.randint(0, 300)]), chance.randint(1, 400), chance.randint(0, 900)
+            )
+            for number in range(chance.randint(1, 12))
+        }
+        granted = bounds(total, claims)
+        assert sum(granted.values()) <= max(total, sum(one.reserved for one in claims.values())), seed
+        for uid, one in claims.items():
+            assert granted[uid] == 0 or granted[uid] >= max(one.held, one.step), seed
+
+
+class Job:
+    """Gives out groups step by step as its share lets it; of a step's groups some have no signal and are drawn anew."""
+
+    def __init__(self, room: Room, name: str, document, chance: random.Random) -> None:
+        self.name, self.chance, self.rules = name, chance, document.spec.training
+        self.size = EpisodeSize(known=chance.randint(1, 30))
+        self.share = Share(room, name, document.spec, self.size)
+        self.group = document.spec.rollout.group_size * self.size.known
+        self.evaluation = document.spec.evaluation.tasks * self.size.known
+        self.left, self.out, self.resolved, self.signal = self.rules.steps, 0, 0, 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.out * self.group
+
+    def turn(self) -> None:
+        """Give out what is missing of the step, then resolve it; once the step is full it is on record."""
+        most = self.rules.groups_per_step * (1 + self.rules.max_refill)
+        missing = min(self.rules.groups_per_step - self.signal, most - self.resolved)
+        self.share.note(self.out, evaluating=False, asks=True)
+        number = self.share.take(self.out, missing, evaluating=False)
+        assert number > 0 or self.share.why
+        self.out, self.resolved = self.out + number, self.resolved + number
+        self.signal += sum(self.chance.random() < 0.6 for _ in range(number))
+
+    def record(self) -> None:
+        """What is resolved is trained and purged."""
+        most = self.rules.groups_per_step * (1 + self.rules.max_refill)
+        if self.signal >= self.rules.groups_per_step or self.resolved >= most:
+            self.left, self.out, self.resolved, self.signal = self.left - 1, 0, 0, 0
+        self.share.note(self.out, evaluating=False, asks=self.left > 0)
+
+
+def test_many_jobs_on_a_small_stream_never_overfill_it_and_all_get_through(document):
+    for seed in range(20):
+        chance, room = random.Random(seed), Room()
+        rules = [{"groupsPerStep": chance.randint(1, 4), "maxRefill": chance.randint(0, 3)} for _ in range(8)]
+        jobs = [Job(room, str(number), document(steps=3, **one), chance) for number, one in enumerate(rules)]
+        most = max(
+            (one.rules.groups_per_step * (1 + one.rules.max_refill)) * one.group + one.evaluation for one in jobs
+        )
+        room.state = StreamState(0, 0, int(chance.uniform(1, 3) * most / SHARE) + 1)
+        for _ in range(20_000):
+            going = [one for one in jobs if one.left]
+            if not going:
+                break
+            chance.choice([Job.turn, Job.record])(chance.choice(going))
+            used = sum(one.num_bytes for one in jobs)
+            assert used <= room.capacity, seed
+            room.state = StreamState(0, used, room.state.max_bytes)
+        assert not any(one.left for one in jobs), seed
+
+
+def test_a_step_that_exceeds_the_stream_is_said_with_its_numbers_and_not_given_out(document):
+    room, job = Room(), document()
+    room.state = StreamState(0, 5 << 20, 100 << 20)
+    share = Share(room, "big", job.spec, EpisodeSize(known=20 << 20))
+    assert share.take(0, 2, evaluating=False) == 0
+    assert "a step may need 200 MiB of turns" in share.why
+    assert "5 of 100 MiB in use, of which one job may have 75: lower groupsPerStep" in share.why
+
+
+def test_before_an_episode_is_measured_a_job_may_begin_on_any_stream(document):
+    for max_bytes in (-1, 1 << 16, 8 << 30):
+        room, job = Room(), document()
+        room.state = StreamState(0, 0, max_bytes)
+        assert Share(room, "new", job.spec, EpisodeSize()).take(0, 2, evaluating=False) == 2
+
+
+def test_what_nobody_claims_is_not_given_out(document):
+    room, job = Room(), document(maxRefill=0)
+    room.state = StreamState(0, 40, 200)
+    share = Share(room, "a", job.spec, EpisodeSize(known=10))
+    assert room.total == 150 - 40
+    assert share.take(0, 2, evaluating=False) == 2, "two groups of two and an evaluation of two are 60 bytes"
+    room.state = StreamState(0, 100, 200)
+    assert room.total == 150 - 40, "60 of the 100 bytes are claimed"
+
+
+def test_an_evaluation_that_waits_begins_once_there_is_room(document):
+    room, job = Room(), document()
+    room.state = StreamState(0, 150, 200)
+    share = Share(room, "a", job.spec, EpisodeSize(known=10))
+    assert not share.may_evaluate(0)
+    assert share.why
+    room.state = StreamState(0, 0, 200)
+    assert share.may_evaluate(0)
+
+
+def test_the_size_of_an_episode_is_the_most_of_the_last_measurements():
+    size = EpisodeSize()
+    size.see(0.0, 1000.0, 10)
+    size.see(WINDOW_S / 2, 9000.0, 20)
+    assert size.known == 0, "the window is not over"
+    size.see(WINDOW_S, 21_000.0, 30)
+    assert size.known == MARGIN * 1000
+    size.see(2 * WINDOW_S, 31_000.0, 130)
+    assert size.known == MARGIN * 1000, "100 bytes an episode are less"
+    for number in range(3, 7):
+        size.see(number * WINDOW_S, 31_000.0 + (number - 2) * 10_000, 130 + (number - 2) * 50)
+    assert size.known == MARGIN * 200

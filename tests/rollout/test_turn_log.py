@@ -1,0 +1,87 @@
+"""The turns stream when it is full, on a real nats-server: a turn waits for room, and none is lost."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from marlaas_api import subjects
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus import StreamFull
+from marlaas_api.bus_nats import NatsBus, connect
+from marlaas_api.messages import Meter, StopReason, Turn
+from marlaas_api.nats_server import EmbeddedNats
+from marlaas_worker.rollout.record import TurnLog
+
+(TURNS,) = [spec for spec in subjects.STREAMS if spec.name == subjects.TURNS]
+
+
+def turn(job: str, number: int) -> Turn:
+    return Turn(
+        namespace="team-a",
+        job=job,
+        uid=f"uid-{job}",
+        agent="policy",
+        group="g",
+        member=0,
+        episode="e",
+        turn=number,
+        parent=None,
+        version=0,
+        adapter_sha256="",
+        opens_segment=True,
+        append="",
+        prompt_ids=bytes(9000),
+        output_ids=b"",
+        logprobs=b"",
+        text="",
+        stop_reason=StopReason.STOP,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=0, output_tokens=0),
+        replica="r",
+        at=0.0,
+    )
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[NatsBus]:
+    """A bus whose turns stream takes six turns."""
+    async with EmbeddedNats(tmp_path / "nats") as server:
+        made = await connect(server.url, name="test")
+        await made.ensure((replace(TURNS, max_bytes=64_000),), ())
+        yield made
+        await made.close()
+
+
+async def test_a_turn_waits_while_the_stream_is_full_of_live_turns_and_none_is_lost(bus):
+    log = TurnLog(bus, MemoryBlobs())
+    slow, busy = [turn("slow", number) for number in range(2)], [turn("busy", number) for number in range(6)]
+    for one in (*slow, *busy[:4]):
+        await log.record(one)
+    waiting = [asyncio.create_task(log.record(one)) for one in busy[4:]]
+    async with asyncio.timeout(30):
+        while log.num_waiting < 2:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    assert log.explain() == "the stream TURNS is full"
+    assert [await log.find("team-a", "slow", "e", one.turn) for one in slow] == slow
+    await bus.purge(subjects.TURNS, subjects.turn("team-a", "busy", "*", "*"))
+    assert await asyncio.gather(*waiting) == busy[4:]
+    assert (log.num_waiting, log.explain()) == (0, "the stream TURNS has room")
+    assert log.job_bytes["uid-slow"] > 2 * 9000
+
+
+async def test_a_stream_of_an_earlier_release_is_changed_where_it_is_and_keeps_what_it_holds(bus):
+    earlier = replace(
+        TURNS, name="OLD", subjects=("old.>",), max_age_s=7 * 86400.0, max_bytes=64_000, discard_new=False
+    )
+    await bus.ensure((earlier,), ())
+    await bus.publish("old.a", b"kept")
+    await bus.ensure((replace(earlier, max_age_s=30 * 86400.0, max_bytes=32_000, discard_new=True),), ())
+    assert [one.data for one in await bus.replay("OLD", "old.>")] == [b"kept"]
+    assert (await bus.state("OLD")).max_bytes == 64_000, "the larger bound, which somebody may have set, stays"
+    for _ in range(6):
+        await bus.publish("old.b", bytes(9000))
+    with pytest.raises(StreamFull):
+        await bus.publish("old.b", bytes(12_000))

@@ -1,0 +1,207 @@
+"""How many bytes of turns each job may have in the stream TURNS, so that its share ends before the stream does. Pure.
+
+Turns of a step are live until the step is on record. If every job gave out groups as it liked, the stream could be full of steps of which
+none can be finished. So a job begins a step only if the whole step fits, refills and an evaluation included, and keeps that much until it
+has nothing out (the banker's algorithm, Dijkstra, EWD-108). Sizes are estimates; a stream that is full all the same makes turns wait.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from marlaas_api.bus import StreamState
+from marlaas_api.kinds import RLJobSpec
+
+SHARE = 0.75
+"""Of the stream, for what jobs hold by estimate; the rest is for estimates that were too low."""
+TIGHT = 0.5
+"""From here on consumed turns are purged at once, and not one step late."""
+FULL = 0.95
+MARGIN = 1.25
+WINDOW_S = 20.0
+"""Of one measurement of an episode's size; replicas report every two seconds."""
+NUM_WINDOWS = 4
+_FIRST_PART = 1 << 15
+_BYTES_PER_TOKEN = 16
+_BYTES_PER_TURN = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Bytes of one job. held: what it has out, recorded or not. step: what it may need to finish a step. wanted: what it would use."""
+
+    held: int
+    step: int
+    wanted: int
+
+    @property
+    def reserved(self) -> int:
+        """What nobody else may have: a job that has anything out must be able to finish its step."""
+        return max(self.held, self.step) if self.held else 0
+
+
+def bounds(total: int, claims: Mapping[str, Claim]) -> dict[str, int]:
+    """The bytes that each job may hold; the order of `claims` is the order in which jobs begin a step.
+
+    The sum exceeds `total` only if what is reserved does. A job without anything out gets its whole step or nothing; behind one that waits
+    nobody begins, unless its step exceeds the total and so never fits. While none waits, the rest is shared out evenly up to what is wanted.
+    """
+    granted = {uid: claim.reserved for uid, claim in claims.items()}
+    left, waits = max(0, total - sum(granted.values())), False
+    for uid, claim in claims.items():
+        if granted[uid] or claim.step > total:
+            continue
+        waits = waits or claim.step > left
+        if not waits:
+            granted[uid] = claim.step
+            left -= claim.step
+    if not waits:
+        for uid, more in _even(
+            left, {uid: claims[uid].wanted - bound for uid, bound in granted.items() if bound}
+        ).items():
+            granted[uid] += more
+    return granted
+
+
+def _even(left: int, wishes: Mapping[str, int]) -> dict[str, int]:
+    """Share out evenly: no one gets more than its wish, and what one does not want is for the others."""
+    given = {}
+    for num_done, (uid, wish) in enumerate(sorted(wishes.items(), key=lambda pair: pair[1])):
+        given[uid] = max(0, min(wish, left // (len(wishes) - num_done)))
+        left -= given[uid]
+    return given
+
+
+class Room:
+    """The stream and every job's claim on it. Jobs that wait to begin a step do so in the order in which they began to wait."""
+
+    def __init__(self) -> None:
+        self.state = StreamState(0, 0, -1)
+        self._claims: dict[str, Claim] = {}
+        self._waiting: dict[str, None] = {}
+
+    @property
+    def total(self) -> int:
+        """Bytes for all jobs; what nobody claims (turns not purged yet, or larger than estimated) is taken off."""
+        if self.state.max_bytes <= 0:
+            return 1 << 62
+        claimed = sum(claim.held for claim in self._claims.values())
+        return max(0, int(SHARE * self.state.max_bytes) - max(0, self.state.num_bytes - claimed))
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that one job could have if it were alone."""
+        return 1 << 62 if self.state.max_bytes <= 0 else int(SHARE * self.state.max_bytes)
+
+    def is_filled(self, part: float) -> bool:
+        """Whether the stream holds at least this part of what it may."""
+        return 0 < part * self.state.max_bytes <= self.state.num_bytes
+
+    def note(self, uid: str, claim: Claim, *, asks: bool) -> None:
+        """Note what a job has out. One that does not ask for more does not wait."""
+        self._claims[uid] = claim
+        if not asks:
+            self._waiting.pop(uid, None)
+
+    def ask(self, uid: str, claim: Claim) -> int:
+        """Note what a job has and needs; return what it may hold now."""
+        self._claims[uid] = claim
+        order = dict.fromkeys([*self._waiting, *(one for one, other in self._claims.items() if other.held), uid])
+        bound = bounds(self.total, {one: self._claims[one] for one in order})[uid]
+        if bound >= claim.step:
+            self._waiting.pop(uid, None)
+        else:
+            self._waiting.setdefault(uid)
+        return bound
+
+    def keep(self, uids: Iterable[str]) -> None:
+        """Forget all jobs but these."""
+        known = set(uids)
+        self._claims = {uid: claim for uid, claim in self._claims.items() if uid in known}
+        self._waiting = {uid: None for uid in self._waiting if uid in known}
+
+
+@dataclass(slots=True)
+class EpisodeSize:
+    """Bytes of turns that an episode adds to the stream: the most that the last few measurements say. known 0: never measured."""
+
+    known: int = 0
+    _windows: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_WINDOWS))
+    _began: tuple[float, float, int] | None = None
+
+    def see(self, now: float, num_bytes: float, num_episodes: int) -> None:
+        """Take in the totals of bytes recorded and episodes ended since some moment."""
+        if self._began is None:
+            self._began = (now, num_bytes, num_episodes)
+        began, bytes_before, episodes_before = self._began
+        new_bytes, new_episodes = num_bytes - bytes_before, num_episodes - episodes_before
+        if now - began < WINDOW_S or new_bytes <= 0 or new_episodes <= 0:
+            return
+        self._windows.append(new_bytes / new_episodes)
+        self.known = math.ceil(MARGIN * max(self._windows))
+        self._began = (now, num_bytes, num_episodes)
+
+    def bytes(self, spec: RLJobSpec, capacity: int) -> int:
+        """The estimate; before the first measurement what the job's bounds say, at most a small part of the stream."""
+        if self.known:
+            return self.known
+        rollout = spec.rollout
+        most = rollout.max_turns * (rollout.max_tokens * _BYTES_PER_TOKEN + _BYTES_PER_TURN)
+        return max(1, min(most, capacity // _FIRST_PART))
+
+
+class Share:
+    """One job's part of the room. why: why it may give out nothing now; empty if it may."""
+
+    def __init__(self, room: Room, uid: str, spec: RLJobSpec, size: EpisodeSize) -> None:
+        self.size = size
+        self.why = ""
+        self._room, self._uid, self._spec = room, uid, spec
+
+    def note(self, num_open: int, *, evaluating: bool, asks: bool) -> None:
+        """Say how many groups are out, whether an evaluation is, and whether the job would give out more."""
+        self.why = ""
+        self._room.note(self._uid, self._claim(num_open, evaluating), asks=asks)
+
+    def take(self, num_open: int, wanted: int, *, evaluating: bool) -> int:
+        """How many of the wanted groups may be given out beside the open ones; they are claimed from now on."""
+        bound = self._room.ask(self._uid, self._claim(num_open, evaluating))
+        num = max(0, min(wanted, (bound - self._evaluation()) // self._group() - num_open))
+        if num == 0:
+            self.why = self._explain()
+        self._room.note(self._uid, self._claim(num_open + num, evaluating), asks=num == 0)
+        return num
+
+    def may_evaluate(self, num_open: int) -> bool:
+        """Whether an evaluation may begin; it is claimed from now on. Beside open groups there is always room for one."""
+        if num_open == 0 and self._room.ask(self._uid, self._claim(0, False)) < self._evaluation():
+            self.why = self._explain()
+            return False
+        self._room.note(self._uid, self._claim(num_open, True), asks=False)
+        return True
+
+    def _claim(self, num_open: int, evaluating: bool) -> Claim:
+        training, group, evaluation = self._spec.training, self._group(), self._evaluation()
+        step = training.groups_per_step * (1 + training.max_refill) * group + evaluation
+        if not self.size.known or training.groups_per_step * group + evaluation <= self._room.capacity:
+            step = min(step, self._room.capacity)
+        held = num_open * group + evaluation if num_open or evaluating else 0
+        return Claim(held, step, step + training.max_staleness * training.groups_per_step * group)
+
+    def _group(self) -> int:
+        return self._spec.rollout.group_size * self.size.bytes(self._spec, self._room.capacity)
+
+    def _evaluation(self) -> int:
+        return self._spec.evaluation.tasks * self.size.bytes(self._spec, self._room.capacity)
+
+    def _explain(self) -> str:
+        step, stream, most = self._claim(0, False).step, self._room.state, self._room.capacity
+        text = f"a step may need {_mib(step)} MiB of turns, and the stream TURNS has {_mib(stream.num_bytes)} of {_mib(stream.max_bytes)} MiB in use"
+        if step <= most:
+            return f"{text}: waiting until other jobs have finished a step"
+        return f"{text}, of which one job may have {_mib(most)}: lower groupsPerStep, groupSize or evaluation.tasks, or have the stream enlarged"
+
+
+def _mib(num_bytes: int) -> int:
+    return math.ceil(num_bytes / 2**20)
