@@ -15,6 +15,7 @@ NAMES = (
     "trainer",
     "compiled",
     "rollout_service",
+    "proof",
     "busy",
     "learning",
     "algorithms",
