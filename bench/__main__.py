@@ -16,6 +16,7 @@ NAMES = (
     "trainer",
     "compiled",
     "rollout_service",
+    "proof",
     "busy",
     "learning",
     "algorithms",

@@ -87,6 +87,7 @@ def make_adapter(base: Any, folder: Path, number: int) -> Manifest:
     return Manifest(
         namespace="bench", job="job", uid="u", agent=f"a{number}", version=1, step=0, parent=None, rank=RANK, files=refs,
         state=None, tensor_digests=tensor_digests(tensors, 2.0), probes=tuple(probes),
+        probe_tolerance=1.0,
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from marlaas_api.messages import (
     Manifest,
     Phase,
     PolicyRecord,
+    PoolDocument,
     Progress,
     ReplicaReport,
     ReplyPhase,
@@ -35,6 +36,8 @@ from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.vllm_engine import VllmEngine
+from marlaas_worker.trainer.calibration import calibrate
+from marlaas_worker.trainer.model import BaseModel
 
 POOL, REPLICA = "pool", "rollout-0"
 
@@ -165,9 +168,13 @@ async def served(scratch: Path) -> AsyncIterator[Bench]:
     pool = {"model": {"path": str(model)}, "adapterSlots": JOBS + 1, "maxRank": RANK, "rollout": rollout}
     engine = VllmEngine(model, ModelPoolSpec.model_validate(pool), frozenset(), scratch / "vllm")
     tokenizer = PretrainedTokenizer.load(str(model))
+    document = PoolDocument(name=POOL, model_path=str(model), spec=ModelPoolSpec.model_validate(pool))
+    calibration = calibrate(BaseModel(str(model)), document)
     async with EmbeddedNats(scratch / "nats") as server:
         buses = [await connect(server.url, name=name) for name in (REPLICA, "sandbox")]
         await buses[1].ensure()
+        key = subjects.calibration_key(POOL, calibration.dtype)
+        await (await buses[1].bucket(subjects.CALIBRATIONS)).put(key, wire.encode(calibration))
         blobs = open_blobs(scratch / "blobs")
         context = RoleContext(REPLICA, buses[0], blobs, scratch / "role")
         role = asyncio.create_task(serve_engine(context, POOL, tokenizer, engine))

@@ -6,6 +6,7 @@ A subject begins with its kind and the namespace, so that NATS permissions can s
 from dataclasses import dataclass
 
 JOBS, PROGRESS, POLICY, REPLICAS, PINS, LEDGER = "jobs", "progress", "policy", "replicas", "pins", "ledger"
+CALIBRATIONS = "calibrations"
 TASKS, TURNS, EPISODES, GROUPS, STEPS, EVENTS = "TASKS", "TURNS", "EPISODES", "GROUPS", "STEPS", "EVENTS"
 
 
@@ -66,6 +67,7 @@ BUCKETS = (
     BucketSpec(LEDGER),
     BucketSpec(REPLICAS, ttl_s=REPLICA_TTL_S),
     BucketSpec(PINS, ttl_s=2 * 86400.0),
+    BucketSpec(CALIBRATIONS),
 )
 
 
@@ -138,6 +140,11 @@ def pin_key(namespace: str, job: str, agent: str, group_name: str) -> str:
 def replica_key(role: str, pool: str, replica: str) -> str:
     """Key of a replica's report."""
     return f"{role}.{pool}.{replica}"
+
+
+def calibration_key(pool: str, dtype: str) -> str:
+    """Key of a pool's calibration for engines that compute in `dtype`."""
+    return f"{pool}.{dtype}"
 
 
 def consumer(namespace: str, job: str, *parts: str) -> str:

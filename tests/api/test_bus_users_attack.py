@@ -19,6 +19,7 @@ from tests.api.town import Town, settle_down
 
 from marlaas_api import subjects
 from marlaas_api.bus import Request
+from marlaas_api.bus_memory.stream import matches
 from marlaas_api.bus_nats import connect
 from marlaas_api.bus_users import (
     BusKeys,
@@ -28,6 +29,7 @@ from marlaas_api.bus_users import (
     TrainerUser,
     inbox_prefix,
     mint,
+    permissions,
     server_config,
 )
 from marlaas_api.nats_server import EmbeddedNats
@@ -265,7 +267,7 @@ async def test_every_role_of_the_platform_may_do_its_work(town: Town) -> None:
         (rollout, ("jobs", "progress", "policy", "replicas", "pins")),
         (trainer, ("jobs", "progress", "policy", "replicas")),
         (runner, ("jobs", "progress", "policy", "replicas")),
-        (town.owner, tuple(bucket.name for bucket in subjects.BUCKETS)),
+        (town.owner, tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name != "calibrations")),
     ):
         for name in buckets:
             bucket = await bus.bucket(name)
@@ -295,3 +297,27 @@ async def test_every_role_of_the_platform_may_do_its_work(town: Town) -> None:
     await town.owner.purge(subjects.EPISODES, subjects.episode("team-a", "mine"))
     for bus in (rollout, trainer, runner):
         await bus.close()
+
+
+async def test_a_pools_calibration_is_written_by_its_trainer_and_read_by_its_rollout_alone(town: Town) -> None:
+    """Whoever could write it could have an engine with a wrong adapter serve."""
+    key = subjects.calibration_key("tiny", "float32")
+    trainer = await (await town.connect(TrainerUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
+    rollout = await (await town.connect(RolloutUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
+    await trainer.put(key, b"calibration")
+    found = await rollout.get(key)
+    assert found is not None
+    assert found.data == b"calibration"
+    for user in (
+        RolloutUser("tiny"),
+        RolloutUser("large"),
+        TrainerUser("large"),
+        OrchestratorUser(),
+        RunnerUser(),
+        MINE,
+    ):
+        may = permissions(user)
+        assert not any(matches(granted, f"$KV.calibrations.{key}") for granted in may.publish), user
+    for user in (RolloutUser("large"), TrainerUser("large"), OrchestratorUser(), RunnerUser(), MINE):
+        asked = f"$JS.API.DIRECT.GET.KV_calibrations.$KV.calibrations.{key}"
+        assert not any(matches(granted, asked) for granted in permissions(user).publish), user

@@ -74,7 +74,7 @@ class Loop:
         failpoints.hook = self._pass
         self._keep("orchestrator", lambda c: orchestrator.serve(c))
         self._keep("rollout-0", lambda c: rollout.serve(c, self.pool))
-        await self._reported("rollout", "rollout-0")  # transformers cannot load two models at once in one process
+        await self._reported("rollout", "rollout-0")
         self._keep("trainer-0", lambda c: trainer.serve(c, self.pool))
         return self
 
@@ -107,11 +107,12 @@ class Loop:
         raise AssertionError(f"{name} died too often")
 
     async def _reported(self, role: str, name: str) -> None:
+        """Wait until the engine is started and needs the trainer: transformers cannot load two models at once in one process."""
         bucket = await self.bus.bucket(subjects.REPLICAS)
         async with asyncio.timeout(60), bucket.watch() as entries:
             async for entry in entries:
                 known = entry.key == subjects.replica_key(role, "tiny", name) and entry.data
-                if known and decode_as(ReplicaReport, known).ready:
+                if known and "calibrate" in decode_as(ReplicaReport, known).reason:
                     return
 
     async def submit(self, job: JobDocument) -> None:

@@ -61,7 +61,7 @@ def _sandbox(namespace: str, job: str) -> tuple[str, ...]:
         subjects.episode(namespace, job),
         f"{API}.CONSUMER.MSG.NEXT.{subjects.TASKS}.{consumer}",
         f"$JS.ACK.{subjects.TASKS}.{consumer}.>",
-        f"{API}.DIRECT.GET.KV_{subjects.JOBS}.$KV.{subjects.JOBS}.{subjects.job_key(namespace, job)}",
+        _reads_keys(subjects.JOBS, subjects.job_key(namespace, job)),
     )
 
 
@@ -73,6 +73,7 @@ def _rollout(pool: str) -> tuple[str, ...]:
         "event.*.*.rollout",
         *_writes(subjects.PINS),
         f"$KV.{subjects.REPLICAS}.{subjects.replica_key('rollout', pool, '*')}",
+        _reads_keys(subjects.CALIBRATIONS, subjects.calibration_key(pool, "*")),
         *_reads(subjects.TURNS),
         *_watches(subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.REPLICAS, subjects.PINS),
         f"{API}.STREAM.NAMES",
@@ -84,6 +85,7 @@ def _trainer(pool: str) -> tuple[str, ...]:
         "event.*.*.trainer",
         *_writes(subjects.POLICY),
         f"$KV.{subjects.REPLICAS}.{subjects.replica_key('trainer', pool, '*')}",
+        f"$KV.{subjects.CALIBRATIONS}.{subjects.calibration_key(pool, '*')}",
         *_reads(subjects.GROUPS, subjects.TURNS),
         *_consumes(subjects.GROUPS),
         *_watches(subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.REPLICAS),
@@ -93,7 +95,7 @@ def _trainer(pool: str) -> tuple[str, ...]:
 
 def _orchestrator() -> tuple[str, ...]:
     logs = (subjects.TASKS, subjects.TURNS, subjects.EPISODES, subjects.GROUPS, subjects.STEPS, subjects.EVENTS)
-    buckets = tuple(bucket.name for bucket in subjects.BUCKETS)
+    buckets = tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name != subjects.CALIBRATIONS)
     return (
         "task.*.*",
         "group.*.*.*",
@@ -135,6 +137,11 @@ def _writes(*buckets: str) -> Iterable[str]:
 def _reads(*streams: str) -> tuple[str, ...]:
     calls = ("STREAM.INFO.{}", "DIRECT.GET.{}", "DIRECT.GET.{}.>")
     return tuple(f"{API}.{call.format(stream)}" for stream in streams for call in calls)
+
+
+def _reads_keys(bucket: str, key: str) -> str:
+    """Reading single keys, and no others of the bucket; a body in this call is refused by the server."""
+    return f"{API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}"
 
 
 def _consumes(*streams: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from marlaas_api.messages.episodes import Ending, Episode, FaultClass
 from marlaas_api.messages.groups import GroupReady, StepClosed, TrajectoryRef
 from marlaas_api.messages.jobs import JobDocument, Phase, Progress, StoryEvent, Verdict
 from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
-from marlaas_api.messages.pools import PoolDocument, ReplicaReport
+from marlaas_api.messages.pools import AdaptedLayer, Calibration, PoolDocument, ReplicaReport, SelfTest
 from marlaas_api.messages.steps import Difficulty, EvalRecord, EvalSample, StepOutcome, StepRecord, TaskOutcome
 from marlaas_api.messages.tasks import IssueLedger, Pin, Task
 from marlaas_api.messages.turns import (
@@ -27,6 +27,8 @@ from marlaas_api.messages.turns import (
 from marlaas_api.names import StopReason
 
 __all__ = [
+    "AdaptedLayer",
+    "Calibration",
     "CancelRequest",
     "ChatMessage",
     "Difficulty",
@@ -53,6 +55,7 @@ __all__ = [
     "Progress",
     "ReplicaReport",
     "ReplyPhase",
+    "SelfTest",
     "StepClosed",
     "StepOutcome",
     "StepRecord",

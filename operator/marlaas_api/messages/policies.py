@@ -36,6 +36,8 @@ class Manifest(JobMessage):
 
     parent: the manifest of the version before; files: `adapter_model.safetensors` and `adapter_config.json`, loadable by PEFT. state: the trainer's (optimizer, RNG, counters).
     tensor_digests: per engine dtype, `marlaas_worker.adapters.tensor_digest` of what an engine slot must hold. consumed: groups trained in this step.
+    probe_tolerance: mean |difference of logprobs| on the probes up to which an engine agrees with the trainer (the pool's `Calibration`); the default
+    is that of manifests of earlier releases, in float32.
     metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...).
     """
 
@@ -48,6 +50,7 @@ class Manifest(JobMessage):
     state: BlobRef | None
     tensor_digests: dict[str, str]
     probes: tuple[Probe, ...]
+    probe_tolerance: float = 1e-3
     consumed: tuple[str, ...] = ()
     metrics: dict[str, float] = Field(default_factory=dict)
     trainer: str = ""

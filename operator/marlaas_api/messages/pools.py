@@ -1,4 +1,4 @@
-"""A pool: what its workers are started with, and what each of them reports."""
+"""A pool: what its workers are started with, how exactly its engines must compute, and what each worker reports."""
 
 from typing import Literal
 
@@ -6,6 +6,7 @@ from pydantic import Field
 
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages.base import Message
+from marlaas_api.messages.policies import Probe
 
 
 class PoolDocument(Message):
@@ -16,13 +17,55 @@ class PoolDocument(Message):
     spec: ModelPoolSpec
 
 
+class AdaptedLayer(Message):
+    """A linear layer of the self-test's adapter: its output and input width, and the standard deviation of B's entries."""
+
+    rows: int
+    columns: int
+    size: float
+
+
+class SelfTest(Message):
+    """A random adapter on every adaptable layer, by which an engine shows that it applies its slots.
+
+    `marlaas_worker.calibration.draw_adapter` makes it from the rest of this. sha256: `adapters.tensor_digest` in the calibration's dtype.
+    logprobs: the trainer's of the calibration's probes under it (float32 bytes [T-1] each). tolerance: as the calibration's, under this adapter.
+    """
+
+    seed: int
+    rank: int
+    layers: dict[str, AdaptedLayer]
+    sha256: str
+    logprobs: tuple[bytes, ...]
+    tolerance: float
+
+
+class Calibration(Message):
+    """KV `calibrations`: how far an engine's logprobs may be from the trainer's, for one base model and dtype; a trainer of the pool writes it.
+
+    base: `marlaas_worker.calibration.fingerprint` of the model. noise: mean |difference| of the trainer's logprobs in `dtype` and in float32 on the
+    probes; tolerance: what follows from it. probes: ids, and the trainer's logprobs under the bare base model.
+    """
+
+    pool: str
+    base: str
+    dtype: str
+    noise: float
+    tolerance: float
+    probes: tuple[Probe, ...]
+    self_test: SelfTest
+    trainer: str = ""
+    at: float = 0.0
+
+
 class ReplicaReport(Message):
     """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
 
     max_model_len: longest conversation of the engine, in tokens; 0 if the replica does not say. verified: engine names of the adapter versions that
     this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by job uid; job_turn_bytes: bytes that this
     replica added to the stream of turns. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
-    uid, the words in which this worker has given the job up.
+    uid, the words in which this worker has given the job up. reason: why it is not ready, for people; empty if it is. probe_tolerance: the
+    calibration's, with which a rollout replica passed its self-test; 0 before.
     """
 
     role: Literal["rollout", "trainer", "orchestrator"]
@@ -32,6 +75,8 @@ class ReplicaReport(Message):
     max_rank: int = 0
     max_model_len: int = 0
     ready: bool = True
+    reason: str = ""
+    probe_tolerance: float = 0.0
     verified: tuple[str, ...] = ()
     bound: tuple[str, ...] = ()
     num_running: int = 0

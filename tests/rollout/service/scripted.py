@@ -1,7 +1,7 @@
 """An engine whose replies are scripted, and a tokenizer of characters. The engine reads adapters and answers for what it read, as a real one does."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from marlaas_api.messages import ChatMessage, StopReason
-from marlaas_worker.adapters import AdapterConfig, read_adapter, tensor_digests, tensor_name, write_adapter
+from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.messages import AdaptedLayer, Calibration, ChatMessage, Probe, SelfTest, StopReason
+from marlaas_worker.adapters import (
+    AdapterConfig,
+    read_adapter,
+    tensor_digest,
+    tensor_digests,
+    tensor_name,
+    write_adapter,
+)
+from marlaas_worker.calibration import draw_adapter
 from marlaas_worker.rollout.conversation import BadAppend
 from marlaas_worker.rollout.engine import (
     Began,
@@ -24,6 +33,7 @@ from marlaas_worker.rollout.engine import (
 )
 
 END = 1
+POOL = "pool"
 LIMITS = EngineLimits(slots=4, max_rank=8, max_model_len=1000, max_num_seqs=16, dtype="float32")
 
 
@@ -64,13 +74,16 @@ class Call:
 @dataclass
 class ScriptedEngine:
     """See `engine.Engine`. `open` lets generations end; `reply` is what it draws; `deaths` generations kill it first; `twist` falsifies loads;
-    `queues`: it keeps requests in a queue of its own until it is opened."""
+    `queues`: it keeps requests in a queue of its own until it is opened; without `applies` its slots hold adapters and are not used.
+    """
 
     limits: EngineLimits = LIMITS
+    base: str = "base"
     reply: str = "yes~"
     deaths: int = 0
     queues: bool = False
     refuse: str = ""
+    applies: bool = True
     loads_fail_by: Exception | None = None
     failed_loads: int = 0
     twist: Callable[[Path], Path] = lambda folder: folder
@@ -110,11 +123,12 @@ class ScriptedEngine:
         if len(self._held) >= self.limits.slots or any(held.name == adapter.name for held in self._held):
             raise LoadFailed(f"{adapter.name}: no room, or loaded already")
         self._held[adapter] = self.twist(adapter.folder)
-        self.loads.append(adapter.name)
+        if not adapter.name.startswith("self-test."):
+            self.loads.append(adapter.name)
 
     async def unload(self, adapter: LoadedAdapter) -> None:
         self._check()
-        if self._held.pop(adapter, None) is not None:
+        if self._held.pop(adapter, None) is not None and not adapter.name.startswith("self-test."):
             self.unloads.append(adapter.name)
 
     async def digest(self, adapter: LoadedAdapter) -> str:
@@ -124,7 +138,7 @@ class ScriptedEngine:
 
     async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         self._check()
-        return np.full(len(ids) - 1, gain(self._held[adapter]), np.float32)
+        return np.full(len(ids) - 1, gain(self._held[adapter]) if self.applies else 0.0, np.float32)
 
     async def generate(
         self,
@@ -172,7 +186,33 @@ class ScriptedEngine:
 
 
 def gain(folder: Path) -> float:
-    return float(read_adapter(folder)[0][tensor_name("layer", "B")].mean())
+    return mean_of(read_adapter(folder)[0])
+
+
+def mean_of(tensors: Mapping[str, torch.Tensor]) -> float:
+    return float(tensors[tensor_name("layer", "B")].float().mean())
+
+
+def calibration_of(engine: ScriptedEngine) -> Calibration:
+    """What a trainer would write for such an engine; the self-test's adapter moves every logprob by 0.4 or so."""
+    ids = np.arange(10, 18, dtype=np.int32)
+    layers = {"layer": AdaptedLayer(rows=4, columns=4, size=2.0)}
+    drawn = SelfTest(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
+    tensors, config = draw_adapter(drawn, engine.limits.dtype)
+    expected = {
+        "sha256": tensor_digest(tensors, config.scaling, engine.limits.dtype),
+        "logprobs": (pack_logprobs([mean_of(tensors)] * 7),),
+    }
+    return Calibration(
+        pool=POOL,
+        base=engine.base,
+        dtype=engine.limits.dtype,
+        noise=0.0,
+        tolerance=1e-4,
+        probes=(Probe(ids=pack_ids(ids), logprobs=pack_logprobs([0.0] * 7)),),
+        self_test=drawn.model_copy(update=expected),
+        trainer="trainer-0",
+    )
 
 
 def adapter_files(seed: int) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ import pytest
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import ReplyPhase
 from marlaas_worker.rollout import generation, requests, supervision
+from marlaas_worker.rollout.self_test import SelfTestFailed
 
 
 async def test_requests_outlive_the_engine(town: Any, make_engine: Callable[..., Any]) -> None:
@@ -115,6 +116,49 @@ async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
         with pytest.raises(BaseExceptionGroup) as ended:
             await replica.task
     assert ended.group_contains(Permanent, match="no memory", depth=None)
+
+
+@pytest.mark.parametrize("life", ["first", "second"])
+async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role(
+    town: Any, make_engine: Callable[..., Any], life: str
+) -> None:
+    """It is not started again within the process: the same engine would fail again, and nobody would hear of it."""
+    engine = make_engine(applies=life == "second")
+    await town.calibrate(engine)
+    replica = await town.begin("rollout-0", engine)
+    if life == "second":
+        await town.report("rollout-0", lambda report: report.ready)
+        engine.applies = False
+        engine.die()
+        job = await town.job()
+        async with town.asking(job.request()):  # the first to notice
+            with pytest.raises(BaseExceptionGroup) as ended:
+                await replica.task
+    else:
+        with pytest.raises(BaseExceptionGroup) as ended:
+            await replica.task
+    assert ended.group_contains(SelfTestFailed, match=r"slot 1 of 4: .* it is not applied", depth=None)
+    assert engine.starts == (1 if life == "first" else 2)
+    assert engine.calls == []
+
+
+async def test_an_engine_waits_for_its_calibration_and_says_so(town: Any, make_engine: Callable[..., Any]) -> None:
+    engine = make_engine()
+    await town.begin("rollout-0", engine)
+
+    async def says(words: str) -> None:
+        found = await town.report("rollout-0", lambda report: words in report.reason)
+        assert (found.ready, found.probe_tolerance) == (False, 0.0)
+
+    await says("waiting for a trainer of pool pool to calibrate the base model for float32")
+    await town.calibrate(engine, dtype="bfloat16")
+    await says("has calibrated for bfloat16, this engine computes in float32; set the pool's rollout.dtype")
+    await town.calibrate(engine, base="another")
+    await says("trainer trainer-0 of pool pool has base model another, this engine base")
+    await town.calibrate(engine)
+    found = await town.report("rollout-0", lambda report: report.ready)
+    assert (found.reason, found.probe_tolerance) == ("", 1e-4)
+    assert (await town.ask((await town.job()).request())).text == "yes"
 
 
 async def test_a_role_told_to_stop_while_its_engine_starts_stops(town: Any, make_engine: Callable[..., Any]) -> None:

@@ -177,6 +177,7 @@ def _message(rng: random.Random) -> ChatMessage:
 @contextlib.asynccontextmanager
 async def serving(town: Any, tokenizer: PretrainedTokenizer, engine: DrawingEngine) -> AsyncIterator[None]:
     engine.open.set()
+    await town.calibrate(engine)
     context = RoleContext("rollout-0", await town.connect("rollout-0"), town.blobs, town.scratch / "rollout-0")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve_engine(context, POOL, tokenizer, engine))

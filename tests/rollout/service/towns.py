@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from tests.rollout.service.asking import Asked, Job
-from tests.rollout.service.scripted import CharacterTokenizer, ScriptedEngine, adapter_files, gain
+from tests.rollout.service.scripted import POOL, CharacterTokenizer, ScriptedEngine, adapter_files, calibration_of, gain
 
 from marlaas_api import subjects, wire
 from marlaas_api.arrays import pack_ids, pack_logprobs
@@ -42,7 +42,6 @@ from marlaas_worker.adapters import read_adapter, tensor_digests
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.service import serve_engine
 
-POOL = "pool"
 PROBE = np.arange(10, 18, dtype=np.int32)
 
 
@@ -90,13 +89,25 @@ class Town:
         if engine is None:
             engine = ScriptedEngine()
             engine.open.set()
+        await self.calibrate(engine)
+        replica = await self.begin(name, engine, trims)
+        await self.report(name, lambda report: report.ready)
+        return replica
+
+    async def begin(self, name: str, engine: ScriptedEngine, trims: bool = False) -> Replica:
+        """Start a replica, whether or not it can ever serve."""
         scratch = self.scratch / f"{name}-{len(self.replicas)}"
         context = RoleContext(name, await self.connect(name), self.blobs, scratch)
         task = asyncio.create_task(serve_engine(context, POOL, CharacterTokenizer(trims), engine))
         replica = Replica(name, engine, context, task)
         self.replicas.append(replica)
-        await self.report(name, lambda report: report.ready)
         return replica
+
+    async def calibrate(self, engine: ScriptedEngine, **changes: Any) -> None:
+        """The trainer's part before any engine serves: what such engines score under no adapter and under the self-test's."""
+        calibration = calibration_of(engine).model_copy(update=changes)
+        key = subjects.calibration_key(POOL, calibration.dtype)
+        await self.put(subjects.CALIBRATIONS, key, calibration)
 
     async def job(self, name: str = "job", admitted: bool = True, **spec: Any) -> Job:
         """Submit a job with version 0."""

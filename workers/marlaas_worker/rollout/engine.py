@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import StopReason
+from marlaas_worker.calibration import fingerprint
 
 T = TypeVar("T")
 Began = Callable[[], None]
@@ -80,8 +81,13 @@ class Completion:
 
 
 class Engine(Protocol):
-    """One engine. Every method raises EngineDown once the engine is gone; `restart` makes an empty one."""
+    """One engine. Every method raises EngineDown once the engine is gone; `restart` makes an empty one.
 
+    base: `calibration.fingerprint` of its base model.
+    """
+
+    @property
+    def base(self) -> str: ...
     @property
     def limits(self) -> EngineLimits: ...
     async def start(self) -> None:
@@ -138,9 +144,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """What an engine's limits need to know of the model in a Hugging Face folder."""
+    """What an engine needs to know of the model in a Hugging Face folder. fingerprint: `calibration.fingerprint`."""
 
     folder: Path
+    fingerprint: str
     vocab_size: int
     max_positions: int
 
@@ -153,7 +160,7 @@ def read_base_model(folder: Path) -> BaseModel:
         raise Permanent(f"no base model in {folder}: {error}; see `marlaas models list`") from error
     text = {**fields, **fields.get("text_config", {})}
     try:
-        return BaseModel(folder, int(text["vocab_size"]), int(text["max_position_embeddings"]))
+        return BaseModel(folder, fingerprint(folder), int(text["vocab_size"]), int(text["max_position_embeddings"]))
     except (KeyError, TypeError, ValueError) as error:
         raise Permanent(f"{folder / 'config.json'} does not describe a causal language model: {error!r}") from error
 

@@ -60,6 +60,10 @@ class ReferenceEngine:
         self._life: _Life | None = None
 
     @property
+    def base(self) -> str:
+        return self._base.fingerprint
+
+    @property
     def limits(self) -> EngineLimits:
         return self._limits
 

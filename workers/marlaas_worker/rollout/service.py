@@ -8,6 +8,7 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import PoolDocument, ReplicaReport
 from marlaas_worker.mirror import REREAD_S
 from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.conversation import Tokenizer
 from marlaas_worker.rollout.dispatch import Door
 from marlaas_worker.rollout.engine import Engine
@@ -23,6 +24,7 @@ from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.record import TurnLog
 from marlaas_worker.rollout.report import Reporter
 from marlaas_worker.rollout.requests import Requests
+from marlaas_worker.rollout.self_test import SelfTest
 from marlaas_worker.rollout.story import Story
 from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer, TemplateNotice
@@ -76,7 +78,9 @@ class _Rollout:
         self._changed = asyncio.Event()
         self._draining = False
         self._death = ""
-        self._engine = SupervisedEngine(engine, self._engine_died, self._engine_revived)
+        self._phase = "the engine is starting"
+        self._calibrations = Calibrations(context.bus, pool, engine.base, engine.limits.dtype)
+        self._engine = SupervisedEngine(engine, self._test, self._engine_died, self._engine_revived)
         self._meter = EngineMeter()
         self._door = Door(engine.limits.max_num_seqs)
         self._policies = Policies(context.bus, pool, self._changed.set)
@@ -167,11 +171,27 @@ class _Rollout:
         self._reporter.changed()
         await self._requests.drain(DRAIN_S)
 
+    async def _test(self, engine: Engine) -> None:
+        """What every life of the engine must pass before it serves. Raises SelfTestFailed, EngineDown."""
+        self._phase = ""
+        self._reporter.changed()
+        calibration = await self._calibrations.wait()
+        self._phase = "the engine's self-test is running"
+        self._reporter.changed()
+        await SelfTest(calibration, self._context.scratch / "self-test", self._engine.slot_numbers).run(engine)
+
     def _ready(self) -> bool:
         return self._engine.up and not self._draining
 
+    def _reason(self) -> str:
+        """Why the replica is not ready; empty if it is."""
+        if self._ready():
+            return ""
+        return "the replica is draining" if self._draining else self._phase or self._calibrations.reason
+
     def _engine_died(self, reason: str) -> None:
         self._death = reason
+        self._phase = f"the engine is restarting: {reason}"
         self._versions.died()
 
     def _engine_revived(self) -> None:
@@ -206,6 +226,8 @@ class _Rollout:
             max_rank=limits.max_rank,
             max_model_len=limits.max_model_len,
             ready=self._ready(),
+            reason=self._reason(),
+            probe_tolerance=self._calibrations.tolerance,
             verified=self._versions.verified,
             num_running=self._meter.num_running,
             job_tokens=dict(self._meter.job_tokens),

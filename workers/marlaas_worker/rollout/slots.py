@@ -34,12 +34,15 @@ class SlotPlan:
 
 
 class SlotTable:
-    """What the rollout role knows of its engine's slots. A version is loading, then ready, and runs requests while acquired."""
+    """What the rollout role knows of its engine's slots. A version is loading, then ready, and runs requests while acquired.
 
-    def __init__(self, num_slots: int) -> None:
+    numbers: where slot numbers come from, if others number slots of the same engine too.
+    """
+
+    def __init__(self, num_slots: int, numbers: Iterator[int] | None = None) -> None:
         self.num_slots = num_slots
         self._slots: dict[str, _Slot] = {}
-        self._ids = count(1)
+        self._ids = count(1) if numbers is None else numbers
         self._ticks = count(1)
 
     def plan(self, wanted: Iterable[str]) -> SlotPlan:

@@ -1,4 +1,4 @@
-"""The engine's lives: whoever finds it dead or hanging says so, and exactly one restart follows, however many say it.
+"""The engine's lives: whoever finds it dead or hanging says so, and exactly one restart follows, however many say it. Each life begins with a test.
 
 A supervised engine is an engine. Its calls fail with EngineDown from the moment of death until the next life has begun; what
 an earlier life held (adapters, slots) is void, which callers tell by `life`.
@@ -6,7 +6,8 @@ an earlier life held (adapters, slots) is void, which callers tell by `life`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from marlaas_worker.rollout.engine import (
     Sampling,
     unheard,
 )
+from marlaas_worker.rollout.self_test import SelfTestFailed
 
 HEALTH_CHECK_S = 5.0
 RESTART_WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -32,19 +34,32 @@ T = TypeVar("T")
 
 
 class SupervisedEngine:
-    """See `engine.Engine`. `died` is called with the reason at each death, `revived` when the next life has begun.
+    """See `engine.Engine`. `died` is called with the reason at each death, `revived` when the next life has begun; `test` is passed before any
+    life serves.
 
-    life: counted from 0; restarts: lives begun after a death.
+    life: counted from 0; restarts: lives begun after a death. slot_numbers: for all that is ever loaded into it.
     """
 
-    def __init__(self, engine: Engine, died: Callable[[str], None], revived: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        test: Callable[[Engine], Awaitable[None]],
+        died: Callable[[str], None],
+        revived: Callable[[], None],
+    ) -> None:
         self._engine = engine
+        self._test = test
         self._died = died
         self._revived = revived
         self._down = asyncio.Event()
+        self.slot_numbers: Iterator[int] = count(1)
         self.up = False
         self.life = 0
         self.restarts = 0
+
+    @property
+    def base(self) -> str:
+        return self._engine.base
 
     @property
     def limits(self) -> EngineLimits:
@@ -52,10 +67,12 @@ class SupervisedEngine:
 
     async def start(self) -> None:
         await self._engine.start()
+        await self._test(self._engine)
         self.up = True
 
     async def restart(self) -> None:
         await self._engine.restart()
+        await self._test(self._engine)
         self.up = True
 
     async def stop(self) -> None:
@@ -131,6 +148,8 @@ class SupervisedEngine:
             await asyncio.sleep(wait_s)
             try:
                 await self.restart()
+            except SelfTestFailed:
+                raise  # the same engine on the same machine would fail again
             except MarlaasError:
                 _log.exception("engine restart %d of %d failed", attempt, len(RESTART_WAITS_S))
                 if attempt == len(RESTART_WAITS_S):

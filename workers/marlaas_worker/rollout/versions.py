@@ -59,7 +59,7 @@ class Versions:
         self._load_proven = load_proven
         self._story = story
         self._changed = changed
-        self._table = SlotTable(engine.limits.slots)
+        self._table = SlotTable(engine.limits.slots, engine.slot_numbers)
         self._retries = Retries()
         self._newest: dict[AdapterRef, AdapterRef] = {}
         self._wake = asyncio.Event()

@@ -62,6 +62,10 @@ class VllmEngine:
         self._life: Life | None = None
 
     @property
+    def base(self) -> str:
+        return self._settings.model.fingerprint
+
+    @property
     def limits(self) -> EngineLimits:
         return self._settings.limits
 

@@ -18,11 +18,12 @@ import torch
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.kinds.base import quantity
+from marlaas_worker.calibration import is_adaptable
+from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.rollout.engine import BaseModel, EngineLimits
 
 BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 512
-_NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
 _RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
 
@@ -54,13 +55,6 @@ def vllm_settings(model: BaseModel, spec: ModelPoolSpec, scratch: Path) -> VllmS
         dtype=choose_dtype(spec.rollout.dtype, torch.cuda.is_available()),
     )
     return VllmSettings(model, spec, limits, scratch)
-
-
-def choose_dtype(wanted: str, gpu: bool) -> str:
-    """Resolve `auto`: bfloat16 on a GPU; float32 on a CPU, where it is as fast and agrees with the trainer to 1e-6 (bench/rollout_engine.py)."""
-    if wanted != "auto":
-        return wanted
-    return "bfloat16" if gpu else "float32"
 
 
 def choose_threads(wanted: int | None, num_cores: int) -> int:
@@ -122,7 +116,7 @@ def adaptable_layers(model: Path) -> set[str]:
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         weights = (key.removesuffix(".weight") for key, entry in header.items() if len(entry.get("shape", ())) == 2)
-        names |= {weight.rpartition(".")[2] for weight in weights if not _NOT_ADAPTED.search(weight)}
+        names |= {weight.rpartition(".")[2] for weight in weights if is_adaptable(weight)}
     if not names:
         raise Permanent(f"no linear layers in the *.safetensors of {model}; MARLaaS serves models in that format")
     return names

@@ -140,8 +140,7 @@ class AgentTraining:
         await self._publish(learner, StepResult(version + 1, closed.step, consumed, metrics, train_s))
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
-        vocab_size = self._shared.model.vocab_size
-        contents = await self._compute(lambda: contents_of(learner, self._assignment, vocab_size, result))
+        contents = await self._compute(lambda: contents_of(learner, self._shared.calibration, result))
         self.lease = await self._policy.commit(self.lease, contents)
         self._shared.commits[self._assignment.key] += 1
         self._adapters[result.version] = sha256_hex(contents.files[TENSORS_FILE])

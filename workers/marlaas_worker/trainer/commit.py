@@ -59,6 +59,7 @@ class Contents:
     state: bytes
     digests: dict[str, str]
     probes: tuple[Probe, ...]
+    probe_tolerance: float
 
 
 async def patiently(call: Callable[[], Awaitable[T]], what: str, retry_s: float) -> T:
@@ -139,6 +140,7 @@ class PolicyKey:
             state=state,
             tensor_digests=contents.digests,
             probes=contents.probes,
+            probe_tolerance=contents.probe_tolerance,
             consumed=result.consumed,
             metrics=result.metrics,
             trainer=self._context.name,

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import OptimizerSpec, TrainingSpec
+from marlaas_api.messages import Probe
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
+from marlaas_worker.calibration import ids_of
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import CAPS, FLOOR, Bounds
 from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.model import AttachedAdapter, BaseModel, WeightsMismatch, initial_weights
-from marlaas_worker.trainer.rows import Row, Segment, chain
+from marlaas_worker.trainer.probes import measured
+from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.state import StateInvalid, TrainingState
 
 
@@ -150,14 +153,9 @@ class Learner:
             initial=self._initial,
         )
 
-    def logprobs(self, segments: Sequence[Segment]) -> Tensor:
-        """Logprobs of the segments' marked tokens at temperature 1, without gradient; float32 in host memory."""
-        with torch.no_grad():
-            return (
-                self._model.logprobs(self._adapter, collate([chain(segment) for segment in segments]), 1.0)
-                .float()
-                .cpu()
-            )
+    def measure(self, probes: Sequence[Probe]) -> tuple[Probe, ...]:
+        """The probes with their logprobs under the present weights."""
+        return measured(self._model, self._adapter, [ids.tolist() for ids in ids_of(probes)])
 
     def close(self) -> None:
         """Take the adapter off the base model."""

@@ -28,6 +28,7 @@ from marlaas_worker.adapters import AdapterConfig, tensor_name
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.head import token_logprobs
 from marlaas_worker.trainer.lora import fuse
+from marlaas_worker.trainer.precise import in_float32, precise_token_logprobs
 from marlaas_worker.trainer.recompute import LayerRecompute
 from marlaas_worker.trainer.reproducible import compute_reproducibly
 from marlaas_worker.trainer.rows import Segment, chain, plant
@@ -88,7 +89,7 @@ def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> 
 
 
 class BaseModel:
-    """A causal language model in Hugging Face format: float32 on a CPU, bfloat16 on a GPU; adapters are float32 on both.
+    """A causal language model in Hugging Face format, in `dtype` (None: float32 on a CPU, bfloat16 on a GPU); adapters are float32 in any case.
 
     linear_layers: names that an adapter may target, the decoder's linear layers; neither head nor embeddings. pairs_per_token: for `rows.plant`, 0 if the
     architecture cannot share beginnings. activation_bytes: a micro-batch whose activations need more memory computes its layers again in the
@@ -98,11 +99,19 @@ class BaseModel:
         ModelUnusable: the folder cannot be read, or the architecture changes its logits after the head.
     """
 
-    def __init__(self, path: str, device: str | None = None, activation_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        device: str | None = None,
+        activation_bytes: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         compute_reproducibly(self.device)
         self._name = Path(path).name
-        self._model: Any = _load(path, torch.float32 if self.device.type == "cpu" else torch.bfloat16, self.device)
+        default = torch.float32 if self.device.type == "cpu" else torch.bfloat16
+        self._model: Any = _load(path, dtype or default, self.device)
         self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
         self.linear_layers = _linear_layers(self._decoder)
         self._recompute = LayerRecompute(self._decoder, activation_bytes)
@@ -121,6 +130,12 @@ class BaseModel:
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that are attached."""
         return () if self._peft is None else tuple(self._peft.peft_config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        dtype: torch.dtype = self._head.weight.dtype
+        return dtype
 
     @property
     def vocab_size(self) -> int:
@@ -165,6 +180,35 @@ class BaseModel:
             self._activate(adapter)
             before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
             return token_logprobs(before, self._head.weight, self._tensor(batch.targets), temperature)
+
+    @torch.no_grad()
+    def precise_logprobs(self, adapter: AttachedAdapter | None, batch: MicroBatch) -> Tensor:
+        """`logprobs` at temperature 1 of the same weights computed in float32, layer by layer; for calibration."""
+        with in_float32(self._decoder):
+            self._activate(adapter)
+            before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
+            return precise_token_logprobs(before, self._head.weight, self._tensor(batch.targets))
+
+    @torch.no_grad()
+    def write(self, ids: Tensor, num_tokens: int, draw: torch.Generator) -> Tensor:
+        """Continue rows [B, T] to `num_tokens` each, drawn on the CPU from the bare base model at temperature 1."""
+        self._activate(None)
+        step, past = ids, None
+        while ids.shape[1] < num_tokens:
+            output = self._decoder(input_ids=step.to(self.device), past_key_values=past, use_cache=True)
+            logits = (output.last_hidden_state[:, -1] @ self._head.weight.T).float().cpu()
+            step, past = torch.multinomial(logits.softmax(-1), 1, generator=draw), output.past_key_values
+            ids = torch.cat((ids, step), dim=1)
+        return ids
+
+    def layer_shapes(self) -> dict[str, tuple[int, int, float]]:
+        """Output width, input width, and root mean square of the weights of every linear layer of the decoder, by the model's own names."""
+        found = {}
+        for name, module in self._model.named_modules():
+            if isinstance(module, nn.Linear) and module is not self._head and ".lora_" not in name:
+                scale = module.weight.float().square().mean().sqrt().item()
+                found[name.removesuffix(".base_layer")] = (module.out_features, module.in_features, scale)
+        return found
 
     def backward(self, loss: Tensor, batch: MicroBatch) -> None:
         """Add the loss's gradient to the active adapter's parameters. Raises OutOfMemory."""

@@ -20,9 +20,11 @@ from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.kinds import quantity
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
+from marlaas_worker.adapters import DTYPES
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
 from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
 from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.lease import Absences, may_bind
@@ -39,13 +41,18 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
 
     Raises:
         ModelUnusable: the pool's base model cannot be loaded.
+        CalibrationFailed: it is too coarse in the engines' dtype to tell a wrong adapter from rounding.
     """
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
     try:
         activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
-        model = await compute.run(lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes))
+        dtype = DTYPES[engine_dtype(pool)]
+        model = await compute.run(lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes, dtype=dtype))
         log.info("base model %s is loaded", pool.model_path)
-        await Trainer(Shared(context, model, compute, timing or Timing()), pool.name).run()
+        calibration = await compute.run(lambda: calibrate(model, pool))
+        timing = timing or Timing()
+        await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
+        await Trainer(Shared(context, model, compute, timing, calibration), pool.name).run()
     finally:
         compute.close()
 

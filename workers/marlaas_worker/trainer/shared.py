@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable
-from marlaas_api.messages import StoryEvent
+from marlaas_api.messages import Calibration, StoryEvent
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.compute import Compute
@@ -33,6 +33,7 @@ class Shared:
     model: BaseModel
     compute: Compute
     timing: Timing
+    calibration: Calibration
     commits: Counter[str] = field(default_factory=Counter)
 
     async def tell(self, assignment: Assignment, reason: str, message: str) -> None:

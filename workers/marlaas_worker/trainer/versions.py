@@ -4,12 +4,10 @@ from torch import Tensor
 
 from marlaas_api import wire
 from marlaas_api.blobs import BlobMissing, BlobRef, Blobs
-from marlaas_api.messages import Manifest
+from marlaas_api.messages import Calibration, Manifest
 from marlaas_worker.adapters import TENSORS_FILE, read_adapter, tensor_digests, write_adapter
-from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.commit import Contents, StepResult
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.probes import probe
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
 
 
@@ -41,7 +39,7 @@ async def known_adapters(blobs: Blobs, manifest: Manifest, num_before: int) -> d
     return known
 
 
-def contents_of(learner: Learner, assignment: Assignment, vocab_size: int, result: StepResult) -> Contents:
+def contents_of(learner: Learner, calibration: Calibration, result: StepResult) -> Contents:
     """The learner's present weights as a version; runs on the compute thread."""
     weights = learner.weights()
     return Contents(
@@ -50,5 +48,6 @@ def contents_of(learner: Learner, assignment: Assignment, vocab_size: int, resul
         files=write_adapter(weights, learner.config),
         state=write_state(learner.state(result.step, result.consumed)),
         digests=tensor_digests(weights, learner.config.scaling),
-        probes=probe(learner, assignment.document.seed, assignment.agent.name, vocab_size),
+        probes=learner.measure(calibration.probes),
+        probe_tolerance=calibration.tolerance,
     )

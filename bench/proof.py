@@ -1,0 +1,295 @@
+"""Does delivery's proof refuse good versions, and does it let wrong ones pass? `--model tiny|smollm2 --dtype float32|bfloat16 --versions N --wrong N`.
+
+Good ones: versions of four agents, trained by AdamW on random advantages of text that the model writes, at learning rates 1e-6 to 1e-3. Wrong ones come in two
+kinds: another adapter in the slot than the manifest's, its file's sha256 forged; and an engine that applies right slots wrongly, or has another
+base model (`bench/proof_faults.py`). Each is counted by the part of the proof that found it.
+"""
+
+import argparse
+import asyncio
+import itertools
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.runs import table
+from marlaas.models import prepare
+from marlaas_api.blobs import BlobRef, sha256_hex
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import Calibration, Manifest, PoolDocument
+from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_digests, write_adapter
+from marlaas_worker.rollout import vllm_life
+from marlaas_worker.rollout.engine import LoadedAdapter
+from marlaas_worker.rollout.proof import ProofFailed, load_proven
+from marlaas_worker.rollout.self_test import SelfTest, SelfTestFailed
+from marlaas_worker.rollout.vllm_engine import VllmEngine
+from marlaas_worker.rollout.vllm_settings import engine_arguments
+from marlaas_worker.trainer.calibration import calibrate
+from marlaas_worker.trainer.model import BaseModel, initial_weights
+from marlaas_worker.trainer.probes import batch_of, measured
+
+MODELS = {"tiny": "tiny", "smollm2": "smollm2-135m-instruct"}
+RATES = (1e-6, 1e-5, 1e-4, 1e-3)
+RANK, SLOTS = 16, 8
+OTHER_BASE = 0.02
+"""Noise on each matrix of another base model, against the matrix's own scale."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published version, in a folder of its own."""
+
+    manifest: Manifest
+    folder: Path
+    rate: float
+    tensors: dict[str, torch.Tensor]
+
+
+class Publisher:
+    """A trainer's side: the base model, its calibration, and versions."""
+
+    def __init__(self, pool: PoolDocument, dtype: str, folder: Path) -> None:
+        self.model = BaseModel(pool.model_path, dtype=DTYPES[dtype])
+        began = time.perf_counter()
+        self.calibration: Calibration = calibrate(self.model, pool)
+        self.calibrate_s = time.perf_counter() - began
+        self._folder, self._numbers = folder, itertools.count()
+        self._ids = [probe.ids for probe in self.calibration.probes]
+
+    def chain(self, number: int, num_versions: int) -> Iterator[Version]:
+        """One agent's versions 1, 2, ...; each is one AdamW step from the one before."""
+        rate = RATES[number % len(RATES)]
+        adapter = self.model.attach(RANK, 2 * RANK, ())
+        adapter.load(initial_weights(adapter.parameters, number, "bench"))
+        optimizer = torch.optim.AdamW(adapter.parameters.values(), lr=rate, weight_decay=0.0)
+        draw = torch.Generator().manual_seed(number)
+        rows = self.model.write(torch.randint(self.model.vocab_size, (8, 1), generator=draw), 16, draw).tolist()
+        for version in range(1, num_versions + 1):
+            batch = batch_of([rows[place] for place in torch.randperm(len(rows), generator=draw)[:2].tolist()])
+            logprobs = self.model.logprobs(adapter, batch, 1.0)
+            loss = -(torch.randn(logprobs.shape, generator=draw) * logprobs).mean()
+            self.model.backward(loss, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+            yield self.publish(number, version, adapter, rate)
+        self.model.detach(adapter)
+
+    def publish(self, agent: int, version: int, adapter: Any, rate: float) -> Version:
+        tensors = adapter.tensors()
+        probes = [torch.frombuffer(bytearray(ids), dtype=torch.int32).tolist() for ids in self._ids]
+        return self.write(agent, version, tensors, rate, measured(self.model, adapter, probes))
+
+    def write(self, agent: int, version: int, tensors: dict[str, torch.Tensor], rate: float, probes: Any) -> Version:
+        files = write_adapter(tensors, AdapterConfig(RANK, 2 * RANK))
+        folder = self._folder / str(next(self._numbers))
+        folder.mkdir(parents=True)
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        refs = {name: BlobRef(name=name, sha256=sha256_hex(data), size_bytes=len(data)) for name, data in files.items()}
+        manifest = Manifest(
+            namespace="bench", job="job", uid="u", agent=f"a{agent}", version=version, step=version - 1, parent=None,
+            rank=RANK, files=refs, state=None, tensor_digests=tensor_digests(tensors, 2.0), probes=probes,
+            probe_tolerance=self.calibration.tolerance,
+        )  # fmt: skip
+        return Version(manifest, folder, rate, tensors)
+
+
+class Bench:
+    """An engine, and what is tried on it."""
+
+    def __init__(self, engine: VllmEngine, publisher: Publisher, folder: Path) -> None:
+        self.engine, self.publisher, self._folder = engine, publisher, folder
+        self.slot_numbers = itertools.count(1)
+        self.gaps: dict[float, list[float]] = {rate: [] for rate in RATES}
+        self.refusals: list[str] = []
+        self.caught: dict[str, Counter[str]] = {}
+
+    async def self_test(self, base: str = "") -> str:
+        """The part that found something; empty if nothing did."""
+        test = SelfTest(self.publisher.calibration, self._folder / "self-test", self.slot_numbers)
+        try:
+            await test.run(self.engine)
+        except SelfTestFailed:
+            return "self-test"
+        return ""
+
+    async def prove(self, manifest: Manifest, folder: Path) -> float:
+        adapter = LoadedAdapter(manifest.adapter.engine_name, next(self.slot_numbers), folder)
+        proof = await load_proven(self.engine, manifest, adapter)
+        await self.engine.unload(adapter)
+        return proof.probe_gap
+
+    async def good(self, versions: Sequence[Version]) -> None:
+        """Prove versions, as many at once as there are slots."""
+        found = await asyncio.gather(
+            *(self.prove(one.manifest, one.folder) for one in versions), return_exceptions=True
+        )
+        for version, gap in zip(versions, found, strict=True):
+            if isinstance(gap, ProofFailed):
+                self.refusals.append(str(gap))
+            elif isinstance(gap, BaseException):
+                raise gap
+            else:
+                self.gaps[version.rate].append(gap)
+
+    async def wrong(self, kind: str, published: Version, held: Version) -> None:
+        """`held` lies where `published` should, with forged file digests; which part finds it, and whether the probes alone would."""
+        for name, digests in (
+            (kind, published.manifest.tensor_digests),
+            (f"{kind}: probes alone", held.manifest.tensor_digests),
+        ):
+            forged = published.manifest.model_copy(update={"files": held.manifest.files, "tensor_digests": digests})
+            try:
+                await self.prove(forged, held.folder)
+                part = "nothing"
+            except ProofFailed as error:
+                part = error.check.value
+            self.caught.setdefault(name, Counter())[part] += 1
+
+    async def faulty(self, kind: str, switch: Callable[[], Any]) -> None:
+        await switch()
+        self.caught.setdefault(kind, Counter())[await self.self_test() or "nothing"] += 1
+
+    async def tell(self, method: str, *arguments: Any) -> None:
+        """Switch a fault within the engine's worker."""
+        assert self.engine._life is not None
+        await self.engine._life.llm.collective_rpc(method, args=arguments)
+
+
+def changed(publisher: Publisher, version: Version, change: str, number: int) -> Version:
+    """The version's adapter scaled by 2, or without one of its layers."""
+    tensors = dict(version.tensors)
+    ups = sorted(name for name in tensors if ".lora_B." in name)
+    if change == "scaled":
+        tensors = {name: 2 * tensor if ".lora_B." in name else tensor for name, tensor in tensors.items()}
+    else:
+        layer = ups[number % len(ups)]
+        del tensors[layer], tensors[layer.replace(".lora_B.", ".lora_A.")]
+    return publisher.write(0, version.manifest.version, tensors, version.rate, version.manifest.probes)
+
+
+@asynccontextmanager
+async def started(pool: PoolDocument, scratch: Path) -> AsyncIterator[VllmEngine]:
+    """An engine whose worker can be made faulty."""
+
+    def faulty(*arguments: Any) -> dict[str, Any]:
+        return {**engine_arguments(*arguments), "worker_extension_cls": "bench.proof_faults.FaultySlots"}
+
+    vars(vllm_life)["engine_arguments"] = faulty
+    engine = VllmEngine(Path(pool.model_path), pool.spec, frozenset(), scratch / "vllm")
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def measure(options: argparse.Namespace, scratch: Path) -> None:
+    path = str(prepare(MODELS[options.model]))
+    rollout = {"dtype": options.dtype, "maxNumSeqs": 64, "kvCacheBytes": "256Mi", "maxModelLen": 128}
+    spec = {"model": {"path": path}, "adapterSlots": options.slots, "maxRank": RANK, "rollout": rollout}
+    pool = PoolDocument(name="bench", model_path=path, spec=ModelPoolSpec.model_validate(spec))
+    publisher = await asyncio.to_thread(Publisher, pool, options.dtype, scratch / "published")
+    calibration = publisher.calibration
+    print(
+        f"{options.model} {options.dtype}: noise {calibration.noise:.2e}, tolerance {calibration.tolerance:.2e}, under the self-test's adapter "
+        f"{calibration.self_test.tolerance:.2e}; calibrated in {publisher.calibrate_s:.1f} s",
+        flush=True,
+    )
+    async with started(pool, scratch) as engine:
+        bench = Bench(engine, publisher, scratch)
+        began = time.perf_counter()
+        failed = await bench.self_test()
+        print(
+            f"self-test of {options.slots} slots: {failed or 'passed'} in {time.perf_counter() - began:.2f} s",
+            flush=True,
+        )
+        kept = await good(bench, options)
+        report_good(bench)
+        await wrong(bench, kept, options.wrong)
+    print(table(["what is wrong", "tried", "found by"], [_row(kind, parts) for kind, parts in bench.caught.items()]))
+
+
+async def good(bench: Bench, options: argparse.Namespace) -> list[list[Version]]:
+    """Prove all versions; of each agent the last few stay for what follows, the others' files go."""
+    chains = [bench.publisher.chain(number, -(-options.versions // len(RATES))) for number in range(len(RATES))]
+    kept: list[list[Version]] = []
+    for chain in chains:
+        last: list[Version] = []
+        while versions := await asyncio.to_thread(_take, chain, options.slots):
+            await bench.good(versions)
+            last = [*last, *versions]
+            for version in last[:-30]:
+                for file in version.folder.iterdir():
+                    file.unlink()
+            last = last[-30:]
+        kept.append(last)
+    return kept
+
+
+async def wrong(bench: Bench, kept: list[list[Version]], num: int) -> None:
+    """Every kind of wrong one, so many times each."""
+    pairs = [pair for chain in kept for pair in itertools.pairwise(chain)]
+    others = list(zip(kept[1], kept[2], strict=False))
+    for number in range(num):
+        before, published = pairs[number % len(pairs)]
+        await bench.wrong("slot holds the version before", published, before)
+        await bench.wrong("slot holds another agent's adapter", *others[number % len(others)])
+        for change in ("scaled", "layer"):
+            name = "slot holds the adapter scaled by 2" if change == "scaled" else "slot lacks one layer"
+            await bench.wrong(name, published, changed(bench.publisher, published, change, number))
+        for kind, fault in (
+            ("engine applies no adapter", "unapplied"),
+            ("engine applies one slot as nothing", "one slot"),
+            ("engine applies adapters twice", "doubled"),
+            ("engine skips one layer's adapter", "one layer"),
+        ):
+            slot_or_layer = number % bench.engine.limits.slots if fault == "one slot" else number
+            await bench.faulty(kind, partial(bench.tell, "bench_fault", fault, slot_or_layer))
+        await bench.tell("bench_fault", "none", 0)
+        await bench.faulty("engine has another base model", partial(bench.tell, "bench_base", number, OTHER_BASE))
+        await bench.tell("bench_base", 0, 0.0)
+    print(f"the right engine again: {await bench.self_test() or 'passed'}", flush=True)
+
+
+def _take(chain: Iterator[Version], num: int) -> list[Version]:
+    return list(itertools.islice(chain, num))
+
+
+def report_good(bench: Bench) -> None:
+    tolerance = bench.publisher.calibration.tolerance
+    rows = [
+        [f"{rate:.0e}", len(gaps), f"{statistics.mean(gaps):.2e}", f"{max(gaps):.2e}", f"{max(gaps) / tolerance:.2f}"]
+        for rate, gaps in bench.gaps.items()
+        if gaps
+    ]
+    print(table(["learning rate", "versions", "mean gap", "worst gap", "of the tolerance"], rows))
+    print(f"refused: {len(bench.refusals)} {bench.refusals[:2]}", flush=True)
+
+
+def _row(kind: str, parts: Counter[str]) -> list[Any]:
+    return [kind, sum(parts.values()), ", ".join(f"{part} {count}" for part, count in parts.most_common())]
+
+
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench proof", description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="tiny")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--versions", type=int, default=1000)
+    parser.add_argument("--wrong", type=int, default=100)
+    parser.add_argument("--slots", type=int, default=SLOTS)
+    with tempfile.TemporaryDirectory(prefix="marlaas-proof-") as scratch:
+        asyncio.run(measure(parser.parse_args(list(words)), Path(scratch)))
+
+
+if __name__ == "__main__":
+    main()

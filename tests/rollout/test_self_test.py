@@ -1,0 +1,202 @@
+"""The engine's self-test: an engine that applies its slots passes it, and each way of not applying them is found and named."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from marlaas_api.arrays import pack_ids, pack_logprobs
+from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTest
+from marlaas_worker.adapters import tensor_digest, write_adapter
+from marlaas_worker.calibration import draw_adapter, fingerprint
+from marlaas_worker.rollout import self_test
+from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
+from marlaas_worker.rollout.self_test import Expected, SelfTestFailed, judge
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PROBES = [np.arange(first, first + 24, dtype=np.int32) for first in (2, 30, 50, 70)]
+Scores = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="session")
+def calibration(
+    small_model: Path, score_with_peft: Any, hf_logprobs: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Calibration:
+    """As a trainer writes it, but computed by transformers and peft, which share no code with engine or trainer."""
+    from tests.rollout.conftest import linear_shapes
+
+    shapes = linear_shapes(small_model)
+    layers = {name: AdaptedLayer(rows=rows, columns=columns, size=0.5) for name, (rows, columns) in shapes.items()}
+    drawn = SelfTest(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
+    tensors, config = draw_adapter(drawn, "float32")
+    folder = tmp_path_factory.mktemp("self-test")
+    for name, data in write_adapter(tensors, config).items():
+        (folder / name).write_bytes(data)
+    expected = {
+        "sha256": tensor_digest(tensors, config.scaling, "float32"),
+        "logprobs": tuple(pack_logprobs(score_with_peft(folder, ids)) for ids in PROBES),
+    }
+    return Calibration(
+        pool="pool",
+        base=fingerprint(small_model),
+        dtype="float32",
+        noise=0.0,
+        tolerance=1e-4,
+        probes=tuple(Probe(ids=pack_ids(ids), logprobs=pack_logprobs(hf_logprobs(None, ids, 1.0))) for ids in PROBES),
+        self_test=drawn.model_copy(update=expected),
+    )
+
+
+@pytest.fixture
+def run_test(calibration: Calibration, tmp_path: Path, slot_ids: Callable[[], int]) -> Callable[..., Any]:
+    def numbers() -> Iterator[int]:
+        while True:
+            yield slot_ids()
+
+    def run(engine: Any, **changes: Any) -> Any:
+        changed = calibration.model_copy(update=changes)
+        return self_test.SelfTest(changed, tmp_path / "files", numbers()).run(engine)
+
+    return run
+
+
+class Faulty:
+    """An engine in front of a good one, with a fault in how it applies its slots."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self.limits = engine, engine.limits
+        self.load, self.unload = engine.load, engine.unload
+
+    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> Scores:
+        scores: Scores = await self._engine.score(adapter, ids)
+        return scores
+
+
+class Deaf(Faulty):
+    """Serves the base whatever its slots hold: the digests are right all the same."""
+
+    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> Scores:
+        return await super().score(self.zero, ids) if ".large." in adapter.name else await super().score(adapter, ids)
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.load = self._load
+
+    async def _load(self, adapter: LoadedAdapter) -> None:
+        await self._engine.load(adapter)
+        if adapter.name.startswith("self-test.zero."):
+            self.zero = adapter
+
+
+class LastSlotDeaf(Deaf):
+    """Its last slot alone is not applied."""
+
+    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> Scores:
+        last = adapter.name.endswith(f".large.{self.limits.slots - 1}")
+        return await super().score(adapter, ids) if last else await self._engine.score(adapter, ids)  # type: ignore[no-any-return]
+
+
+class Leaking(Faulty):
+    """A loaded adapter reaches the rows of others too."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.large: LoadedAdapter | None = None
+        self.load, self.unload = self._load, self._unload
+
+    async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> Scores:
+        return await super().score(self.large or adapter, ids)
+
+    async def _load(self, adapter: LoadedAdapter) -> None:
+        await self._engine.load(adapter)
+        if ".large." in adapter.name:
+            self.large = adapter
+
+    async def _unload(self, adapter: LoadedAdapter) -> None:
+        self.large = None if adapter == self.large else self.large
+        await self._engine.unload(adapter)
+
+
+async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(
+    rig: Any, run_test: Any, publish: Any, tmp_path: Path
+) -> None:
+    await run_test(rig.engine)
+    await run_test(rig.engine)
+    assert not (tmp_path / "files").exists()
+    for seed in range(rig.engine.limits.slots):
+        await rig.load(publish(seed))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            Deaf,
+            r"slot 1 of 6: a large random adapter moves the logprobs by 0\.00e\+00, at least 1\.00e-03 was due: it is not applied",
+        ),
+        (LastSlotDeaf, r"slot 6 of 6: .* it is not applied"),
+        (Leaking, r"slot 1 of 6: without an adapter's effect .* rows that another slot's adapter reaches"),
+    ],
+)
+async def test_slots_that_are_not_applied_to_their_own_rows_are_found(
+    reference: Any, run_test: Any, fault: Any, words: str
+) -> None:
+    await reference.start()
+    with pytest.raises(SelfTestFailed, match=words):
+        await run_test(fault(reference))
+    await run_test(reference)
+
+
+async def test_a_base_model_that_is_not_the_trainers_is_found(reference: Any, run_test: Any, calibration: Any) -> None:
+    await reference.start()
+    moved = [Probe(ids=probe.ids, logprobs=pack_logprobs(np.full(23, -1.0))) for probe in calibration.probes]
+    with pytest.raises(SelfTestFailed, match="another base model"):
+        await run_test(reference, probes=tuple(moved))
+
+
+async def test_an_adapter_that_is_drawn_otherwise_than_by_the_trainer_is_found(
+    reference: Any, run_test: Any, calibration: Any
+) -> None:
+    other = calibration.self_test.model_copy(update={"seed": 2})
+    with pytest.raises(SelfTestFailed, match="run both with one version of torch"):
+        await run_test(reference, self_test=other)
+
+
+async def test_an_engine_that_refuses_the_adapter_fails_with_its_words(reference: Any, run_test: Any) -> None:
+    class Refusing(Faulty):
+        def __init__(self, engine: Any) -> None:
+            super().__init__(engine)
+            self.load = self._load
+
+        async def _load(self, adapter: LoadedAdapter) -> None:
+            raise LoadFailed("no such layer")
+
+    with pytest.raises(SelfTestFailed, match="refuses the test's adapter: no such layer"):
+        await run_test(Refusing(reference))
+
+
+@pytest.mark.parametrize(
+    ("zero", "large", "words"),
+    [
+        (-2.0, -3.0, ""),
+        (-2.05, -3.1, ""),
+        (-2.2, -3.0, "without an adapter's effect .* is 2.00e-01, at most 1.00e-01 is noise"),
+        (-2.0, -2.9, "moves the logprobs by 9.00e-01, at least 1.00e\\+00 was due"),
+        (-2.0, -3.5, "under a large random adapter .* is 5.00e-01, at most 3.00e-01 is noise"),
+        (float("nan"), -3.0, "without an adapter's effect"),
+        (-2.0, float("nan"), "it is not applied"),
+    ],
+)
+async def test_scores_are_judged_by_both_tolerances_and_by_the_shift(zero: float, large: float, words: str) -> None:
+    def flat(value: float) -> Scores:
+        return np.full(4, value, np.float32)
+
+    expected = Expected(flat(-2.0), flat(-3.0), zero_tolerance=0.1, large_tolerance=0.3)
+    found = judge(expected, flat(zero), flat(large))
+    assert (found == "") == (words == "")
+    assert re.search(words, found)

@@ -1,0 +1,134 @@
+"""Calibration of a pool: noise by hand, a 16-bit model computed in float32, and what a trainer publishes before it trains."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.worlds import World, job
+
+from marlaas_api import subjects, wire
+from marlaas_api.arrays import unpack_ids, unpack_logprobs
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import Calibration, PoolDocument
+from marlaas_worker import calibration as agreed
+from marlaas_worker.adapters import as_held, tensor_digest
+from marlaas_worker.trainer import calibration
+from marlaas_worker.trainer.calibration import CalibrationFailed, calibrate
+from marlaas_worker.trainer.model import AttachedAdapter, BaseModel
+from marlaas_worker.trainer.probes import batch_of
+
+IDS = [[3, 9, 27, 17, 5, 40, 8, 2], [1, 60, 33, 12, 7, 7, 21, 50]]
+
+
+def pool_of(model: Path, dtype: str) -> PoolDocument:
+    spec = {"model": {"path": str(model)}, "maxRank": 8, "rollout": {"dtype": dtype}}
+    return PoolDocument(name="tiny", model_path=str(model), spec=ModelPoolSpec.model_validate(spec))
+
+
+def with_adapter(model: BaseModel) -> AttachedAdapter:
+    """A random adapter on every layer, the same for every model."""
+    adapter = model.attach(4, 8, ())
+    draw = torch.Generator().manual_seed(5)
+    adapter.load({name: 0.2 * torch.randn(one.shape, generator=draw) for name, one in adapter.parameters.items()})
+    return adapter
+
+
+@pytest.fixture(scope="module")
+def half(tiny_model: Path) -> BaseModel:
+    return BaseModel(str(tiny_model), dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def rounded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    """The same model in float32, its weights rounded to bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("rounded")
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).float().save_pretrained(folder)
+    return BaseModel(str(folder), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("make", [lambda model: None, with_adapter])
+def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weights(
+    half: BaseModel, rounded: BaseModel, make: Any
+) -> None:
+    before = [(one, one.dtype, one.detach().clone()) for one in half._model.parameters()]
+    batch = batch_of(IDS)
+    found = half.precise_logprobs(make(half), batch)
+    with torch.no_grad():
+        expected = rounded.logprobs(make(rounded), batch, 1.0)
+        coarse = half.logprobs(None, batch, 1.0)
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() < 1e-5
+    assert coarse.shape == found.shape
+    assert all(one.dtype == dtype and torch.equal(one, kept) for one, dtype, kept in before)
+
+
+def test_the_tolerance_is_six_times_the_noise_and_has_a_floor() -> None:
+    assert agreed.tolerance_of(0.0) == 1e-4
+    assert agreed.tolerance_of(0.05) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_calibration_holds_the_noise_of_the_dtype_and_an_adapter_that_moves_by_more_than_ten_tolerances(
+    tiny_model: Path, half: BaseModel, base: BaseModel, dtype: str
+) -> None:
+    model = half if dtype == "bfloat16" else base
+    found = calibrate(model, pool_of(tiny_model, dtype))
+    ids = [unpack_ids(probe.ids).tolist() for probe in found.probes]
+    assert [len(one) for one in ids] == [24] * 4
+    zero = np.concatenate([unpack_logprobs(probe.logprobs) for probe in found.probes])
+    precise = model.precise_logprobs(None, batch_of(ids)).numpy()
+    assert found.noise == pytest.approx(float(np.abs(zero - precise).mean()))
+    assert (found.noise > 1e-3) == (dtype == "bfloat16")
+    assert found.tolerance == agreed.tolerance_of(found.noise)
+    large = np.concatenate([unpack_logprobs(one) for one in found.self_test.logprobs])
+    assert np.abs(large - zero).mean() > 10 * found.tolerance
+    tensors, config = agreed.draw_adapter(found.self_test, dtype)
+    assert tensor_digest(tensors, config.scaling, dtype) == found.self_test.sha256
+    assert len(tensors) == 2 * 14
+    assert {tensor.dtype for _, _, tensor in as_held(tensors, config.scaling, dtype)} == {getattr(torch, dtype)}
+    assert calibrate(model, pool_of(tiny_model, dtype)) == found
+
+
+def test_a_model_that_no_adapter_can_move_clear_of_its_noise_is_refused(
+    tiny_model: Path, half: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "_SIZES", (1e-6,))
+    with pytest.raises(CalibrationFailed, match=r"set the pool's rollout.dtype to float32"):
+        calibrate(half, pool_of(tiny_model, "bfloat16"))
+
+
+def test_models_are_told_apart_by_their_files(tiny_model: Path, tmp_path: Path) -> None:
+    def copies() -> Iterator[Path]:
+        for name, size in (("same", 0), ("other", 1)):
+            folder = tmp_path / name
+            folder.mkdir()
+            (folder / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+            weights = bytearray((tiny_model / "model.safetensors").read_bytes())
+            weights[-1] ^= size
+            (folder / "model.safetensors").write_bytes(weights)
+            yield folder
+
+    same, other = copies()
+    assert agreed.fingerprint(same) == agreed.fingerprint(tiny_model)
+    assert agreed.fingerprint(other) != agreed.fingerprint(tiny_model)
+
+
+async def test_a_trainer_publishes_its_calibration_and_every_version_carries_its_probes_and_tolerance(
+    world: World,
+) -> None:
+    document = job()
+    await world.admit(document)
+    async with world.trainer():
+        record = await world.version(document, 0)
+    entry = await (await world.bus.bucket(subjects.CALIBRATIONS)).get("tiny.float32")
+    assert entry is not None
+    assert entry.data is not None
+    found, manifest = wire.decode_as(Calibration, entry.data), await world.manifest(record)
+    assert (found.pool, found.trainer, found.tolerance) == ("tiny", "trainer-0", 1e-4)
+    assert manifest.probe_tolerance == found.tolerance
+    assert manifest.probes == found.probes

@@ -1,0 +1,98 @@
+"""What a pool's trainer and its engines agree on before anything is served: probes, a tolerance, and the self-test's adapter.
+
+A trainer calibrates (`trainer/calibration.py`), an engine is tested against it (`rollout/self_test.py`). Knows neither peft nor vllm.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from marlaas_api.arrays import unpack_ids, unpack_logprobs
+from marlaas_api.messages import Probe, SelfTest
+from marlaas_api.names import derive_seed
+from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
+
+NUM_PROBES = 4
+NUM_TOKENS = 24
+NOISE_FACTOR = 6.0
+FLOOR = 1e-4
+LEAST_SHIFT = 10.0
+"""Tolerances by which the self-test's adapter must move the probes' logprobs."""
+
+_NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
+_FINGERPRINT_BYTES = 1 << 20
+
+
+def tolerance_of(noise: float) -> float:
+    """Largest mean |difference of logprobs| on the probes that counts as noise: max(FLOOR, NOISE_FACTOR * noise).
+
+    noise: mean |difference| of a computation in the engine's dtype and one in float32. Two computations that round independently differ by
+    sqrt(2) of it, and by up to twice of it under another adapter, so a good version stays below a third. FLOOR is for float32, where noise counts as
+    0: other orders of summation alone differ by 1e-6 to 1e-5 (bench/proof.py).
+    """
+    return max(FLOOR, NOISE_FACTOR * noise)
+
+
+def is_adaptable(name: str) -> bool:
+    """Whether adapters may be on a linear layer of this name: on all but embeddings, head, routers and experts."""
+    return not _NOT_ADAPTED.search(name)
+
+
+def draw_adapter(self_test: SelfTest, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
+    """The self-test's adapter, the same on every machine: A uniform with variance 1/in, B uniform with its layer's size; values of `dtype`."""
+    tensors = {}
+    for module, layer in sorted(self_test.layers.items()):
+        shapes = {"A": (self_test.rank, layer.columns), "B": (layer.rows, self_test.rank)}
+        bounds = {"A": math.sqrt(3.0 / layer.columns), "B": math.sqrt(3.0) * layer.size}
+        for kind in ("A", "B"):
+            draw = torch.Generator().manual_seed(derive_seed(self_test.seed, module, kind))
+            drawn = torch.empty(shapes[kind]).uniform_(-bounds[kind], bounds[kind], generator=draw)
+            tensors[tensor_name(module, kind)] = drawn.to(DTYPES[dtype])
+    return tensors, AdapterConfig(self_test.rank, self_test.rank)
+
+
+def zero_adapter(self_test: SelfTest) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
+    """An adapter without effect, as small as one can be: rank 1, on the first layer alone."""
+    module, layer = min(self_test.layers.items())
+    tensors = {
+        tensor_name(module, "A"): torch.zeros(1, layer.columns),
+        tensor_name(module, "B"): torch.zeros(layer.rows, 1),
+    }
+    return tensors, AdapterConfig(1, 1)
+
+
+def fingerprint(model: Path) -> str:
+    """Identity of a base model by its files: configuration, and names, sizes, beginnings and ends of its weights (sha256, hex).
+
+    It tells models apart at once; that a base computes what the trainer's computes is shown by the probes.
+    """
+    digest = hashlib.sha256()
+    for file in [model / "config.json", *sorted(model.glob("*.safetensors"))]:
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_FINGERPRINT_BYTES))
+            stream.seek(max(0, size - _FINGERPRINT_BYTES))
+            digest.update(stream.read())
+    return digest.hexdigest()
+
+
+def ids_of(probes: Sequence[Probe]) -> list[npt.NDArray[np.int32]]:
+    """Token ids of each probe."""
+    return [unpack_ids(probe.ids) for probe in probes]
+
+
+def joined(logprobs: Sequence[bytes]) -> npt.NDArray[np.float32]:
+    """The logprobs of several probes as one array."""
+    return np.concatenate([unpack_logprobs(packed) for packed in logprobs])
+
+
+def mean_gap(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
+    """Mean |difference|."""
+    return float(np.abs(one - other).mean())

@@ -1,0 +1,155 @@
+"""Self-test of an engine, at its start and at every restart: each slot must be applied, and to its own rows only.
+
+A digest shows what a slot holds, not that a forward pass uses it; and after a small step "no adapter" differs from the right one by less than rounding.
+So a large random adapter is put into each slot in turn, while all others hold an adapter of zeros, and must move the logprobs of the calibration's
+probes as the trainer has computed it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import Calibration
+from marlaas_worker.adapters import AdapterConfig, tensor_digest, write_adapter
+from marlaas_worker.calibration import LEAST_SHIFT, draw_adapter, ids_of, joined, mean_gap, zero_adapter
+from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
+
+_log = logging.getLogger(__name__)
+
+Scores = npt.NDArray[np.float32]
+
+
+class SelfTestFailed(Permanent):
+    """The engine does not apply its slots as the trainer computes it; nothing that it generates could be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Logprobs of all probes: under an adapter of zeros and under the large one, each with its tolerance."""
+
+    zero: Scores
+    large: Scores
+    zero_tolerance: float
+    large_tolerance: float
+
+
+def judge(expected: Expected, zero: Scores, large: Scores) -> str:
+    """Why the logprobs that an engine found under the two adapters are wrong; empty if they are right."""
+    gap = mean_gap(zero, expected.zero)
+    if not gap <= expected.zero_tolerance:
+        return (
+            f"without an adapter's effect the mean |difference of logprobs| from the trainer's is {gap:.2e}, at most "
+            f"{expected.zero_tolerance:.2e} is noise: another base model, or rows that another slot's adapter reaches"
+        )
+    shift, least = mean_gap(large, zero), LEAST_SHIFT * expected.zero_tolerance
+    if not shift >= least:
+        return (
+            f"a large random adapter moves the logprobs by {shift:.2e}, at least {least:.2e} was due: it is not applied"
+        )
+    gap = mean_gap(large, expected.large)
+    if not gap <= expected.large_tolerance:
+        return (
+            f"under a large random adapter the mean |difference of logprobs| from the trainer's is {gap:.2e}, at most "
+            f"{expected.large_tolerance:.2e} is noise: it is applied in part, or wrongly"
+        )
+    return ""
+
+
+class SelfTest:
+    """Tests an empty engine slot by slot, and leaves it empty. numbers: where slot numbers come from; folder: for the two adapters' files."""
+
+    def __init__(self, calibration: Calibration, folder: Path, numbers: Iterator[int]) -> None:
+        self._calibration, self._folder, self._numbers = calibration, folder, numbers
+        test = calibration.self_test
+        self._probes = ids_of(calibration.probes)
+        self._expected = Expected(
+            zero=joined([probe.logprobs for probe in calibration.probes]),
+            large=joined(test.logprobs),
+            zero_tolerance=calibration.tolerance,
+            large_tolerance=test.tolerance,
+        )
+
+    async def run(self, engine: Engine) -> None:
+        """Raises SelfTestFailed, EngineDown."""
+        began = time.perf_counter()
+        try:
+            await asyncio.to_thread(self._prepare)
+            await self._test_slots(engine)
+        except LoadFailed as error:
+            raise SelfTestFailed(f"the engine's self-test failed: it refuses the test's adapter: {error}") from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        slots, seconds = engine.limits.slots, time.perf_counter() - began
+        _log.info("self-test passed: %d slots in %.1f s, tolerance %.2e", slots, seconds, self._calibration.tolerance)
+
+    def _prepare(self) -> None:
+        """Write both adapters. Raises SelfTestFailed if the large one is not the trainer's."""
+        test, dtype = self._calibration.self_test, self._calibration.dtype
+        tensors, config = draw_adapter(test, dtype)
+        found = tensor_digest(tensors, config.scaling, dtype)
+        if found != test.sha256:
+            raise SelfTestFailed(
+                f"the engine's self-test failed: its adapter is drawn with digest {found[:12]} here, with {test.sha256[:12]} by the trainer; "
+                "run both with one version of torch"
+            )
+        self._write("large", tensors, config)
+        self._write("zero", *zero_adapter(test))
+
+    def _write(self, name: str, tensors: Mapping[str, torch.Tensor], config: AdapterConfig) -> None:
+        folder = self._folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for filename, data in write_adapter(tensors, config).items():
+            (folder / filename).write_bytes(data)
+
+    async def _test_slots(self, engine: Engine) -> None:
+        """An engine puts an adapter into its first free slot: with one zero adapter away, that is the slot under test."""
+        loaded: list[LoadedAdapter] = []
+        num_slots = engine.limits.slots
+        try:
+            for slot in range(num_slots):
+                loaded.append(await self._load(engine, "zero", slot))
+            zero = await self._score(engine, loaded[0])
+            for slot in range(num_slots):
+                await engine.unload(loaded[slot])
+                loaded[slot] = await self._load(engine, "large", slot)
+                beside = dict.fromkeys((loaded[slot], loaded[(slot + 1) % num_slots]))
+                large, *others = await together([self._score(engine, adapter) for adapter in beside])
+                self._require(slot, num_slots, others[0] if others else zero, large)
+                await engine.unload(loaded[slot])
+                loaded[slot] = await self._load(engine, "zero", slot)
+        finally:
+            with contextlib.suppress(EngineDown):
+                for adapter in loaded:
+                    await asyncio.shield(engine.unload(adapter))
+
+    async def _load(self, engine: Engine, name: str, slot: int) -> LoadedAdapter:
+        adapter = LoadedAdapter(f"self-test.{name}.{slot}", next(self._numbers), self._folder / name)
+        await engine.load(adapter)
+        return adapter
+
+    async def _score(self, engine: Engine, adapter: LoadedAdapter) -> Scores:
+        return np.concatenate(await together([engine.score(adapter, ids) for ids in self._probes]))
+
+    def _require(self, slot: int, num_slots: int, zero: Scores, large: Scores) -> None:
+        if words := judge(self._expected, zero, large):
+            raise SelfTestFailed(f"the engine's self-test failed in slot {slot + 1} of {num_slots}: {words}")
+
+
+async def together(calls: list[Coroutine[Any, Any, Scores]]) -> list[Scores]:
+    """All results; the first error once all have ended, so that no request still uses an adapter."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
