@@ -20,7 +20,6 @@ from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, Sampling, read_base_model
 from marlaas_worker.rollout.vllm_settings import (
     adaptable_layers,
-    choose_dtype,
     choose_threads,
     engine_arguments,
     last_words,

@@ -18,6 +18,7 @@ import torch
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.kinds.base import quantity
+from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.rollout.engine import BaseModel, EngineLimits
 
 BLOCK_TOKENS = 32
@@ -54,13 +55,6 @@ def vllm_settings(model: BaseModel, spec: ModelPoolSpec, scratch: Path) -> VllmS
         dtype=choose_dtype(spec.rollout.dtype, torch.cuda.is_available()),
     )
     return VllmSettings(model, spec, limits, scratch)
-
-
-def choose_dtype(wanted: str, gpu: bool) -> str:
-    """Resolve `auto`: bfloat16 on a GPU; float32 on a CPU, where it is as fast and agrees with the trainer to 1e-6 (bench/rollout_engine.py)."""
-    if wanted != "auto":
-        return wanted
-    return "bfloat16" if gpu else "float32"
 
 
 def choose_threads(wanted: int | None, num_cores: int) -> int:

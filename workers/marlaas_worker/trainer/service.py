@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import psutil
+import torch
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.kinds import quantity
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
+from marlaas_worker.adapters import DTYPES
+from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
 from marlaas_worker.trainer.assignment import Assignment
@@ -43,8 +46,12 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
     try:
         activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
-        model = await compute.run(lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes))
-        log.info("base model %s is loaded", pool.model_path)
+        rollout = pool.spec.rollout
+        dtype = choose_dtype(rollout.dtype, rollout.engine == "vllm" and torch.cuda.is_available())
+        model = await compute.run(
+            lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes, dtype=DTYPES[dtype])
+        )
+        log.info("base model %s is loaded as %s", pool.model_path, dtype)
         await Trainer(Shared(context, model, compute, timing or Timing()), pool.name).run()
     finally:
         compute.close()
