@@ -55,11 +55,11 @@ def document(name: str = "reverse", *, seed: int = 7, environment: str = "revers
 class Loop:
     """Roles as tasks. Use as an async context manager."""
 
-    def __init__(self, model: Path, scratch: Path, *, slots: int = 16) -> None:
+    def __init__(self, model: Path, scratch: Path, *, slots: int = 16, dtype: str = "float32") -> None:
         self.server = MemoryServer()
         self.blobs = MemoryBlobs()
         self._scratch = scratch
-        engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256}
+        engine = {"engine": "reference", "dtype": dtype, "maxModelLen": 256}
         spec = ModelPoolSpec.model_validate(
             {"model": {"path": str(model)}, "adapterSlots": slots, "maxRank": 8, "rollout": engine}
         )
