@@ -13,6 +13,7 @@ NAMES = (
     "orchestrator_queue",
     "sandbox",
     "trainer",
+    "memory",
     "compiled",
     "rollout_service",
     "busy",

@@ -82,7 +82,7 @@ async def _load(engine: Any, folder: Path, count: int) -> tuple[list[Any], float
 
     loaded, load_s, digest_s = [], 0.0, 0.0
     for number in range(count):
-        adapter = LoadedAdapter(f"bench{number}", number + 1, _write(folder, number))
+        adapter = LoadedAdapter(f"bench{number}", number + 1, write_adapter_of(folder, number))
         began = time.perf_counter()
         await engine.load(adapter)
         done = time.perf_counter()
@@ -92,7 +92,7 @@ async def _load(engine: Any, folder: Path, count: int) -> tuple[list[Any], float
     return loaded, load_s / count, digest_s / count
 
 
-def _write(folder: Path, number: int) -> Path:
+def write_adapter_of(folder: Path, number: int) -> Path:
     """A random adapter of all linear layers."""
     draw, tensors = torch.Generator().manual_seed(number), {}
     for name, shape in _modules(folder):

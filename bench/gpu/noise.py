@@ -93,13 +93,11 @@ def _attach(base: BaseModel) -> AttachedAdapter:
     """An adapter as large as a few hundred steps make one."""
     adapter = base.attach(shapes.RANK, shapes.ALPHA, ())
     draw = torch.Generator().manual_seed(1)
-    spread = {True: lambda shape: 1 / shape[1] ** 0.5, False: lambda shape: 0.004}
-    adapter.load(
-        {
-            name: torch.randn(value.shape, generator=draw) * spread[".lora_A." in name](value.shape)
-            for name, value in adapter.parameters.items()
-        }
-    )
+    weights = {}
+    for name, value in adapter.parameters.items():
+        spread = 1 / value.shape[1] ** 0.5 if ".lora_A." in name else 0.004
+        weights[name] = spread * torch.randn(value.shape, generator=draw)
+    adapter.load(weights)
     return adapter
 
 
