@@ -14,6 +14,7 @@ NAMES = (
     "groups",
     "sandbox",
     "trainer",
+    "memory",
     "compiled",
     "rollout_service",
     "proof",

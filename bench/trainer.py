@@ -22,6 +22,7 @@ import torch
 from bench import options
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument
+from marlaas_worker.adapters import DTYPES
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import collate, pack
 from marlaas_worker.trainer.learner import Learner
@@ -82,10 +83,14 @@ def document(budget: int) -> JobDocument:
 
 
 def ours(
-    folder: Path, parts: list[list[Segment]], budget: int, activation_bytes: int | None = None
+    folder: Path,
+    parts: list[list[Segment]],
+    budget: int,
+    activation_bytes: int | None = None,
+    dtype: str = "float32",
 ) -> Callable[[], None]:
     job = document(budget)
-    base = BaseModel(str(folder), activation_bytes=activation_bytes)
+    base = BaseModel(str(folder), activation_bytes=activation_bytes, dtype=DTYPES[dtype])
     learner = Learner(base, Assignment(job, job.spec.agents[0]))
     learner.begin()
     batches = microbatches(parts, base.pairs_per_token, budget)
@@ -98,13 +103,13 @@ def ours(
     return step
 
 
-def plain(folder: Path, parts: list[list[Segment]], budget: int) -> Callable[[], None]:
+def plain(folder: Path, parts: list[list[Segment]], budget: int, dtype: str = "float32") -> Callable[[], None]:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     layers = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=layers)
-    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), config).eval()
+    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]), config).eval()
     batches = microbatches(parts, 0, budget)
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-4)
 
@@ -122,7 +127,7 @@ def backward(model: Any, rows: list[Row]) -> None:
     ids = torch.from_numpy(batch.ids)
     lengths = torch.tensor([len(row) for row in rows])
     attention = (torch.arange(ids.shape[1])[None] < lengths[:, None]).long()
-    logits = model(input_ids=ids, attention_mask=attention).logits
+    logits = model(input_ids=ids, attention_mask=attention).logits.float()
     logprobs = logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
     mask = torch.zeros(ids.numel(), dtype=torch.bool)
     mask[torch.from_numpy(batch.before)] = True
@@ -137,7 +142,9 @@ def speeds(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of both, medians over steps taken in turns after a warm-up; by the wall's clock, and by the processor's, which neighbours
     on the machine disturb less."""
     parts = prepared(arguments)
-    steps = {which: make(arguments.folder, parts, arguments.budget) for which, make in MAKERS.items()}
+    steps = {
+        which: make(arguments.folder, parts, arguments.budget, dtype=arguments.dtype) for which, make in MAKERS.items()
+    }
     times: dict[str, list[tuple[float, float]]] = {which: [] for which in steps}
     for turn in range(arguments.repeats + 1):
         for which, step in steps.items():
@@ -155,7 +162,7 @@ def speeds(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def memory(arguments: argparse.Namespace) -> dict[str, int]:
     """Highest resident memory of one of them, in MiB, after three steps."""
-    step = MAKERS[arguments.memory](arguments.folder, prepared(arguments), arguments.budget)
+    step = MAKERS[arguments.memory](arguments.folder, prepared(arguments), arguments.budget, dtype=arguments.dtype)
     for _ in range(3):
         step()
     return {"max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
@@ -166,7 +173,7 @@ def prepared(arguments: argparse.Namespace) -> list[list[Segment]]:
     return groups(SHAPES[arguments.shape]["vocab_size"], arguments.sequences)
 
 
-MAKERS = {"ours": ours, "plain": plain}
+MAKERS: dict[str, Callable[..., Callable[[], None]]] = {"ours": ours, "plain": plain}
 
 
 def main(words: Sequence[str] = ()) -> None:
@@ -177,6 +184,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--budget", type=int, default=1024, help="padded tokens of a micro-batch")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the base model, on both sides")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=MAKERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)

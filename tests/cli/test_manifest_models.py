@@ -80,7 +80,7 @@ def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(complaints
     write_model(tmp_path / "m", HUGE)
     (line,) = complaints((BUILTIN, "{path: m}"))
     assert line.startswith(
-        "job.yaml:5: spec.model: about 8198.8 GiB of memory are needed and 16.0 GiB are there (in GiB, engine: "
+        "job.yaml:5: spec.model: about 8200.7 GiB of memory are needed and 16.0 GiB are there (in GiB, engine: "
     )
     assert complaints((BUILTIN, "{path: m}"), runnable=False) == [], "another machine may run it"
 

@@ -8,8 +8,8 @@ from tests.loop.harness import Loop, document, train
 pytestmark = pytest.mark.slow
 
 
-async def alone(tiny_model, folder, job, *deaths):
-    async with Loop(tiny_model, folder) as loop:
+async def alone(tiny_model, folder, job, *deaths, dtype="float32"):
+    async with Loop(tiny_model, folder, dtype=dtype) as loop:
         for name in deaths:
             loop.kill_at(name)
         weights, steps = await train(loop, job)
@@ -27,6 +27,16 @@ async def test_the_same_seed_twice_is_the_same_adapter_at_every_version(tiny_mod
     assert weights == undisturbed[0]
     assert len(set(weights)) == 3, "every step changed something"
     assert [step.reward_mean for step in steps] == [step.reward_mean for step in undisturbed[1]]
+
+
+async def test_in_bfloat16_too_a_run_that_was_killed_gives_the_adapter_of_one_that_was_not(tiny_model, tmp_path):
+    weights, _, _ = await alone(tiny_model, tmp_path / "first", document(), dtype="bfloat16")
+    killed, _, deaths = await alone(
+        tiny_model, tmp_path / "second", document(), "trainer.commit.after_blobs", dtype="bfloat16"
+    )
+    assert len(deaths) == 1
+    assert killed == weights
+    assert len(set(weights)) == 3
 
 
 async def test_another_seed_is_another_adapter(tiny_model, tmp_path, undisturbed):

@@ -10,12 +10,13 @@ from marlaas.models.memory import (
     ENGINE_PROCESS_BYTES,
     TRAINER_PROCESS_BYTES,
     Machine,
+    activation_bytes,
     demands,
     has_gpu,
     machine,
     shortage,
 )
-from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 
 KIB = 1024
 GIB = 2**30
@@ -26,13 +27,51 @@ def pool(**spec: object) -> ModelPoolSpec:
     return ModelPoolSpec.model_validate({"model": {"path": "m"}, "adapterSlots": 3, "maxRank": 8} | spec)
 
 
+def job(tokens: int, *adapters: tuple[int, list[str]]) -> RLJobSpec:
+    agents = [
+        {"name": f"a{number}", "adapter": {"rank": rank, "alpha": 2 * rank, "targets": targets}}
+        for number, (rank, targets) in enumerate(adapters)
+    ]
+    training = {"steps": 1, "microbatchTokens": tokens}
+    spec = {"poolRef": {"name": "p"}, "environment": {"name": "reverse"}, "agents": agents, "training": training}
+    return RLJobSpec.model_validate(spec)
+
+
 def test_weights_cache_and_adapters_of_both_roles(tmp_path: Path) -> None:
     facts = inspect(write_model(tmp_path / "m", LARGE))
     engine, trainer = demands(facts, pool(rollout={"dtype": "bfloat16", "kvCacheBytes": "1Gi", "replicas": 2}))
     adapter = 8 * (2**16 + 2**15)
     assert list(engine.parts.values()) == [3 * GIB * 2, GIB, 3 * 4 * adapter * 2, ENGINE_PROCESS_BYTES]
     assert engine.total == 2 * sum(engine.parts.values())
-    assert list(trainer.parts.values()) == [3 * GIB * 4, 5 * adapter * 4, TRAINER_PROCESS_BYTES]
+    activations = 4096 * 2 * (2**16 + 2**15 + 8)
+    assert list(trainer.parts.values()) == [3 * GIB * 2, 4 * 9 * adapter, activations, TRAINER_PROCESS_BYTES]
+
+
+def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_all_jobs(tmp_path: Path) -> None:
+    """Layers of 8 to 8 and 32 to 8, twice; embeddings of 100 tokens."""
+    facts = inspect(write_model(tmp_path / "m", vocab_size=100, hidden_size=8, num_hidden_layers=2))
+    jobs = [job(256, (8, ["q_proj"]), (1, [])), job(512, (8, ["down_proj"]))]
+    sizes = [2 * 8 * (8 + 8), 2 * 1 * (16 + 40), 2 * 8 * (8 + 32)]
+    assert sizes == [256, 112, 640]
+    linear = 2 * (8 + 8 + 8) + 2 * (32 + 8 + 8)
+    for dtype, number, norms, head in (("float32", 4, 0, 0), ("bfloat16", 2, 4 * 8 * 2, 4 * 100 * 8)):
+        _, trainer = demands(facts, pool(rollout={"dtype": dtype}), jobs)
+        assert list(trainer.parts.values()) == [
+            facts.num_parameters * number,
+            4 * (4 * (256 + 112 + 640) + 5 * 640),
+            512 * (number * linear + norms) + 3 * 2**24 + head,
+            TRAINER_PROCESS_BYTES,
+        ]
+    _, two = demands(facts, pool(trainer={"replicas": 2}), jobs)
+    assert two.parts["adapters and optimizer"] == 4 * (4 * 504 + 5 * 640)
+
+
+def test_activations_that_would_be_recomputed_take_what_the_pool_allows_or_what_is_kept_then(tmp_path: Path) -> None:
+    facts = inspect(write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2))
+    kept = 4 * 1000 * (2 * (8 + 8 + 8) + 2 * (32 + 8 + 8))
+    assert kept == 576_000
+    for most, expected in (("600k", 576_000), ("500k", 500_000), ("1k", 4 * 1000 * 8 * 2 + 288_000)):
+        assert activation_bytes(facts, pool(trainer={"activationBytes": most}), 8, 1000) == expected
 
 
 def test_the_reference_engine_has_no_cache_of_its_own(tmp_path: Path) -> None:
@@ -45,11 +84,11 @@ def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_
     told = shortage(needed, 16 * GIB)
     assert told is not None
     assert "".join(told) == (
-        "about 26.8 GiB of memory are needed and 16.0 GiB are there (in GiB, engine: weights as 32-bit numbers 12.0 + KV cache "
-        "0.5 + adapters 0.0 + process 1.5; trainer: weights as 32-bit numbers 12.0 + adapter 0.0 + process 0.8): use a smaller "
-        "model, a dtype of 16 bits or fewer replicas, or lower kvCacheBytes, adapterSlots or maxRank"
+        "about 28.3 GiB of memory are needed and 16.0 GiB are there (in GiB, engine: weights as 32-bit numbers 12.0 + KV cache "
+        "0.5 + adapters 0.0 + process 1.5; trainer: weights as 32-bit numbers 12.0 + adapters and optimizer 0.0 + activations 1.5 + process 0.8): "
+        "use a smaller model, a dtype of 16 bits or fewer replicas, or lower kvCacheBytes, adapterSlots or maxRank"
     )
-    assert shortage(needed, 27 * GIB) is None
+    assert shortage(needed, 29 * GIB) is None
 
 
 def kernel(folder: Path, group: str = "0::/a/b\n", **limits: str) -> tuple[Path, Path]:

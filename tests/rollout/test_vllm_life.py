@@ -16,11 +16,11 @@ import torch
 
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
+from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, Sampling, read_base_model
 from marlaas_worker.rollout.vllm_settings import (
     adaptable_layers,
-    choose_dtype,
     choose_threads,
     engine_arguments,
     last_words,
@@ -87,7 +87,7 @@ def test_adapters_may_have_every_linear_layer_but_head_and_embedding(small_model
 def test_dtype_and_threads_are_chosen_by_the_machine_unless_the_pool_says() -> None:
     assert choose_dtype("auto", gpu=True) == "bfloat16"
     assert choose_dtype("auto", gpu=False) == "float32"
-    assert choose_dtype("float16", gpu=False) == "float16"
+    assert choose_dtype("bfloat16", gpu=False) == "bfloat16"
     assert choose_threads(3, 8) == 3
 
 

@@ -1,4 +1,4 @@
-"""A process of its own: one micro-batch's gradient on the trainer's compute thread, as `sha256 of its bytes`, `number of threads`."""
+"""A process of its own: one micro-batch's gradient on the trainer's compute thread, in float32 and bfloat16, as `sha256 of its bytes`, `number of threads`."""
 
 import asyncio
 import hashlib
@@ -15,7 +15,11 @@ from marlaas_worker.trainer.rows import Segment, chain
 
 
 def digest(folder: str) -> str:
-    base = BaseModel(folder)
+    return hashlib.sha256(b"".join(gradient(folder, dtype) for dtype in (torch.float32, torch.bfloat16))).hexdigest()
+
+
+def gradient(folder: str, dtype: torch.dtype) -> bytes:
+    base = BaseModel(folder, dtype=dtype)
     adapter = base.attach(8, 16, ())
     adapter.load(initial_weights(adapter.parameters, 0, "policy"))
     draw = np.random.default_rng(0)
@@ -25,11 +29,8 @@ def digest(folder: str) -> str:
         segments.append(Segment(ids, np.arange(length) > 9, np.zeros(length, np.float32), 0, 1.0))
     batch = collate([chain(segment) for segment in segments])
     base.backward(base.logprobs(adapter, batch, 1.0).sum(), batch)
-    found = hashlib.sha256()
-    for parameter in adapter.parameters.values():
-        assert parameter.grad is not None
-        found.update(parameter.grad.numpy().tobytes())
-    return found.hexdigest()
+    gradients = [parameter.grad for parameter in adapter.parameters.values()]
+    return b"".join(gradient.numpy().tobytes() for gradient in gradients if gradient is not None)
 
 
 async def main() -> None:

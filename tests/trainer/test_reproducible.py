@@ -6,8 +6,28 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from marlaas_worker.trainer.reproducible import compute_reproducibly
 
 PROGRAM = Path(__file__).parent / "gradient_digest.py"
+
+
+@pytest.mark.parametrize(("said", "precision"), [(None, "highest"), ("high", "high")])
+def test_on_a_gpu_float32_products_are_as_precise_as_the_engines(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, precision: str
+) -> None:
+    monkeypatch.delenv("VLLM_FLOAT32_MATMUL_PRECISION", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if said is not None:
+        monkeypatch.setenv("VLLM_FLOAT32_MATMUL_PRECISION", said)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        compute_reproducibly(torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(False)
 
 
 def start(model: Path) -> "subprocess.Popen[str]":

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, ObjectName, PathText, Quantity, Spec, matching, rules
 from marlaas_api.kinds.placement import Affinity, Image, LabelMap, PullSecrets, SecretKeyRef, Tolerations
@@ -129,8 +129,10 @@ class RolloutWorkers(WorkersSpec):
         description="vllm: the real engine. reference: plain transformers, one sequence at a time; slow; a reply depends on "
         "nothing but its request, on the same kind of CPU (docs/models.md, Reproducibility).",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Number format of the engine's weights; auto chooses the fastest that the hardware has."
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Number format of the base model's weights, in the engines and in the trainers; adapters, their gradients and the optimizer are float32. "
+        "auto: bfloat16 on a GPU, float32 on a CPU. float16 is not offered: its gradients underflow.",
     )
     max_model_len: int = Field(
         2048,
@@ -146,6 +148,15 @@ class RolloutWorkers(WorkersSpec):
         "512Mi",
         description="Memory of one engine's KV cache, in bytes. Always given, because an engine left to choose takes nearly all memory.",
     )
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _no_float16(cls, dtype: object) -> object:
+        if dtype == "float16":
+            raise ValueError(
+                "float16 is not supported: gradients of a float16 base model underflow; use bfloat16 or float32"
+            )
+        return dtype
 
 
 class TrainerWorkers(WorkersSpec):

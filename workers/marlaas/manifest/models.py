@@ -40,7 +40,7 @@ def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
             yield from _wrong_targets(contents, pool.object, facts)
             yield from _too_long(contents, pool.object, facts)
     if here is not None:
-        yield from _too_big(known, here.limit)
+        yield from _too_big(contents, known, here.limit)
 
 
 def model_notes(contents: Contents, runnable: bool) -> Iterator[Finding]:
@@ -59,9 +59,9 @@ def model_notes(contents: Contents, runnable: bool) -> Iterator[Finding]:
         elif not runnable:
             yield from pool.source.findings(_not_here(pool.object))
     if here is not None and runnable:
-        yield from _too_big(known, here.free, " now, because of what else runs on this machine")
+        yield from _too_big(contents, known, here.free, " now, because of what else runs on this machine")
     elif here is not None:
-        yield from _too_big(known, here.limit, " on this machine, so `marlaas run` refuses it here")
+        yield from _too_big(contents, known, here.limit, " on this machine, so `marlaas run` refuses it here")
 
 
 def _not_here(pool: ModelPool) -> Iterator[Problem]:
@@ -170,10 +170,14 @@ def _known(name: str) -> None:
 
 
 def _too_big(
-    known: Sequence[tuple[Placed[ModelPool], ModelFacts]], available: int, when: str = ""
+    contents: Contents, known: Sequence[tuple[Placed[ModelPool], ModelFacts]], available: int, when: str = ""
 ) -> Iterator[Finding]:
     """All pools run on one machine; the one that needs most is to blame."""
-    needs = [(pool, demands(facts, pool.object.spec)) for pool, facts in known]
+    specs = [job.object.spec for job in contents.jobs]
+    needs = []
+    for pool, facts in known:
+        users = [spec for spec in specs if spec.pool_ref.name == pool.object.metadata.name]
+        needs.append((pool, demands(facts, pool.object.spec, users)))
     text = shortage([demand for _, some in needs for demand in some], available)
     if text is not None:
         pool = max(needs, key=lambda need: _total(need[1]))[0]

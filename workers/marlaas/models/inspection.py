@@ -6,7 +6,7 @@ Standard library only, a few milliseconds: it runs in `marlaas validate`.
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,21 @@ class ModelFacts:
         num_parameters: numbers in the weights' files.
         linear_layers: names that an adapter may target (`q_proj`), each with the shapes [out, in] of its weights, one per layer of the model.
         max_positions: longest conversation that the model was made for, in tokens; None if config.json does not say.
+        vocab_size, hidden_size, num_layers: as config.json says; 0 if it does not.
     """
 
     architectures: tuple[str, ...]
     num_parameters: int
     linear_layers: dict[str, tuple[tuple[int, int], ...]]
     max_positions: int | None
+    vocab_size: int = 0
+    hidden_size: int = 0
+    num_layers: int = 0
 
-    def adapter_parameters(self, rank: int) -> int:
-        """Numbers in an adapter of all linear layers: A [rank, in] and B [out, rank] for each."""
-        return sum(rank * (out + into) for shapes in self.linear_layers.values() for out, into in shapes)
+    def adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
+        """Numbers in an adapter of these linear layers, or of all: A [rank, in] and B [out, rank] for each."""
+        chosen = [shapes for name, shapes in self.linear_layers.items() if not targets or name in targets]
+        return sum(rank * (out + into) for shapes in chosen for out, into in shapes)
 
 
 def inspect(folder: Path) -> ModelFacts:
@@ -48,13 +53,22 @@ def inspect(folder: Path) -> ModelFacts:
     config = _json(folder / "config.json")
     text = config.get("text_config")
     shapes = dict(_shapes(folder))
-    positions = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    told = text if isinstance(text, dict) else config
+    positions = told.get("max_position_embeddings")
     return ModelFacts(
         architectures=tuple(str(name) for name in config.get("architectures") or ()),
         num_parameters=sum(math.prod(shape) for shape in shapes.values()),
         linear_layers=_linear_layers(shapes),
         max_positions=positions if isinstance(positions, int) else None,
+        vocab_size=_size(told, "vocab_size"),
+        hidden_size=_size(told, "hidden_size"),
+        num_layers=_size(told, "num_hidden_layers"),
     )
+
+
+def _size(config: dict[str, Any], key: str) -> int:
+    value = config.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _linear_layers(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int, int], ...]]:

@@ -1,7 +1,7 @@
 """Whether a pool's workers fit this machine's memory, estimated before any of them loads a weight.
 
-An estimate: weights, KV cache, adapters at their largest, and what a bare process takes. Activations of the trainer are not in it, because
-they depend on the job (`training.microbatchTokens` bounds them). On a machine with a GPU the weights lie there, and nothing is estimated.
+An estimate of peaks, by what takes them (docs/models.md has the formulas; `python -m bench memory` puts measured peaks beside them). On a machine with a
+GPU the weights lie there, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from marlaas.models.inspection import ModelFacts
-    from marlaas_api.kinds import ModelPoolSpec
+    from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 
 ENGINE_PROCESS_BYTES = 3 * 2**29
 TRAINER_PROCESS_BYTES = 3 * 2**28
-_OPTIMIZER_COPIES = 5
+MICROBATCH_TOKENS = 4096
+_TRAINED_COPIES = 4  # of each bound agent: weights, gradients, two moments
+_PUBLISHED_COPIES = (
+    5  # of the agent that publishes: weights and their file, two moments and theirs, a tensor on its way
+)
+_CHUNK_BYTES, _LEAST_ROWS, _CHUNK_COPIES = 16 << 20, 64, 3  # `trainer.head`: logits, their softmax, a temporary
 _GIB = 2**30
 _NUMBER_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 _NO_LIMIT = 2**60
@@ -51,9 +56,28 @@ class Machine:
     free: int
 
 
-def demands(facts: ModelFacts, spec: ModelPoolSpec) -> list[Demand]:
-    """What the pool's engines and trainers will hold on a machine without a GPU."""
-    return [_engine(facts, spec), _trainer(facts, spec)]
+def demands(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec] = ()) -> list[Demand]:
+    """What the pool's engines and trainers will hold on a machine without a GPU, at most; without jobs, for one agent at the pool's largest rank."""
+    return [_engine(facts, spec), _trainer(facts, spec, jobs)]
+
+
+def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_tokens: int) -> int:
+    """What a micro-batch of so many padded tokens keeps between forward and backward pass.
+
+    Of a linear layer its input and output, or as much elsewhere (attention keeps queries, keys, values and outputs); of its adapter `rank` numbers. A 16-bit
+    model's two norms a layer keep their inputs in float32. A micro-batch that needs more than `activationBytes` keeps less (`trainer.recompute`).
+    """
+    from marlaas_api.kinds import quantity
+
+    number = _NUMBER_BYTES[spec.rollout.dtype]
+    linear = sum(out + into + rank for shapes in facts.linear_layers.values() for out, into in shapes)
+    norms = 4 * facts.hidden_size * facts.num_layers if number == 2 else 0
+    kept = num_tokens * (number * linear + norms)
+    most = int(quantity(spec.trainer.activation_bytes))
+    if kept <= most or not facts.num_layers:
+        return min(kept, most)
+    inputs = num_tokens * number * facts.hidden_size * facts.num_layers
+    return max(most, inputs + kept // facts.num_layers)
 
 
 def shortage(needed: Sequence[Demand], available: int) -> tuple[str, str] | None:
@@ -102,15 +126,28 @@ def _engine(facts: ModelFacts, spec: ModelPoolSpec) -> Demand:
     return Demand("engine", spec.rollout.replicas, parts | {"adapters": adapters, "process": ENGINE_PROCESS_BYTES})
 
 
-def _trainer(facts: ModelFacts, spec: ModelPoolSpec) -> Demand:
-    """float32 on a CPU; one agent bound: weights, gradients, their sum and two moments."""
-    adapter = _OPTIMIZER_COPIES * facts.adapter_parameters(spec.max_rank) * 4
+def _trainer(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec]) -> Demand:
+    """The base's dtype is the engine's; adapters, gradients and moments are float32. The trainers share the agents."""
+    number = _NUMBER_BYTES[spec.rollout.dtype]
+    adapters = [agent.adapter for job in jobs for agent in job.agents if agent.trainable]
+    sizes = [facts.adapter_parameters(one.rank, one.targets) for one in adapters]
+    sizes = sizes or [facts.adapter_parameters(spec.max_rank)]
+    bound = -(-sum(sizes) // spec.trainer.replicas)
+    rank = max((one.rank for one in adapters), default=spec.max_rank)
+    tokens = max((job.training.microbatch_tokens for job in jobs), default=MICROBATCH_TOKENS)
     parts = {
-        "weights as 32-bit numbers": facts.num_parameters * 4,
-        "adapter": adapter,
+        f"weights as {number * 8}-bit numbers": facts.num_parameters * number,
+        "adapters and optimizer": 4 * (_TRAINED_COPIES * bound + _PUBLISHED_COPIES * max(sizes)),
+        "activations": activation_bytes(facts, spec, rank, tokens) + _head_bytes(facts, number),
         "process": TRAINER_PROCESS_BYTES,
     }
     return Demand("trainer", spec.trainer.replicas, parts)
+
+
+def _head_bytes(facts: ModelFacts, number: int) -> int:
+    """Logits of a chunk of tokens; of a 16-bit model also its head in float32, which a CPU multiplies by."""
+    logits = max(_CHUNK_BYTES, _LEAST_ROWS * 4 * facts.vocab_size) if facts.vocab_size else 0
+    return _CHUNK_COPIES * logits + (4 * facts.vocab_size * facts.hidden_size if number == 2 else 0)
 
 
 def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[int]:

@@ -21,6 +21,7 @@ from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
 from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, read_adapter, slot_digest
+from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -53,7 +54,7 @@ class ReferenceEngine:
             max_rank=spec.max_rank,
             max_model_len=min(spec.rollout.max_model_len, self._base.max_positions),
             max_num_seqs=spec.rollout.max_num_seqs,
-            dtype="float32" if spec.rollout.dtype == "auto" else spec.rollout.dtype,
+            dtype=choose_dtype(spec.rollout.dtype, gpu=False),
         )
         self._residents = Residents(spec.adapter_slots)
         self._held: dict[int, Matrices] = {}

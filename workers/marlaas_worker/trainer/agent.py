@@ -120,12 +120,17 @@ class AgentTraining:
 
     async def _learn(self, learner: Learner) -> None:
         """Backward of every micro-batch that the held groups fill."""
-        groups, self._held = self._weighing.segments(self._held), []
-        pairs_per_token, budget = self._shared.model.pairs_per_token, self._spec.training.microbatch_tokens
-        rows = [row for segments in groups for row in plant(segments, pairs_per_token, budget)]
-        full, self._pending = pack(self._pending, rows, budget)
+        held, self._held = self._held, []
+        rows = await asyncio.to_thread(
+            self._rows, held
+        )  # of long groups it takes a while, in which leases must be kept
+        full, self._pending = pack(self._pending, rows, self._spec.training.microbatch_tokens)
         for batch in full:
             await self._compute(partial(learner.accumulate, batch))
+
+    def _rows(self, groups: list[list[Trajectory]]) -> list[Row]:
+        pairs_per_token, budget = self._shared.model.pairs_per_token, self._spec.training.microbatch_tokens
+        return [row for one in self._weighing.segments(groups) for row in plant(one, pairs_per_token, budget)]
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
         """Backward of what is left, the optimizer step, the commit."""

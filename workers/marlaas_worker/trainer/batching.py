@@ -3,14 +3,11 @@
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from marlaas_worker.trainer.rows import Row
-
-D = TypeVar("D", bound=np.generic)
+from marlaas_worker.trainer.rows import Row, joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +32,11 @@ class MicroBatch:
     def num_padded_tokens(self) -> int:
         """Tokens that the forward pass computes."""
         return int(self.ids.size)
+
+    @property
+    def num_masked_pairs(self) -> int:
+        """Pairs of tokens in the attention mask, which all layers share; 0 where attention is plain."""
+        return 0 if self.sees is None else int(self.sees.size)
 
 
 def pack(pending: Sequence[Row], arriving: Iterable[Row], budget: int) -> tuple[list[list[Row]], list[Row]]:
@@ -61,11 +63,11 @@ def collate(rows: Sequence[Row]) -> MicroBatch:
     segments = itertools.accumulate((row.num_segments for row in rows), initial=0)
     return MicroBatch(
         ids=_padded([row.ids for row in rows], width),
-        before=_joined([row.before + start for row, start in zip(rows, starts, strict=True)], np.int64),
-        targets=_joined([row.targets for row in rows], np.int64),
-        behaviour=_joined([row.behaviour for row in rows], np.float32),
-        advantages=_joined([row.advantages for row in rows], np.float32),
-        sequences=_joined([row.sequences + start for row, start in zip(rows, segments, strict=False)], np.int64),
+        before=joined([row.before + start for row, start in zip(rows, starts, strict=True)], np.int64),
+        targets=joined([row.targets for row in rows], np.int64),
+        behaviour=joined([row.behaviour for row in rows], np.float32),
+        advantages=joined([row.advantages for row in rows], np.float32),
+        sequences=joined([row.sequences + start for row, start in zip(rows, segments, strict=False)], np.int64),
         depths=None if plain else _padded([row.depths for row in rows], width),
         sees=None if plain else np.stack([_sees(row, width) for row in rows]),
     )
@@ -85,8 +87,3 @@ def _padded(arrays: Sequence[npt.NDArray[np.int32]], width: int) -> npt.NDArray[
     for row, values in enumerate(arrays):
         padded[row, : len(values)] = values
     return padded
-
-
-def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[D]) -> npt.NDArray[D]:
-    joined: npt.NDArray[D] = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
-    return joined

@@ -3,6 +3,10 @@
 PEFT writes the adapter's share, the scaled share and the sum as tensors of their own, and autograd does the same on the way back. Here the share is
 added where the layer's output already lies (GEMM with beta 1); what is kept for the backward pass is the input, which the layer
 before holds anyway. A zero adapter still changes no bit: zeros are added.
+
+On a 16-bit base an adapter stays float32, and the forward pass computes with what an engine's slot holds of it: A, and B times the scaling, in the
+base's dtype (`adapters.as_held`). It rounds where vLLM does (`lora/ops`): the layer's output, the input times A, that times B, and the sum. Gradients
+pass the rounding unchanged and are summed in float32. PEFT would add a share in float32, which no engine does.
 """
 
 from functools import partial
@@ -12,12 +16,23 @@ import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
+from marlaas_worker.trainer.products import HALF, precise_product, working_dtype
+
 
 def fuse(model: nn.Module) -> None:
-    """Make every adapted linear layer compute in one operation, where base and adapter have one dtype. Repeated calls change nothing."""
+    """Make linear layers compute in one operation with their adapters, and frozen ones as fast as the machine can. Repeated calls change nothing."""
     for module in model.modules():
-        if type(module) is Linear and type(module.base_layer) is nn.Linear and "forward" not in vars(module):
+        if "forward" in vars(module):
+            continue
+        if type(module) is Linear and type(module.base_layer) is nn.Linear:
             module.forward = partial(_forward, module)
+        elif type(module) is nn.Linear and working_dtype(module.weight) != module.weight.dtype:
+            module.forward = partial(_frozen, module)  # type: ignore[method-assign]
+
+
+def _frozen(layer: Any, hidden: Tensor) -> Tensor:
+    result: Tensor = _HalfLinear.apply(hidden, layer.weight, layer.bias, None, None, 1.0)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _forward(layer: Any, hidden: Tensor) -> Tensor:
@@ -27,11 +42,18 @@ def _forward(layer: Any, hidden: Tensor) -> Tensor:
         result: Tensor = base(hidden)
         return result
     down, up = layer.lora_A[active[0]].weight, layer.lora_B[active[0]].weight
-    if len(active) > 1 or hidden.dtype != down.dtype or base.weight.dtype != down.dtype:
+    kind = _operation(base.weight.dtype, down.dtype)
+    if len(active) > 1 or hidden.dtype != base.weight.dtype or kind is None:
         several: Tensor = Linear.forward(layer, hidden)
         return several
-    fused: Tensor = _AdaptedLinear.apply(hidden, base.weight, base.bias, down, up, layer.scaling[active[0]])  # type: ignore[no-untyped-call]
+    fused: Tensor = kind.apply(hidden, base.weight, base.bias, down, up, layer.scaling[active[0]])
     return fused
+
+
+def _operation(base: torch.dtype, adapter: torch.dtype) -> Any:
+    if base == adapter:
+        return _AdaptedLinear
+    return _HalfLinear if base in HALF else None
 
 
 class _AdaptedLinear(torch.autograd.Function):
@@ -57,3 +79,46 @@ class _AdaptedLinear(torch.autograd.Function):
             slope_hidden = (slope @ weight).addmm_(slope_low, down).view(hidden.shape)
         slope_up = (slope.T @ low).mul_(ctx.scaling)
         return slope_hidden, None, None, slope_low.T @ flat, slope_up, None
+
+
+class _HalfLinear(torch.autograd.Function):
+    """As `_AdaptedLinear`; hidden, weight and bias have 16 bits, down and up are float32, or both None for the layer alone."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        hidden, weight, bias, down, up, scaling = inputs
+        working, dtype = working_dtype(weight), weight.dtype
+        flat = hidden.reshape(-1, hidden.shape[-1]).to(working)
+        offset = None if bias is None else bias.to(working)
+        result, low = nn.functional.linear(flat, weight.to(working), offset).to(dtype), None
+        if down is not None:
+            held_down, held_up = _held(weight, down, up, scaling)
+            low = (flat @ held_down.T).to(dtype)
+            result += (low.to(working) @ held_up.T).to(dtype)
+        ctx.save_for_backward(None if down is None else hidden, weight, down, up, low)
+        ctx.scaling = scaling
+        return result.view(*hidden.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, down, up, low = ctx.saved_tensors
+        working = working_dtype(weight)
+        slope = upstream[0].reshape(-1, weight.shape[0]).to(working)
+        slope_hidden = slope @ weight.to(working) if ctx.needs_input_grad[0] else None
+        slope_down = slope_up = None
+        if down is not None:
+            held_down, held_up = _held(weight, down, up, ctx.scaling)
+            slope_low = slope @ held_up
+            if slope_hidden is not None:
+                slope_hidden.addmm_(slope_low, held_down)
+            slope_down = precise_product(slope_low.T, hidden.reshape(-1, hidden.shape[-1]))
+            slope_up = precise_product(slope.T, low).mul_(ctx.scaling)
+        if slope_hidden is not None:
+            slope_hidden = slope_hidden.to(weight.dtype).view(*upstream[0].shape[:-1], -1)
+        return slope_hidden, None, None, slope_down, slope_up, None
+
+
+def _held(weight: Tensor, down: Tensor, up: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """A and B as an engine's slot holds them, in the dtype in which they are multiplied."""
+    dtype, working = weight.dtype, working_dtype(weight)
+    return down.to(dtype).to(working), (up.to(dtype) * scaling).to(working)

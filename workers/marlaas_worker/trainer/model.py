@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from peft import LoraConfig, get_peft_model
@@ -24,20 +23,18 @@ from transformers.utils.logging import disable_progress_bar
 
 from marlaas_api.errors import Permanent
 from marlaas_api.names import derive_seed
-from marlaas_worker.adapters import AdapterConfig, tensor_name
+from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
+from marlaas_worker.dtypes import choose_dtype
+from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_beginnings
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.head import token_logprobs
 from marlaas_worker.trainer.lora import fuse
 from marlaas_worker.trainer.precise import in_float32, precise_token_logprobs
 from marlaas_worker.trainer.recompute import LayerRecompute
 from marlaas_worker.trainer.reproducible import compute_reproducibly
-from marlaas_worker.trainer.rows import Segment, chain, plant
+from marlaas_worker.trainer.rows import chain
 
 log = logging.getLogger(__name__)
-
-
-class ModelUnusable(Permanent):
-    """The base model cannot be loaded, or computes something that the trainer cannot reproduce."""
 
 
 class TargetUnknown(Permanent):
@@ -89,10 +86,10 @@ def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> 
 
 
 class BaseModel:
-    """A causal language model in Hugging Face format, in `dtype` (None: float32 on a CPU, bfloat16 on a GPU); adapters are float32 in any case.
+    """A causal language model in Hugging Face format; adapters are float32 whatever its dtype. dtype None: float32 on a CPU, bfloat16 on a GPU.
 
     linear_layers: names that an adapter may target, the decoder's linear layers; neither head nor embeddings. pairs_per_token: for `rows.plant`, 0 if the
-    architecture cannot share beginnings. activation_bytes: a micro-batch whose activations need more memory computes its layers again in the
+    architecture cannot share beginnings; a token costs a layer about 24 H^2 operations, a pair of tokens in its attention 4 H. activation_bytes: a micro-batch whose activations need more memory computes its layers again in the
     backward pass; the same bits, a third slower. None: never.
 
     Raises:
@@ -110,16 +107,18 @@ class BaseModel:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         compute_reproducibly(self.device)
         self._name = Path(path).name
-        default = torch.float32 if self.device.type == "cpu" else torch.bfloat16
-        self._model: Any = _load(path, dtype or default, self.device)
+        self._model: Any = _load(path, dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")], self.device)
+        fuse(self._model)
         self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
-        self.linear_layers = _linear_layers(self._decoder)
+        self.linear_layers = linear_layers(self._decoder)
         self._recompute = LayerRecompute(self._decoder, activation_bytes)
         self._peft: Any = None
         self._numbers = itertools.count(1)
         self._active: str | None = None
-        self._check_head()
-        self.pairs_per_token = self._measure_sharing()
+        check_head(self._model, self._name)
+        with torch.no_grad():
+            shares = shares_beginnings(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
+        self.pairs_per_token = 6 * int(self._model.config.get_text_config().hidden_size) if shares else 0
 
     @property
     def activation_bytes_per_token(self) -> float:
@@ -176,7 +175,8 @@ class BaseModel:
 
         Carries the gradient of the adapter's parameters. Only hidden states before generated tokens go through the head. Raises OutOfMemory.
         """
-        with _memory_errors(batch), self._recompute.choose(batch.num_padded_tokens):
+        mask_bytes = batch.num_masked_pairs * self._head.weight.element_size()
+        with _memory_errors(batch), self._recompute.choose(batch.num_padded_tokens, mask_bytes):
             self._activate(adapter)
             before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
             return token_logprobs(before, self._head.weight, self._tensor(batch.targets), temperature)
@@ -259,51 +259,10 @@ class BaseModel:
                 )
         return sorted(set(targets)) or list(known)
 
-    @torch.no_grad()
-    def _check_head(self) -> None:
-        """Compare with the model's own logits: some architectures scale or cap them behind the head, where we would not see it."""
-        if getattr(self._head, "bias", None) is not None:
-            raise ModelUnusable(f"{self._name}: a bias in the output head is not supported")
-        ids = [number % self.vocab_size for number in range(16)]
-        own = self._model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0, :-1]
-        expected = own.float().log_softmax(-1)[torch.arange(15), ids[1:]]
-        gap = (expected - self.logprobs(None, collate([chain(_example(ids))]), 1.0)).abs().max().item()
-        if not gap < self._tolerance:
-            raise ModelUnusable(
-                f"{self._name}: {type(self._model).__name__} changes its logits after the output head "
-                f"(logprobs differ by {gap:.3g}); the trainer does not support that"
-            )
-
-    @torch.no_grad()
-    def _measure_sharing(self) -> int:
-        """See `pairs_per_token`: tried out, because an architecture may take no mask of ours, or take it for something else.
-
-        A token costs a layer about 24 H^2 operations, a pair of tokens in its attention 4 H.
-        """
-        config = self._model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"} or getattr(
-            config, "use_sliding_window", getattr(config, "sliding_window", None)
-        ):
-            return 0
-        segments = [_example([number % self.vocab_size for number in (1, 2, 3, *end)]) for end in ((4, 5), (6, 7, 8))]
-        try:
-            shared = self.logprobs(None, collate(plant(segments, 1 << 20, 1 << 20)), 1.0)
-        except (RuntimeError, TypeError, ValueError) as error:
-            log.info("%s shares no beginnings: %s", self._name, error)
-            return 0
-        alone = self.logprobs(None, collate([chain(segment) for segment in segments]), 1.0)
-        return 6 * int(config.hidden_size) if (shared - alone).abs().max().item() < self._tolerance else 0
-
     def _measure_activations(self, adapter: AttachedAdapter) -> None:
-        batch = collate([chain(_example([number % self.vocab_size for number in range(64)]))])
+        batch = collate([chain(example([number % self.vocab_size for number in range(64)]))])
         self._recompute.measure(lambda: self.logprobs(adapter, batch, 1.0), batch.num_padded_tokens)
         log.info("activations take %.0f KiB per token", self._recompute.bytes_per_token / 1024)
-
-    @property
-    def _tolerance(self) -> float:
-        """Largest difference of two logprobs that rounding explains: bfloat16 rounds a logit of 20 to eighths."""
-        return 1e-2 if self._head.weight.dtype == torch.float32 else 0.25
 
 
 def _load(path: str, dtype: torch.dtype, device: torch.device) -> Any:
@@ -315,16 +274,6 @@ def _load(path: str, dtype: torch.dtype, device: torch.device) -> Any:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelUnusable(f"the base model at {path} cannot be loaded: {error}") from error
     return model.requires_grad_(False).eval().to(device)
-
-
-def _linear_layers(decoder: nn.Module) -> tuple[str, ...]:
-    linear = (name for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
-    return tuple(sorted({name.rsplit(".", 1)[-1] for name in linear}))
-
-
-def _example(ids: Sequence[int]) -> Segment:
-    generated = np.arange(len(ids)) > 0
-    return Segment(np.array(ids, np.int32), generated, np.zeros(len(ids), np.float32), 0, 0.0)
 
 
 @contextmanager

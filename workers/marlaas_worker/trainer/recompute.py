@@ -45,9 +45,10 @@ class LayerRecompute:
         del graph  # until here: a freed tensor's place in memory would be counted as another's
 
     @contextmanager
-    def choose(self, num_tokens: int) -> Iterator[None]:
-        """Within, a forward pass over so many padded tokens keeps what fits."""
-        self._is_on = self.max_bytes is not None and self.bytes_per_token * num_tokens > self.max_bytes
+    def choose(self, num_tokens: int, mask_bytes: int) -> Iterator[None]:
+        """Within, a forward pass over so many padded tokens keeps what fits beside its attention mask."""
+        needed = self.bytes_per_token * num_tokens + mask_bytes
+        self._is_on = self.max_bytes is not None and needed > self.max_bytes
         try:
             yield
         finally:

@@ -8,11 +8,14 @@ Sharing saves the rest of the network and costs attention: a tree's attention is
 segment joins a tree only where that pays.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+D = TypeVar("D", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +68,7 @@ class Row:
 def chain(segment: Segment) -> Row:
     """A segment in a row of its own."""
     tree = _Tree()
-    tree.add(segment)
+    tree.add(segment, _Begin(0, _NOWHERE))
     return tree.row()
 
 
@@ -77,76 +80,98 @@ def plant(segments: Iterable[Segment], pairs_per_token: int, budget: int) -> lis
     """
     trees: list[_Tree] = []
     for segment in sorted(segments, key=len):
-        gains = [tree.gain(segment, pairs_per_token, budget) for tree in trees]
+        begins = [tree.begin(segment) if pairs_per_token else _Begin(0, _NOWHERE) for tree in trees]
+        gains = [tree.gain(segment, begin, pairs_per_token, budget) for tree, begin in zip(trees, begins, strict=True)]
         if max(gains, default=0) <= 0:
             trees.append(_Tree())
+            begins.append(_Begin(0, _NOWHERE))
             gains.append(1)
-        trees[gains.index(max(gains))].add(segment)
+        best = gains.index(max(gains))
+        trees[best].add(segment, begins[best])
     return [tree.row() for tree in trees]
+
+
+_NOWHERE = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begin:
+    """What of a segment a tree has: its first `length` tokens, at the first `length` of these places."""
+
+    length: int
+    places: npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
 class _Tree:
-    ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    children: dict[tuple[int, int], int] = field(default_factory=dict)
-    predicted: list[tuple[int, int, float, float, int]] = field(default_factory=list)
-    num_segments: int = 0
-    num_segment_tokens: int = 0
+    """Segments as runs of new tokens. num_tokens: of all runs. paths: every segment's ids, and the place of each of its tokens."""
 
-    def gain(self, segment: Segment, pairs_per_token: int, budget: int) -> int:
+    num_tokens: int = 0
+    num_segment_tokens: int = 0
+    ids: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    parents: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    depths: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    paths: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = field(default_factory=list)
+    before: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+
+    def begin(self, segment: Segment) -> _Begin:
+        """The longest beginning that the segment has in common with one of the tree's."""
+        best = _Begin(0, _NOWHERE)
+        for ids, places in self.paths:
+            if (length := _common(segment.ids, ids)) > best.length:
+                best = _Begin(length, places)
+        return best
+
+    def gain(self, segment: Segment, begin: _Begin, pairs_per_token: int, budget: int) -> int:
         """What is saved by adding a segment here rather than in a row of its own, in pairs of tokens in attention."""
-        if not pairs_per_token:
-            return 0
-        shared = self._shared(segment)
-        size, new = len(self.ids), len(segment) - shared
-        if size + new > budget:
+        size, new = self.num_tokens, len(segment) - begin.length
+        if size + new > budget or not begin.length:
             return 0
         alone = len(segment) ** 2 // 2  # a plain causal row skips half of its pairs
-        return shared * pairs_per_token - new * (2 * size + new) + alone if shared else 0
+        return begin.length * pairs_per_token - new * (2 * size + new) + alone
 
-    def add(self, segment: Segment) -> None:
+    def add(self, segment: Segment, begin: _Begin) -> None:
         """Put a segment in, making only the tokens that are not there."""
-        place, before = -1, -1
-        values = zip(segment.ids.tolist(), segment.generated.tolist(), segment.behaviour.tolist(), strict=True)
-        for token, generated, behaviour in values:
-            before, place = place, self._child(place, token)
-            if generated:
-                self.predicted.append((before, token, behaviour, segment.advantage, self.num_segments))
-        self.num_segments += 1
+        made = np.arange(self.num_tokens, self.num_tokens + len(segment) - begin.length, dtype=np.int32)
+        places = np.concatenate([begin.places[: begin.length], made])
+        previous = np.concatenate([[-1], places[:-1]]).astype(np.int32)
+        self.ids.append(segment.ids[begin.length :])
+        self.parents.append(previous[begin.length :])
+        self.depths.append(np.arange(begin.length, len(segment), dtype=np.int32))
+        self.paths.append((segment.ids, places))
+        self.before.append(previous[segment.generated])
+        self.segments.append(segment)
+        self.num_tokens += len(made)
         self.num_segment_tokens += len(segment)
 
     def row(self) -> Row:
-        before, targets, behaviour, advantages, sequences = (
-            zip(*self.predicted, strict=True) if self.predicted else ((), (), (), (), ())
-        )
+        """The tree as arrays."""
+        counts = [len(before) for before in self.before]
+        advantages = np.array([segment.advantage for segment in self.segments], np.float32)
         return Row(
-            ids=np.array(self.ids, np.int32),
-            parents=np.array(self.parents, np.int32),
-            depths=np.array(self.depths, np.int32),
-            before=np.array(before, np.int32),
-            targets=np.array(targets, np.int32),
-            behaviour=np.array(behaviour, np.float32),
-            advantages=np.array(advantages, np.float32),
-            sequences=np.array(sequences, np.int32),
-            num_segments=self.num_segments,
+            ids=joined(self.ids, np.int32),
+            parents=joined(self.parents, np.int32),
+            depths=joined(self.depths, np.int32),
+            before=joined(self.before, np.int32),
+            targets=joined([segment.ids[segment.generated] for segment in self.segments], np.int32),
+            behaviour=joined([segment.behaviour[segment.generated] for segment in self.segments], np.float32),
+            advantages=np.repeat(advantages, counts),
+            sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            num_segments=len(self.segments),
             num_segment_tokens=self.num_segment_tokens,
         )
 
-    def _shared(self, segment: Segment) -> int:
-        place = -1
-        for count, token in enumerate(segment.ids.tolist()):
-            child = self.children.get((place, token))
-            if child is None:
-                return count
-            place = child
-        return len(segment)
 
-    def _child(self, place: int, token: int) -> int:
-        child = self.children.setdefault((place, token), len(self.ids))
-        if child == len(self.ids):
-            self.ids.append(token)
-            self.parents.append(place)
-            self.depths.append(0 if place < 0 else self.depths[place] + 1)
-        return child
+def _common(left: npt.NDArray[np.int32], right: npt.NDArray[np.int32]) -> int:
+    """How many tokens two runs begin with in common."""
+    length = min(len(left), len(right))
+    differ = left[:length] != right[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length
+
+
+def joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[D]) -> npt.NDArray[D]:
+    """One array of `dtype`, also of no arrays."""
+    whole: npt.NDArray[D] = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
+    return whole

@@ -48,7 +48,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
         dtype = DTYPES[engine_dtype(pool)]
         model = await compute.run(lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes, dtype=dtype))
-        log.info("base model %s is loaded", pool.model_path)
+        log.info("base model %s is loaded as %s", pool.model_path, engine_dtype(pool))
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)

@@ -1,0 +1,102 @@
+"""Model shapes with random weights, made on the machine that measures them; options and clocks that the measurements share."""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marlaas_worker.adapters import DTYPES
+from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.rows import Segment, chain
+
+_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
+SHAPES = {
+    "tiny": (96, 128, 384, 3, 4, 2),
+    "smollm2": (49152, 576, 1536, 30, 9, 3),
+    "1.5b": (151936, 1536, 8960, 28, 12, 2),
+    "8b": (128256, 4096, 14336, 32, 32, 8),
+}
+RANK, ALPHA = 16, 32
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def options(name: str, about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.gpu {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--model", type=Path, help="a folder to use, or to make the random model in; default: a temporary one"
+    )
+    return parser
+
+
+def random_model(chosen: argparse.Namespace) -> Path:
+    """A Llama of the chosen shape, drawn on the device and saved in the chosen dtype; a folder that has one is left alone."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = Path(chosen.model or tempfile.mkdtemp(prefix="marlaas-gpu-"))
+    if not (folder / "config.json").exists():
+        sizes = dict(zip(_KEYS, SHAPES[chosen.shape], strict=True))
+        config = LlamaConfig(**sizes, max_position_embeddings=16384, tie_word_embeddings=chosen.shape == "smollm2")
+        torch.manual_seed(0)
+        with torch.device(chosen.device):
+            model = LlamaForCausalLM(config).to(DTYPES[chosen.dtype])
+        model.save_pretrained(folder)
+        del model
+        release(chosen.device)
+    return folder
+
+
+def random_rows(vocab_size: int, rows: int, width: int) -> MicroBatch:
+    """Rows of random tokens; the later half of each is generated."""
+    draw = np.random.default_rng(0)
+    behaviour = np.full(width, -np.log(vocab_size), np.float32)
+    made = []
+    for _ in range(rows):
+        ids = draw.integers(0, vocab_size, width).astype(np.int32)
+        made.append(chain(Segment(ids, np.arange(width) >= width // 2, behaviour, 0, float(draw.normal()))))
+    return collate(made)
+
+
+def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
+    """The shortest of some runs, after one that warms up."""
+    taken = []
+    for _ in range(repeats + 1):
+        synchronise(device)
+        began = time.perf_counter()
+        work()
+        synchronise(device)
+        taken.append(time.perf_counter() - began)
+    return min(taken[1:])
+
+
+def synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def release(device: str) -> None:
+    """Give cached memory back and count peaks anew."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gib(device: str) -> str:
+    return f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device == "cuda" else "-"
+
+
+def show(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a markdown table, row by row as they come."""
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row) + " |", flush=True)

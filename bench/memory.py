@@ -1,0 +1,188 @@
+"""Estimates of memory beside measured peaks, of trainer and engine, by component: `python -m bench memory`.
+
+Each side is a process of its own that loads the model, does its work and reads its own highest resident memory (VmHWM, reset before each phase). The trainer
+binds agents one after the other, trains micro-batches of several sizes and publishes a version; the engine fills its slots and its KV cache and scores probes.
+A component's measure is the rise of the peak over what was resident before it.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import options
+from bench.runs import table
+
+MODELS = ("tiny", "smollm2")
+DTYPES = ("float32", "bfloat16")
+RANK, AGENTS, SLOTS, WIDTH, KV_CACHE = 16, 3, 4, 256, "64Mi"
+MIB = 2**20
+
+
+def resident(name: str = "VmRSS") -> int:
+    """Bytes of this process, by a name of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)
+
+
+def reset_peak() -> int:
+    """Let VmHWM begin anew; returns what is resident."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident()
+
+
+def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
+    """Peaks of a trainer's parts, in bytes, by the names that `estimate` has."""
+    import torch
+
+    from bench.trainer import document
+    from marlaas_worker.adapters import DTYPES as TORCH_DTYPES
+    from marlaas_worker.trainer.assignment import Assignment
+    from marlaas_worker.trainer.commit import StepResult
+    from marlaas_worker.trainer.learner import Learner
+    from marlaas_worker.trainer.model import BaseModel
+    from marlaas_worker.trainer.versions import contents_of
+
+    torch.set_num_threads(1)
+    found = {"trainer: process": resident()}
+    base = BaseModel(str(model), dtype=TORCH_DTYPES[dtype], activation_bytes=1 << 40)
+    found["trainer: weights"] = resident() - found["trainer: process"]
+    assignment = Assignment(job := document(num_tokens), job.spec.agents[0])
+    learners: list[Learner] = []
+    for _ in range(AGENTS):
+        before = reset_peak()
+        learners.append(Learner(base, assignment))
+        learners[-1].begin()
+        learners[-1].accumulate(_rows(base.vocab_size, WIDTH))
+        learners[-1].step(0)
+        found["trainer: an agent"] = resident() - before  # the last one, when nothing is made for the first time
+    found["trainer: bytes kept per token"] = int(base.activation_bytes_per_token)
+    before = reset_peak()
+    learners[0].accumulate(_rows(base.vocab_size, num_tokens))
+    found[f"trainer: {num_tokens} tokens"] = resident("VmHWM") - before
+    learners[0].step(1)
+    before = reset_peak()
+    contents_of(learners[0], assignment, base.vocab_size, StepResult(1, 1, (), {}, 0.0))
+    found["trainer: publishing"] = resident("VmHWM") - before
+    return found
+
+
+def _rows(vocab_size: int, num_tokens: int) -> list[Any]:
+    import numpy as np
+
+    from marlaas_worker.trainer.rows import Segment, chain
+
+    draw, made = np.random.default_rng(0), []
+    for _ in range(num_tokens // WIDTH):
+        ids = draw.integers(0, vocab_size, WIDTH).astype(np.int32)
+        made.append(chain(Segment(ids, np.arange(WIDTH) >= WIDTH // 2, np.zeros(WIDTH, np.float32), 0, 1.0)))
+    return made
+
+
+def estimate(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
+    """The parts of `marlaas.models.memory`, in the same words."""
+    from bench.trainer import document
+    from marlaas.models import inspect
+    from marlaas.models.memory import activation_bytes, demands
+    from marlaas_api.kinds import ModelPoolSpec
+
+    facts, job = inspect(model), document(num_tokens).spec
+    spec = ModelPoolSpec.model_validate(
+        {"model": {"path": str(model)}, "maxRank": RANK, "adapterSlots": SLOTS, "trainer": {"activationBytes": "1Ti"},
+         "rollout": {"dtype": dtype, "kvCacheBytes": KV_CACHE}}
+    )  # fmt: skip
+    engine, trains = demands(facts, spec, [job])
+    parts = list(trains.parts.values())
+    per_agent = 16 * facts.adapter_parameters(RANK)
+    return {
+        "trainer: process": parts[3],
+        "trainer: weights": parts[0],
+        "trainer: an agent": per_agent,
+        "trainer: publishing": parts[1] - per_agent,
+        f"trainer: {num_tokens} tokens": parts[2],
+        "trainer: bytes kept per token": activation_bytes(facts, spec, RANK, 1024) // 1024,
+        "engine: all": engine.total,
+    }
+
+
+async def _engine(model: Path, dtype: str) -> int:
+    """Highest memory of vLLM's processes with full slots and a full KV cache; what they share is divided among them."""
+    import numpy as np
+    import psutil
+
+    from bench.gpu.engine import write_adapter_of
+    from marlaas_api.kinds import ModelPoolSpec
+    from marlaas_worker.rollout.engine import LoadedAdapter, Sampling
+    from marlaas_worker.rollout.vllm_engine import VllmEngine
+
+    spec = ModelPoolSpec.model_validate(
+        {"model": {"path": str(model)}, "maxRank": RANK, "adapterSlots": SLOTS,
+         "rollout": {"dtype": dtype, "kvCacheBytes": KV_CACHE, "maxNumSeqs": 16, "maxModelLen": 512}}
+    )  # fmt: skip
+    engine = VllmEngine(model, spec, frozenset(), Path(tempfile.mkdtemp()))
+    await engine.start()
+    loaded = [LoadedAdapter(f"a{number}", number + 1, write_adapter_of(model, number)) for number in range(SLOTS)]
+    for adapter in loaded:
+        await engine.load(adapter)
+    draw = np.random.default_rng(0)
+    for number in range(16):
+        ids = draw.integers(2, 90, 256).astype(np.int32)
+        await engine.generate(f"r{number}", loaded[number % SLOTS], ids, Sampling(1.0, 2, number))
+    await engine.score(loaded[0], draw.integers(2, 90, 24).astype(np.int32))
+    held = sum(process.memory_full_info().pss for process in (psutil.Process(), *engine.processes))
+    await engine.stop()
+    return int(held)
+
+
+def main(words: Sequence[str] = ()) -> None:
+    parser = options("memory", __doc__)
+    parser.add_argument("--model", choices=MODELS, action="append", help="default: both")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="default: both")
+    parser.add_argument("--tokens", type=int, default=1024, help="of the trainer's micro-batch")
+    parser.add_argument("--only", choices=("trainer", "engine"))
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(words)
+    if chosen.side == "trainer":
+        print(json.dumps(trainer(chosen.folder, chosen.dtype[0], chosen.tokens)))
+    elif chosen.side == "engine":
+        print(json.dumps({"engine: all": asyncio.run(_engine(chosen.folder, chosen.dtype[0]))}))
+    else:
+        for name in chosen.model or MODELS:
+            for dtype in chosen.dtype or DTYPES:
+                print(compare(name, dtype, chosen.tokens, chosen.only), flush=True)
+
+
+def compare(name: str, dtype: str, tokens: int, only: str | None) -> str:
+    """A table of one model and dtype."""
+    from bench.trainer import child, random_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        random_model(name, Path(folder))
+        measured: dict[str, int] = {}
+        for side in ("trainer", "engine") if only is None else (only,):
+            command = [sys.executable, "-m", "bench.memory", "--side", side, "--dtype", dtype, "--tokens", str(tokens)]
+            measured |= child([*command, "--folder", folder])
+        rows = [
+            [
+                name,
+                dtype,
+                part,
+                f"{size / MIB:.1f}",
+                f"{measured[part] / MIB:.1f}",
+                f"{size / max(1, measured[part]):.2f}",
+            ]
+            for part, size in estimate(Path(folder), dtype, tokens).items()
+            if part in measured
+        ]
+    return table(["model", "dtype", "part", "estimate, MiB", "measured, MiB", "estimate / measured"], rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

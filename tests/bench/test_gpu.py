@@ -1,0 +1,35 @@
+"""The measurements for a GPU run on a CPU with a small shape, so that none fails for a slip when a GPU is at hand for half an hour."""
+
+from pathlib import Path
+
+import pytest
+from bench.gpu.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu-shape")
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        (["trainer", "--batches", "2x16", "--agents", "2,3"], 3 + 2 + 1),
+        (["ceiling", "--tokens", "16,32"], 2),
+        (["noise", "--rows", "2", "--prompt", "4", "--reply", "6"], 3),
+    ],
+    ids=["trainer", "ceiling", "noise"],
+)
+def test_it_measures_a_small_shape_on_a_cpu(
+    model: Path, capsys: pytest.CaptureFixture[str], words: list[str], rows: int
+) -> None:
+    main([*words, "--device", "cpu", "--repeats", "1", "--model", str(model)])
+    lines = capsys.readouterr().out.splitlines()
+    headers = [at for at, line in enumerate(lines) if line.startswith("|---")]
+    assert len(lines) == rows + 2 * len(headers)
+    assert all(
+        line.count("|") == lines[max(at for at in headers if at <= here)].count("|")
+        for here, line in enumerate(lines)
+        if here >= headers[0]
+    )
+    assert not any("out of memory" in line or "nan" in line for line in lines)
