@@ -226,7 +226,7 @@ _FAILURES = {
         Stage.FAILED,
         Actor.TENANT,
         "Every trainer of the pool gave the job up, in the words of the message.",
-        "Do what the message says, often a smaller spec.training.microbatchTokens or learning rate, and create the job anew.",
+        "Do what the message says, often shorter conversations or a smaller learning rate, and create the job anew.",
     ),
     Reason.BROKEN_INVARIANT: Text(
         Stage.FAILED,

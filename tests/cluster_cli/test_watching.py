@@ -86,6 +86,7 @@ def test_a_row_reads_as_in_a_local_run() -> None:
         "staleness": 0.5,
         "tokensPerSecond": 1234.5,
         "faults": {"env": 2},
+        "trainingFaults": {},
         "agents": [{"name": "policy", "policyVersion": 3}],
     }
     row = ("a/sums", "Running", "3/8", "3", "0.25", "0.10 → 0.20", "1,234", "0.50", "env 2", "·")

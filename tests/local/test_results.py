@@ -31,6 +31,7 @@ def test_the_summary_of_a_job_says_what_came_of_it(document, level, evaluation):
                 "policyVersion": 3,
                 "wallSeconds": 60.5,
                 "faults": {"env": 2},
+                "trainingFaults": {},
             }
         }
     }

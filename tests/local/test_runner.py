@@ -30,6 +30,7 @@ def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(finished: Place) 
         "policyVersion": 3,
         "wallSeconds": 60.0,
         "faults": {"env": 1},
+        "trainingFaults": {},
     }
     assert (finished.steps(), finished.steps("spell")) == ([0, 1, 2], [0, 1])
     job = finished.out / "team-a" / "spell"

@@ -106,6 +106,7 @@ class Stage:
         self.may_train = asyncio.Event()
         self.may_train.set()
         self.deaths = 0
+        self.metrics = {"loss": 0.5}
 
     def context(self, name: str) -> RoleContext:
         bus = Moody(self.server, name)
@@ -201,7 +202,7 @@ class Stage:
             tensor_digests={},
             probes=(),
             consumed=names,
-            metrics={"loss": 0.5},
+            metrics=self.metrics,
         )
         ref = await self.blobs.put("team-a/manifests", "manifest", encode(manifest))
         fresh = PolicyRecord(

@@ -17,6 +17,7 @@ from marlaas_api.messages import (
 from marlaas_api.names import Split
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import service
+from marlaas_worker.orchestrator.job_state import History, JobState
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -34,6 +35,15 @@ async def test_a_job_runs_to_its_end_every_index_once_every_step_full(stage, doc
     assert [record.step for record in records] == [0, 1, 2, 3, 4]
     assert all(record.staleness_max <= staleness for record in records)
     assert records[0].metrics == {"loss": 0.5, "train_s": 1.5}
+
+
+async def test_faults_of_training_are_counted_from_the_records_and_so_across_orchestrators(stage, document):
+    job = document(steps=3)
+    stage.metrics = {"loss": 0.5, "out_of_memory": 2.0, "skipped_update": 0.0}
+    async with running(stage, job, mixed):
+        level = await stage.progress(job, final)
+    assert level.training_faults == {"out-of-memory": 6}
+    assert JobState(job, History(steps=tuple(await stage.steps(job)))).training_faults == {"out-of-memory": 6}
 
 
 async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(stage, document):

@@ -11,7 +11,8 @@ def level(job: str, phase: Phase, **more: object) -> Progress:
 
 
 def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own() -> None:
-    running = level("a", Phase.RUNNING, admitted=True, step=3, tokens=70, reward=0.25, faults={"env": 2, "infra": 1})
+    faults = {"faults": {"env": 2, "infra": 1}, "training_faults": {"non-finite": 4}}
+    running = level("a", Phase.RUNNING, admitted=True, step=3, tokens=70, reward=0.25, **faults)
     page = exposition(figures([running, level("b", Phase.QUEUED), level("c", Phase.QUEUED)], leads=True)).splitlines()
     assert "marlaas_orchestrator_leads 1" in page
     assert 'marlaas_jobs{phase="Queued"} 2' in page
@@ -25,6 +26,7 @@ def test_jobs_are_counted_by_phase_and_those_that_run_have_figures_of_their_own(
         'marlaas_job_reward{namespace="team-a",job="a"} 0.25',
         'marlaas_job_faults_total{namespace="team-a",job="a",class="env"} 2',
         'marlaas_job_faults_total{namespace="team-a",job="a",class="infra"} 1',
+        'marlaas_job_training_faults_total{namespace="team-a",job="a",class="non-finite"} 4',
     ]
 
 

@@ -14,11 +14,13 @@ import psutil
 import pytest
 import torch
 
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.kinds import ModelPoolSpec
+from marlaas_worker.device_errors import OutOfMemory
 from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.rollout import vllm_extension
-from marlaas_worker.rollout.engine import EngineDown, Sampling, read_base_model
+from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, LoadFailed, Sampling, read_base_model
+from marlaas_worker.rollout.vllm_engine import refusal
 from marlaas_worker.rollout.vllm_settings import (
     adaptable_layers,
     choose_threads,
@@ -57,6 +59,23 @@ def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path: Path
 def test_a_log_without_errors_has_no_last_words(tmp_path: Path) -> None:
     (tmp_path / "vllm.log").write_text("@@INFO 10:00 7 vllm.x: all is well\n")
     assert last_words(tmp_path / "vllm.log") == last_words(tmp_path / "none.log") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        ("Call to add_lora method failed: rank 64 is greater than max_lora_rank 16", LoadFailed),
+        ("Call to add_lora method failed: CUDA error: an illegal memory access was encountered", EngineDown),
+        ("Call to collective_rpc method failed: CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling", EngineDown),
+        ("Call to add_lora method failed: CUDA out of memory. Tried to allocate 32.00 MiB", OutOfMemory),
+    ],
+)
+def test_a_version_is_refused_for_what_it_is_and_never_for_an_error_of_the_device(
+    tmp_path: Path, words: str, meaning: type[Exception]
+) -> None:
+    found = refusal(LoadedAdapter("policy@v1", 1, tmp_path), Exception(words))
+    assert type(found) is meaning
+    assert isinstance(found, Retryable) == (meaning is not LoadFailed)  # what is not, is never loaded again
 
 
 def test_the_log_of_the_life_before_is_kept(small_model: Path, pool: ModelPoolSpec, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from tests.trainer.sampler import VOCABULARY
 from tests.trainer.worlds import assignment_of, job
 from torch import Tensor
 
-from marlaas_api.kinds import OptimizerSpec, TrainingSpec
+from marlaas_api.kinds import TrainingSpec
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.trainer.batching import pack
-from marlaas_worker.trainer.learner import GradientInvalid, Learner, learning_rate, loss_config
+from marlaas_worker.trainer.learner import Learner, loss_config
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, plant
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
@@ -217,20 +217,6 @@ def test_a_step_without_generated_tokens_moves_nothing(base: BaseModel) -> None:
     metrics = step(learner, silent)
     assert (metrics["tokens"], metrics["grad_norm"]) == (0.0, 0.0)
     assert all(torch.equal(value, before[name]) for name, value in learner.weights().items())
-
-
-def test_a_gradient_that_is_not_finite_stops_the_step(base: BaseModel) -> None:
-    learner = learner_of(base)
-    learner.begin()
-    broken = [Segment(part.ids, part.generated, part.behaviour, 0, float("nan")) for part in segments(0)]
-    with pytest.raises(GradientInvalid, match=r"team-a\.sums\.policy has norm nan"):
-        step(learner, broken)
-
-
-def test_the_learning_rate_warms_up_linearly_and_then_stays() -> None:
-    spec = OptimizerSpec(learning_rate=1.0, warmup_steps=4)
-    assert [learning_rate(spec, version) for version in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert learning_rate(OptimizerSpec(learning_rate=1.0), 0) == 1.0
 
 
 def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base: BaseModel) -> None:

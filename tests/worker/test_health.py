@@ -77,6 +77,12 @@ async def test_a_worker_lives_before_it_is_ready() -> None:
         assert await get(port, "/readyz", "HEAD") == (200, "")
 
 
+async def test_a_worker_whose_process_can_do_nothing_more_asks_for_its_restart() -> None:
+    vitals = Vitals(alive=lambda: False)
+    async with health_door(0, vitals) as port:
+        assert await get(port, "/livez") == (503, "not alive\n")
+
+
 async def test_figures_are_those_of_the_moment() -> None:
     report = ReplicaReport(
         role="trainer", pool="p", replica="t", num_running=1, busy_s=1.5, wall_s=60, job_engine_s={"u": 1.25, "old": 9}

@@ -1,7 +1,7 @@
 """A worker's small HTTP door for a kubelet and for Prometheus: GET /livez, /readyz and /metrics, in the role's own event loop.
 
-That it answers at all is the proof of life: the loop turns, and a role whose tasks have ended has ended its process. It speaks just enough
-HTTP/1.1 for its two callers (one request a connection) and knows nothing of roles.
+That it answers at all shows that the loop turns, and a role whose tasks have ended has ended its process; /livez fails besides when the role says that
+its process can do nothing more (`Vitals.alive`), in case its end hangs. It speaks just enough HTTP/1.1 for its two callers (one request a connection) and knows nothing of roles.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def answer_to(method: str, path: str, vitals: Vitals) -> Answer:
         return 405, "text/plain", "only GET\n"
     match path.partition("?")[0]:
         case "/livez":
-            return 200, "text/plain", "ok\n"
+            return (200, "text/plain", "ok\n") if vitals.alive() else (503, "text/plain", "not alive\n")
         case "/readyz":
             return (200, "text/plain", "ok\n") if vitals.ready() else (503, "text/plain", "not ready\n")
         case "/metrics":

@@ -28,9 +28,10 @@ def _no_figures() -> Iterable[Figure]:
 
 @dataclass(slots=True)
 class Vitals:
-    """ready: whether this worker does its work now (a standby's is to stand by). connected: whether there is a connection to the
+    """alive: whether the process can still do work; False asks for its restart. ready: whether this worker does its work now (a standby's is to stand by). connected: whether there is a connection to the
     bus. num_breaks: how often it broke. figures: the role's own."""
 
+    alive: Callable[[], bool] = lambda: True
     ready: Callable[[], bool] = lambda: False
     connected: Callable[[], bool] = lambda: False
     num_breaks: Callable[[], int] = lambda: 0

@@ -101,6 +101,13 @@ class RLJobStatus(ObjectStatus):
             description="Plays that did not count, by class: infra, env; waited: turns waited for an hour, and the episode was played again.",
         )
     )
+    training_faults: (
+        Annotated[dict[Annotated[str, StringConstraints(max_length=63)], _Count], Field(max_length=32)] | None
+    ) = Field(
+        None,
+        description="What went wrong in training and cost no step, by class. out-of-memory: steps done anew with half of microbatchTokens. non-finite: "
+        "gradients that were NaN or infinite, after which the weights stayed as they were; several in a row fail the job.",
+    )
     sandbox_crashes: _Count | None = Field(
         None, description="Crashes of the job's sandbox pods; see spec.backoffLimit."
     )

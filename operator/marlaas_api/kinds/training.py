@@ -26,6 +26,7 @@ _PROMOTE_NEEDS_TASKS = "promote: best chooses by evaluation, and tasks is 0: rai
 _FLOOR_IS_ICEPOPS = (
     "floor belongs to type: icepop, the only correction with a bound below; remove floor, or choose icepop"
 )
+_FLOOR_NEEDS_DECAY = "minLearningRateRatio is what schedule linear or cosine decays to, and constant does not decay: remove it, or choose another schedule"
 _STRICT_SPANS_NO_BATCH = (
     "reinforce++ compares a reward with those of the whole step, and maxStaleness 0 (strict) allows no statistic that spans the batch: choose another "
     "algorithm, or maxStaleness 1 or more"
@@ -69,17 +70,45 @@ class RolloutSpec(Spec):
 class OptimizerSpec(Spec):
     """AdamW."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.minLearningRateRatio) || (has(self.schedule) && self.schedule != 'constant')",
+                _FLOOR_NEEDS_DECAY,
+            ),
+        )
+    )
     learning_rate: float = Field(
         1e-4, gt=0, le=10, description="Peak learning rate; LoRA takes ten times a full model's."
     )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant",
+        description="The learning rate after the warm-up. constant: it stays at the peak. linear, cosine: it decays over training.steps, along a line or half "
+        "a cosine. Steps without signal count. If steps is raised later, a step has the rate that it has in a job of so many steps.",
+    )
     warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps of linear warm-up; 0 begins at the peak.")
+    min_learning_rate_ratio: float | None = Field(
+        None, ge=0, le=1, description="What linear and cosine decay to, as a share of the peak. Absent: 0."
+    )
     betas: tuple[_Beta, _Beta] = Field((0.9, 0.999), description="AdamW's decay rates of the two moments.")
+    epsilon: float = Field(
+        1e-8,
+        gt=0,
+        le=1,
+        description="Added to the root of AdamW's second moment. A larger one makes smaller steps where gradients are tiny.",
+    )
     weight_decay: float = Field(
         0.0, ge=0, le=10, description="Decoupled weight decay; 0, because adapters are small already."
     )
     max_grad_norm: float = Field(
         1.0, gt=0, le=LARGEST_INTEGER, description="Gradients of a larger norm are scaled down to it."
     )
+
+    @model_validator(mode="after")
+    def _floor_has_decay(self) -> Self:
+        if self.min_learning_rate_ratio is not None and self.schedule == "constant":
+            raise ValueError(_FLOOR_NEEDS_DECAY)
+        return self
 
 
 class ClipSpec(Spec):
@@ -190,7 +219,8 @@ class TrainingSpec(Spec):
         4096,
         ge=16,
         le=16_777_216,
-        description="Padded tokens of one forward and backward pass; bounds the trainer's memory; another value changes results by rounding only.",
+        description="Padded tokens of one forward and backward pass; bounds the trainer's memory. It changes results by rounding alone. A step for which the "
+        "device's memory is too small is done anew with half of it, and so are later steps.",
         json_schema_extra=FIXED,
     )
     optimizer: OptimizerSpec = Field(

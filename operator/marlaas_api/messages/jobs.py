@@ -52,7 +52,9 @@ class Progress(JobMessage):
 
     reason: CamelCase, for machines; message: what is going on and what to do, for people. step: finished steps. promoted: per agent, the
     version that a succeeded job publishes. adapters: per agent, the folder in the blob store of its newest version, or of the promoted one.
-    admitted_s: seconds that the job has been admitted in all. skipped_*: visits to tasks that rested, because they were always right or always wrong.
+    admitted_s: seconds that the job has been admitted in all.
+    skipped_*: visits to tasks that rested, because they were always right or always wrong. training_faults: what went wrong in training and cost no step,
+    by class: `out-of-memory`, steps begun anew with a lower token budget; `non-finite`, versions without an update.
     """
 
     generation: int = 1
@@ -76,6 +78,7 @@ class Progress(JobMessage):
     skipped_solved: int = 0
     skipped_hopeless: int = 0
     faults: dict[str, int] = Field(default_factory=dict)
+    training_faults: dict[str, int] = Field(default_factory=dict)
     started_at: float | None = None
     admitted_s: float = 0.0
     finished_at: float | None = None

@@ -17,7 +17,7 @@ from marlaas_operator.snapshot import JobSnapshot
 ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
 _FIGURES = (
     *("progress", "step", "steps", "agents", "reward", "evalBefore", "evalLast", "staleness"),
-    *("tokens", "tokensPerSecond", "acceleratorSeconds", "faults", "startedAt"),
+    *("tokens", "tokensPerSecond", "acceleratorSeconds", "faults", "trainingFaults", "startedAt"),
 )
 
 
@@ -57,6 +57,7 @@ def _figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
         "tokensPerSecond": figure(progress.tokens_per_s, 1),
         "acceleratorSeconds": figure(progress.accelerator_s, 1),
         "faults": dict(progress.faults) or None,
+        "trainingFaults": dict(progress.training_faults) or None,
         "startedAt": rfc3339(progress.started_at) if progress.started_at is not None else None,
     }
 

@@ -55,6 +55,7 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
         tokens_per_s=99.99,
         accelerator_s=7.77,
         faults={"env": 2},
+        training_faults={"non-finite": 1},
         started_at=NOW - 50.5,
     )
     found = status(running(progress=told))
@@ -76,6 +77,7 @@ def test_every_figure_of_the_orchestrator_is_in_the_status_rounded_for_people():
         "tokensPerSecond": 100.0,
         "acceleratorSeconds": 7.8,
         "faults": {"env": 2},
+        "trainingFaults": {"non-finite": 1},
         "startedAt": "2027-01-15T07:59:09Z",
     }
     RLJobStatus.model_validate(found)

@@ -67,6 +67,7 @@ def _level(document: JobDocument, status: RLJobStatus | None, now: float) -> Pro
         tokens_per_s=status.tokens_per_second or 0.0,
         accelerator_s=status.accelerator_seconds or 0.0,
         faults=dict(status.faults or {}),
+        training_faults=dict(status.training_faults or {}),
         started_at=seconds(status.started_at),
         finished_at=seconds(status.finished_at),
         at=now,

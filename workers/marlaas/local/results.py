@@ -90,6 +90,7 @@ def _job_summary(result: JobResult) -> dict[str, object]:
         "policyVersion": result.version,
         "wallSeconds": _wall_s(level),
         "faults": dict(level.faults) if level else {},
+        "trainingFaults": dict(level.training_faults) if level else {},
         **reason(result),
     }
 

@@ -81,6 +81,7 @@ def as_json(view: JobView) -> dict[str, object]:
         "tokensPerSecond": round(level.tokens_per_s, 1),
         "staleness": level.staleness,
         "faults": dict(level.faults),
+        "trainingFaults": dict(level.training_faults),
         "etaSeconds": None if view.eta_s is None else round(view.eta_s),
         "at": level.at,
     }

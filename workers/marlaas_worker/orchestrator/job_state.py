@@ -26,6 +26,9 @@ from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, co
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
+TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_update"}
+"""Classes of `Progress.training_faults`, and the metrics of a step in which the trainer counts them."""
+
 
 @dataclass(frozen=True, slots=True)
 class History:
@@ -61,6 +64,7 @@ class JobState:
         self.complete: dict[int, CompleteGroup] = {}
         self._recorded_faults: Counter[str] = Counter()
         self._recorded_skips: Counter[str] = Counter()
+        self.training_faults: Counter[str] = Counter()
         for step in history.steps:
             self._note_record(step)
         for evaluation in history.evaluations:
@@ -244,6 +248,9 @@ class JobState:
     def _note_record(self, record: StepRecord) -> None:
         self._recorded_faults.update(record.faults)
         self._recorded_skips.update(solved=record.skipped_solved, hopeless=record.skipped_hopeless)
+        self.training_faults += Counter(
+            {name: int(record.metrics.get(metric, 0)) for name, metric in TRAINING_FAULTS.items()}
+        )
         for outcome in record.outcomes:
             self._order.note(outcome)
 

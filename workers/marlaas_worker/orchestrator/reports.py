@@ -142,6 +142,7 @@ def progress(
         skipped_solved=state.walk.solved,
         skipped_hopeless=state.walk.hopeless,
         faults=dict(state.fault_totals()),
+        training_faults=dict(state.training_faults),
         started_at=started_at,
         finished_at=now if phase.final else None,
         at=now,

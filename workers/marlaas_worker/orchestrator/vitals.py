@@ -43,4 +43,7 @@ def _of_job(level: Progress) -> list[Figure]:
     for fault, number in sorted(level.faults.items()):
         text = "Episodes that did not count, by class."
         found.append(Figure("marlaas_job_faults_total", "counter", text, number, {**labels, "class": fault}))
+    for fault, number in sorted(level.training_faults.items()):
+        text = "Faults of training that cost no step, by class."
+        found.append(Figure("marlaas_job_training_faults_total", "counter", text, number, {**labels, "class": fault}))
     return found

@@ -18,6 +18,7 @@ from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
 from marlaas_worker.adapters import AdapterInvalid, read_config
+from marlaas_worker.device_errors import OutOfMemory, says_lost, says_no_memory
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -98,7 +99,7 @@ class VllmEngine:
             raise  # the engine may have it or not: the caller unloads
         except Exception as error:
             self._residents.remove(adapter)
-            raise _refusal(adapter, error) from error
+            raise refusal(adapter, error) from error
 
     async def unload(self, adapter: LoadedAdapter) -> None:
         life = self._alive()
@@ -112,7 +113,7 @@ class VllmEngine:
             arguments = (adapter.slot_id, _rank(adapter))
             answers = await life.call(life.llm.collective_rpc("marlaas_slot_digest", args=arguments))
         except Exception as error:
-            raise _refusal(adapter, error) from error
+            raise refusal(adapter, error) from error
         return str(answers[0])
 
     async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -191,7 +192,8 @@ def _rank(adapter: LoadedAdapter) -> int:
     return read_config(adapter.folder).rank
 
 
-def _refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
+def refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
+    """What an error of vLLM's about an adapter means. A refused adapter is never served, so an error of the device must not pass for one."""
     if isinstance(error, EngineDown | LoadFailed):
         return error
     words = (
@@ -199,7 +201,9 @@ def _refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
         if isinstance(error, AdapterInvalid | PromptInvalid)
         else str(error).partition("failed: ")[2] or repr(error)
     )
-    return LoadFailed(f"{adapter.name}: {words}")
+    if says_lost(words):  # vLLM answers such a call with its error and lives on, until the next step ends it
+        return EngineDown(f"its device is lost: {words}")
+    return (OutOfMemory if says_no_memory(words) else LoadFailed)(f"{adapter.name}: {words}")
 
 
 def _lora_request(adapter: LoadedAdapter) -> Any:

@@ -4,7 +4,7 @@ Whatever ends it, the committed version and the log of groups are all that count
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from marlaas_worker.trainer.commit import Lease, PolicyKey, StepResult, patientl
 from marlaas_worker.trainer.inbox import StepInbox
 from marlaas_worker.trainer.intake import Intake
 from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.memory import lowered_budget
 from marlaas_worker.trainer.rows import Row, plant
 from marlaas_worker.trainer.shared import Shared
 from marlaas_worker.trainer.trajectories import (
@@ -44,6 +45,14 @@ def weighing(spec: RLJobSpec) -> Weighing:
     return Weighing(rule.advantage, max_tokens, int(rule.overlong * max_tokens) if overlong is None else overlong)
 
 
+class _DoesNotFit(Exception):
+    """The device has no memory for a micro-batch of these rows; the learner has forgotten the step so far."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
 class AgentTraining:
     """A bound agent. `lease` says what is true of it; `over`, that nothing more is trained and what it holds is being given back."""
 
@@ -58,6 +67,7 @@ class AgentTraining:
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
         self._computed_s = self._busy_s()
+        self._num_redone = 0
 
     async def run(self) -> None:
         """Train until cancelled; a frozen agent is done with version 0.
@@ -100,17 +110,39 @@ class AgentTraining:
         async with background(intake.follow()):
             while True:
                 intake.changed.clear()
-                if (group := inbox.next_group()) is not None:
-                    await self._accumulate(learner, group)
-                    inbox.take(group)
-                elif (closed := inbox.due()) is not None:
-                    await self._finish(learner, closed, inbox.consumed())
-                    inbox.commit(closed.step)
-                    await intake.settle()
-                    failpoint("trainer.commit.after_acks")
-                    await self._forget_state()
+                try:
+                    busy = await self._advance(learner, inbox, intake)
+                except _DoesNotFit as error:
+                    await self._redo(learner, inbox, error.rows)
                 else:
-                    await intake.changed.wait()
+                    if not busy:
+                        await intake.changed.wait()
+
+    async def _advance(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
+        """Train the next group, or finish the step that is due; False if there is neither. Raises _DoesNotFit."""
+        if (group := inbox.next_group()) is not None:
+            await self._accumulate(learner, group)
+            inbox.take(group)
+        elif (closed := inbox.due()) is not None:
+            await self._finish(learner, closed, inbox.consumed())
+            inbox.commit(closed.step)
+            await intake.settle()
+            failpoint("trainer.commit.after_acks")
+            await self._forget_state()
+        else:
+            return False
+        return True
+
+    async def _redo(self, learner: Learner, inbox: StepInbox, rows: Sequence[Row]) -> None:
+        """Begin the step anew with a lower token budget: its groups are read again, so that none need be kept. Raises RowTooLarge."""
+        before = learner.token_budget
+        learner.token_budget = lowered_budget(before, rows)
+        self._held, self._pending = [], []
+        inbox.rewind()
+        self._num_redone += 1
+        self._shared.out_of_memory[self._assignment.key] += 1
+        said = f"out of memory: the step is done anew with {learner.token_budget} tokens a micro-batch instead of {before}, and so are later ones"
+        await self._shared.tell(self._assignment, "OutOfMemory", said)
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
         """Backward of every micro-batch that the group fills; the rest waits for the next group, or for the step if rewards are compared across it."""
@@ -121,15 +153,18 @@ class AgentTraining:
     async def _learn(self, learner: Learner) -> None:
         """Backward of every micro-batch that the held groups fill."""
         held, self._held = self._held, []
-        rows = await asyncio.to_thread(
-            self._rows, held
-        )  # of long groups it takes a while, in which leases must be kept
-        full, self._pending = pack(self._pending, rows, self._spec.training.microbatch_tokens)
+        # Of long groups it takes a while, in which leases must be kept.
+        rows = await asyncio.to_thread(self._rows, held, learner.token_budget)
+        full, self._pending = pack(self._pending, rows, learner.token_budget)
         for batch in full:
-            await self._compute(partial(learner.accumulate, batch))
+            await self._backward(learner, batch)
 
-    def _rows(self, groups: list[list[Trajectory]]) -> list[Row]:
-        pairs_per_token, budget = self._shared.model.pairs_per_token, self._spec.training.microbatch_tokens
+    async def _backward(self, learner: Learner, batch: Sequence[Row]) -> None:
+        if not await self._compute(partial(learner.try_accumulate, batch)):
+            raise _DoesNotFit(batch)
+
+    def _rows(self, groups: list[list[Trajectory]], budget: int) -> list[Row]:
+        pairs_per_token = self._shared.model.pairs_per_token
         return [row for one in self._weighing.segments(groups) for row in plant(one, pairs_per_token, budget)]
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
@@ -137,12 +172,17 @@ class AgentTraining:
         if self._held:
             await self._learn(learner)
         if self._pending:
-            await self._compute(partial(learner.accumulate, self._pending))
+            await self._backward(learner, self._pending)
             self._pending = []
-        version = self.lease.record.version
-        metrics = await self._compute(partial(learner.step, version))
+        version = self.lease.record.version + 1
+        metrics = await self._compute(partial(learner.step, closed.step))
+        metrics["out_of_memory"], self._num_redone = float(self._num_redone), 0
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
-        await self._publish(learner, StepResult(version + 1, closed.step, consumed, metrics, train_s))
+        await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
+        if metrics["skipped_update"]:
+            self._shared.skipped[self._assignment.key] += 1
+            said = f"the gradient of step {closed.step} is not finite: version {version} has the weights of version {version - 1}"
+            await self._shared.tell(self._assignment, "UpdateSkipped", said)
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
         contents = await self._compute(lambda: contents_of(learner, self._shared.calibration, result))

@@ -1,4 +1,7 @@
-"""The one thread that touches torch; agents take turns on it, one micro-batch each."""
+"""The one thread that touches torch; agents take turns on it, one micro-batch each.
+
+All of the trainer's work on the device passes here, so here the device's errors are told apart from a job's (`device_errors`).
+"""
 
 import asyncio
 import contextlib
@@ -9,16 +12,20 @@ from typing import TypeVar
 
 import torch
 
+from marlaas_worker.device_errors import DeviceLost, OutOfMemory, first_line, is_out_of_memory, says_lost
+
 T = TypeVar("T")
 
 
 class Compute:
     """A dedicated thread behind a fair queue: whoever waits longest goes next, so ready agents rotate.
 
-    busy_s: seconds of work so far, in all and by account. The event loop stays free, and keeps leases alive, however long a pass takes.
+    busy_s: seconds of work so far, in all and by account. lost: the words of the error after which the device does nothing more for this
+    process; empty while it works. The event loop stays free, and keeps leases alive, however long a pass takes.
     """
 
     def __init__(self, num_threads: int) -> None:
+        self.lost = ""
         self.busy_s = 0.0
         self.busy_s_by_account: dict[str, float] = {}
         self._turn = asyncio.Lock()
@@ -27,10 +34,15 @@ class Compute:
         )
 
     async def run(self, work: Callable[[], T], account: str = "") -> T:
-        """Run `work` on the thread. Cancelled, however often, it still waits for the thread: torch cannot be stopped half-way."""
+        """Run `work` on the thread. Cancelled, however often, it still waits for the thread: torch cannot be stopped half-way.
+
+        Raises:
+            OutOfMemory: the device has no memory for the work.
+            DeviceLost: the device is lost, now or since earlier work; the work was not done.
+        """
         async with self._turn:
             started = time.perf_counter()
-            future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+            future = asyncio.get_running_loop().run_in_executor(self._thread, self._attempt, work)
             try:
                 return await asyncio.shield(future)
             except asyncio.CancelledError:
@@ -44,10 +56,39 @@ class Compute:
         """End the thread after its current work."""
         self._thread.shutdown(wait=True)
 
+    def _attempt(self, work: Callable[[], T]) -> T:
+        if self.lost:
+            raise self._lost_error()
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory(first_line(error)) from error
+            if not (says_lost(str(error)) or _is_dead()):
+                raise
+            self.lost = first_line(error)
+            raise self._lost_error() from error
+
+    def _lost_error(self) -> DeviceLost:
+        return DeviceLost(
+            f"the trainer's device is lost ({self.lost}); the process ends, and starts anew from the last commits"
+        )
+
     def _charge(self, account: str, seconds: float) -> None:
         self.busy_s += seconds
         if account:
             self.busy_s_by_account[account] = self.busy_s_by_account.get(account, 0.0) + seconds
+
+
+def _is_dead() -> bool:
+    """Ask the device: after a sticky error every call fails, in whatever words it was told first."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 async def _ended(future: asyncio.Future[T]) -> None:

@@ -58,6 +58,12 @@ class StepInbox:
         """The group is being accumulated: go on to the next position."""
         self._steps[group.step].num_taken = group.position + 1
 
+    def rewind(self) -> None:
+        """Take the current step's groups anew, from the first."""
+        step = self._current()
+        if step is not None:
+            step.num_taken = 0
+
     def due(self) -> StepClosed | None:
         """The current step's closing, once every one of its groups is taken."""
         step = self._current()

@@ -3,6 +3,7 @@
 Knows neither bus nor blobs. Everything that it changes is its own: adapter parameters, their gradients, their moments.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,24 +12,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from marlaas_api.errors import Permanent
-from marlaas_api.kinds import OptimizerSpec, TrainingSpec
+from marlaas_api.kinds import TrainingSpec
 from marlaas_api.messages import Probe
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
 from marlaas_worker.calibration import ids_of
+from marlaas_worker.device_errors import OutOfMemory
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import CAPS, FLOOR, Bounds
 from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.model import AttachedAdapter, BaseModel, WeightsMismatch, initial_weights
+from marlaas_worker.trainer.optimizer import MAX_SKIPPED, GradientInvalid, adamw, learning_rate, update
 from marlaas_worker.trainer.probes import measured
 from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.state import StateInvalid, TrainingState
 
-
-class GradientInvalid(Permanent):
-    """A step's gradient is not finite; its version would be ruined."""
+log = logging.getLogger(__name__)
 
 
 def loss_config(training: TrainingSpec, max_tokens: int) -> LossConfig:
@@ -46,13 +46,11 @@ def loss_config(training: TrainingSpec, max_tokens: int) -> LossConfig:
     )
 
 
-def learning_rate(optimizer: OptimizerSpec, version: int) -> float:
-    """Rate of the step that trains on `version`: linear warm-up to the peak, then constant."""
-    return optimizer.learning_rate * min(1.0, (version + 1) / max(1, optimizer.warmup_steps))
-
-
 class Learner:
-    """An agent's adapter on the shared base model, with its optimizer. Close it, or the adapter stays."""
+    """An agent's adapter on the shared base model, with its optimizer. Close it, or the adapter stays.
+
+    token_budget: of the micro-batches; lower than the job's once one did not fit the device. Set it between steps or after `try_accumulate` failed.
+    """
 
     def __init__(self, model: BaseModel, assignment: Assignment) -> None:
         self._model = model
@@ -64,8 +62,10 @@ class Learner:
         self._adapter = model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference: AttachedAdapter | None = None
         self._initial: dict[str, Tensor] = {}
-        self._optimizer = _adamw(self._adapter, self._training.optimizer)
+        self._optimizer = adamw(self._adapter.parameters.values(), self._training.optimizer)
         self._sums, self._work = LossSums(), Counter[str]()
+        self.token_budget = self._training.microbatch_tokens
+        self._num_skipped = 0
 
     @property
     def config(self) -> AdapterConfig:
@@ -90,6 +90,8 @@ class Learner:
         """Go on from a version's weights and state. Raises WeightsMismatch, StateInvalid."""
         self._adapter.load(weights)
         self._keep_initial(dict(state.initial))
+        self.token_budget = state.token_budget or self._training.microbatch_tokens
+        self._num_skipped = state.num_skipped
         if not state.num_updates:
             return
         for name, parameter in self._adapter.parameters.items():
@@ -117,22 +119,38 @@ class Learner:
         self._work["computed_tokens"] += batch.num_padded_tokens
         self._work["segment_tokens"] += sum(row.num_segment_tokens for row in rows)
 
-    def step(self, version: int) -> dict[str, float]:
-        """Take the optimizer step that `version` is trained with, and return the step's metrics.
+    def try_accumulate(self, rows: Sequence[Row]) -> bool:
+        """`accumulate`; where the device has no memory for it, forget all of the step so far and say False."""
+        try:
+            self.accumulate(rows)
+        except OutOfMemory as error:
+            said = str(error)  # a log record that held the error would hold the failed pass, and so its memory
+            log.warning("%s: %s", self._assignment.key, said)
+        else:
+            return True
+        self._forget_step()  # after the except clause, which holds the failed pass until its end
+        self._model.free_memory()
+        return False
+
+    def step(self, number: int) -> dict[str, float]:
+        """Take the optimizer step of this number, and return the step's metrics; those that are not finite are left out.
 
         Besides those of the loss: computed_tokens went through the model, padding included, for segment_tokens of all segments; less where
-        beginnings are shared.
+        beginnings are shared. microbatch_tokens: the budget that the step was computed with. skipped_update: 1 if the gradient was not finite.
 
-        Without a single generated token that counts the weights stay as they are. Raises GradientInvalid.
+        Without a single generated token that counts, or with a gradient that is not finite, weights and moments stay as they are. Raises
+        GradientInvalid when that gradient is the last of too many in a row.
         """
-        sums, metrics = self._sums, self._sums.metrics()
-        metrics |= {name: float(value) for name, value in self._work.items()}
-        metrics |= {"learning_rate": learning_rate(self._training.optimizer, version), "grad_norm": 0.0}
+        sums, optimizer = self._sums, self._training.optimizer
+        rate = learning_rate(optimizer, number, self._training.steps)
+        norm = update(self._optimizer, sums.denominator, rate, optimizer.max_grad_norm) if sums.denominator else 0.0
         if sums.denominator:
-            metrics["grad_norm"] = self._update(sums.denominator, metrics["learning_rate"])
-        self._optimizer.zero_grad(set_to_none=True)
-        self._sums, self._work = LossSums(), Counter[str]()
-        return metrics
+            self._count_skipped(number, norm)
+        metrics = sums.metrics() | {name: float(value) for name, value in self._work.items()}
+        metrics |= {"learning_rate": rate, "grad_norm": norm, "microbatch_tokens": float(self.token_budget)}
+        metrics["skipped_update"] = float(not math.isfinite(norm))
+        self._forget_step()
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def weights(self) -> dict[str, Tensor]:
         """The adapter's weights by PEFT's names, in host memory."""
@@ -151,6 +169,8 @@ class Learner:
             first_moments={name: value["exp_avg"] for name, value in held.items()},
             second_moments={name: value["exp_avg_sq"] for name, value in held.items()},
             initial=self._initial,
+            token_budget=self.token_budget if self.token_budget < self._training.microbatch_tokens else 0,
+            num_skipped=self._num_skipped,
         )
 
     def measure(self, probes: Sequence[Probe]) -> tuple[Probe, ...]:
@@ -177,22 +197,14 @@ class Learner:
         with torch.no_grad():
             return self._model.logprobs(self._reference, batch, self._temperature)
 
-    def _update(self, denominator: int, rate: float) -> float:
-        parameters = list(self._adapter.parameters.values())
-        for parameter in parameters:
-            if parameter.grad is None:  # a layer that no token went through
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.div_(denominator)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._training.optimizer.max_grad_norm))
-        if not norm < float("inf"):
-            raise GradientInvalid(f"the gradient of {self._assignment.key} has norm {norm}")
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        return norm
+    def _forget_step(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._sums, self._work = LossSums(), Counter[str]()
 
-
-def _adamw(adapter: AttachedAdapter, spec: OptimizerSpec) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        adapter.parameters.values(), lr=spec.learning_rate, betas=spec.betas, weight_decay=spec.weight_decay
-    )
+    def _count_skipped(self, number: int, norm: float) -> None:
+        self._num_skipped = 0 if math.isfinite(norm) else self._num_skipped + 1
+        if self._num_skipped >= MAX_SKIPPED:
+            raise GradientInvalid(
+                f"the gradient of {self._assignment.key} is not finite (its norm is {norm}) in {self._num_skipped} steps in a row, the last of them step "
+                f"{number}: training diverges; create the job anew with a lower training.optimizer.learningRate or a longer warmupSteps"
+            )

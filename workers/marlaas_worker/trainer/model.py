@@ -9,7 +9,6 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from marlaas_worker.trainer.architecture import ModelUnusable, check_head, examp
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.head import token_logprobs
 from marlaas_worker.trainer.lora import fuse
+from marlaas_worker.trainer.memory import free_memory, memory_errors
 from marlaas_worker.trainer.precise import in_float32, precise_token_logprobs
 from marlaas_worker.trainer.recompute import LayerRecompute
 from marlaas_worker.trainer.reproducible import compute_reproducibly
@@ -43,10 +43,6 @@ class TargetUnknown(Permanent):
 
 class WeightsMismatch(Permanent):
     """Tensors do not fit the adapter that they are meant for."""
-
-
-class OutOfMemory(Permanent):
-    """A micro-batch does not fit the accelerator."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,19 +144,19 @@ class BaseModel:
         config = LoraConfig(
             r=rank, lora_alpha=alpha, target_modules=wanted, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"
         )
-        if self._peft is None:
-            self._peft = get_peft_model(self._model, config, adapter_name=name)
-        else:
-            self._peft.add_adapter(name, config)
-        fuse(self._model)
-        parameters = dict(self._parameters_of(name))
-        with torch.no_grad():
-            for parameter in parameters.values():
-                parameter.zero_()
         self._active = None
-        adapter = AttachedAdapter(name, AdapterConfig(rank, alpha, self._name), parameters)
-        if not self._recompute.bytes_per_token:
-            self._measure_activations(adapter)
+        try:
+            self._inject(name, config)
+            parameters = dict(self._parameters_of(name))
+            with torch.no_grad():
+                for parameter in parameters.values():
+                    parameter.zero_()
+            adapter = AttachedAdapter(name, AdapterConfig(rank, alpha, self._name), parameters)
+            if not self._recompute.bytes_per_token:
+                self._measure_activations(adapter)
+        except BaseException:
+            self._remove(name)
+            raise
         return adapter
 
     def detach(self, adapter: AttachedAdapter) -> None:
@@ -170,13 +166,17 @@ class BaseModel:
         self._activate(None)
         self._peft.delete_adapter(adapter.name)
 
+    def free_memory(self) -> None:
+        """Give back what a computation that failed still holds on the device."""
+        free_memory(self.device)
+
     def logprobs(self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float) -> Tensor:
         """Logprobs [N] of the batch's generated tokens under softmax(logits / temperature); the bare base model without an adapter.
 
         Carries the gradient of the adapter's parameters. Only hidden states before generated tokens go through the head. Raises OutOfMemory.
         """
         mask_bytes = batch.num_masked_pairs * self._head.weight.element_size()
-        with _memory_errors(batch), self._recompute.choose(batch.num_padded_tokens, mask_bytes):
+        with memory_errors(batch), self._recompute.choose(batch.num_padded_tokens, mask_bytes):
             self._activate(adapter)
             before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
             return token_logprobs(before, self._head.weight, self._tensor(batch.targets), temperature)
@@ -212,7 +212,7 @@ class BaseModel:
 
     def backward(self, loss: Tensor, batch: MicroBatch) -> None:
         """Add the loss's gradient to the active adapter's parameters. Raises OutOfMemory."""
-        with _memory_errors(batch):
+        with memory_errors(batch):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
@@ -238,8 +238,24 @@ class BaseModel:
     def _activate(self, adapter: AttachedAdapter | None) -> None:
         wanted = "" if adapter is None else adapter.name
         if self._peft is not None and wanted != self._active:
+            self._active = None  # until every layer is switched: an error half-way must not leave another adapter active under this name
             self._peft.base_model.set_adapter([wanted] if wanted else [])
             self._active = wanted
+
+    def _inject(self, name: str, config: LoraConfig) -> None:
+        if self._peft is None:
+            self._peft = get_peft_model(self._model, config, adapter_name=name)
+        else:
+            self._peft.add_adapter(name, config)
+        fuse(self._model)
+
+    def _remove(self, name: str) -> None:
+        """Remove an adapter whose making failed: PEFT then leaves the layers that it had made."""
+        if self._peft is not None:
+            self._peft.peft_config.pop(name, None)
+        for module in self._model.modules():
+            if name in getattr(module, "lora_A", ()):
+                module.delete_adapter(name)
 
     def _parameters_of(self, adapter: str) -> Iterator[tuple[str, nn.Parameter]]:
         for name, module in self._model.named_modules():
@@ -274,14 +290,3 @@ def _load(path: str, dtype: torch.dtype, device: torch.device) -> Any:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelUnusable(f"the base model at {path} cannot be loaded: {error}") from error
     return model.requires_grad_(False).eval().to(device)
-
-
-@contextmanager
-def _memory_errors(batch: MicroBatch) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"{batch.num_padded_tokens} tokens ({len(batch.ids)} rows of {batch.ids.shape[1]}) do not fit the accelerator's memory; "
-            "lower training.microbatchTokens, or rollout.maxTokens when it is a single row"
-        ) from error

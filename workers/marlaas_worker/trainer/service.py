@@ -21,6 +21,7 @@ from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.kinds import quantity
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_worker.adapters import DTYPES
+from marlaas_worker.device_errors import DeviceLost, OutOfMemory
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
 from marlaas_worker.trainer.assignment import Assignment
@@ -42,8 +43,10 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
     Raises:
         ModelUnusable: the pool's base model cannot be loaded.
         CalibrationFailed: it is too coarse in the engines' dtype to tell a wrong adapter from rounding.
+        DeviceLost: the device failed; only a new process can go on.
     """
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
+    context.vitals.alive = lambda: not compute.lost
     try:
         activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
         dtype = DTYPES[engine_dtype(pool)]
@@ -92,6 +95,7 @@ class _Fault:
     assignment: Assignment
     until: float
     words: str
+    is_the_jobs: bool = True
 
 
 class Trainer:
@@ -169,14 +173,18 @@ class Trainer:
         self._wake.set()
 
     async def _train(self, assignment: Assignment, current: Entry | None) -> None:
-        """One agent's task; what it ends with is recorded here, and ends nothing else."""
+        """One agent's task; what it ends with is recorded here, and ends nothing else. Raises DeviceLost, which is no agent's, and ends the role."""
         self._faults.pop(assignment.key, None)
         try:
             await self._bind_and_train(assignment, current)
+        except DeviceLost:
+            raise
         except LeaseLost as error:
             log.warning("%s", error)
             if self._running[assignment.key].training is not None:
                 await self._shared.tell(assignment, "LeaseLost", str(error))
+        except OutOfMemory as error:
+            await self._lack_memory(assignment, error)
         except Retryable as error:
             log.warning("%s: %s; it is bound anew", assignment.key, error)
             await asyncio.sleep(self._timing.retry_s)
@@ -202,12 +210,28 @@ class Trainer:
             with contextlib.suppress(BusUnavailable):
                 await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
 
+    async def _lack_memory(self, assignment: Assignment, error: OutOfMemory) -> None:
+        """Adapter, moments or probes of an agent do not fit: beside other agents that is how full this trainer is, and no fault of the job."""
+        num_others = len(self._running) - 1
+        advice = "lower its adapter's rank in a new job, or give the pool's trainer more memory"
+        if num_others:
+            advice = f"{num_others} more are on this trainer; it is tried again after {self._timing.fault_s:g} s, here or on another"
+        words = f"no memory for the agent's adapter, optimizer or probes: {error}; {advice}"
+        await self._leave_alone(_Fault(assignment, self._until(), words, is_the_jobs=not num_others))
+
     async def _give_up(self, assignment: Assignment, error: Exception) -> None:
-        """Leave an agent alone for a while; the report says why, and once all trainers say so, its job fails."""
         words = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
-        self._faults[assignment.key] = _Fault(assignment, self._context.now() + self._timing.fault_s, words)
-        await self._shared.tell(assignment, "TrainingFailed", words)
+        await self._leave_alone(_Fault(assignment, self._until(), words))
+
+    async def _leave_alone(self, fault: _Fault) -> None:
+        """Leave an agent alone for a while; of a fault of its job the report says why, and once all trainers say so, the job fails."""
+        log.warning("%s is left alone for %g s: %s", fault.assignment.key, self._timing.fault_s, fault.words)
+        self._faults[fault.assignment.key] = fault
+        await self._shared.tell(fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.words)
         await self._try_to_report()
+
+    def _until(self) -> float:
+        return self._context.now() + self._timing.fault_s
 
     async def _watch(self, bucket: str) -> None:
         """Wake up when something that decides has changed."""
@@ -241,10 +265,14 @@ class Trainer:
     def _figures(self) -> list[Figure]:
         running = [running.assignment for running in self._running.values()]
         found = of_report(self._report_now(), {assignment.ref.uid: assignment.ref for assignment in running})
+        counters = (
+            ("marlaas_trainer_commits_total", "Versions committed.", self._shared.commits),
+            ("marlaas_trainer_out_of_memory_total", "Steps begun anew with less memory.", self._shared.out_of_memory),
+            ("marlaas_trainer_skipped_updates_total", "Versions without a finite gradient.", self._shared.skipped),
+        )
         for one in running:
             labels = {**of_job(one.ref), "agent": one.agent.name}
-            commits = self._shared.commits[one.key]
-            found.append(Figure("marlaas_trainer_commits_total", "counter", "Versions committed.", commits, labels))
+            found += [Figure(name, "counter", text, counts[one.key], labels) for name, text, counts in counters]
         return found
 
     async def _report(self) -> None:
@@ -264,7 +292,7 @@ class Trainer:
             busy_s=self._shared.compute.busy_s,
             wall_s=time.perf_counter() - self._started,
             rss_bytes=psutil.Process().memory_info().rss,
-            broken={fault.assignment.ref.uid: fault.words for fault in self._faults.values()},
+            broken={fault.assignment.ref.uid: fault.words for fault in self._faults.values() if fault.is_the_jobs},
             at=self._context.now(),
         )
 

@@ -27,7 +27,8 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """What all agents of this trainer share. commits: versions committed since the start, by policy key."""
+    """What all agents of this trainer share. By policy key, since the start: commits, versions committed; out_of_memory, steps begun anew with a lower
+    token budget; skipped, updates without a finite gradient."""
 
     context: RoleContext
     model: BaseModel
@@ -35,6 +36,8 @@ class Shared:
     timing: Timing
     calibration: Calibration
     commits: Counter[str] = field(default_factory=Counter)
+    out_of_memory: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
 
     async def tell(self, assignment: Assignment, reason: str, message: str) -> None:
         """Add a sentence to the job's story; if the bus will not have it, it goes untold."""

@@ -16,6 +16,7 @@ from marlaas_api.errors import Permanent
 
 FILENAME = "state.safetensors"
 _CURSOR = "cursor"
+_COUNTS = ("num_updates", "token_budget", "num_skipped")
 
 
 class StateInvalid(Permanent):
@@ -27,7 +28,8 @@ class TrainingState:
     """AdamW's moments by parameter name, its step count, and where in the data the version stands.
 
     step: the step that made the version (-1: version 0). consumed: that step's groups, by position. initial: version 0's weights if it is
-    not the zero adapter, for the KL reference.
+    not the zero adapter, for the KL reference. token_budget: of the micro-batches from here on, 0 if it is the job's `microbatchTokens`.
+    num_skipped: steps in a row, this one the last, whose gradient was not finite.
     """
 
     step: int = -1
@@ -36,11 +38,13 @@ class TrainingState:
     first_moments: Mapping[str, Tensor] = field(default_factory=dict)
     second_moments: Mapping[str, Tensor] = field(default_factory=dict)
     initial: Mapping[str, Tensor] = field(default_factory=dict)
+    token_budget: int = 0
+    num_skipped: int = 0
 
 
 def write_state(state: TrainingState) -> bytes:
     """Serialise; equal states give equal bytes."""
-    cursor = json.dumps({"step": state.step, "consumed": state.consumed, "num_updates": state.num_updates})
+    cursor = json.dumps({name: getattr(state, name) for name in ("step", "consumed", *_COUNTS)})
     tensors = {_CURSOR: torch.frombuffer(bytearray(cursor.encode()), dtype=torch.uint8)}
     for kind in ("first_moments", "second_moments", "initial"):
         tensors |= {f"{kind}/{name}": value.detach().cpu().contiguous() for name, value in getattr(state, kind).items()}
@@ -57,6 +61,16 @@ def read_state(data: bytes) -> TrainingState:
         for name, value in tensors.items():
             kind, _, parameter = name.partition("/")
             parts[kind][parameter] = value
-        return TrainingState(cursor["step"], tuple(cursor["consumed"]), cursor["num_updates"], **parts)
+        counts = {
+            name: int(cursor.get(name, 0)) for name in _COUNTS
+        }  # a state of an earlier release lacks the later ones
+        return TrainingState(
+            step=cursor["step"],
+            consumed=tuple(cursor["consumed"]),
+            num_updates=counts["num_updates"],
+            token_budget=counts["token_budget"],
+            num_skipped=counts["num_skipped"],
+            **parts,
+        )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise StateInvalid(f"a training state cannot be read: {error!r}") from error

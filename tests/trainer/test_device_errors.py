@@ -1,0 +1,207 @@
+"""A device's errors are not a job's: what ends the process, what ends one agent's training, and that nobody else notices."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.following import WITHIN_S, trained
+from tests.trainer.fragile import Pass, fragile
+from tests.trainer.sampler import Sampler
+from tests.trainer.worlds import World, job
+
+from marlaas_api import subjects, wire
+from marlaas_api.errors import InvalidInput, first_cause
+from marlaas_api.messages import JobDocument, ReplicaReport
+from marlaas_worker.device_errors import DeviceLost
+from marlaas_worker.health import answer_to
+from marlaas_worker.trainer.compute import Compute
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.versions import read_version
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
+STEPS = 3
+FRAIL = {"adapter": {"rank": 16, "alpha": 16}}
+
+
+@pytest.fixture(scope="module")
+async def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, sampler: Sampler) -> dict[str, bytes]:
+    """The adapters that the jobs of this file end with, each trained alone."""
+    made = {}
+    for document in (job("sound"), job("frail", agent=FRAIL)):
+        world = World(tiny_model, tmp_path_factory.mktemp("alone"), sampler)
+        await world.bus.ensure()
+        (made[document.job],) = await trained(world, document, steps=STEPS)
+    return made
+
+
+async def reports(world: World) -> list[ReplicaReport]:
+    entries = await (await world.bus.bucket(subjects.REPLICAS)).entries()
+    return [wire.decode_as(ReplicaReport, entry.data) for entry in entries if entry.data is not None]
+
+
+async def serve_until_lost(world: World) -> DeviceLost:
+    """One life of a trainer, which ends by itself."""
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await world.serve("trainer-0", asyncio.Event())
+    cause = first_cause(caught.value)
+    assert isinstance(cause, DeviceLost)
+    assert not isinstance(cause, InvalidInput)  # which would have an exit code that nobody restarts
+    return cause
+
+
+async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_goes_on_from_the_commits(
+    world: World, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frail, sound = job("frail", agent=FRAIL), job("sound")
+    faults = fragile(monkeypatch, lambda _: False)
+    for document in (frail, sound):
+        await world.admit(document)
+
+    def break_down(found: Pass) -> bool:
+        if found.trained and found.rank == 16:
+            raise torch.AcceleratorError(ILLEGAL)
+        return False
+
+    async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
+        life = tasks.create_task(serve_until_lost(world))
+        others = tasks.create_task(world.play(sound, STEPS))
+        await world.play(frail, 1)
+        faults.rule = break_down
+        rest = tasks.create_task(world.play(frail, STEPS - 1, first=1))
+        lost = await life
+        assert str(lost).startswith(
+            "the trainer's device is lost (AcceleratorError: CUDA error: an illegal memory access was encountered)"
+        )
+        assert answer_to("GET", "/livez", world.vitals["trainer-0"])[0] == 503
+        assert [report.broken for report in await reports(world)] == [{}]
+        assert {(await world.record(document)).holder for document in (frail, sound)} == {""}
+        faults.rule = lambda _: False
+        async with world.trainer():
+            await asyncio.gather(others, rest)
+        assert answer_to("GET", "/livez", world.vitals["trainer-0"])[0] == 200
+    assert {name: await world.adapter(job(name)) for name in ("frail", "sound")} == undisturbed
+    told = [
+        wire.decode(one.data)
+        for one in await world.bus.replay(subjects.EVENTS, subjects.event("team-a", "frail", "trainer"))
+    ]
+    assert "TrainingFailed" not in {getattr(event, "reason", "") for event in told}
+
+
+async def test_after_a_sticky_error_nothing_more_is_computed_in_the_process() -> None:
+    compute, done = Compute(1), []
+
+    def fail() -> None:
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
+
+    with pytest.raises(DeviceLost, match="CUDNN_STATUS_INTERNAL_ERROR"):
+        await compute.run(fail)
+    with pytest.raises(DeviceLost, match="CUDNN_STATUS_INTERNAL_ERROR"):
+        await compute.run(lambda: done.append(1))
+    assert not done
+    compute.close()
+
+
+# isolation ----------------------------------------------------------------------------------------------------------
+
+
+def at(place: str, error: Exception | None, passes: int) -> Callable[[Pass], bool]:
+    """Fail the frail job's given pass and all that follow, with an error or with gradients that are not finite."""
+    seen = []
+
+    def rule(found: Pass) -> bool:
+        if (found.place, found.rank) != (place, 16) or not found.trained:
+            return False
+        seen.append(found)
+        if len(seen) >= passes and error is not None:
+            raise error
+        return len(seen) >= passes
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "passes", "reason"),
+    [
+        ("forward", torch.OutOfMemoryError("CUDA out of memory"), 1, "TrainingFailed"),
+        ("backward", torch.OutOfMemoryError("CUDA out of memory"), 3, "TrainingFailed"),
+        ("forward", RuntimeError("a kernel refused its arguments"), 2, "TrainingFailed"),
+        ("backward", ValueError("a bug"), 2, "TrainingFailed"),
+        ("backward", None, 1, "UpdateSkipped"),
+    ],
+    ids=["no memory in forward", "no memory in backward", "error in forward", "bug in backward", "not finite"],
+)
+async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_adapter(
+    world: World,
+    undisturbed: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    error: Exception | None,
+    passes: int,
+    reason: str,
+) -> None:
+    frail, sound = job("frail", agent=FRAIL), job("sound")
+    faults = fragile(monkeypatch, at(place, error, passes))
+    await world.admit(frail)
+    await world.admit(sound)
+    async with world.trainer(), asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
+        doomed = tasks.create_task(world.play(frail, STEPS))
+        await world.play(sound, STEPS)
+        await world.told(frail, reason)
+        doomed.cancel()
+    assert faults.failed
+    assert await world.adapter(sound) == undisturbed["sound"]
+
+
+async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_were_and_fail_the_third_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = job(agent=FRAIL)
+    faults = fragile(monkeypatch, lambda _: False)
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 1)
+        faults.rule = lambda found: found.place == "backward"
+        await world.play(document, 1, first=1)
+    async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):  # which knows of the first from the commit alone
+        await world.play(document, 1, first=2)
+        assert (await world.told(document, "UpdateSkipped")).message.endswith("version 2 has the weights of version 1")
+        event = await third_step(world, document)
+    assert "is not finite (its norm is nan) in 3 steps in a row, the last of them step 3" in event
+    history = await world.history(document)
+    assert [made.metrics.get("skipped_update") for made in history] == [1.0, 1.0, 0.0, None]
+    assert (await read_version(world.blobs, history[0]))[1].num_updates == 1
+    assert len({made.files["adapter_model.safetensors"].sha256 for made in history[:3]}) == 1
+
+
+async def third_step(world: World, document: JobDocument) -> str:
+    await world.assign(document, 3, range(2))
+    await world.close(document, 3, 2)
+    return (await world.told(document, "TrainingFailed")).message
+
+
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_an_adapter_whose_making_fails_half_way_leaves_nothing_behind(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch, neighbours: int
+) -> None:
+    from peft.tuners.lora.layer import Linear
+
+    there = [base.attach(8, 16, ()) for _ in range(neighbours)]
+    update_layer: Any = Linear.update_layer
+
+    def no_memory_at_the_fifth(layer: Any, *arguments: Any, **options: Any) -> None:
+        update_layer(layer, *arguments, **options)
+        calls.append(layer)
+        if len(calls) == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    calls: list[Any] = []
+    monkeypatch.setattr(Linear, "update_layer", no_memory_at_the_fifth)
+    with pytest.raises(torch.OutOfMemoryError):
+        base.attach(16, 16, ())
+    monkeypatch.undo()
+    assert base.adapters == tuple(adapter.name for adapter in there)
+    assert [len(layer.lora_A) for layer in calls[:4]] == 4 * [neighbours]
+    assert len(base.attach(16, 16, ()).parameters) == 2 * 14

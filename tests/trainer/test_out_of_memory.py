@@ -1,0 +1,193 @@
+"""A micro-batch that the device has no memory for costs its step a second beginning, with a lower token budget, and the job nothing."""
+
+import asyncio
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.following import WITHIN_S, trained
+from tests.trainer.fragile import FragileModel, Pass, fragile, no_room_above
+from tests.trainer.test_commit import kill_at
+from tests.trainer.worlds import World, assignment_of, job
+
+from marlaas_worker.trainer.learner import Learner
+from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget
+from marlaas_worker.trainer.rows import Row, Segment, chain, plant
+from marlaas_worker.vitals import exposition
+
+PLANNED, ROOM, FITS = 64, 40, 32
+STEPS = 2
+
+
+async def planned(world: World, folder: Path, budget: int, steps: int = STEPS) -> bytes:
+    """The adapter of a job that had this budget from its beginning, on a device that holds anything."""
+    other = World(world.model, folder, world.sampler)
+    await other.bus.ensure()
+    return (await trained(other, job(microbatchTokens=budget), steps=steps))[0]
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce++"])
+async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, algorithm: str
+) -> None:
+    settings: dict[str, Any] = {"algorithm": algorithm, "maxStaleness": 1}
+    document = job(microbatchTokens=4 * PLANNED, **settings)
+    faults = fragile(monkeypatch, no_room_above(ROOM, place=place))
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, STEPS)
+        page = exposition(world.vitals["trainer-0"].all_figures())
+    adapters = {}
+    for budget in (4 * PLANNED, FITS):
+        other = World(world.model, tmp_path, world.sampler)
+        await other.bus.ensure()
+        monkeypatch.undo()
+        (adapters[budget],) = await trained(other, job(microbatchTokens=budget, **settings), steps=STEPS)
+    assert await world.adapter(document) == adapters[FITS] != adapters[4 * PLANNED]
+    second, first, _ = await world.history(document)
+    assert [made.metrics["microbatch_tokens"] for made in (first, second)] == [FITS, FITS]
+    assert first.metrics["out_of_memory"] == len(faults.failed) > 0 == second.metrics["out_of_memory"]
+    labels = 'namespace="team-a",job="sums",agent="policy"'
+    assert f"marlaas_trainer_out_of_memory_total{{{labels}}} {len(faults.failed)}\n" in page
+    event = await world.told(document, "OutOfMemory")
+    assert "tokens a micro-batch instead of 256" in event.message
+
+
+async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = job(microbatchTokens=PLANNED)
+    faults = fragile(monkeypatch, no_room_above(ROOM))
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, 1)
+    assert faults.failed
+    faults.rule = lambda _: False
+    async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+        await world.play(document, 1, first=1)
+    assert await world.adapter(document) == await planned(world, tmp_path, FITS)
+
+
+@pytest.mark.parametrize("effect", ["before_blobs", "after_set"])
+async def test_a_trainer_killed_around_the_commit_of_a_lowered_budget_ends_at_the_same_bits(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str
+) -> None:
+    document = job(microbatchTokens=PLANNED)
+    fragile(monkeypatch, no_room_above(ROOM))
+    passed = kill_at(place := f"trainer.commit.{effect}", 2)
+    await world.admit(document)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.play(document, STEPS)
+    assert passed.count(place) > 2
+    assert await world.adapter(document) == await planned(world, tmp_path, FITS)
+
+
+async def test_a_single_conversation_that_does_not_fit_fails_its_job_with_the_number_and_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = job("large", agent={"adapter": {"rank": 16, "alpha": 16}}), job("small")
+    fragile(monkeypatch, no_room_above(6, rank=16))
+    await world.admit(large)
+    await world.admit(small)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.version(large, 0)
+        await world.assign(large, 0, [0, 1])
+        await world.close(large, 0, 2)
+        event = await world.told(large, "TrainingFailed")
+        await world.play(small, 1)
+    assert "one conversation of " in event.message
+    assert "lower rollout.maxTokens" in event.message
+    assert (await world.record(large)).version == 0
+
+
+async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_its_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probes_do_not_fit(found: Pass) -> bool:
+        if found.rank == 16 and not found.trained:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return False
+
+    large, small = job("large", agent={"adapter": {"rank": 16, "alpha": 16}}), job("small")
+    fragile(monkeypatch, probes_do_not_fit)
+    await world.admit(small)
+    async with world.trainer(), asyncio.timeout(WITHIN_S):
+        await world.version(small, 0)
+        await world.admit(large)
+        event = await world.told(large, "OutOfMemory")
+        assert "1 more are on this trainer" in event.message
+        assert "marlaas_trainer_broken_jobs 0" in exposition(world.vitals["trainer-0"].all_figures())
+        await world.play(small, 1)
+    async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+        await world.admit(small, admitted=False)
+        world.clock.at += 1e7
+        await world.told(large, "TrainingFailed")
+
+
+def segments(*lengths: int) -> list[Segment]:
+    """Conversations that begin alike."""
+    ids = [
+        np.array([1, 2, 3, *range(4, length + 1)], np.int32) + np.arange(length) // 3 * number
+        for number, length in enumerate(lengths)
+    ]
+    return [Segment(one, np.arange(len(one)) > 2, np.full(len(one), -1, np.float32), 0, 1.0) for one in ids]
+
+
+def chains(*lengths: int) -> list[Row]:
+    return [chain(segment) for segment in segments(*lengths)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows", "lowered"),
+    [
+        (64, chains(20, 20, 20), 32),  # 60 padded tokens did not fit
+        (64, chains(12, 16), 16),  # 32 did not, and a budget of 32 would make the same micro-batch
+        (1 << 24, chains(12, 16), 16),
+        (64, chains(70, 70), 32),
+        (2, chains(3, 3), 1),
+        (
+            64,
+            plant(segments(9, 9, 9), 1 << 20, 64),
+            16,
+        ),  # one row of 21 tokens, of three conversations that can be parted
+    ],
+)
+def test_a_budget_is_halved_until_another_micro_batch_comes_out(budget: int, rows: list[Row], lowered: int) -> None:
+    assert lowered_budget(budget, rows) == lowered
+
+
+def test_a_row_of_one_conversation_has_no_lower_budget() -> None:
+    with pytest.raises(RowTooLarge, match="one conversation of 20 tokens"):
+        lowered_budget(64, chains(20))
+
+
+def test_what_a_failed_pass_held_is_free_before_the_step_begins_anew(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    full: list[bool] = []
+
+    class Watched(FragileModel):
+        def _hidden(self, batch: Any) -> torch.Tensor:
+            hidden = super()._hidden(batch)
+            held.append(weakref.ref(hidden))
+            if full:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return hidden
+
+    learner = Learner(Watched(str(tiny_model)), assignment_of(job()))
+    learner.begin()
+    rows = chains(9, 9)
+    assert learner.try_accumulate(rows)
+    held.clear()
+    full.append(True)
+    assert not learner.try_accumulate(rows)
+    assert [ref() for ref in held] == [None]
+    full.clear()
+    assert learner.try_accumulate(rows)
+    metrics = learner.step(0)
+    assert (metrics["microbatches"], metrics["tokens"]) == (1, 12)
