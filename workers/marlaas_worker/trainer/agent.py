@@ -4,7 +4,8 @@ Whatever ends it, the committed version and the log of groups are all that count
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -31,8 +32,9 @@ from marlaas_worker.trainer.trajectories import (
     TurnMissing,
     Weighing,
     read_group,
+    segments_of,
 )
-from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, read_version
+from marlaas_worker.trainer.versions import PastVersions, contents_of, known_adapters, read_manifest, read_version
 
 T = TypeVar("T")
 
@@ -40,8 +42,9 @@ T = TypeVar("T")
 def weighing(spec: RLJobSpec) -> Weighing:
     """How a job's rewards become advantages: what it says, and else what its algorithm says."""
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
-    overlong = spec.training.overlong.tokens
-    return Weighing(rule.advantage, max_tokens, int(rule.overlong * max_tokens) if overlong is None else overlong)
+    overlong = spec.training.overlong
+    tokens = int(rule.overlong * max_tokens) if overlong.tokens is None else overlong.tokens
+    return Weighing(rule.advantage, max_tokens, tokens, overlong.filter)
 
 
 class AgentTraining:
@@ -55,8 +58,11 @@ class AgentTraining:
         self._adapters: dict[int, str] = {}
         self._rule = ALGORITHMS[self._spec.training.algorithm]
         self._weighing = weighing(self._spec)
+        self._kl = self._spec.training.kl
+        self._past, self._reference_version = PastVersions(shared.context.blobs), -1
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
+        self._num_filtered = 0
         self._computed_s = self._busy_s()
 
     async def run(self) -> None:
@@ -97,6 +103,7 @@ class AgentTraining:
         inbox = StepInbox(self.lease.record.step, self.lease.record.version)
         intake = Intake(self._shared, self._assignment, inbox)
         await intake.replay()
+        await self._move_reference(learner)
         async with background(intake.follow()):
             while True:
                 intake.changed.clear()
@@ -109,14 +116,44 @@ class AgentTraining:
                     await intake.settle()
                     failpoint("trainer.commit.after_acks")
                     await self._forget_state()
+                    await self._move_reference(learner)
                 else:
                     await intake.changed.wait()
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
         """Backward of every micro-batch that the group fills; the rest waits for the next group, or for the step if rewards are compared across it."""
-        self._held.append(await self._read(group))
+        trajectories = await self._read(group)
+        if self._kl.coefficient > 0 and self._kl.added_to == "reward":
+            trajectories = await self._less_kl(learner, trajectories)
+        self._num_filtered += sum(not self._weighing.trains(member) for member in trajectories)
+        self._held.append(trajectories)
         if self._rule.over == "group":
             await self._learn(learner)
+
+    async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
+        """The group with its rewards lowered by the KL of each trajectory; micro-batches of this group alone, so the sums depend on nothing else."""
+        pairs_per_token, budget = self._shared.model.pairs_per_token, self._spec.training.microbatch_tokens
+        parts = [segments_of(member.turns, member.leaves, 0.0, number) for number, member in enumerate(group)]
+        full, rest = pack([], plant([part for each in parts for part in each], pairs_per_token, budget), budget)
+        kl = [0.0] * len(group)
+        for batch in [*full, rest] if rest else full:
+            sums = await self._compute(partial(learner.kl_by_trajectory, batch, len(group)))
+            kl = [before + float(more) for before, more in zip(kl, sums, strict=True)]
+        return [
+            replace(member, reward=member.reward - self._kl.coefficient * cost)
+            for member, cost in zip(group, kl, strict=True)
+        ]
+
+    async def _move_reference(self, learner: Learner) -> None:
+        """Take up the KL reference of the step to come, if it follows the policy; read from the store, so a restart finds the same one."""
+        behind, record = self._kl.reference.versions_behind, self.lease.record
+        if behind is None or self._kl.coefficient == 0 or record.manifest is None:
+            return
+        newest, version = record.manifest, max(0, record.version - behind)
+        if version != self._reference_version:
+            weights = await self._patiently(lambda: self._past.weights(newest, record.version, version))
+            await self._compute(partial(learner.refer_to, weights))
+            self._reference_version = version
 
     async def _learn(self, learner: Learner) -> None:
         """Backward of every micro-batch that the held groups fill."""
@@ -136,6 +173,7 @@ class AgentTraining:
             self._pending = []
         version = self.lease.record.version
         metrics = await self._compute(partial(learner.step, version))
+        metrics["overlong_filtered"], self._num_filtered = float(self._num_filtered), 0
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
         await self._publish(learner, StepResult(version + 1, closed.step, consumed, metrics, train_s))
 

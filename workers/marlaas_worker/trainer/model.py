@@ -26,7 +26,7 @@ from marlaas_api.errors import Permanent
 from marlaas_api.names import derive_seed
 from marlaas_worker.adapters import AdapterConfig, tensor_name
 from marlaas_worker.trainer.batching import MicroBatch, collate
-from marlaas_worker.trainer.head import token_logprobs
+from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies
 from marlaas_worker.trainer.lora import fuse
 from marlaas_worker.trainer.recompute import LayerRecompute
 from marlaas_worker.trainer.reproducible import compute_reproducibly
@@ -162,14 +162,26 @@ class BaseModel:
         Carries the gradient of the adapter's parameters. Only hidden states before generated tokens go through the head. Raises OutOfMemory.
         """
         with _memory_errors(batch), self._recompute.choose(batch.num_padded_tokens):
-            self._activate(adapter)
-            before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
+            before = self._before(adapter, batch)
             return token_logprobs(before, self._head.weight, self._tensor(batch.targets), temperature)
+
+    def logprobs_and_entropies(
+        self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """`logprobs`, and the entropies [N] of the distributions that the generated tokens are drawn from. Raises OutOfMemory."""
+        with _memory_errors(batch), self._recompute.choose(batch.num_padded_tokens):
+            before = self._before(adapter, batch)
+            return token_logprobs_and_entropies(before, self._head.weight, self._tensor(batch.targets), temperature)
 
     def backward(self, loss: Tensor, batch: MicroBatch) -> None:
         """Add the loss's gradient to the active adapter's parameters. Raises OutOfMemory."""
         with _memory_errors(batch):
             loss.backward()  # type: ignore[no-untyped-call]
+
+    def _before(self, adapter: AttachedAdapter | None, batch: MicroBatch) -> Tensor:
+        """Hidden states [N, H] from which the generated tokens are predicted."""
+        self._activate(adapter)
+        return self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Hidden states [B, T, H]; each token attends to what the batch says, or to all before it."""

@@ -20,7 +20,8 @@ class Segment:
     """A run of tokens that a model saw as one context, and which of them are trained.
 
     ids: int32 [T]. generated: bool [T], true where a token was sampled and is trained here (never at 0). behaviour: float32 [T], logprobs where
-    generated, else 0. version: the policy version that sampled the generated tokens. advantage: of the trajectory.
+    generated, else 0. version: the policy version that sampled the generated tokens. advantage: of the trajectory. trajectory: a number that the segments
+    of one trajectory share. trajectory_tokens: generated tokens of the whole trajectory; None: the segment is all of it.
     """
 
     ids: npt.NDArray[np.int32]
@@ -28,9 +29,16 @@ class Segment:
     behaviour: npt.NDArray[np.float32]
     version: int
     advantage: float
+    trajectory: int = 0
+    trajectory_tokens: int | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def num_trajectory_tokens(self) -> int:
+        """Generated tokens of the whole trajectory."""
+        return int(self.generated.sum()) if self.trajectory_tokens is None else self.trajectory_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +47,7 @@ class Row:
 
     ids, parents, depths: int32 [T]; a root's parent is -1 and its depth 0. before, targets: int32 [N], the place from which each generated token
     is predicted, and its id. behaviour, advantages: float32 [N]. sequences: int32 [N], which of the row's num_segments segments it belongs to.
+    trajectories, lengths: int32 [N], the trajectory that it belongs to, and that trajectory's number of generated tokens, in this row or not.
     num_segment_tokens: tokens of its segments, shared ones counted in each.
     """
 
@@ -50,6 +59,8 @@ class Row:
     behaviour: npt.NDArray[np.float32]
     advantages: npt.NDArray[np.float32]
     sequences: npt.NDArray[np.int32]
+    trajectories: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
     num_segments: int
     num_segment_tokens: int
 
@@ -91,7 +102,7 @@ class _Tree:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     children: dict[tuple[int, int], int] = field(default_factory=dict)
-    predicted: list[tuple[int, int, float, float, int]] = field(default_factory=list)
+    predicted: list[tuple[int, int, float, float, int, int, int]] = field(default_factory=list)
     num_segments: int = 0
     num_segment_tokens: int = 0
 
@@ -109,17 +120,18 @@ class _Tree:
     def add(self, segment: Segment) -> None:
         """Put a segment in, making only the tokens that are not there."""
         place, before = -1, -1
+        shared = segment.advantage, self.num_segments, segment.trajectory, segment.num_trajectory_tokens
         values = zip(segment.ids.tolist(), segment.generated.tolist(), segment.behaviour.tolist(), strict=True)
         for token, generated, behaviour in values:
             before, place = place, self._child(place, token)
             if generated:
-                self.predicted.append((before, token, behaviour, segment.advantage, self.num_segments))
+                self.predicted.append((before, token, behaviour, *shared))
         self.num_segments += 1
         self.num_segment_tokens += len(segment)
 
     def row(self) -> Row:
-        before, targets, behaviour, advantages, sequences = (
-            zip(*self.predicted, strict=True) if self.predicted else ((), (), (), (), ())
+        before, targets, behaviour, advantages, sequences, trajectories, lengths = (
+            zip(*self.predicted, strict=True) if self.predicted else ((),) * 7
         )
         return Row(
             ids=np.array(self.ids, np.int32),
@@ -130,6 +142,8 @@ class _Tree:
             behaviour=np.array(behaviour, np.float32),
             advantages=np.array(advantages, np.float32),
             sequences=np.array(sequences, np.int32),
+            trajectories=np.array(trajectories, np.int32),
+            lengths=np.array(lengths, np.int32),
             num_segments=self.num_segments,
             num_segment_tokens=self.num_segment_tokens,
         )

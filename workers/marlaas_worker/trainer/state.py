@@ -26,8 +26,8 @@ class StateInvalid(Permanent):
 class TrainingState:
     """AdamW's moments by parameter name, its step count, and where in the data the version stands.
 
-    step: the step that made the version (-1: version 0). consumed: that step's groups, by position. initial: version 0's weights if it is
-    not the zero adapter, for the KL reference.
+    step: the step that made the version (-1: version 0). consumed: that step's groups, by position. initial: weights of the
+    fixed KL reference (version 0, or the adapter that the job names), unless it is the zero adapter.
     """
 
     step: int = -1
