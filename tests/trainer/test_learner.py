@@ -38,9 +38,17 @@ def segments(seed: int, count: int = 6) -> list[Segment]:
 
 
 def paired(parts: list[Segment]) -> list[Segment]:
-    """The same segments, two to a trajectory."""
+    """The same segments, two to a trajectory; the first one's advantage is the trajectory's."""
     tokens = [sum(int(part.generated.sum()) for part in parts[at : at + 2]) for at in range(0, len(parts), 2)]
-    return [replace(part, trajectory=at // 2, trajectory_tokens=tokens[at // 2]) for at, part in enumerate(parts)]
+    return [
+        replace(part, trajectory=at // 2, trajectory_tokens=tokens[at // 2], advantage=parts[at - at % 2].advantage)
+        for at, part in enumerate(parts)
+    ]
+
+
+def owner_of(part: Segment, parts: list[Segment]) -> int:
+    """The reply that a segment belongs to: its own unless it names a trajectory."""
+    return part.trajectory if part.trajectory_tokens is not None else parts.index(part)
 
 
 def learner_of(base: BaseModel, **training: Any) -> Learner:
@@ -70,7 +78,8 @@ def slow_step(
     with torch.no_grad():
         for name, value in named.items():
             value.copy_(weights[name])
-    batch, penalty, bonus = [], torch.zeros(()), torch.zeros(())
+    replies: dict[int, Any] = {}
+    penalty, bonus, num_replies = torch.zeros(()), torch.zeros(()), len({owner_of(part, parts) for part in parts})
     for part in parts:
         logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE
         with torch.no_grad(), model.disable_adapter():
@@ -78,13 +87,16 @@ def slow_step(
         places = np.flatnonzero(part.generated).tolist()
         pi = [logits[place - 1].log_softmax(-1)[int(part.ids[place])] for place in places]
         mu = [float(part.behaviour[place]) for place in places]
-        batch.append((pi, mu, [float(p.detach()) for p in pi], part.advantage))
+        reply = replies.setdefault(owner_of(part, parts), ([], [], [], part.advantage))
+        for values, more in zip(reply, (pi, mu, [float(p.detach()) for p in pi]), strict=False):
+            values.extend(more)
         for place, p, m in zip(places, pi, mu, strict=True):
             gap = p.detach() - reference[place - 1, int(part.ids[place])]
             weight = (p.detach() - m).exp().clamp(max=CAP if settings["ratio"] == "proximal" else 1e9)
-            penalty = penalty + weight * gap * p / (len(pi) * len(parts))
+            penalty = penalty + weight * gap * p / (part.num_trajectory_tokens * num_replies)
             spread = logits[place - 1].log_softmax(-1)
-            bonus = bonus - (spread.exp() * spread).sum() / (len(pi) * len(parts))
+            bonus = bonus - (spread.exp() * spread).sum() / (part.num_trajectory_tokens * num_replies)
+    batch = list(replies.values())
     objective = FORMS[settings["ratio"]][settings["algorithm"]](batch) + settings["entropy"] * bonus
     (settings["kl"] * penalty - objective).backward()
     norm = float(torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"]))
@@ -93,17 +105,19 @@ def slow_step(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "ratio", "kl", "entropy"),
+    ("algorithm", "ratio", "terms", "parts"),
     [
-        *((name, form, 0.0, 0.0) for form in FORMS for name in ("grpo", "gspo", "rloo")),
-        *((name, "proximal", 0.0, 0.0) for name in ("dr-grpo", "dapo", "cispo")),
-        ("grpo", "behaviour", 0.2, 0.0),
-        ("grpo", "proximal", 0.2, 0.1),
+        *((name, form, (0.0, 0.0), "segments") for form in FORMS for name in ("grpo", "gspo", "rloo")),
+        *((name, "proximal", (0.0, 0.0), "segments") for name in ("dapo", "cispo")),
+        ("grpo", "behaviour", (0.2, 0.0), "segments"),
+        ("grpo", "proximal", (0.3, 0.2), "trajectories of two"),
+        ("dr-grpo", "proximal", (0.0, 0.0), "trajectories of two"),
     ],
 )
 def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(
-    base: BaseModel, tiny_model: Path, algorithm: str, ratio: str, kl: float, entropy: float
+    base: BaseModel, tiny_model: Path, algorithm: str, ratio: str, terms: tuple[float, float], parts: str
 ) -> None:
+    (kl, entropy), made = terms, segments(1) if parts == "segments" else paired(segments(1))
     correction = {} if ratio == "proximal" else {"type": "none"}
     job = {"algorithm": algorithm, "ratio": ratio, "correction": correction}
     job |= {"kl": {"coefficient": kl}, "entropy": {"coefficient": entropy}}
@@ -113,9 +127,9 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(
     before = learner.weights()
     fresh = learner_of(base, **job, optimizer={"learningRate": 1e-3, "maxGradNorm": 0.5})
     fresh.restore(before, TrainingState())
-    metrics = step(fresh, segments(1))
+    metrics = step(fresh, made)
     settings = {"algorithm": algorithm, "ratio": ratio, "kl": kl, "entropy": entropy, "rate": 1e-3, "max_norm": 0.5}
-    expected, norm = slow_step(tiny_model, before, segments(1), settings)
+    expected, norm = slow_step(tiny_model, before, made, settings)
     assert (metrics["kl"] > 0) == (kl > 0)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     for name, value in fresh.weights().items():

@@ -80,7 +80,7 @@ class Learner:
         self._adapter.load(initial_weights(self._adapter.parameters, self._assignment.document.seed, agent.name))
         if agent.init_from is not None:
             self._adapter.load(self._read("initFrom", agent.init_from.path))
-        if reference is not None and self._training.kl.coefficient > 0:
+        if reference is not None and agent.trainable and self._training.kl.coefficient > 0:
             self._keep_initial(self._read("kl.reference", reference))
         elif agent.init_from is not None:
             self._keep_initial(self._adapter.tensors())
