@@ -1,94 +1,161 @@
-"""Every algorithm on `reverse`, one run: a job for each on one pool, with the recipe of examples/quickstart.yaml. Held-out tasks before and after, T = 1.
+"""Every algorithm on `reverse`: both forms of the ratio, maxStaleness 0 and 1, three seeds; the recipe of examples/quickstart.yaml, T = 1.
 
-Draws docs/algorithms.png: reward in training, smoothed over three steps, and the evaluations as dots.
+One `marlaas run` for each form, staleness and seed, with a job for each algorithm side by side: a job's results do not depend on its neighbours. Each run's
+figures are kept under --out, and a run whose figures are there is not repeated. Prints held-out evaluations over the seeds, and draws docs/algorithms.png
+when everything is there: reward in training at staleness 1, smoothed over three steps.
 """
 
+import argparse
 import copy
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
+from bench import options
 from bench.runs import Run, documents, run, table
 from marlaas.plots import style
+from marlaas_worker.rl.algorithms import ALGORITHMS, Ratio
 
-PICTURE = Path(__file__).parent.parent / "docs" / "algorithms.png"
-STEPS = 28
-RECIPES: dict[str, dict[str, Any]] = {
-    "grpo": {"algorithm": "grpo"},
-    "dr-grpo": {"algorithm": "dr-grpo"},
-    "dapo": {"algorithm": "dapo"},
-    "gspo": {"algorithm": "gspo", "clip": {"low": 0.1, "high": 0.15}},
-    "rloo": {"algorithm": "rloo"},
-    "reinforce++": {"algorithm": "reinforce++"},
-    "cispo": {"algorithm": "cispo"},
-    "gspo, paper's clip": {"algorithm": "gspo"},
-}
-"""What differs from the quickstart's `training`. gspo's bounds are for a LoRA's learning rate: see docs/algorithms.md."""
-HEADERS = ["algorithm", "before", "after", "steps", "clip %", "mean gap", "grad norm", "phase"]
+ROOT = Path(__file__).parent.parent
+PICTURE = ROOT / "docs" / "algorithms.png"
+KEPT = ROOT / "runs" / "algorithms"
+METRICS = ("clip_fraction", "truncated_fraction", "logprob_gap", "ess", "grad_norm", "entropy")
+HEADERS = ["algorithm", "ratio", "maxStaleness", "before", "after, mean", "after, min", "clip %", "truncated %"]
+HEADERS += ["mean gap", "ess", "grad norm", "entropy at the end"]
 
 
-def manifests() -> list[dict[str, Any]]:
-    """One pool, and a job in a namespace of its own for each recipe."""
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """What the jobs of one run have in common."""
+
+    form: Ratio
+    staleness: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.form}-{self.staleness}-{self.seed}"
+
+    @property
+    def algorithms(self) -> list[str]:
+        """All that the staleness allows."""
+        return [name for name, rule in ALGORITHMS.items() if self.staleness or rule.over == "group"]
+
+
+def manifests(setting: Setting, steps: int) -> list[dict[str, Any]]:
+    """One pool, and a job in a namespace of its own for each algorithm, with the bounds of its paper."""
     pool, *_, first, _ = documents("quickstart.yaml")
-    pool["spec"]["adapterSlots"] = 3 * len(RECIPES)
-    return [pool, *(_job(first, number) for number in range(len(RECIPES)))]
+    pool["spec"]["adapterSlots"] = 3 * len(setting.algorithms)
+    return [pool, *(_job(first, name, setting, steps) for name in setting.algorithms)]
 
 
-def main() -> None:
-    result = run(manifests())
-    print(table(HEADERS, [_row(number, result) for number in range(len(RECIPES))]))
-    print(f"\n{len(RECIPES)} jobs on one pool: {result.wall_s:.0f} s in all")
-    draw(result, PICTURE)
+def measure(setting: Setting, steps: int, folder: Path) -> dict[str, Any]:
+    """Figures of a run's jobs by algorithm: those that are kept, or of a run taken now."""
+    wanted = manifests(setting, steps)
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+    path = folder / f"{setting}.json"
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        if kept["manifests"] == digest:
+            return dict(kept["jobs"])
+    result = run(wanted, seed=setting.seed)
+    jobs = {name: _figures(result, name) for name in setting.algorithms}
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps({"manifests": digest, "wall_s": result.wall_s, "jobs": jobs}))
+    draft.replace(path)
+    evals = ", ".join(f"{name} {figures['after']:.3f}" for name, figures in jobs.items())
+    print(f"{setting}: {evals}; {result.wall_s:.0f} s", flush=True)
+    return jobs
 
 
-def draw(result: Run, path: Path) -> None:
-    """One small picture per recipe, the others in grey behind it."""
+def main(words: Sequence[str] = ()) -> None:
+    chosen = _parser().parse_args(words)
+    settings = [Setting(*each) for each in itertools.product(chosen.forms, chosen.staleness, chosen.seeds)]
+    found = {setting: measure(setting, chosen.steps, chosen.out) for setting in settings}
+    rows = [
+        _row(name, form, staleness, [jobs[name] for setting, jobs in found.items() if _is(setting, form, staleness)])
+        for name in ALGORITHMS
+        for form, staleness in itertools.product(chosen.forms, chosen.staleness)
+        if name in Setting(form, staleness, 0).algorithms
+    ]
+    print(f"\n{table(HEADERS, rows)}\n\nseeds {', '.join(map(str, chosen.seeds))}; {chosen.steps} steps")
+    if 1 in chosen.staleness and set(chosen.forms) == set(get_args(Ratio)):
+        draw(found, PICTURE)
+
+
+def draw(found: dict[Setting, dict[str, Any]], path: Path) -> None:
+    """One small picture per algorithm, a line for each form: mean of the seeds, at staleness 1."""
     figure = style.blank(10, 4.6)
     panels = figure.subplots(2, 4, sharex=True, sharey=True).flatten()
-    curves = [_smooth([record["reward_mean"] for record in _steps(result, number)]) for number in range(len(RECIPES))]
-    for number, (panel, name) in enumerate(zip(panels, RECIPES, strict=True)):
-        colour, _ = style.of_run(number)
-        for curve in curves:
-            panel.plot(range(1, len(curve) + 1), curve, color=style.RULE, linewidth=0.6)
-        panel.plot(range(1, len(curves[number]) + 1), curves[number], color=colour, linewidth=2)
-        before, after = _evals(result, number)
-        panel.plot([0, len(curves[number])], [before, after], "o", color=colour, markersize=5)
-        panel.set_title(f"{name}  {before:.2f} → {after:.2f}", loc="left", fontsize=10, color=style.INK)
+    for panel, name in zip(panels, ALGORITHMS, strict=False):
+        for number, form in enumerate(get_args(Ratio)):
+            jobs = [jobs[name] for setting, jobs in found.items() if _is(setting, form, 1)]
+            curve = [fmean(rewards) for rewards in zip(*(_smooth(job["rewards"]) for job in jobs), strict=False)]
+            colour, _ = style.of_run(number)
+            panel.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=2, label=form)
+            panel.plot([len(curve)], [fmean(job["after"] for job in jobs)], "o", color=colour, markersize=5)
+        panel.set_title(name, loc="left", fontsize=10, color=style.INK)
         panel.set_ylim(0, 1.05)
         style.plain(panel)
+    panels[-1].set_axis_off()
+    panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False, title="ratio")
     figure.supxlabel("step", fontsize=9, color=style.INK)
     figure.supylabel("reward", fontsize=9, color=style.INK)
     figure.savefig(path, format="png", dpi=80)
 
 
-def _job(first: dict[str, Any], number: int) -> dict[str, Any]:
+def _parser() -> argparse.ArgumentParser:
+    parser = options("algorithms", __doc__)
+    parser.add_argument("--forms", nargs="+", choices=get_args(Ratio), default=list(get_args(Ratio)))
+    parser.add_argument("--staleness", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=28)
+    parser.add_argument("--out", type=Path, default=KEPT, help="where figures of runs are kept; default: %(default)s")
+    return parser
+
+
+def _job(first: dict[str, Any], name: str, setting: Setting, steps: int) -> dict[str, Any]:
     job = copy.deepcopy(first)
-    recipe = list(RECIPES.values())[number]
-    job["metadata"] = {"name": f"recipe-{number}", "namespace": f"team-{number}"}
-    job["spec"]["training"] |= {"steps": STEPS} | recipe
+    namespace, metadata_name = _key(name).split("/")
+    job["metadata"] = {"name": metadata_name, "namespace": namespace}
+    own = {"algorithm": name, "ratio": setting.form, "maxStaleness": setting.staleness, "steps": steps}
+    job["spec"]["training"] |= own
     return job
 
 
-def _key(number: int) -> str:
-    return f"team-{number}/recipe-{number}"
+def _key(name: str) -> str:
+    label = name.replace("+", "p")
+    return f"team-{label}/{label}"
 
 
-def _steps(result: Run, number: int) -> list[dict[str, Any]]:
-    return result.records[_key(number)]
+def _figures(result: Run, name: str) -> dict[str, Any]:
+    job, records = result.jobs()[_key(name)], result.records[_key(name)]
+    metrics = [record["metrics"] for record in records if record["metrics"]]
+    means = {key: fmean(each[key] for each in metrics) for key in METRICS}
+    told = {"before": job["evalBefore"], "after": job["evalAfter"], "phase": job["phase"]}
+    return told | means | {"last_entropy": metrics[-1]["entropy"], "rewards": [one["reward_mean"] for one in records]}
 
 
-def _evals(result: Run, number: int) -> tuple[float, float]:
-    job = result.jobs()[_key(number)]
-    return job["evalBefore"], job["evalAfter"]
+def _is(setting: Setting, form: str, staleness: int) -> bool:
+    return (setting.form, setting.staleness) == (form, staleness)
 
 
-def _row(number: int, result: Run) -> list[Any]:
-    metrics = [record["metrics"] for record in _steps(result, number) if record["metrics"]]
-    mean = {key: fmean(each[key] for each in metrics) for key in ("clip_fraction", "logprob_gap", "grad_norm")}
-    before, after = _evals(result, number)
-    figures = [f"{100 * mean['clip_fraction']:.1f}", f"{mean['logprob_gap']:.3f}", f"{mean['grad_norm']:.2f}"]
-    told = [f"{before:.3f}", f"{after:.3f}", len(_steps(result, number)), *figures]
-    return [list(RECIPES)[number], *told, result.jobs()[_key(number)]["phase"]]
+def _row(name: str, form: str, staleness: int, jobs: list[dict[str, Any]]) -> list[Any]:
+    mean = {key: fmean(job[key] for job in jobs) for key in ("before", "after", "last_entropy", *METRICS)}
+    told = [f"{mean['before']:.3f}", f"{mean['after']:.3f}", f"{min(job['after'] for job in jobs):.3f}"]
+    shares = [f"{100 * mean[key]:.1f}" for key in ("clip_fraction", "truncated_fraction")]
+    rest = [
+        f"{mean['logprob_gap']:.3f}",
+        f"{mean['ess']:.3f}",
+        f"{mean['grad_norm']:.2f}",
+        f"{mean['last_entropy']:.2f}",
+    ]
+    return [f"`{name}`", form, staleness, *told, *shares, *rest]
 
 
 def _smooth(values: list[float]) -> list[float]:

@@ -175,6 +175,15 @@ def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
 
 
 REMARKS = {
+    "clip": (
+        _job(training={"steps": 3, "clip": {"high": 0.3}}),
+        "spec.training.clip: with ratio: proximal the clip binds nothing, because a step is one update; remove it, or choose ratio: behaviour",
+    ),
+    "correction": (
+        _job(training={"steps": 3, "maxStaleness": 2, "correction": {"type": "none"}}),
+        "spec.training.correction.type: with ratio: proximal and correction none, tokens up to 2 versions old train as if the newest version had "
+        "sampled them; choose truncated, or ratio: behaviour",
+    ),
     "scale": (
         _job(agents=_agent(rank=8, alpha=12)),
         "spec.agents[0].adapter.alpha: alpha / rank is 1.5, which is no power of two: engine and trainer will round the adapter "
@@ -195,6 +204,18 @@ REMARKS = {
 @pytest.mark.parametrize(("job", "line"), REMARKS.values(), ids=REMARKS)
 def test_what_is_probably_not_meant_is_remarked(job: RLJob, line: str) -> None:
     assert [str(problem) for problem in remarks(job, _pool())] == [line]
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"ratio": "behaviour", "clip": {"high": 0.3}, "correction": {"type": "none"}},
+        {"algorithm": "cispo", "clip": {"high": 7}, "correction": {"type": "none"}},
+        {"correction": {"type": "none"}, "maxStaleness": 0},
+    ],
+)
+def test_a_clip_or_no_correction_where_it_means_something_needs_no_remark(training: dict[str, Any]) -> None:
+    assert list(remarks(_job(training={"steps": 3, **training}), _pool())) == []
 
 
 def test_defaults_need_no_remark() -> None:

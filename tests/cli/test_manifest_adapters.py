@@ -99,3 +99,12 @@ def test_two_jobs_do_not_write_over_each_others_export(complaints: Complaints, t
     assert complaints((old, second)) == [
         f"job.yaml:31: spec.export.path: {tmp_path / 'out'} is the export of the job at job.yaml:14 as well; name another"
     ]
+
+
+def test_a_kl_reference_is_looked_into_like_an_adapter_to_begin_from(complaints: Complaints, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", json.dumps({"r": 4, "lora_alpha": 16}))
+    for path, said in (("a", "has rank 4, and adapter.rank of the agent is 8"), ("b", "there is no such folder")):
+        training = f"training: {{steps: 3, kl: {{reference: {{path: {path}}}}}}}"
+        (line,) = complaints(("training: {steps: 3}", training))
+        assert "spec.training.kl.reference.path: " in line
+        assert said in line

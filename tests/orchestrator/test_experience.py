@@ -13,6 +13,14 @@ def test_a_group_is_complete_when_every_member_has_ended_in_any_order(document, 
     assert group.verdict is Verdict.SIGNAL
 
 
+def test_a_group_says_of_each_episode_how_it_ended(document, play):
+    first, second = play(document(), 0, (1.0, 0.0))
+    store = Experience("policy", 2)
+    store.add(first.model_copy(update={"ending": "max_turns"}))
+    group = store.add(second)
+    assert [member.ending for member in group.trajectories] == ["max_turns", "completed"]
+
+
 def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document, play):
     first, second = play(document(), 0, (1.0, 0.0))
     store = Experience("policy", 2)

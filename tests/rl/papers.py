@@ -1,16 +1,20 @@
-"""The algorithms once more, as their papers write them: sequence by sequence and token by token, to be maximised, with nothing of ours in between.
+"""The algorithms once more, as their papers write them: reply by reply and token by token, to be maximised, with nothing of ours in between.
 
-A batch is a list of (logprobs under the trained policy, with gradient; logprobs under the behaviour policy; advantage), one for each sequence.
+A batch is a list of replies: (logprobs under the trained policy, with gradient; logprobs under the behaviour policy; logprobs under the proximal policy;
+advantage). `FORMS` gives for each form of the ratio the objectives by name. CAP is the truncation of importance weights, in the proximal form.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-Batch = Sequence[tuple[Sequence[Tensor], Sequence[float], float]]
+Batch = Sequence[tuple[Sequence[Tensor], Sequence[float], Sequence[float], float]]
 BUDGET = 256
 """rollout.maxTokens, unless a job says otherwise."""
+CAP = 2.0
 
 
 def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
@@ -20,53 +24,61 @@ def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
     return torch.tensor(bound * advantage, dtype=ratio.dtype) if held else ratio * advantage
 
 
-def grpo(batch: Batch) -> Tensor:
-    replies = [
-        sum(clipped((p - m).exp(), advantage, 0.2, 0.2) for p, m in zip(pi, mu, strict=True)) / len(pi)
-        for pi, mu, advantage in batch
-    ]
-    return torch.stack(replies).mean()  # type: ignore[arg-type]
+def tokens_of(batch: Batch, proximal: bool, low: float = 0.2, high: float = 0.2) -> list[list[Tensor]]:
+    """The clipped surrogate of each token: of pi/mu, or of pi/pi_prox times the truncated pi_prox/mu."""
+    made = []
+    for pi, mu, prox, advantage in batch:
+        of_reply = []
+        for p, m, x in zip(pi, mu, prox, strict=True):
+            weight = min(math.exp(x - m), CAP) if proximal else 1.0
+            of_reply.append(weight * clipped((p - (x if proximal else m)).exp(), advantage, low, high))
+        made.append(of_reply)
+    return made
 
 
-def dr_grpo(batch: Batch) -> Tensor:
-    total = sum(
-        clipped((p - m).exp(), advantage, 0.2, 0.2) for pi, mu, advantage in batch for p, m in zip(pi, mu, strict=True)
-    )
-    return torch.as_tensor(total) / (BUDGET * len(batch))
+def grpo(batch: Batch, proximal: bool) -> Tensor:
+    return torch.stack([torch.stack(reply).mean() for reply in tokens_of(batch, proximal)]).mean()
 
 
-def dapo(batch: Batch) -> Tensor:
-    tokens = [
-        clipped((p - m).exp(), advantage, 0.2, 0.28) for pi, mu, advantage in batch for p, m in zip(pi, mu, strict=True)
-    ]
-    return torch.stack(tokens).mean()
+def dr_grpo(batch: Batch, proximal: bool) -> Tensor:
+    return torch.stack([torch.stack(reply).sum() for reply in tokens_of(batch, proximal)]).mean() / BUDGET
 
 
-def gspo(batch: Batch) -> Tensor:
+def dapo(batch: Batch, proximal: bool) -> Tensor:
+    return torch.stack([token for reply in tokens_of(batch, proximal, high=0.28) for token in reply]).mean()
+
+
+def gspo(batch: Batch, proximal: bool) -> Tensor:
     replies = []
-    for pi, mu, advantage in batch:
-        likelihood, before = torch.stack(list(pi)).sum().exp(), torch.tensor(sum(mu), dtype=torch.float64).exp()
-        replies.append(clipped((likelihood / before) ** (1 / len(pi)), advantage, 3e-4, 4e-4))
+    for pi, mu, prox, advantage in batch:
+        likelihood = torch.stack(list(pi)).sum().exp()
+        before, between = (torch.tensor(sum(part), dtype=torch.float64).exp() for part in (mu, prox))
+        ratio = (likelihood / (between if proximal else before)) ** (1 / len(pi))
+        weight = min(float(between / before) ** (1 / len(pi)), CAP) if proximal else 1.0
+        replies.append(weight * clipped(ratio, advantage, 3e-4, 4e-4))
     return torch.stack(replies).mean()
 
 
-def rloo(batch: Batch) -> Tensor:
-    total = sum(
-        (p.detach() - m).exp() * p * advantage for pi, mu, advantage in batch for p, m in zip(pi, mu, strict=True)
-    )
-    return torch.as_tensor(total) / len(batch)
+def rloo(batch: Batch, proximal: bool) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for pi, mu, prox, advantage in batch:
+        for p, m, x in zip(pi, mu, prox, strict=True):
+            off = min(math.exp(x - m), CAP) * (p.detach() - x).exp() if proximal else (p.detach() - m).exp()
+            total = total + off * p * advantage
+    return total / len(batch)
 
 
-def cispo(batch: Batch) -> Tensor:
+def cispo(batch: Batch, proximal: bool) -> Tensor:
+    """Its weight is that against the policy that sampled, whatever the form."""
     tokens = [
         min((p.detach() - m).exp(), torch.tensor(5.0, dtype=p.dtype)) * advantage * p
-        for pi, mu, advantage in batch
+        for pi, mu, _, advantage in batch
         for p, m in zip(pi, mu, strict=True)
     ]
     return torch.stack(tokens).mean()
 
 
-OBJECTIVES: Mapping[str, Callable[[Batch], Tensor]] = {
+_OF_BOTH: Mapping[str, Callable[[Batch, bool], Tensor]] = {
     "grpo": grpo,
     "dr-grpo": dr_grpo,
     "dapo": dapo,
@@ -74,4 +86,8 @@ OBJECTIVES: Mapping[str, Callable[[Batch], Tensor]] = {
     "rloo": rloo,
     "reinforce++": grpo,  # its advantages differ, which is not seen here
     "cispo": cispo,
+}
+FORMS: Mapping[str, Mapping[str, Callable[[Batch], Tensor]]] = {
+    "behaviour": {name: partial(objective, proximal=False) for name, objective in _OF_BOTH.items()},
+    "proximal": {name: partial(objective, proximal=True) for name, objective in _OF_BOTH.items()},
 }

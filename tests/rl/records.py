@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,25 +21,30 @@ def f64(values: Sequence[float]) -> Tensor:
 
 
 def config_of(algorithm: Algorithm, correction: Bounds = NONE, **changes: Any) -> LossConfig:
-    """The algorithm with its paper's bounds."""
+    """The algorithm with its paper's bounds; the papers' off-policy form unless said otherwise."""
     rule = ALGORITHMS[algorithm]
-    settings = {"clip_low": rule.clip[0], "clip_high": rule.clip[1], "budget": BUDGET} | changes
+    settings = {"ratio": "behaviour", "clip_low": rule.clip[0], "clip_high": rule.clip[1], "budget": BUDGET} | changes
     return LossConfig(rule=rule, correction=correction, **settings)
 
 
 def record_of(sequences: Sequence[tuple[float, Sequence[float]]], gaps: Sequence[float] | None = None) -> TokenRecord:
-    """Sequences of (advantage, ratios pi / mu of the tokens). gaps: log ref / pi of all tokens."""
-    numbers = [number for number, (_, ratios) in enumerate(sequences) for _ in ratios]
+    """Sequences of (advantage, ratios pi / mu of the tokens), a trajectory each. gaps: log ref / pi of all tokens."""
+    numbers = torch.tensor([number for number, (_, ratios) in enumerate(sequences) for _ in ratios])
     advantages = [advantage for advantage, ratios in sequences for _ in ratios]
     behaviour = torch.linspace(-3.0, -0.5, len(numbers), dtype=torch.float64)
     logs = [math.log(ratio) for _, ratios in sequences for ratio in ratios]
     trainer = (behaviour + f64(logs)).requires_grad_()
     reference = None if gaps is None else (trainer + f64(gaps)).detach()
-    return TokenRecord(trainer, behaviour, f64(advantages), torch.tensor(numbers), reference)
+    return TokenRecord(trainer, behaviour, f64(advantages), numbers, lengths_of(numbers), reference)
+
+
+def moved(record: TokenRecord, ratios: Sequence[float]) -> TokenRecord:
+    """The record with a proximal policy of its own: ratios pi_prox / mu of the tokens."""
+    return replace(record, proximal=record.behaviour + f64([math.log(ratio) for ratio in ratios]))
 
 
 def random_record(num_sequences: int = 9, seed: int = 0, spread: float = 0.4, reference: bool = False) -> TokenRecord:
-    """Sequences of 1 to 7 tokens."""
+    """Sequences of 1 to 7 tokens, a trajectory each."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 8, (num_sequences,), generator=draw)
     numbers = torch.repeat_interleave(torch.arange(num_sequences), lengths)
@@ -47,14 +53,20 @@ def random_record(num_sequences: int = 9, seed: int = 0, spread: float = 0.4, re
     trainer = (behaviour + spread * torch.randn(size, generator=draw, dtype=torch.float64)).requires_grad_()
     advantages = torch.randn(num_sequences, generator=draw, dtype=torch.float64)[numbers]
     gaps = 0.7 * torch.randn(size, generator=draw, dtype=torch.float64)
-    return TokenRecord(trainer, behaviour, advantages, numbers, (trainer + gaps).detach() if reference else None)
+    made = TokenRecord(trainer, behaviour, advantages, numbers, lengths[numbers])
+    return replace(made, reference=(trainer + gaps).detach()) if reference else made
+
+
+def lengths_of(sequences: Tensor) -> Tensor:
+    """Tokens of each token's sequence."""
+    return torch.bincount(sequences)[sequences]
 
 
 def part_of(record: TokenRecord, places: Tensor) -> TokenRecord:
     """Some sequences of a record, numbered anew from 0; places: bool [T]."""
     left = record.where(places)
     _, numbers = torch.unique(left.sequences, return_inverse=True)
-    return TokenRecord(left.trainer, left.behaviour, left.advantages, numbers, left.reference)
+    return replace(left, sequences=numbers)
 
 
 def normalised(record: TokenRecord, config: LossConfig) -> tuple[float, Tensor]:

@@ -1,14 +1,15 @@
 """What does not count is as if it had never been sampled; what is truncated weighs no more than the cap."""
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
-from tests.rl.records import NONE, config_of, f64, normalised, random_record, record_of
+from tests.rl.records import config_of, f64, moved, normalised, random_record, record_of
 
-from marlaas_worker.rl.algorithms import Algorithm, Correction
-from marlaas_worker.rl.corrections import CAPS, Bounds, counted, lengths_of, sums_of
+from marlaas_worker.rl.algorithms import Algorithm, Correction, Ratio
+from marlaas_worker.rl.corrections import CAPS, Bounds, counted, means_of, weights_of
 from marlaas_worker.rl.losses import LossConfig, TokenRecord, policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -45,15 +46,35 @@ def test_without_a_mask_everything_counts(kind: Correction) -> None:
     assert counted(f64([9.0]), torch.tensor([0]), Bounds(kind)) is None
 
 
+@pytest.mark.parametrize("kind", ["masked-token", "masked-sequence", "icepop"])
+def test_what_is_not_masked_weighs_what_the_sampler_disagrees_by(kind: Correction) -> None:
+    logs = f64([0.25, 1.0, 4.0]).log()
+    assert weights_of(logs, Bounds(kind, 5.0)).tolist() == pytest.approx([0.25, 1.0, 4.0])
+    assert weights_of(logs, Bounds("truncated", 2.0)).tolist() == pytest.approx([0.25, 1.0, 2.0])
+    assert weights_of(logs, Bounds("none")).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_masks_look_at_what_happened_before_the_step_and_not_at_its_own_move() -> None:
+    record = moved(
+        record_of([(1.0, [4.0, 4.0])]), [4.0, 1.0]
+    )  # staleness made the first 4, the step's own move the second
+    loss, gradient = normalised(record, config_of("rloo", Bounds("masked-token", 3.0), ratio="proximal"))
+    assert gradient.tolist() == pytest.approx([0.0, -4.0 / 0.5])  # half of the trajectory is left
+    assert loss == pytest.approx(-4.0 / 0.5)
+
+
+@pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
 @pytest.mark.parametrize("bounds", MASKS, ids=lambda bounds: str(bounds.type))
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm: Algorithm, bounds: Bounds) -> None:
+def test_a_masked_token_leaves_the_loss_and_every_denominator(
+    algorithm: Algorithm, bounds: Bounds, ratio: Ratio
+) -> None:
     record = random_record(seed=2, reference=True)
     keep = counted((record.trainer - record.behaviour).detach(), record.sequences, bounds)
     assert keep is not None
     assert 0 < keep.sum() < len(keep)
-    config = config_of(algorithm, bounds, kl_coefficient=0.1)
-    never = config_of(algorithm, NONE, kl_coefficient=0.1)
+    config = config_of(algorithm, bounds, kl_coefficient=0.1, ratio=ratio)
+    never = config_of(algorithm, Bounds("truncated", 1e9), kl_coefficient=0.1, ratio=ratio)
     loss, gradient = normalised(record, config)
     expected, slopes = of_those_left(record, keep, never)
     assert loss == pytest.approx(expected)
@@ -62,7 +83,7 @@ def test_a_masked_token_leaves_the_loss_and_every_denominator(algorithm: Algorit
     metrics = policy_loss(record, config)[1].metrics()
     assert metrics["masked_fraction"] == pytest.approx((~keep).double().mean().item())
     assert metrics["tokens"] == len(keep)
-    assert metrics["sequences"] == len(record.sequences[keep].unique())
+    assert metrics["sequences"] == pytest.approx((1 / record.lengths[keep]).sum().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
@@ -80,7 +101,7 @@ def test_truncation_scales_down_exactly_the_weights_above_the_cap(algorithm: Alg
     cut = normalised(record, config_of(algorithm, Bounds("truncated", 1.2), clip_low=0.9, clip_high=9.0))[1]
     logs = (record.trainer - record.behaviour).detach()
     if algorithm == "gspo":
-        logs = (sums_of(logs, record.sequences) / lengths_of(record.sequences))[record.sequences]
+        logs = means_of(logs, record.sequences)
     assert (logs.exp() > 1.2).any()
     assert torch.allclose(cut, free * (1.2 / logs.exp()).clamp(max=1.0), rtol=1e-9)
 
@@ -89,8 +110,9 @@ def test_truncation_scales_down_exactly_the_weights_above_the_cap(algorithm: Alg
 def test_a_logprob_that_is_no_number_is_never_masked_away(bounds: Bounds) -> None:
     record = record_of([(1.0, [1.0, 1.0])])
     broken = torch.tensor([math.nan, -1.0], dtype=torch.float64, requires_grad=True)
-    one = type(record)(broken, record.behaviour, record.advantages, record.sequences)
-    assert math.isnan(policy_loss(one, config_of("grpo", bounds))[0].item())
+    one = replace(record, trainer=broken)
+    for ratio in ("behaviour", "proximal"):
+        assert math.isnan(policy_loss(one, config_of("grpo", bounds, ratio=ratio))[0].item())
 
 
 def test_every_correction_that_needs_a_cap_has_one() -> None:

@@ -2,15 +2,16 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.rl.records import NONE, config_of, normalised, part_of, random_record, record_of
+from tests.rl.records import NONE, config_of, lengths_of, moved, normalised, part_of, random_record, record_of
 
-from marlaas_worker.rl.algorithms import Algorithm
+from marlaas_worker.rl.algorithms import Algorithm, Ratio
 from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.rl.losses import LossSums, TokenRecord, policy_loss
 
@@ -29,12 +30,16 @@ LOG2 = math.log(2.0)
     cuts=st.lists(st.integers(0, 12), max_size=5),
     algorithm=st.sampled_from(NAMES),
     correction=st.sampled_from(CORRECTIONS),
+    ratio=st.sampled_from(["behaviour", "proximal"]),
 )
 def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_whole(
-    cuts: list[int], algorithm: Algorithm, correction: Bounds
+    cuts: list[int], algorithm: Algorithm, correction: Bounds, ratio: str
 ) -> None:
-    config = config_of(algorithm, correction, kl_coefficient=0.1)
+    """Segments of one trajectory may be in different micro-batches."""
+    config = config_of(algorithm, correction, kl_coefficient=0.1, ratio=ratio)
     whole = random_record(12, seed=1, reference=True)
+    owners = whole.sequences // 3
+    whole = replace(whole, lengths=lengths_of(owners))
     pieces, sums = torch.zeros_like(whole.trainer), LossSums()
     for begin, end in itertools.pairwise([0, *sorted(cuts), 12]):
         piece = part_of(whole, (whole.sequences >= begin) & (whole.sequences < end))
@@ -51,7 +56,7 @@ def test_dealt_out_to_microbatches_loss_gradient_and_metrics_are_those_of_the_wh
 def test_the_order_of_tokens_and_the_numbers_of_sequences_do_not_matter() -> None:
     record, order = random_record(), torch.randperm(len(random_record().trainer), generator=torch.Generator())
     shuffled = record.where(order)
-    renamed = TokenRecord(shuffled.trainer, shuffled.behaviour, shuffled.advantages, 20 - shuffled.sequences)
+    renamed = replace(shuffled, sequences=20 - shuffled.sequences)
     for algorithm in NAMES:
         found, sums = policy_loss(renamed, config_of(algorithm))
         assert found.item() / sums.denominator == pytest.approx(normalised(record, config_of(algorithm))[0])
@@ -75,9 +80,47 @@ def test_the_metrics_are_the_ones_computed_by_hand() -> None:
     assert truncated["loss"] == pytest.approx(-(1 + 2 + 3 - 0.5) / 2)
 
 
+def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_others_of_what_the_form_does() -> None:
+    record = moved(record_of([(1.0, [1.0, 2.0, 4.0]), (-1.0, [0.5])]), [1.0, 2.0, 3.5, 1.0])
+    forms: tuple[Ratio, ...] = ("behaviour", "proximal")
+    found = {
+        ratio: policy_loss(record, config_of("grpo", Bounds("truncated", 3.0), ratio=ratio))[1].metrics()
+        for ratio in forms
+    }
+    for name in ("ratio_mean", "ratio_max", "ess", "logprob_gap", "behaviour_kl"):
+        assert found["proximal"][name] == found["behaviour"][name]
+    assert found["behaviour"]["clip_fraction"] == pytest.approx(3 / 4)  # r: 2, 4 and 0.5
+    assert found["proximal"]["clip_fraction"] == pytest.approx(1 / 4)  # rho: 1, 1, 1.14 and 0.5
+    assert found["behaviour"]["truncated_fraction"] == pytest.approx(1 / 4)  # r: 4
+    assert found["proximal"]["truncated_fraction"] == pytest.approx(1 / 4)  # c: 3.5
+
+
+def test_the_entropy_bonus_is_the_one_computed_by_hand_and_weighs_tokens_as_the_loss_does() -> None:
+    record = record_of([(1.0, [3.0]), (1.0, [1.0, 1.0])])
+    entropies = torch.tensor([2.0, 0.5, 1.5], dtype=torch.float64, requires_grad=True)
+    bonus = replace(record, entropies=entropies)
+    for algorithm, weights in (("grpo", [1 / 2, 1 / 4, 1 / 4]), ("dapo", [1 / 3] * 3), ("rloo", [1 / 2] * 3)):
+        config = config_of(algorithm, entropy_coefficient=0.1)  # type: ignore[arg-type]
+        loss, sums = policy_loss(bonus, config)
+        plain, _ = policy_loss(record, config)
+        gained = 0.1 * sum(weight * value for weight, value in zip(weights, [2.0, 0.5, 1.5], strict=True))
+        assert (loss - plain).item() / sums.denominator == pytest.approx(-gained)
+        (slopes,) = torch.autograd.grad(loss, entropies)
+        assert (slopes / sums.denominator).tolist() == pytest.approx([-0.1 * weight for weight in weights])
+        assert sums.metrics()["entropy"] == pytest.approx(4.0 / 3)
+
+
+def test_what_a_correction_masks_has_no_entropy_bonus() -> None:
+    record = record_of([(1.0, [9.0, 1.0])])
+    entropies = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    masked = config_of("dapo", Bounds("masked-token", 3.0), entropy_coefficient=0.1)
+    loss, _ = policy_loss(replace(record, entropies=entropies), masked)
+    assert torch.autograd.grad(loss, entropies)[0].tolist() == pytest.approx([0.0, -0.1])
+
+
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_a_microbatch_without_tokens_is_zero_and_no_error(algorithm: Algorithm) -> None:
-    empty = TokenRecord(*(torch.zeros(0) for _ in range(3)), torch.zeros(0, dtype=torch.int64))
+    empty = TokenRecord(*(torch.zeros(0) for _ in range(3)), *(torch.zeros(0, dtype=torch.int64) for _ in "ab"))
     loss, sums = policy_loss(empty, config_of(algorithm))
     assert loss.item() == 0.0
     assert sums == LossSums()
@@ -90,7 +133,8 @@ def test_policies_absurdly_far_apart_give_finite_gradients(algorithm: Algorithm,
     trainer = torch.tensor([-1e-3, -200.0, -1e-3, -200.0], requires_grad=True)
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
     for sequences in (torch.tensor([0, 1, 2, 3]), torch.tensor([0, 0, 1, 1])):
-        record = TokenRecord(trainer, behaviour, advantages, sequences, behaviour)
-        loss, sums = policy_loss(record, config_of(algorithm, correction, kl_coefficient=0.1))
-        assert torch.isfinite(torch.autograd.grad(loss, trainer)[0]).all()
-        assert all(math.isfinite(value) for value in sums.metrics().values())
+        record = TokenRecord(trainer, behaviour, advantages, sequences, lengths_of(sequences), behaviour)
+        for ratio in ("behaviour", "proximal"):
+            loss, sums = policy_loss(record, config_of(algorithm, correction, kl_coefficient=0.1, ratio=ratio))
+            assert torch.isfinite(torch.autograd.grad(loss, trainer)[0]).all()
+            assert all(math.isfinite(value) for value in sums.metrics().values())

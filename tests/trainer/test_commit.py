@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.trainer.sampler import Sampler
@@ -42,9 +43,9 @@ def kill_at(place: str, passes: int) -> list[str]:
     return passed
 
 
-async def play(world: World) -> list[tuple[int, int, tuple[str, ...], str]]:
+async def play(world: World, **training: Any) -> list[tuple[int, int, tuple[str, ...], str]]:
     """Train a job; what each version is, the oldest first."""
-    document = job()
+    document = job(**training)
     await world.admit(document)
     async with world.trainer(), asyncio.timeout(WITHIN_S):
         await world.play(document, STEPS)
@@ -86,6 +87,28 @@ async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(
     failpoints.hook = hook
     assert await play(world) == undisturbed
     assert {name for name, _ in seen} == {name for name, _ in PLACES} - {"trainer.commit.after_acks"}  # died before
+
+
+async def test_killed_at_every_single_place_a_reference_that_follows_the_policy_is_the_same_again(
+    world: World, tiny_model: Path, tmp_path: Path
+) -> None:
+    kl = {"coefficient": 0.5, "addedTo": "reward", "reference": {"versionsBehind": 1}}
+    straight, fixed = (World(tiny_model, tmp_path, world.sampler) for _ in "ab")
+    await straight.bus.ensure()
+    await fixed.bus.ensure()
+    expected = await play(straight, kl=kl)
+    assert (await play(fixed, kl={**kl, "reference": {}}))[:3] == expected[:3]  # version 0 is one behind version 1
+    assert (await fixed.adapter(job())) != (await straight.adapter(job()))
+    seen: set[tuple[str, int]] = set()
+
+    def hook(name: str) -> None:
+        versions = sum(kept.endswith("-manifest") for kept in world.blobs.contents)
+        if (name, versions) not in seen:
+            seen.add((name, versions))
+            raise Killed
+
+    failpoints.hook = hook
+    assert await play(world, kl=kl) == expected
 
 
 # leases -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from marlaas_worker.trainer import head
-from marlaas_worker.trainer.head import chunk_rows, token_logprobs
+from marlaas_worker.trainer.head import chunk_rows, token_logprobs, token_logprobs_and_entropies
 
 
 def plain(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) -> Tensor:
@@ -28,6 +28,35 @@ def test_logprobs_and_gradient_are_those_of_autograd(
     (slope,) = torch.autograd.grad(ours, hidden, upstream)
     (expected_slope,) = torch.autograd.grad(expected, hidden, upstream)
     assert torch.allclose(slope, expected_slope, rtol=1e-12)
+
+
+@pytest.mark.parametrize("chunk_logits", [7, 40, 1 << 20], ids=["row by row", "three rows", "at once"])
+def test_entropies_and_their_gradient_are_those_of_autograd_and_of_finite_differences(
+    monkeypatch: pytest.MonkeyPatch, chunk_logits: int
+) -> None:
+    monkeypatch.setattr(head, "CHUNK_LOGITS", chunk_logits)
+    draw = torch.Generator().manual_seed(3)
+    hidden = torch.randn(11, 5, generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(13, 5, generator=draw, dtype=torch.float64)
+    tokens = torch.randint(13, (11,), generator=draw)
+    upstreams = torch.randn(2, 11, generator=draw, dtype=torch.float64)
+    logprobs, entropies = token_logprobs_and_entropies(hidden, weight, tokens, 0.7)
+    log_softmax = (hidden @ weight.T / 0.7).log_softmax(-1)
+    expected = -(log_softmax.exp() * log_softmax).sum(-1)
+    assert torch.equal(logprobs, token_logprobs(hidden, weight, tokens, 0.7))
+    assert torch.allclose(entropies, expected, rtol=1e-12)
+    (slope,) = torch.autograd.grad((logprobs, entropies), hidden, tuple(upstreams))
+    both = (plain(hidden, weight, tokens, 0.7), expected)
+    (expected_slope,) = torch.autograd.grad(both, hidden, tuple(upstreams))
+    assert torch.allclose(slope, expected_slope, rtol=1e-11, atol=1e-13)
+    assert torch.autograd.gradcheck(lambda h: token_logprobs_and_entropies(h, weight, tokens, 0.7), (hidden,))
+
+
+def test_the_entropy_of_equal_logits_is_the_log_of_their_number_and_of_one_certain_token_zero() -> None:
+    weight = torch.tensor([[0.0, 200.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    entropies = token_logprobs_and_entropies(hidden, weight, torch.tensor([2, 0]), 1.0)[1]
+    assert entropies.tolist() == pytest.approx([1.386294361, 0.0], abs=1e-6)
 
 
 def test_logprobs_of_a_half_precision_model_are_normalised_in_single_precision() -> None:

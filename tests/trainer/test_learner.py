@@ -1,12 +1,13 @@
 """One step against a slow loop over plain transformers and peft, and a learner's state out and in."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.rl.papers import OBJECTIVES
+from tests.rl.papers import CAP, FORMS
 from tests.trainer.sampler import VOCABULARY
 from tests.trainer.worlds import assignment_of, job
 from torch import Tensor
@@ -15,10 +16,10 @@ from marlaas_api.kinds import TrainingSpec
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import Bounds
-from marlaas_worker.trainer.batching import pack
+from marlaas_worker.trainer.batching import collate, pack
 from marlaas_worker.trainer.learner import Learner, loss_config
-from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Segment, plant
+from marlaas_worker.trainer.model import BaseModel, WeightsMismatch
+from marlaas_worker.trainer.rows import Segment, chain, plant
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
 
 TEMPERATURE = 0.8
@@ -34,6 +35,20 @@ def segments(seed: int, count: int = 6) -> list[Segment]:
         behaviour = np.where(generated, -4.0 * draw.random(len(ids)) - 1.0, 0.0).astype(np.float32)
         made.append(Segment(ids, generated, behaviour, 0, float(draw.normal())))
     return made
+
+
+def paired(parts: list[Segment]) -> list[Segment]:
+    """The same segments, two to a trajectory; the first one's advantage is the trajectory's."""
+    tokens = [sum(int(part.generated.sum()) for part in parts[at : at + 2]) for at in range(0, len(parts), 2)]
+    return [
+        replace(part, trajectory=at // 2, trajectory_tokens=tokens[at // 2], advantage=parts[at - at % 2].advantage)
+        for at, part in enumerate(parts)
+    ]
+
+
+def owner_of(part: Segment, parts: list[Segment]) -> int:
+    """The reply that a segment belongs to: its own unless it names a trajectory."""
+    return part.trajectory if part.trajectory_tokens is not None else parts.index(part)
 
 
 def learner_of(base: BaseModel, **training: Any) -> Learner:
@@ -63,7 +78,8 @@ def slow_step(
     with torch.no_grad():
         for name, value in named.items():
             value.copy_(weights[name])
-    batch, penalty = [], torch.zeros(())
+    replies: dict[int, Any] = {}
+    penalty, bonus, num_replies = torch.zeros(()), torch.zeros(()), len({owner_of(part, parts) for part in parts})
     for part in parts:
         logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE
         with torch.no_grad(), model.disable_adapter():
@@ -71,32 +87,49 @@ def slow_step(
         places = np.flatnonzero(part.generated).tolist()
         pi = [logits[place - 1].log_softmax(-1)[int(part.ids[place])] for place in places]
         mu = [float(part.behaviour[place]) for place in places]
-        batch.append((pi, mu, part.advantage))
+        reply = replies.setdefault(owner_of(part, parts), ([], [], [], part.advantage))
+        for values, more in zip(reply, (pi, mu, [float(p.detach()) for p in pi]), strict=False):
+            values.extend(more)
         for place, p, m in zip(places, pi, mu, strict=True):
             gap = p.detach() - reference[place - 1, int(part.ids[place])]
-            penalty = penalty + (p.detach() - m).exp() * gap * p / (len(pi) * len(parts))
-    (settings["kl"] * penalty - OBJECTIVES[settings["algorithm"]](batch)).backward()
+            weight = (p.detach() - m).exp().clamp(max=CAP if settings["ratio"] == "proximal" else 1e9)
+            penalty = penalty + weight * gap * p / (part.num_trajectory_tokens * num_replies)
+            spread = logits[place - 1].log_softmax(-1)
+            bonus = bonus - (spread.exp() * spread).sum() / (part.num_trajectory_tokens * num_replies)
+    batch = list(replies.values())
+    objective = FORMS[settings["ratio"]][settings["algorithm"]](batch) + settings["entropy"] * bonus
+    (settings["kl"] * penalty - objective).backward()
     norm = float(torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"]))
     torch.optim.AdamW(named.values(), lr=settings["rate"], weight_decay=0.0).step()
     return {name: value.detach().clone() for name, value in named.items()}, norm
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "kl"), [(name, 0.0) for name in OBJECTIVES if name != "reinforce++"] + [("grpo", 0.2)]
+    ("algorithm", "ratio", "terms", "parts"),
+    [
+        *((name, form, (0.0, 0.0), "segments") for form in FORMS for name in ("grpo", "gspo", "rloo")),
+        *((name, "proximal", (0.0, 0.0), "segments") for name in ("dapo", "cispo")),
+        ("grpo", "behaviour", (0.2, 0.0), "segments"),
+        ("grpo", "proximal", (0.3, 0.2), "trajectories of two"),
+        ("dr-grpo", "proximal", (0.0, 0.0), "trajectories of two"),
+    ],
 )
 def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(
-    base: BaseModel, tiny_model: Path, algorithm: str, kl: float
+    base: BaseModel, tiny_model: Path, algorithm: str, ratio: str, terms: tuple[float, float], parts: str
 ) -> None:
-    job = {"algorithm": algorithm, "correction": {"type": "none"}, "kl": {"coefficient": kl}}
+    (kl, entropy), made = terms, segments(1) if parts == "segments" else paired(segments(1))
+    correction = {} if ratio == "proximal" else {"type": "none"}
+    job = {"algorithm": algorithm, "ratio": ratio, "correction": correction}
+    job |= {"kl": {"coefficient": kl}, "entropy": {"coefficient": entropy}}
     learner = learner_of(base, **job, optimizer={"learningRate": 1e-2, "maxGradNorm": 0.5})
     learner.begin()
     step(learner, segments(0))  # away from the zero adapter, where half of the gradient vanishes
     before = learner.weights()
     fresh = learner_of(base, **job, optimizer={"learningRate": 1e-3, "maxGradNorm": 0.5})
     fresh.restore(before, TrainingState())
-    metrics = step(fresh, segments(1))
-    settings = {"algorithm": algorithm, "kl": kl, "rate": 1e-3, "max_norm": 0.5}
-    expected, norm = slow_step(tiny_model, before, segments(1), settings)
+    metrics = step(fresh, made)
+    settings = {"algorithm": algorithm, "ratio": ratio, "kl": kl, "entropy": entropy, "rate": 1e-3, "max_norm": 0.5}
+    expected, norm = slow_step(tiny_model, before, made, settings)
     assert (metrics["kl"] > 0) == (kl > 0)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     for name, value in fresh.weights().items():
@@ -106,30 +139,32 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "correction"),
+    ("algorithm", "ratio", "correction"),
     [
-        ("grpo", "truncated"),
-        ("dapo", "masked-token"),
-        ("gspo", "masked-sequence"),
-        ("rloo", "icepop"),
-        ("cispo", "none"),
+        ("grpo", "proximal", "truncated"),
+        ("grpo", "behaviour", "truncated"),
+        ("dapo", "proximal", "masked-token"),
+        ("gspo", "proximal", "masked-sequence"),
+        ("rloo", "proximal", "icepop"),
+        ("cispo", "proximal", "none"),
     ],
 )
 def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(
-    base: BaseModel, algorithm: str, correction: str
+    base: BaseModel, algorithm: str, ratio: str, correction: str
 ) -> None:
+    """Two segments make a trajectory, so that micro-batches cut trajectories."""
     results = []
-    job = {"algorithm": algorithm, "correction": {"type": correction}}
+    job = {"algorithm": algorithm, "ratio": ratio, "correction": {"type": correction}, "entropy": {"coefficient": 0.01}}
     for budget, pairs_per_token in ((1 << 20, 0), (64, 0), (36, 384), (20, 384)):
         learner = learner_of(base, **job, optimizer={"learningRate": 1e-2})
         learner.begin()
-        step(learner, segments(0), 0, budget, pairs_per_token)
-        metrics = step(learner, segments(1), 1, budget, pairs_per_token)
+        step(learner, paired(segments(0)), 0, budget, pairs_per_token)
+        metrics = step(learner, paired(segments(1)), 1, budget, pairs_per_token)
         assert (metrics["computed_tokens"] < metrics["segment_tokens"]) == (pairs_per_token > 0)
         results.append((learner.weights(), metrics))
     (whole, expected), *parts = results
     for found, metrics in parts:
-        for name in ("grad_norm", "loss"):
+        for name in ("grad_norm", "loss", "sequences", "entropy"):
             assert metrics[name] == pytest.approx(expected[name], rel=1e-4)
         assert metrics["microbatches"] > expected["microbatches"] == 1
         assert all(torch.allclose(found[name], value, atol=2e-4) for name, value in whole.items())
@@ -139,7 +174,12 @@ def test_a_job_has_its_algorithms_bounds_unless_it_gives_its_own() -> None:
     plain = loss_config(TrainingSpec(steps=1, algorithm="dapo"), 40)
     assert (plain.rule, plain.clip_low, plain.clip_high, plain.budget) == (ALGORITHMS["dapo"], 0.2, 0.28, 40)
     assert plain.correction == Bounds("truncated", 2.0, 0.5)
+    assert (plain.ratio, plain.kl_estimator, plain.entropy_coefficient) == ("proximal", "k3", 0.0)
     assert loss_config(TrainingSpec(steps=1, algorithm="cispo"), 40).correction.type == "none"
+    assert loss_config(TrainingSpec(steps=1, ratio="behaviour"), 40).ratio == "behaviour"
+    in_reward = {"steps": 1, "kl": {"coefficient": 0.1, "addedTo": "reward"}}
+    config = loss_config(TrainingSpec.model_validate(in_reward), 40)
+    assert (config.kl_coefficient, config.kl_estimator) == (0.0, "k1")
     given = {"steps": 1, "algorithm": "cispo", "clip": {"high": 1.0}, "correction": {"type": "icepop", "floor": 0.25}}
     config = loss_config(TrainingSpec.model_validate(given), 40)
     assert (config.clip_low, config.clip_high, config.correction) == (1.0, 1.0, Bounds("icepop", 5.0, 0.25))
@@ -194,12 +234,7 @@ def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(
 
 
 def test_the_kl_reference_is_version_zero_also_when_that_is_no_zero_adapter(base: BaseModel, tmp_path: Path) -> None:
-    attached = base.attach(8, 16, ())
-    draw = torch.Generator().manual_seed(4)
-    start = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in attached.parameters.items()}
-    for name, data in write_adapter(start, AdapterConfig(8, 16)).items():
-        (tmp_path / name).write_bytes(data)
-    document = job(agent={"initFrom": {"path": str(tmp_path)}}, kl={"coefficient": 0.1})
+    document = job(agent={"initFrom": {"path": str(away(base, tmp_path / "start"))}}, kl={"coefficient": 0.1})
     learner = Learner(base, assignment_of(document))
     learner.begin()
     assert step(learner, segments(0))["kl"] == pytest.approx(0.0, abs=1e-8)
@@ -207,6 +242,55 @@ def test_the_kl_reference_is_version_zero_also_when_that_is_no_zero_adapter(base
     again.restore(learner.weights(), read_state(write_state(learner.state(0, ()))))
     kls = [step(each, segments(1), 1)["kl"] for each in (learner, again)]
     assert kls[0] == kls[1] > 1e-6
+
+
+def away(base: BaseModel, folder: Path, rank: int = 8) -> Path:
+    """A folder with an adapter that is not the zero adapter."""
+    attached = base.attach(rank, 16, ())
+    draw = torch.Generator().manual_seed(4)
+    start = {name: 0.05 * torch.randn(value.shape, generator=draw) for name, value in attached.parameters.items()}
+    folder.mkdir()
+    for name, data in write_adapter(start, AdapterConfig(rank, 16)).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def test_a_frozen_adapter_as_kl_reference_is_kept_with_the_job_whatever_becomes_of_its_folder(
+    base: BaseModel, tmp_path: Path
+) -> None:
+    kl = {"coefficient": 0.1, "reference": {"path": str(away(base, tmp_path / "reference"))}}
+    learner = learner_of(base, kl=kl)
+    learner.begin()
+    state = write_state(learner.state(-1, ()))
+    (tmp_path / "reference" / "adapter_model.safetensors").unlink()
+    again = learner_of(base, kl=kl)
+    again.restore(learner.weights(), read_state(state))
+    plain = learner_of(base, kl={"coefficient": 0.1})
+    plain.begin()
+    kls = [step(each, segments(1))["kl"] for each in (learner, again, plain)]
+    assert kls[0] == kls[1] > 1e-6
+    assert kls[2] == pytest.approx(0.0, abs=1e-8)
+
+
+def test_a_kl_reference_of_another_rank_is_refused_with_both_numbers(base: BaseModel, tmp_path: Path) -> None:
+    kl = {"coefficient": 0.1, "reference": {"path": str(away(base, tmp_path / "reference", rank=4))}}
+    with pytest.raises(WeightsMismatch, match=r"kl\.reference .* has rank 4 and alpha 16; the agent's adapter has 8"):
+        learner_of(base, kl=kl).begin()
+
+
+def test_kl_by_trajectory_is_what_the_engine_said_over_the_reference_summed_over_its_segments(base: BaseModel) -> None:
+    parts = paired(segments(2))
+    learner = learner_of(base, kl={"coefficient": 0.1, "addedTo": "reward"})
+    learner.begin()  # the zero adapter is version 0: the policy is its own reference
+    logprobs = [base.logprobs(None, collate([chain(part)]), TEMPERATURE).tolist() for part in parts]
+    gaps = [float(part.behaviour[part.generated].sum()) - sum(mine) for part, mine in zip(parts, logprobs, strict=True)]
+    expected = [gaps[at] + gaps[at + 1] for at in range(0, len(gaps), 2)]
+    full, rest = pack([], plant(parts, 384, 36), 36)
+    found = sum(learner.kl_by_trajectory(batch, 3) for batch in [*full, rest])
+    assert len(full) > 0
+    assert list(found) == pytest.approx(expected, rel=1e-4)  # type: ignore[call-overload]
+    metrics = step(learner, parts)
+    assert metrics["kl"] == pytest.approx(sum(gaps) / metrics["tokens"], rel=1e-4)
 
 
 def test_a_step_without_generated_tokens_moves_nothing(base: BaseModel) -> None:

@@ -1,6 +1,7 @@
 """Rows and packing: every segment in its own context, the same micro-batches however they arrive, and nothing seen that is not there."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -39,21 +40,30 @@ def context(planted: Row, place: int) -> list[int]:
 def test_however_beginnings_are_shared_every_generated_token_is_predicted_once_from_its_own_past(
     ids: list[list[int]], pairs_per_token: int, budget: int
 ) -> None:
-    segments = [segment(values, float(number)) for number, values in enumerate(ids)]
+    segments = [
+        replace(segment(values, float(number)), trajectory=number // 2, trajectory_tokens=50 + number // 2)
+        for number, values in enumerate(ids)
+    ]
     expected, found = [], []
     for part in segments:
         for place in np.flatnonzero(part.generated).tolist():
             past = part.ids[:place].tolist()
-            expected.append((past, int(part.ids[place]), float(part.behaviour[place]), part.advantage))
+            whole = part.advantage, part.trajectory, part.num_trajectory_tokens
+            expected.append((past, int(part.ids[place]), float(part.behaviour[place]), *whole))
     rows = plant(segments, pairs_per_token, budget)
     for planted in rows:
-        values = zip(planted.before, planted.targets, planted.behaviour, planted.advantages, strict=True)
-        found += [(context(planted, int(b)), int(t), float(p), float(a)) for b, t, p, a in values]
+        tokens = planted.before, planted.targets, planted.behaviour, planted.advantages
+        values = zip(*tokens, planted.trajectories, planted.lengths, strict=True)
+        found += [(context(planted, int(b)), int(t), float(p), float(a), int(i), int(n)) for b, t, p, a, i, n in values]
         assert len(planted) <= budget
         assert (planted.parents < np.arange(len(planted))).all()
         assert planted.depths.tolist() == [len(context(planted, place)) - 1 for place in range(len(planted))]
     assert sorted(found) == sorted(expected)
     assert sum(planted.num_segment_tokens for planted in rows) == sum(map(len, ids))
+
+
+def test_a_segment_that_says_nothing_else_is_its_whole_trajectory() -> None:
+    assert chain(segment([1, 2, 3, 4, 5])).lengths.tolist() == [2, 2]
 
 
 def test_a_prompt_that_all_members_share_is_one_run_of_tokens() -> None:

@@ -1,18 +1,23 @@
 """The role as a whole: what it publishes, whom it trains, and that nobody disturbs anybody."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.worlds import World, job
+from tests.trainer.worlds import World, assignment_of, job
 
 from marlaas_api import subjects
 from marlaas_api.messages import Phase, TrajectoryRef
 from marlaas_api.names import episode_id, train_group
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter, write_adapter
+from marlaas_worker.rl.advantages import advantages
+from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel, initial_weights
+from marlaas_worker.trainer.rows import chain
+from marlaas_worker.trainer.state import TrainingState
 from marlaas_worker.vitals import exposition
 
 
@@ -74,6 +79,53 @@ async def test_an_agent_begins_with_the_adapter_that_its_job_names_and_is_kept_n
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert second.metrics["kl"] > 1e-6
+
+
+async def test_the_reference_is_the_version_so_many_before_the_one_that_is_trained(
+    world: World, base: BaseModel
+) -> None:
+    document = job(kl={"coefficient": 0.1, "reference": {"versionsBehind": 2}}, steps=5)
+    await trained(world, document, steps=5)
+    made = {manifest.version: manifest for manifest in await world.history(document)}
+    weights = {number: await world.weights(manifest) for number, manifest in made.items()}
+    assert [made[number].metrics["kl"] > 1e-6 for number in (1, 2, 3)] == [False, True, True]
+    learner = Learner(base, assignment_of(document))
+    for trained_on, reference in ((3, 1), (4, 2)):
+        learner.restore(weights[trained_on], TrainingState())
+        learner.refer_to(weights[reference])
+        rows = [chain(part) for group in await world.groups(document, trained_on) for part in group]
+        learner.accumulate(rows)
+        assert learner.step(0)["kl"] == pytest.approx(made[trained_on + 1].metrics["kl"], rel=1e-4)
+
+
+async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(world: World, base: BaseModel) -> None:
+    kl = {"coefficient": 3.0, "addedTo": "reward"}
+    document = job(kl=kl, algorithm="rloo")
+    await trained(world, document, steps=2)
+    made = {manifest.version: manifest for manifest in await world.history(document)}
+    learner = Learner(base, assignment_of(document))
+    learner.restore(await world.weights(made[1]), TrainingState())
+    costs, tokens, rows = 0.0, 0, []
+    for group in await world.groups(document, 1):  # advantages without KL, one segment a trajectory
+        gaps = learner.kl_by_trajectory([chain(part) for part in group], len(group))
+        lowered = advantages("leave-one-out", [-3.0 * gap for gap in gaps])  # linear: advantages add up
+        rows += [
+            chain(replace(part, advantage=part.advantage + more)) for part, more in zip(group, lowered, strict=True)
+        ]
+        costs, tokens = costs + float(gaps.sum()), tokens + sum(int(part.generated.sum()) for part in group)
+    learner.accumulate(rows)
+    found = learner.step(0)
+    for name in ("loss", "grad_norm", "kl"):
+        assert made[2].metrics[name] == pytest.approx(found[name], rel=1e-3), name
+    assert made[2].metrics["kl"] == pytest.approx(costs / tokens, rel=1e-3)
+
+
+async def test_truncated_episodes_are_filtered_counted_and_teach_nothing(world: World) -> None:
+    document = job(overlong={"filter": True})
+    before = await trained(world, document, steps=0)
+    assert await trained(world, document, steps=1) == before  # every turn of this world is cut off
+    metrics = (await world.history(document))[0].metrics
+    assert (metrics["overlong_filtered"], metrics["tokens"], metrics["grad_norm"]) == (6.0, 0.0, 0.0)
 
 
 async def test_a_frozen_agent_gets_version_zero_and_is_let_go(world: World) -> None:

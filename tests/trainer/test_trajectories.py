@@ -11,7 +11,7 @@ from tests.trainer.worlds import World
 
 from marlaas_api import wire
 from marlaas_api.arrays import pack_ids, pack_logprobs
-from marlaas_api.messages import GroupReady, Meter, StopReason, TrajectoryRef, Turn
+from marlaas_api.messages import Ending, GroupReady, Meter, StopReason, TrajectoryRef, Turn
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,
@@ -177,6 +177,42 @@ def test_every_segment_of_a_trajectory_has_the_trajectorys_advantage() -> None:
     branched = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 0)}, (1, 2), 1.0)
     (parts,) = Weighing("centred", 4, 0).segments([[branched, played(0.0, turn(0))]])
     assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
+
+
+def test_every_segment_knows_how_many_tokens_its_trajectory_generated() -> None:
+    rewritten = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 1, opens=True)}, (2,), 1.0)
+    (parts,) = Weighing("centred", 4, 0).segments([[rewritten, played(0.0, turn(0))]])
+    assert [int(part.generated.sum()) for part in parts] == [4, 2, 2]
+    assert [part.num_trajectory_tokens for part in parts] == [6, 6, 2]
+    assert [part.trajectory for part in parts] == [0, 0, 1]
+
+
+LONG = {"stop_reason": StopReason.LENGTH}
+
+
+@pytest.mark.parametrize(
+    ("member", "is_truncated"),
+    [
+        (played(0.0, turn(0), turn(1, 0)), False),
+        (played(0.0, turn(0, **LONG), turn(1, 0)), False),  # cut off, and the conversation went on
+        (played(0.0, turn(0), turn(1, 0, **LONG)), True),
+        (played(0.0, turn(0), turn(1, 0, stop_reason=StopReason.CONTEXT)), True),
+        (Trajectory({0: turn(0), 1: turn(1, 0, **LONG), 2: turn(2, 0)}, (1, 2), 0.0), True),  # one of two conversations
+        (Trajectory({0: turn(0)}, (0,), 0.0, Ending.MAX_TURNS), True),
+        (Trajectory({0: turn(0)}, (0,), 0.0, Ending.TOOL_ERROR), False),
+        (Trajectory({}, (), 0.0), False),
+    ],
+)
+def test_an_episode_is_truncated_when_a_limit_ended_it(member: Trajectory, is_truncated: bool) -> None:
+    assert member.is_truncated == is_truncated
+
+
+def test_the_overlong_filter_leaves_truncated_episodes_out_and_compares_their_rewards_all_the_same() -> None:
+    group = [played(1.0, turn(0)), played(0.0, turn(0, **LONG)), played(0.0, turn(0))]
+    (kept,) = Weighing("leave-one-out", 4, 0, filter_overlong=True).segments([group])
+    (every,) = Weighing("leave-one-out", 4, 0).segments([group])
+    assert [part.advantage for part in every] == [1.0, -0.5, -0.5]
+    assert [(part.advantage, part.trajectory) for part in kept] == [(1.0, 0), (-0.5, 2)]
 
 
 def test_a_turn_near_the_bound_costs_reward_however_short_the_others() -> None:

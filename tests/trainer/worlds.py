@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load
 from tests.trainer.sampler import VOCABULARY, Sampler
+from torch import Tensor
 
 from marlaas_api import subjects, wire
 from marlaas_api.arrays import pack_ids, pack_logprobs
@@ -35,8 +36,11 @@ from marlaas_api.names import derive_seed, episode_id, train_group
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service
+from marlaas_worker.trainer.agent import weighing
 from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.shared import Timing
+from marlaas_worker.trainer.trajectories import Expectation, read_group
 from marlaas_worker.vitals import Vitals
 
 QUICK = Timing(report_s=0.02, reconcile_s=0.02, retry_s=0.005, missing_turn_s=5.0, fault_s=1e6)
@@ -279,6 +283,21 @@ class World:
         while manifests[-1].parent is not None:
             manifests.append(wire.decode_as(Manifest, await self.blobs.get(manifests[-1].parent)))
         return manifests
+
+    async def weights(self, manifest: Manifest) -> dict[str, Tensor]:
+        """A version's weights."""
+        return dict(load(await self.blobs.get(manifest.files[TENSORS_FILE])))
+
+    async def groups(self, document: JobDocument, step: int) -> list[list[Segment]]:
+        """Segments of a step's groups, weighed by the environment's rewards."""
+        found = []
+        expected = Expectation(document.spec.rollout.temperature, VOCABULARY, {})
+        for stored in await self.bus.replay(subjects.GROUPS, subjects.group("team-a", document.job, "policy")):
+            message = wire.decode(stored.data)
+            if isinstance(message, GroupReady) and message.step == step:
+                group = await read_group(self.bus, self.blobs, message, expected)
+                found += weighing(document.spec).segments([group])
+        return found
 
     async def adapter(self, document: JobDocument) -> bytes:
         """The present version's tensors file."""

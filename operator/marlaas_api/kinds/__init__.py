@@ -15,6 +15,7 @@ from marlaas_api.kinds.modelpool import (
     TrainerWorkers,
     WorkersSpec,
 )
+from marlaas_api.kinds.objective import ClipSpec, CorrectionSpec, EntropySpec, KlReference, KlSpec, OverlongSpec
 from marlaas_api.kinds.placement import PullSecret, SecretKeyRef, Toleration
 from marlaas_api.kinds.rljob import RLJob, RLJobSpec
 from marlaas_api.kinds.status import (
@@ -29,11 +30,8 @@ from marlaas_api.kinds.status import (
 from marlaas_api.kinds.tenant import QuotaSpec, Tenant, TenantSpec
 from marlaas_api.kinds.training import (
     CheckpointSpec,
-    ClipSpec,
-    CorrectionSpec,
     EvaluationSpec,
     ExportSpec,
-    KlSpec,
     OptimizerSpec,
     RolloutSpec,
     TrainingSpec,
@@ -56,12 +54,14 @@ __all__ = [
     "CorrectionSpec",
     "DataSpec",
     "Egress",
+    "EntropySpec",
     "EnvironmentSpec",
     "EvaluationSpec",
     "ExportSpec",
     "HubModel",
     "InitFrom",
     "Kind",
+    "KlReference",
     "KlSpec",
     "ModelPool",
     "ModelPoolSpec",
@@ -70,6 +70,7 @@ __all__ = [
     "ObjectMeta",
     "ObjectStatus",
     "OptimizerSpec",
+    "OverlongSpec",
     "PoolRef",
     "PullSecret",
     "QuotaSpec",

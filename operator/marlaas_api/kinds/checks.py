@@ -117,8 +117,27 @@ def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
         yield Problem(
             ("spec", "environment", "egress"), "a cluster enforces it; `marlaas run` leaves the network as it is"
         )
+    yield from _objective(job)
     if pool is not None and spec.rollout.max_turns > 1:
         yield from _context(job, pool)
+
+
+def _objective(job: RLJob) -> Iterator[Problem]:
+    """Terms of the loss that do nothing, or less than they seem to."""
+    training = job.spec.training
+    if training.ratio == "behaviour" or training.algorithm == "cispo":
+        return
+    if training.clip.low is not None or training.clip.high is not None:
+        yield Problem(
+            ("spec", "training", "clip"),
+            "with ratio: proximal the clip binds nothing, because a step is one update; remove it, or choose ratio: behaviour",
+        )
+    if training.correction.type == "none" and training.max_staleness > 0:
+        yield Problem(
+            ("spec", "training", "correction", "type"),
+            f"with ratio: proximal and correction none, tokens up to {training.max_staleness} versions old train as if the newest version had sampled "
+            "them; choose truncated, or ratio: behaviour",
+        )
 
 
 def cluster_remarks(job: RLJob) -> Iterator[Problem]:

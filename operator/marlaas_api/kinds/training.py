@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, PathText, Spec, refuse, rules
 from marlaas_api.kinds.data import DataSpec
+from marlaas_api.kinds.objective import ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
 from marlaas_api.kinds.trackers import Trackers
 
 _SAMPLING_CONTRACT = (
@@ -23,9 +24,6 @@ _NOT_REPRODUCIBLE = (
     "minTokens",
 )
 _PROMOTE_NEEDS_TASKS = "promote: best chooses by evaluation, and tasks is 0: raise tasks, or promote: last"
-_FLOOR_IS_ICEPOPS = (
-    "floor belongs to type: icepop, the only correction with a bound below; remove floor, or choose icepop"
-)
 _FLOOR_NEEDS_DECAY = "minLearningRateRatio is what schedule linear or cosine decays to, and constant does not decay: remove it, or choose another schedule"
 _STRICT_SPANS_NO_BATCH = (
     "reinforce++ compares a reward with those of the whole step, and maxStaleness 0 (strict) allows no statistic that spans the batch: choose another "
@@ -111,78 +109,6 @@ class OptimizerSpec(Spec):
         return self
 
 
-class ClipSpec(Spec):
-    """Bounds of the ratio of the trained policy to the one that sampled: [1 - low, 1 + high]. rloo has none.
-
-    Absent, they are those of the algorithm's paper: 0.2 and 0.2 for grpo, dr-grpo and reinforce++, 0.2 and 0.28 for dapo, 0.0003 and 0.0004 for gspo,
-    and for cispo no bound below and 4 above.
-    """
-
-    low: float | None = Field(
-        None, gt=0, lt=1, description="How far below 1 the ratio still counts. Absent: the algorithm's own."
-    )
-    high: float | None = Field(
-        None,
-        gt=0,
-        le=1000,
-        description="How far above 1 the ratio still counts; cispo lets a token weigh at most 1 + high. Absent: the algorithm's own.",
-    )
-
-
-class KlSpec(Spec):
-    """It keeps the policy near version 0."""
-
-    coefficient: float = Field(
-        0.0, ge=0, le=1000, description="Weight of the KL term; 0 leaves it, and its extra forward pass, out."
-    )
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        "k3",
-        description="How KL is estimated at a token, with l = log(policy/reference): k1 is l, k2 l^2/2, k3 exp(-l) - 1 + l. All three have a gradient "
-        "that is right on average; k1's is noisier, k2 and k3 have the same.",
-    )
-
-
-class CorrectionSpec(Spec):
-    """What is done about trainer and sampler not being the same function: bounds for the ratio trainer/sampler of a token."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            ("!has(self.floor) || (has(self.type) && self.type == 'icepop')", _FLOOR_IS_ICEPOPS),
-        )
-    )
-    type: Literal["truncated", "masked-token", "masked-sequence", "icepop", "none"] | None = Field(
-        None,
-        description="truncated: no token weighs more than cap. masked-token: tokens above cap do not count. masked-sequence: sequences whose tokens' ratios "
-        "multiply to more than cap do not count. icepop: tokens outside floor to cap do not count. Absent: none for cispo, whose clip bounds weights "
-        "already; truncated for the others.",
-    )
-    cap: float | None = Field(
-        None,
-        ge=1,
-        le=1000,
-        description="Largest ratio. Absent: 2 if truncated, 3 if masked, 5 for icepop.",
-    )
-    floor: float | None = Field(None, gt=0, le=1, description="Smallest ratio, for icepop alone. Absent: 0.5.")
-
-    @model_validator(mode="after")
-    def _floor_fits(self) -> Self:
-        if self.floor is not None and self.type != "icepop":
-            raise ValueError(_FLOOR_IS_ICEPOPS)
-        return self
-
-
-class OverlongSpec(Spec):
-    """A penalty for turns that come near maxTokens, for learning alone: rewards in status and records are without it (DAPO)."""
-
-    tokens: int | None = Field(
-        None,
-        ge=0,
-        le=1_048_576,
-        description="Over the last so many of maxTokens the reward falls, by 1 at the end; 0 punishes nothing. Absent: a fifth of maxTokens for dapo, 0 "
-        "for the others.",
-    )
-
-
 class TrainingSpec(Spec):
     """How the agents learn."""
 
@@ -242,24 +168,36 @@ class TrainingSpec(Spec):
         description="How many times groupsPerStep may be drawn anew in a step to replace groups without signal.",
         json_schema_extra=FIXED,
     )
+    ratio: Literal["proximal", "behaviour"] = Field(
+        "proximal",
+        description="Which ratio the algorithm's clip bounds. proximal: the trained policy over the trainer's at the first version of the step, which is 1 as a "
+        "step is one update; correction then weights tokens by trainer/sampler. behaviour: the trained policy over the one that sampled, the papers' "
+        "off-policy form, in which a clip drops tokens that staleness or rounding has moved far enough. cispo's is always that of behaviour.",
+        json_schema_extra=FIXED,
+    )
     clip: ClipSpec = Field(
         default_factory=lambda: ClipSpec(),
-        description="Bounds of the ratio of the trained policy to the one that sampled.",
+        description="Bounds of the ratio that `ratio` chooses.",
         json_schema_extra=FIXED,
     )
     kl: KlSpec = Field(
         default_factory=lambda: KlSpec(),
-        description="Penalty towards version 0; none by default.",
+        description="Penalty towards a reference; none by default.",
+        json_schema_extra=FIXED,
+    )
+    entropy: EntropySpec = Field(
+        default_factory=lambda: EntropySpec(),
+        description="Entropy bonus; none by default.",
         json_schema_extra=FIXED,
     )
     correction: CorrectionSpec = Field(
         default_factory=lambda: CorrectionSpec(),
-        description="What is done about trainer and sampler not being the same function.",
+        description="What is done about staleness, and about trainer and sampler not being the same function.",
         json_schema_extra=FIXED,
     )
     overlong: OverlongSpec = Field(
         default_factory=lambda: OverlongSpec(),
-        description="A penalty for turns that come near maxTokens.",
+        description="A penalty for turns that come near maxTokens, and a filter for what a limit cut off.",
         json_schema_extra=FIXED,
     )
     data: DataSpec = Field(

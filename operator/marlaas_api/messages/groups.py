@@ -1,15 +1,17 @@
 """What the orchestrator hands to a trainer: complete groups, and the end of a step."""
 
 from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.episodes import Ending
 
 
 class TrajectoryRef(Message):
-    """One member of a group for one agent: where its turns are, and what they earned."""
+    """One member of a group for one agent: where its turns are, what they earned, and how the episode ended."""
 
     member: int
     episode: str
     leaves: tuple[int, ...]
     reward: float
+    ending: Ending = Ending.COMPLETED
 
 
 class GroupReady(JobMessage):

@@ -1,4 +1,4 @@
-"""The adapters that jobs begin from (whether they lie here, and are of the size that the job says) and leave: whether their folder may be written.
+"""The adapters that jobs read (whether they lie here, and are of the size that the job says) and leave: whether their folder may be written.
 
 No weight is read.
 """
@@ -16,11 +16,15 @@ from marlaas_api.kinds.problems import Loc, Problem
 
 
 def adapter_problems(job: RLJob) -> Iterator[Problem]:
-    """Yield what would keep a trainer on this machine from beginning where the job's agents want to."""
+    """Yield what would keep a trainer on this machine from reading the adapters that the job names."""
+    reference = job.spec.training.kl.reference.path
     for at, agent in enumerate(job.spec.agents):
         if agent.init_from is not None:
             loc: Loc = ("spec", "agents", at, "initFrom", "path")
             yield from (Problem(loc, text) for text in _complaints(agent, Path(agent.init_from.path)))
+        if reference is not None and agent.trainable:
+            loc = ("spec", "training", "kl", "reference", "path")
+            yield from (Problem(loc, text) for text in _complaints(agent, Path(reference)))
 
 
 def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:

@@ -87,6 +87,7 @@ class Experience:
             episode=episode.episode,
             leaves=episode.leaves.get(self._agent, ()),
             reward=episode.rewards[self._agent],
+            ending=episode.ending,
         )
 
 

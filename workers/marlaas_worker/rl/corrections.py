@@ -1,15 +1,17 @@
-r"""What is done about tokens that trainer and sampler disagree on, by r = pi / mu at the fixed parameters of a step; no gradient flows through it.
+r"""What is done about tokens on which the sampler and the trainer disagree, by a ratio at the fixed parameters of a step, without gradient.
 
-    truncated        weight min(r, cap) instead of r (IMPALA, arXiv 1802.01561; https://fengyao.notion.site/off-policy-rl). Where the algorithm's clip
-                     already bounds the weight it changes nothing: it closes the side that min(r A, clip(r) A) leaves open, A < 0 and r > 1 + high
-                     (dual-clip PPO, arXiv 1912.09729, section 4).
-    masked-token     tokens with r > cap do not count (masked importance sampling; slime#657, TRL's token_mask).
-    masked-sequence  sequences whose tokens' r multiply to more than cap do not count (TRL's sequence_mask).
-    icepop           tokens outside floor <= r <= cap do not count (IcePop: Ring-1T, arXiv 2510.18855; 0.5 and 5 there).
-    none             nothing.
+In the proximal form the ratio is c = pi_prox / mu, and a token's surrogate is multiplied by a weight w. In the behaviour form, and for CISPO, it is
+r = pi / mu, which the surrogate holds already: there only the bounds act (with one update a step the two ratios are equal in value).
 
-What does not count contributes nothing, and leaves every denominator too (slime#657): a token the step's and its sequence's count of tokens, a sequence
-without a token left the count of sequences.
+    truncated        w = min(c, cap) (IMPALA, arXiv 1802.01561; https://fengyao.notion.site/off-policy-rl). In the behaviour form no token weighs more
+                     than cap: where the algorithm's clip already bounds the weight this changes nothing, and it closes the side that
+                     min(r A, clip(r) A) leaves open, A < 0 and r > 1 + high (dual-clip PPO, arXiv 1912.09729, section 4).
+    masked-token     w = c; tokens with c > cap do not count (masked importance sampling; slime#657, TRL's token_mask).
+    masked-sequence  w = c; segments whose tokens' c multiply to more than cap do not count (TRL's sequence_mask, which also weighs by the product).
+    icepop           w = c; tokens outside floor <= c <= cap do not count (IcePop: Ring-1T, arXiv 2510.18855; 0.5 and 5 there).
+    none             w = 1: tokens train as if pi_prox had sampled them. In the behaviour form r stays as it is.
+
+What does not count contributes nothing and leaves every denominator (slime#657): see `losses`.
 """
 
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from marlaas_worker.rl.algorithms import Correction
+from marlaas_worker.rl.kl import exp
 
 CAPS: Mapping[Correction, float] = {"truncated": 2.0, "masked-token": 3.0, "masked-sequence": 3.0, "icepop": 5.0}
 """Largest ratio, unless the job chooses: of https://fengyao.notion.site/off-policy-rl, of TRL's masks, of IcePop."""
@@ -36,9 +39,9 @@ class Bounds:
 
 
 def counted(log_ratios: Tensor, sequences: Tensor, bounds: Bounds) -> Tensor | None:
-    """Which tokens count, bool [T], of their log pi / mu [T] and the sequences they belong to, int64 [T]; None if all do.
+    """Return which tokens count, bool [T], by the logs of their ratios [T] and their segments, int64 [T]; None if all do.
 
-    A ratio that is no number counts, so that it ruins the gradient loudly instead of going unseen.
+    A NaN counts, so that it makes the gradient NaN instead of being masked away.
     """
     match bounds.type:
         case "masked-token":
@@ -56,12 +59,18 @@ def bounded(weights: Tensor, bounds: Bounds) -> Tensor:
     return weights.clamp(max=bounds.cap) if bounds.type == "truncated" else weights
 
 
+def weights_of(log_ratios: Tensor, bounds: Bounds) -> Tensor:
+    """The proximal form's weights w [T], of the logs of c = pi_prox / mu [T]."""
+    return torch.ones_like(log_ratios) if bounds.type == "none" else bounded(exp(log_ratios), bounds)
+
+
 def sums_of(values: Tensor, sequences: Tensor) -> Tensor:
     """Sum of each sequence's values: [T] and int64 [T] below S to [S], with gradient."""
     size = int(sequences.max()) + 1 if len(sequences) else 0
     return values.new_zeros(size).index_add(0, sequences, values)
 
 
-def lengths_of(sequences: Tensor) -> Tensor:
-    """Tokens of each sequence, int64 [S]; 0 for one whose tokens are not here."""
-    return torch.bincount(sequences)
+def means_of(values: Tensor, sequences: Tensor) -> Tensor:
+    """Mean over its own sequence's values, for each token: [T] and int64 [T] to [T], with gradient."""
+    means = sums_of(values, sequences) / torch.bincount(sequences).clamp(min=1)
+    return means[sequences]

@@ -5,6 +5,7 @@ Whatever ends it, the committed version and the log of groups are all that count
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -32,8 +33,9 @@ from marlaas_worker.trainer.trajectories import (
     TurnMissing,
     Weighing,
     read_group,
+    segments_of,
 )
-from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, read_version
+from marlaas_worker.trainer.versions import PastVersions, contents_of, known_adapters, read_manifest, read_version
 
 T = TypeVar("T")
 
@@ -41,8 +43,9 @@ T = TypeVar("T")
 def weighing(spec: RLJobSpec) -> Weighing:
     """How a job's rewards become advantages: what it says, and else what its algorithm says."""
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
-    overlong = spec.training.overlong.tokens
-    return Weighing(rule.advantage, max_tokens, int(rule.overlong * max_tokens) if overlong is None else overlong)
+    overlong = spec.training.overlong
+    tokens = int(rule.overlong * max_tokens) if overlong.tokens is None else overlong.tokens
+    return Weighing(rule.advantage, max_tokens, tokens, overlong.filter)
 
 
 class _DoesNotFit(Exception):
@@ -64,8 +67,11 @@ class AgentTraining:
         self._adapters: dict[int, str] = {}
         self._rule = ALGORITHMS[self._spec.training.algorithm]
         self._weighing = weighing(self._spec)
+        self._kl = self._spec.training.kl
+        self._past, self._reference_version = PastVersions(shared.context.blobs), -1
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
+        self._num_filtered = 0
         self._computed_s = self._busy_s()
         self._num_redone = 0
 
@@ -107,6 +113,7 @@ class AgentTraining:
         inbox = StepInbox(self.lease.record.step, self.lease.record.version)
         intake = Intake(self._shared, self._assignment, inbox)
         await intake.replay()
+        await self._move_reference(learner)
         async with background(intake.follow()):
             while True:
                 intake.changed.clear()
@@ -129,6 +136,7 @@ class AgentTraining:
             await intake.settle()
             failpoint("trainer.commit.after_acks")
             await self._forget_state()
+            await self._move_reference(learner)
         else:
             return False
         return True
@@ -137,7 +145,7 @@ class AgentTraining:
         """Begin the step anew with a lower token budget: its groups are read again, so that none need be kept. Raises RowTooLarge."""
         before = learner.token_budget
         learner.token_budget = lowered_budget(before, rows)
-        self._held, self._pending = [], []
+        self._held, self._pending, self._num_filtered = [], [], 0
         inbox.rewind()
         self._num_redone += 1
         self._shared.out_of_memory[self._assignment.key] += 1
@@ -146,9 +154,44 @@ class AgentTraining:
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
         """Backward of every micro-batch that the group fills; the rest waits for the next group, or for the step if rewards are compared across it."""
-        self._held.append(await self._read(group))
+        trajectories = await self._read(group)
+        if self._kl.coefficient > 0 and self._kl.added_to == "reward":
+            trajectories = await self._less_kl(learner, trajectories)
+        self._num_filtered += sum(not self._weighing.trains(member) for member in trajectories)
+        self._held.append(trajectories)
         if self._rule.over == "group":
             await self._learn(learner)
+
+    async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
+        """The group with its rewards lowered by the KL of each trajectory; micro-batches of this group alone, so the sums depend on nothing else."""
+        batches = await asyncio.to_thread(self._batches_of, group, learner.token_budget)
+        kl = [0.0] * len(group)
+        for batch in batches:
+            sums = await self._compute(partial(learner.try_kl_by_trajectory, batch, len(group)))
+            if sums is None:
+                raise _DoesNotFit(batch)
+            kl = [before + float(more) for before, more in zip(kl, sums, strict=True)]
+        return [
+            replace(member, reward=member.reward - self._kl.coefficient * cost)
+            for member, cost in zip(group, kl, strict=True)
+        ]
+
+    def _batches_of(self, group: Sequence[Trajectory], budget: int) -> list[list[Row]]:
+        parts = [segments_of(member.turns, member.leaves, 0.0, number) for number, member in enumerate(group)]
+        rows = plant([part for each in parts for part in each], self._shared.model.pairs_per_token, budget)
+        full, rest = pack([], rows, budget)
+        return [*full, rest] if rest else full
+
+    async def _move_reference(self, learner: Learner) -> None:
+        """Take up the KL reference of the step to come, if it follows the policy; read from the store, so a restart finds the same one."""
+        behind, record = self._kl.reference.versions_behind, self.lease.record
+        if behind is None or self._kl.coefficient == 0 or record.manifest is None:
+            return
+        newest, version = record.manifest, max(0, record.version - behind)
+        if version != self._reference_version:
+            weights = await self._patiently(lambda: self._past.weights(newest, record.version, version))
+            await self._compute(partial(learner.refer_to, weights))
+            self._reference_version = version
 
     async def _learn(self, learner: Learner) -> None:
         """Backward of every micro-batch that the held groups fill."""
@@ -177,6 +220,7 @@ class AgentTraining:
         version = self.lease.record.version + 1
         metrics = await self._compute(partial(learner.step, closed.step))
         metrics["out_of_memory"], self._num_redone = float(self._num_redone), 0
+        metrics["overlong_filtered"], self._num_filtered = float(self._num_filtered), 0
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:

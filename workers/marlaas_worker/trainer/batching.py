@@ -15,8 +15,9 @@ class MicroBatch:
     """Right-padded rows for one forward and backward pass.
 
     ids: int64 [B, T], 0 beyond a row's end. before, targets: int64 [N], the place in the flattened ids from which each generated token is predicted, and
-    its id. behaviour, advantages: float32 [N]. sequences: int64 [N], which segment of the micro-batch it belongs to; none is cut. depths: int64 [B, T], and sees: bool [B, T, T], which tokens a token attends to; both are absent
-    when every row is a chain, since a causal decoder then lets no token see a later one, and padding comes last.
+    its id. behaviour, advantages: float32 [N]. sequences: int64 [N], which segment of the micro-batch it belongs to; none is cut. trajectories, lengths:
+    int64 [N], as in a row. depths: int64 [B, T], and sees: bool [B, T, T], which tokens a token attends to; both are absent when every row is a chain, since a
+    causal decoder then lets no token see a later one, and padding comes last.
     """
 
     ids: npt.NDArray[np.int64]
@@ -25,6 +26,8 @@ class MicroBatch:
     behaviour: npt.NDArray[np.float32]
     advantages: npt.NDArray[np.float32]
     sequences: npt.NDArray[np.int64]
+    trajectories: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
     depths: npt.NDArray[np.int64] | None = None
     sees: npt.NDArray[np.bool_] | None = None
 
@@ -68,6 +71,8 @@ def collate(rows: Sequence[Row]) -> MicroBatch:
         behaviour=joined([row.behaviour for row in rows], np.float32),
         advantages=joined([row.advantages for row in rows], np.float32),
         sequences=joined([row.sequences + start for row, start in zip(rows, segments, strict=False)], np.int64),
+        trajectories=joined([row.trajectories for row in rows], np.int64),
+        lengths=joined([row.lengths for row in rows], np.int64),
         depths=None if plain else _padded([row.depths for row in rows], width),
         sees=None if plain else np.stack([_sees(row, width) for row in rows]),
     )

@@ -1,4 +1,4 @@
-"""Logprobs of single tokens out of hidden states, without ever holding the logits of all of them."""
+"""Logprobs of single tokens, and entropies, out of hidden states, without ever holding the logits of all of them."""
 
 from typing import Any
 
@@ -21,7 +21,18 @@ def token_logprobs(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: 
     The derivative of a token's logprob by its hidden state, (onehot - softmax) @ weight / temperature, is taken chunk by chunk in the forward
     pass, while the logits are there: memory is [N, H] instead of [N, V], and nothing is computed twice.
     """
-    result: Tensor = _TokenLogprobs.apply(hidden, weight, tokens, temperature)  # type: ignore[no-untyped-call]
+    result: Tensor = _TokenLogprobs.apply(hidden, weight, tokens, temperature, False)[0]  # type: ignore[no-untyped-call]
+    return result
+
+
+def token_logprobs_and_entropies(
+    hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs`, and the entropy of the whole softmax(hidden @ weight.T / temperature) in nats, float32 [N].
+
+    The entropy's derivative by the hidden state, -(p (log p + entropy)) @ weight / temperature, is taken in the same pass: memory is twice [N, H].
+    """
+    result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(hidden, weight, tokens, temperature, True)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -32,30 +43,53 @@ def chunk_rows(vocab_size: int, device: torch.device) -> int:
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    def forward(  # noqa: PLR0913  # autograd passes them by position
+        ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
         wanted = ctx.needs_input_grad[0]
         rows = chunk_rows(weight.shape[0], weight.device)
         working = weight.to(working_dtype(weight))
-        parts, slopes = [], [hidden.new_zeros((0, hidden.shape[1]))]
+        nothing = _at_least_float32(hidden.new_zeros(0))
+        parts, entropies = [nothing], [nothing]
+        slopes, entropy_slopes = [hidden.new_zeros((0, hidden.shape[1]))], [hidden.new_zeros((0, hidden.shape[1]))]
         for part, wished in zip(torch.split(hidden, rows), torch.split(tokens, rows), strict=True):
             scaled = _logits(part, working).div_(temperature)
             log_softmax = torch.log_softmax(scaled, dim=-1)
             parts.append(log_softmax.gather(1, wished[:, None]).squeeze(1))
+            if with_entropy:
+                entropies.append(_entropy(log_softmax))
+                if wanted:
+                    entropy_slope = _entropy_slope(log_softmax, entropies[-1], working, temperature)
+                    entropy_slopes.append(entropy_slope.to(hidden.dtype))
             if wanted:
                 slopes.append(_slope(log_softmax, wished, working, temperature).to(hidden.dtype))
-        ctx.save_for_backward(torch.cat(slopes) if wanted else None)
-        return torch.cat(parts) if parts else _at_least_float32(hidden.new_zeros(0))
+        ctx.with_entropy = with_entropy
+        ctx.save_for_backward(*((torch.cat(slopes), torch.cat(entropy_slopes)) if wanted else (None, None)))
+        return torch.cat(parts), torch.cat(entropies)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        (slopes,) = ctx.saved_tensors
-        return (slopes * upstream[0][:, None]).to(slopes.dtype), None, None, None
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+        slopes, entropy_slopes = ctx.saved_tensors
+        total = slopes * upstream[0][:, None]
+        if ctx.with_entropy:
+            total += entropy_slopes * upstream[1][:, None]
+        return total.to(slopes.dtype), None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     """Logits [n, V] in float32 or more, rounded to the model's dtype; `weight` may be of the wider dtype in which it is multiplied."""
     product = hidden.to(weight.dtype) @ weight.T
     return _at_least_float32(product if weight.dtype == hidden.dtype else product.to(hidden.dtype))
+
+
+def _entropy(log_softmax: Tensor) -> Tensor:
+    return -(log_softmax.exp() * log_softmax).sum(-1)
+
+
+def _entropy_slope(log_softmax: Tensor, entropy: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """d entropy / d hidden [n, H]."""
+    toward = -log_softmax.exp() * (log_softmax + entropy[:, None])
+    return (toward.to(weight.dtype) @ weight) / temperature
 
 
 def _slope(log_softmax: Tensor, tokens: Tensor, weight: Tensor, temperature: float) -> Tensor:

@@ -6,9 +6,11 @@ Knows neither bus nor blobs. Everything that it changes is its own: adapter para
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,13 +37,16 @@ def loss_config(training: TrainingSpec, max_tokens: int) -> LossConfig:
     """The job's loss: what it says, and else what its algorithm says. max_tokens: of a turn."""
     rule, clip, correction = ALGORITHMS[training.algorithm], training.clip, training.correction
     kind = correction.type or rule.correction
+    in_loss = training.kl.added_to == "loss"
     return LossConfig(
         rule=rule,
+        ratio=training.ratio,
         clip_low=rule.clip[0] if clip.low is None else clip.low,
         clip_high=rule.clip[1] if clip.high is None else clip.high,
         correction=Bounds(kind, correction.cap or CAPS.get(kind, math.inf), correction.floor or FLOOR),
-        kl_coefficient=training.kl.coefficient,
-        kl_estimator=training.kl.estimator,
+        kl_coefficient=training.kl.coefficient if in_loss else 0.0,
+        kl_estimator=training.kl.estimator or ("k3" if in_loss else "k1"),
+        entropy_coefficient=training.entropy.coefficient,
         budget=max_tokens,
     )
 
@@ -74,16 +79,13 @@ class Learner:
 
     def begin(self) -> None:
         """Take version 0's weights: the zero adapter, or what initFrom names. Raises AdapterInvalid, WeightsMismatch."""
-        agent = self._assignment.agent
+        agent, reference = self._assignment.agent, self._training.kl.reference.path
         self._adapter.load(initial_weights(self._adapter.parameters, self._assignment.document.seed, agent.name))
         if agent.init_from is not None:
-            tensors, config = read_adapter(Path(agent.init_from.path))
-            if (config.rank, config.alpha) != (self.config.rank, self.config.alpha):
-                raise WeightsMismatch(
-                    f"initFrom {agent.init_from.path} has rank {config.rank} and alpha {config.alpha}; "
-                    f"the agent's adapter has {self.config.rank} and {self.config.alpha}"
-                )
-            self._adapter.load(tensors)
+            self._adapter.load(self._read("initFrom", agent.init_from.path))
+        if reference is not None and agent.trainable and self._training.kl.coefficient > 0:
+            self._keep_initial(self._read("kl.reference", reference))
+        elif agent.init_from is not None:
             self._keep_initial(self._adapter.tensors())
 
     def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
@@ -106,12 +108,14 @@ class Learner:
     def accumulate(self, rows: Sequence[Row]) -> None:
         """Add one micro-batch's gradient, unnormalised. Raises OutOfMemory."""
         batch = collate(rows)
-        reference = self._reference_logprobs(batch)
-        trainer = self._model.logprobs(self._adapter, batch, self._temperature)
+        reference = self._reference_logprobs(batch) if self._loss.kl_coefficient else None
+        trainer, entropies = self._predict(batch)
         behaviour = torch.from_numpy(batch.behaviour).to(trainer)
         advantages = torch.from_numpy(batch.advantages).to(trainer)
         sequences = torch.from_numpy(batch.sequences).to(trainer.device)
-        loss, sums = policy_loss(TokenRecord(trainer, behaviour, advantages, sequences, reference), self._loss)
+        lengths = torch.from_numpy(batch.lengths).to(trainer.device)
+        tokens = TokenRecord(trainer, behaviour, advantages, sequences, lengths, reference, entropies=entropies)
+        loss, sums = policy_loss(tokens, self._loss)
         if sums.num_counted:
             self._model.backward(loss, batch)
         self._sums += sums
@@ -120,17 +124,34 @@ class Learner:
         self._work["segment_tokens"] += sum(row.num_segment_tokens for row in rows)
 
     def try_accumulate(self, rows: Sequence[Row]) -> bool:
-        """`accumulate`; where the device has no memory for it, forget all of the step so far and say False."""
-        try:
-            self.accumulate(rows)
-        except OutOfMemory as error:
-            said = str(error)  # a log record that held the error would hold the failed pass, and so its memory
-            log.warning("%s: %s", self._assignment.key, said)
-        else:
-            return True
-        self._forget_step()  # after the except clause, which holds the failed pass until its end
-        self._model.free_memory()
-        return False
+        """`accumulate`; where the device has no memory for it, forget all of the step so far and return False."""
+        return self._try(lambda: self.accumulate(rows))
+
+    def kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64]:
+        """Sum of log(mu / reference) over each trajectory's tokens in these rows [num_trajectories], for KL in the reward.
+
+        mu is what the engine recorded: a reward belongs to a sample, so its KL is that of the policy that sampled, whatever version trains on it. The
+        metric `kl` counts it. Raises OutOfMemory.
+        """
+        batch = collate(rows)
+        gaps = batch.behaviour.astype(np.float64) - self._reference_logprobs(batch).double().cpu().numpy()
+        self._sums += LossSums(reference_kl=float(gaps.sum()))
+        sums = np.zeros(num_trajectories)
+        np.add.at(sums, batch.trajectories, gaps)
+        return sums
+
+    def try_kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64] | None:
+        """`kl_by_trajectory`; where the device has no memory for it, forget all of the step so far and return None."""
+        sums: list[npt.NDArray[np.float64]] = []
+        fits = self._try(lambda: sums.append(self.kl_by_trajectory(rows, num_trajectories)))
+        return sums[0] if fits else None
+
+    def refer_to(self, weights: Mapping[str, Tensor]) -> None:
+        """Take these weights as the KL reference. Raises WeightsMismatch."""
+        if self._reference is None:
+            spec = self._assignment.agent.adapter
+            self._reference = self._model.attach(spec.rank, spec.alpha, spec.targets)
+        self._reference.load(weights)
 
     def step(self, number: int) -> dict[str, float]:
         """Take the optimizer step of this number, and return the step's metrics; those that are not finite are left out.
@@ -183,19 +204,43 @@ class Learner:
             if adapter is not None:
                 self._model.detach(adapter)
 
+    def _read(self, field: str, path: str) -> dict[str, Tensor]:
+        tensors, config = read_adapter(Path(path))
+        if (config.rank, config.alpha) != (self.config.rank, self.config.alpha):
+            raise WeightsMismatch(
+                f"{field} {path} has rank {config.rank} and alpha {config.alpha}; "
+                f"the agent's adapter has {self.config.rank} and {self.config.alpha}"
+            )
+        return tensors
+
     def _keep_initial(self, weights: dict[str, Tensor]) -> None:
+        """Keep a fixed KL reference, to be part of every state; the zero adapter is the bare base model and needs no adapter."""
         if weights and has_effect(weights):
             self._initial = weights
-            if self._loss.kl_coefficient > 0:
-                spec = self._assignment.agent.adapter
-                self._reference = self._model.attach(spec.rank, spec.alpha, spec.targets)
-                self._reference.load(weights)
+            if self._training.kl.coefficient > 0 and self._training.kl.reference.versions_behind is None:
+                self.refer_to(weights)
 
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        if self._loss.kl_coefficient == 0:
-            return None
+    def _predict(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        """Logprobs of the batch's tokens, and the entropies if the loss has a term for them."""
+        if self._loss.entropy_coefficient:
+            return self._model.logprobs_and_entropies(self._adapter, batch, self._temperature)
+        return self._model.logprobs(self._adapter, batch, self._temperature), None
+
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
         with torch.no_grad():
             return self._model.logprobs(self._reference, batch, self._temperature)
+
+    def _try(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except OutOfMemory as error:
+            said = str(error)  # a log record that held the error would hold the failed pass, and so its memory
+            log.warning("%s: %s", self._assignment.key, said)
+        else:
+            return True
+        self._forget_step()  # after the except clause, which holds the failed pass until its end
+        self._model.free_memory()
+        return False
 
     def _forget_step(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

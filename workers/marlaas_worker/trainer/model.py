@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
 from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_beginnings
 from marlaas_worker.trainer.batching import MicroBatch, collate
-from marlaas_worker.trainer.head import token_logprobs
+from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies
 from marlaas_worker.trainer.lora import fuse
 from marlaas_worker.trainer.memory import free_memory, memory_errors
 from marlaas_worker.trainer.precise import in_float32, precise_token_logprobs
@@ -175,18 +176,23 @@ class BaseModel:
 
         Carries the gradient of the adapter's parameters. Only hidden states before generated tokens go through the head. Raises OutOfMemory.
         """
-        mask_bytes = batch.num_masked_pairs * self._head.weight.element_size()
-        with memory_errors(batch), self._recompute.choose(batch.num_padded_tokens, mask_bytes):
-            self._activate(adapter)
-            before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
+        with memory_errors(batch), self._recomputing(batch):
+            before = self._before(adapter, batch)
             return token_logprobs(before, self._head.weight, self._tensor(batch.targets), temperature)
+
+    def logprobs_and_entropies(
+        self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """`logprobs`, and the entropies [N] of the distributions that the generated tokens are drawn from. Raises OutOfMemory."""
+        with memory_errors(batch), self._recomputing(batch):
+            before = self._before(adapter, batch)
+            return token_logprobs_and_entropies(before, self._head.weight, self._tensor(batch.targets), temperature)
 
     @torch.no_grad()
     def precise_logprobs(self, adapter: AttachedAdapter | None, batch: MicroBatch) -> Tensor:
         """`logprobs` at temperature 1 of the same weights computed in float32, layer by layer; for calibration."""
         with in_float32(self._decoder):
-            self._activate(adapter)
-            before = self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
+            before = self._before(adapter, batch)
             return precise_token_logprobs(before, self._head.weight, self._tensor(batch.targets))
 
     @torch.no_grad()
@@ -214,6 +220,15 @@ class BaseModel:
         """Add the loss's gradient to the active adapter's parameters. Raises OutOfMemory."""
         with memory_errors(batch):
             loss.backward()  # type: ignore[no-untyped-call]
+
+    def _recomputing(self, batch: MicroBatch) -> AbstractContextManager[None]:
+        mask_bytes = batch.num_masked_pairs * self._head.weight.element_size()
+        return self._recompute.choose(batch.num_padded_tokens, mask_bytes)
+
+    def _before(self, adapter: AttachedAdapter | None, batch: MicroBatch) -> Tensor:
+        """Hidden states [N, H] from which the generated tokens are predicted."""
+        self._activate(adapter)
+        return self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Hidden states [B, T, H]; each token attends to what the batch says, or to all before it."""

@@ -45,7 +45,7 @@ def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.opti
     )
 
 
-def update(optimizer: torch.optim.AdamW, denominator: int, rate: float, max_norm: float) -> float:
+def update(optimizer: torch.optim.AdamW, denominator: float, rate: float, max_norm: float) -> float:
     """Divide the summed gradients by the step's denominator, clip them and step; returns their norm before clipping.
 
     A norm that is not finite changes neither weights nor moments: one NaN in a moment would stay for ever.

@@ -23,7 +23,8 @@ class Segment:
     """A run of tokens that a model saw as one context, and which of them are trained.
 
     ids: int32 [T]. generated: bool [T], true where a token was sampled and is trained here (never at 0). behaviour: float32 [T], logprobs where
-    generated, else 0. version: the policy version that sampled the generated tokens. advantage: of the trajectory.
+    generated, else 0. version: the policy version that sampled the generated tokens. advantage: of the trajectory. trajectory: a number that the segments
+    of one trajectory share. trajectory_tokens: generated tokens of the whole trajectory; None: the segment is all of it.
     """
 
     ids: npt.NDArray[np.int32]
@@ -31,9 +32,16 @@ class Segment:
     behaviour: npt.NDArray[np.float32]
     version: int
     advantage: float
+    trajectory: int = 0
+    trajectory_tokens: int | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def num_trajectory_tokens(self) -> int:
+        """Generated tokens of the whole trajectory."""
+        return int(self.generated.sum()) if self.trajectory_tokens is None else self.trajectory_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +50,7 @@ class Row:
 
     ids, parents, depths: int32 [T]; a root's parent is -1 and its depth 0. before, targets: int32 [N], the place from which each generated token
     is predicted, and its id. behaviour, advantages: float32 [N]. sequences: int32 [N], which of the row's num_segments segments it belongs to.
+    trajectories, lengths: int32 [N], the trajectory that it belongs to, and that trajectory's number of generated tokens, in this row or not.
     num_segment_tokens: tokens of its segments, shared ones counted in each.
     """
 
@@ -53,6 +62,8 @@ class Row:
     behaviour: npt.NDArray[np.float32]
     advantages: npt.NDArray[np.float32]
     sequences: npt.NDArray[np.int32]
+    trajectories: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
     num_segments: int
     num_segment_tokens: int
 
@@ -149,6 +160,8 @@ class _Tree:
         """The tree as arrays."""
         counts = [len(before) for before in self.before]
         advantages = np.array([segment.advantage for segment in self.segments], np.float32)
+        trajectories = np.array([segment.trajectory for segment in self.segments], np.int32)
+        lengths = np.array([segment.num_trajectory_tokens for segment in self.segments], np.int32)
         return Row(
             ids=joined(self.ids, np.int32),
             parents=joined(self.parents, np.int32),
@@ -158,6 +171,8 @@ class _Tree:
             behaviour=joined([segment.behaviour[segment.generated] for segment in self.segments], np.float32),
             advantages=np.repeat(advantages, counts),
             sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            trajectories=np.repeat(trajectories, counts),
+            lengths=np.repeat(lengths, counts),
             num_segments=len(self.segments),
             num_segment_tokens=self.num_segment_tokens,
         )

@@ -27,9 +27,10 @@ class StateInvalid(Permanent):
 class TrainingState:
     """AdamW's moments by parameter name, its step count, and where in the data the version stands.
 
-    step: the step that made the version (-1: version 0). consumed: that step's groups, by position. initial: version 0's weights if it is
-    not the zero adapter, for the KL reference. token_budget: of the micro-batches from here on, 0 if it is the job's `microbatchTokens`.
-    num_skipped: steps in a row, this one the last, whose gradient was not finite.
+    step: the step that made the version (-1: version 0). consumed: that step's groups, by position. initial: weights of the
+    fixed KL reference (version 0, or the adapter that the job names), unless it is the zero adapter.
+    token_budget: of the micro-batches from here on, 0 if it is the job's `microbatchTokens`. num_skipped: steps in a row, this one the last,
+    whose gradient was not finite.
     """
 
     step: int = -1

@@ -6,7 +6,7 @@ raises `TrajectoryInvalid`: never is a turn skipped, and never is a token traine
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.messages import GroupReady, TrajectoryRef, Turn
+from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.trainer.rows import Segment
 
@@ -46,25 +46,37 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One agent's turns in one episode, by number, the last of each conversation, and the environment's reward."""
+    """One agent's turns in one episode, by number, the last of each conversation, the environment's reward, and how the episode ended."""
 
     turns: Mapping[int, Turn]
     leaves: tuple[int, ...]
     reward: float
+    ending: Ending = Ending.COMPLETED
 
     @property
     def longest_turn(self) -> int:
         """Most tokens generated in one turn."""
         return max((len(unpack_ids(turn.output_ids)) for turn in self.turns.values()), default=0)
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether maxTurns ended the episode, or maxTokens or the context window a last turn."""
+        cut = (self.turns[leaf].stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for leaf in self.leaves)
+        return self.ending is Ending.MAX_TURNS or any(cut)
+
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """How a job's rewards become advantages. overlong_tokens: the last of max_tokens over which a reward falls."""
+    """How a job's rewards become advantages. overlong_tokens: the last of max_tokens over which a reward falls.
+
+    filter_overlong: leave truncated trajectories out of the loss (DAPO, arXiv 2503.14476, section 3.4). Their rewards are compared like any other, as in
+    TRL (`mask_truncated_completions`) and NeMo RL (`overlong_filtering`): the filter is about their own gradient, which would punish what was cut off.
+    """
 
     estimator: Estimator
     max_tokens: int
     overlong_tokens: int
+    filter_overlong: bool = False
 
     def segments(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Segment]]:
         """Segments of each group, member by member, where rewards are compared across all trajectories given."""
@@ -74,10 +86,20 @@ class Weighing:
             for member in group
         ]
         values = iter(advantages(self.estimator, rewards))
+        weighed = [[(member, next(values)) for member in group] for group in groups]
         return [
-            [part for member in group for part in segments_of(member.turns, member.leaves, next(values))]
-            for group in groups
+            [
+                part
+                for number, (member, value) in enumerate(group)
+                if self.trains(member)
+                for part in segments_of(member.turns, member.leaves, value, number)
+            ]
+            for group in weighed
         ]
+
+    def trains(self, member: Trajectory) -> bool:
+        """Whether a trajectory is part of the loss."""
+        return not (self.filter_overlong and member.is_truncated)
 
 
 async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Trajectory]:
@@ -92,10 +114,15 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
     for ref, turns in zip(group.trajectories, members, strict=True):
         for turn in turns.values():
             check_turn(turn, group, ref, expected)
-    return [Trajectory(turns, ref.leaves, ref.reward) for ref, turns in zip(group.trajectories, members, strict=True)]
+    return [
+        Trajectory(turns, ref.leaves, ref.reward, ref.ending)
+        for ref, turns in zip(group.trajectories, members, strict=True)
+    ]
 
 
-def segments_of(turns: Mapping[int, Turn], leaves: Sequence[int], advantage: float) -> list[Segment]:
+def segments_of(
+    turns: Mapping[int, Turn], leaves: Sequence[int], advantage: float, trajectory: int = 0
+) -> list[Segment]:
     """Cut a trajectory into segments: one per way from a leaf, or from where a segment was left, back to where its segment opens.
 
     A turn on several ways is trained on the first of them and context on the others. A prompt that did not fit the context window was
@@ -110,7 +137,9 @@ def segments_of(turns: Mapping[int, Turn], leaves: Sequence[int], advantage: flo
         if tip not in inner:
             segments.append(_segment(way, trained, advantage))
             trained |= {turn.turn for turn in way}
-    return [segment for segment in segments if len(segment)]
+    tokens = sum(int(segment.generated.sum()) for segment in segments)
+    whole = (replace(segment, trajectory=trajectory, trajectory_tokens=tokens) for segment in segments)
+    return [segment for segment in whole if len(segment)]
 
 
 def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:

@@ -39,6 +39,33 @@ async def known_adapters(blobs: Blobs, manifest: Manifest, num_before: int) -> d
     return known
 
 
+class PastVersions:
+    """Weights of an agent's earlier versions, found from manifest to parent manifest; only the versions walked through are remembered.
+
+    Adapter files are kept as long as the job, whatever checkpoint.keep says of training states, so a version found once is found again after a restart.
+    """
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._manifests: dict[int, Manifest] = {}
+
+    async def weights(self, newest: BlobRef, newest_version: int, version: int) -> dict[str, Tensor]:
+        """Read a version's weights, which is `newest_version` or an ancestor of it. Raises StateInvalid if there is none, and as `Blobs.get`."""
+        manifest = await self._manifest(newest_version, newest)
+        while manifest.version > version and manifest.parent is not None:
+            manifest = await self._manifest(manifest.version - 1, manifest.parent)
+        if manifest.version != version:
+            raise StateInvalid(f"{manifest.adapter} has no ancestor of version {version}")
+        self._manifests = {number: kept for number, kept in self._manifests.items() if number >= version}
+        tensors, _ = read_adapter({name: await self._blobs.get(ref) for name, ref in manifest.files.items()})
+        return tensors
+
+    async def _manifest(self, version: int, ref: BlobRef) -> Manifest:
+        if version not in self._manifests:
+            self._manifests[version] = await read_manifest(self._blobs, ref)
+        return self._manifests[version]
+
+
 def contents_of(learner: Learner, calibration: Calibration, result: StepResult) -> Contents:
     """The learner's present weights as a version; runs on the compute thread."""
     weights = learner.weights()
