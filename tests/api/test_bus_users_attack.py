@@ -293,6 +293,9 @@ async def test_every_role_of_the_platform_may_do_its_work(town: Town) -> None:
     await runner.ensure()
     reader = await runner.consumer(subjects.EPISODES, consumer(MINE, "reader"), subjects.episode("team-a", "mine"))
     assert await reader.fetch(1, 0.01) == []
+    assert await town.owner.position(subjects.EPISODES, consumer(MINE, "reader")) is not None
+    assert (await town.owner.state(subjects.TURNS)).last_sequence > 0
+    await town.owner.purge(subjects.TURNS, subjects.turn("team-a", "mine", "*", "*"), up_to=2)
     await runner.delete_consumer(subjects.EPISODES, consumer(MINE, "reader"))
     await town.owner.purge(subjects.EPISODES, subjects.episode("team-a", "mine"))
     for bus in (rollout, trainer, runner):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.loop.harness import Loop, document, train
 
-from marlaas_api import subjects
+from marlaas_api.bus import Request
 from marlaas_api.messages import GroupReady, JobDocument, Turn
 from marlaas_api.wire import decode
 
@@ -14,10 +14,14 @@ pytestmark = pytest.mark.slow
 
 async def trained(model: Path, folder: Path, job: JobDocument):
     """Weights of every version, every turn as recorded, and every trajectory with what it earned."""
-    async with Loop(model, folder) as loop:
+    turns, groups = [], []
+
+    async def hear(request: Request) -> None:
+        """As it is published: what is on record is purged."""
+        (turns if request.subject.startswith("turn.") else groups).append(decode(request.data))
+
+    async with Loop(model, folder) as loop, loop.bus.listen("turn.>", hear), loop.bus.listen("group.>", hear):
         weights, steps = await train(loop, job)
-        turns = [decode(one.data) for one in await loop.bus.replay(subjects.TURNS, "turn.>")]
-        groups = [decode(one.data) for one in await loop.bus.replay(subjects.GROUPS, "group.>")]
     recorded = {(turn.episode, turn.turn): _trained_of(turn) for turn in turns if isinstance(turn, Turn)}
     earned = [(group.group, group.trajectories) for group in groups if isinstance(group, GroupReady)]
     return weights, [step.reward_mean for step in steps], recorded, sorted(earned)

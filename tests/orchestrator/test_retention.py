@@ -107,7 +107,7 @@ async def test_the_turns_of_an_ended_job_go_once_its_recorder_has_read_all_and_i
     recorder = await town.bus.consumer(subjects.EPISODES, "team-a_sums_reader", EPISODES)
     await town.step(retention, 0)
     leftovers = Leftovers(town.bus, lambda: town.now)
-    await leftovers.ended(REF)
+    leftovers.ended((await town.bus.state(subjects.TURNS)).last_sequence, REF)
     await leftovers.look()
     assert await town.left() == (2, 2)
     for delivery in await recorder.fetch(2, 1.0):
@@ -120,7 +120,7 @@ async def test_what_a_resumed_job_records_is_not_of_its_earlier_end(town):
     retention = Retention(town.bus, REF, lambda: town.now)
     await town.step(retention, 0)
     leftovers = Leftovers(town.bus, lambda: town.now)
-    await leftovers.ended(REF)
+    leftovers.ended((await town.bus.state(subjects.TURNS)).last_sequence, REF)
     await town.bus.publish(subjects.turn("team-a", "sums", "u1-t9-0-1", 0), b"of more steps")
     await leftovers.look()
     assert await town.left() == (1, 2)

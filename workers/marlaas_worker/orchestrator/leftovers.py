@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Retryable
 from marlaas_api.names import JobRef
@@ -24,13 +23,11 @@ class Leftovers:
         self._bus, self._now = bus, now
         self._jobs: dict[JobRef, Retention] = {}
 
-    async def ended(self, *jobs: JobRef) -> None:
-        """Jobs have ended: what is in TURNS by now is of no use to them. Raises as the bus does."""
-        state = await self._bus.state(subjects.TURNS)
+    def ended(self, last_sequence: int, *jobs: JobRef) -> None:
+        """Jobs have ended: what is in TURNS up to a sequence is of no use to them."""
         for ref in jobs:
-            retention = Retention(self._bus, ref, self._now)
-            retention.ended(state.last_sequence + 1)
-            self._jobs[ref] = retention
+            self._jobs[ref] = Retention(self._bus, ref, self._now)
+            self._jobs[ref].ended(last_sequence + 1)
 
     async def follow(self) -> None:
         """Purge, until cancelled."""

@@ -143,7 +143,9 @@ class _Service:
             try:
                 await self._levels.load()
                 await self._jobs.refresh()
-                await self._leftovers.ended(*(level.ref for level in self._levels.all() if level.phase.final))
+                self._room.state = await self._context.bus.state(subjects.TURNS)
+                ended = (level.ref for level in self._levels.all() if level.phase.final)
+                self._leftovers.ended(self._room.state.last_sequence, *ended)
                 return
             except BusUnavailable as error:
                 log.warning("NATS does not answer (%s); nothing is decided yet", error)
@@ -293,8 +295,9 @@ class _Service:
         await self._end_with(document, job_reports.failed(document, before, why, self._context.now()))
 
     async def _end_with(self, document: JobDocument, level: Progress) -> None:
+        turns = await self._context.bus.state(subjects.TURNS)
         await self._levels.put(level)
-        await self._leftovers.ended(document.ref)
+        self._leftovers.ended(turns.last_sequence, document.ref)
         records = Records(self._context, document)
         await records.tell(level.reason, level.message)
         await records.forget_tasks()
