@@ -12,10 +12,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench import options
 from bench.runs import table
+
+if TYPE_CHECKING:
+    from marlaas_api.kinds import ModelPoolSpec
 
 MODELS = ("tiny", "smollm2")
 DTYPES = ("float32", "bfloat16")
@@ -42,8 +45,10 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     import torch
 
     from bench.trainer import document
+    from marlaas_api.messages import PoolDocument
     from marlaas_worker.adapters import DTYPES as TORCH_DTYPES
     from marlaas_worker.trainer.assignment import Assignment
+    from marlaas_worker.trainer.calibration import calibrate
     from marlaas_worker.trainer.commit import StepResult
     from marlaas_worker.trainer.learner import Learner
     from marlaas_worker.trainer.model import BaseModel
@@ -67,10 +72,21 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     learners[0].accumulate(_rows(base.vocab_size, num_tokens))
     found[f"trainer: {num_tokens} tokens"] = resident("VmHWM") - before
     learners[0].step(1)
+    calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool(model, dtype)))
     before = reset_peak()
-    contents_of(learners[0], assignment, base.vocab_size, StepResult(1, 1, (), {}, 0.0))
+    contents_of(learners[0], calibration, StepResult(1, 1, (), {}, 0.0))
     found["trainer: publishing"] = resident("VmHWM") - before
     return found
+
+
+def pool(model: Path, dtype: str) -> "ModelPoolSpec":
+    """The pool that is measured."""
+    from marlaas_api.kinds import ModelPoolSpec
+
+    return ModelPoolSpec.model_validate(
+        {"model": {"path": str(model)}, "maxRank": RANK, "adapterSlots": SLOTS, "trainer": {"activationBytes": "1Ti"},
+         "rollout": {"dtype": dtype, "kvCacheBytes": KV_CACHE}}
+    )  # fmt: skip
 
 
 def _rows(vocab_size: int, num_tokens: int) -> list[Any]:
@@ -90,13 +106,8 @@ def estimate(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     from bench.trainer import document
     from marlaas.models import inspect
     from marlaas.models.memory import activation_bytes, demands
-    from marlaas_api.kinds import ModelPoolSpec
 
-    facts, job = inspect(model), document(num_tokens).spec
-    spec = ModelPoolSpec.model_validate(
-        {"model": {"path": str(model)}, "maxRank": RANK, "adapterSlots": SLOTS, "trainer": {"activationBytes": "1Ti"},
-         "rollout": {"dtype": dtype, "kvCacheBytes": KV_CACHE}}
-    )  # fmt: skip
+    facts, job, spec = inspect(model), document(num_tokens).spec, pool(model, dtype)
     engine, trains = demands(facts, spec, [job])
     parts = list(trains.parts.values())
     per_agent = 16 * facts.adapter_parameters(RANK)
