@@ -166,7 +166,7 @@ def policy_key(world: World, name: str, bucket: Bucket, blobs: MemoryBlobs | Non
 
 def version(number: int) -> Contents:
     result = StepResult(number, number - 1, (f"uid-sums-t{number}",), {"loss": 0.5})
-    return Contents(result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, ())
+    return Contents(result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3)
 
 
 async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(world: World) -> None:
