@@ -135,7 +135,8 @@ def test_an_architecture_whose_layers_do_not_see_everything_shares_nothing(tiny_
         MistralForCausalLM(config).save_pretrained(tmp_path / name)
     assert BaseModel(str(tmp_path / "sliding")).pairs_per_token == 0
     assert BaseModel(str(tmp_path / "full")).pairs_per_token == 6 * 32
-    assert BaseModel(str(tiny_model)).pairs_per_token == 6 * 64
+    for dtype in (torch.float32, torch.bfloat16):
+        assert BaseModel(str(tiny_model), dtype=dtype).pairs_per_token == 6 * 64
 
 
 def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient(base: BaseModel) -> None:
@@ -164,10 +165,12 @@ def test_the_base_model_is_frozen(base: BaseModel) -> None:
         assert (parameter.grad is not None) == (id(parameter) in trained), name
 
 
-def test_on_a_half_precision_base_adapters_and_logprobs_stay_in_single_precision(base: BaseModel) -> None:
+def test_on_a_half_precision_base_adapters_and_logprobs_stay_in_single_precision(
+    base: BaseModel, tiny_model: Path
+) -> None:
     batch = collate([segment(1, 3, 5), segment(2, 4, 7)])
     expected = base.logprobs(attach(base, 1), batch, 1.0)
-    base._model.to(torch.bfloat16)
+    base = BaseModel(str(tiny_model), dtype=torch.bfloat16)
     adapter = attach(base, 1)
     found = base.logprobs(adapter, batch, 1.0)
     assert found.dtype == torch.float32
@@ -252,7 +255,8 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         BaseModel(str(tmp_path))
 
 
-def test_an_architecture_that_scales_its_logits_behind_the_head_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_architecture_that_scales_its_logits_behind_the_head_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     from transformers import GraniteConfig, GraniteForCausalLM
 
     config = GraniteConfig(
@@ -267,4 +271,19 @@ def test_an_architecture_that_scales_its_logits_behind_the_head_is_refused(tmp_p
     )
     GraniteForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelUnusable, match="GraniteForCausalLM changes its logits after the output head"):
-        BaseModel(str(tmp_path))
+        BaseModel(str(tmp_path), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_architecture_that_caps_its_logits_by_less_than_rounding_is_refused_too(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = Gemma2Config(
+        vocab_size=61, num_hidden_layers=1, head_dim=16, final_logit_softcapping=5.0, initializer_range=0.1, **sizes
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelUnusable, match="Gemma2ForCausalLM changes its logits after the output head"):
+        BaseModel(str(tmp_path), dtype=dtype)

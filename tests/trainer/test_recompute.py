@@ -72,6 +72,18 @@ def test_a_micro_batch_keeps_no_more_than_it_may_or_next_to_nothing(tiny_model: 
     assert sizes[1] < 0.3 * free
 
 
+def test_the_mask_of_a_shared_row_counts_among_what_may_be_kept(tiny_model: Path) -> None:
+    plain = BaseModel(str(tiny_model))
+    adapter, (_, tree) = attach(plain, 1), batches(plain)
+    tokens = plain.activation_bytes_per_token * tree.num_padded_tokens
+    mask = 4 * tree.num_padded_tokens * tree.ids.shape[1]
+    free = size(kept(plain, adapter, tree))
+    for limit, keeps in ((tokens + mask, True), (tokens + mask / 2, False)):
+        bounded = BaseModel(str(tiny_model), activation_bytes=int(limit) + 1)
+        held = size(kept(bounded, attach(bounded, 1), tree))
+        assert (held > 0.9 * free) == keeps
+
+
 def test_what_a_token_takes_is_counted(base: BaseModel) -> None:
     adapter = attach(base, 1)
     for batch in (collate([segment(1, 3, 40)]), collate([segment(1, 3, 60), segment(2, 3, 60)])):
