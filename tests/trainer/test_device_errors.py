@@ -182,6 +182,7 @@ async def third_step(world: World, document: JobDocument) -> str:
     return (await world.told(document, "TrainingFailed")).message
 
 
+@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")
 @pytest.mark.parametrize("neighbours", [0, 1])
 def test_an_adapter_whose_making_fails_half_way_leaves_nothing_behind(
     base: BaseModel, monkeypatch: pytest.MonkeyPatch, neighbours: int

@@ -195,9 +195,10 @@ class World:
         manifest = await self.manifest(record)
         weights = load(await self.blobs.get(manifest.files[TENSORS_FILE]))
         self.sampler.merge(weights, document.spec.agents[0].adapter.alpha / manifest.rank)
+        # all at once: another job's group may be sampled, with its own weights, while a turn is published
+        turns = [self._turn(document, manifest, name, member) for member in range(document.spec.rollout.group_size)]
         refs = []
-        for member in range(document.spec.rollout.group_size):
-            turn = self._turn(document, manifest, name, member)
+        for member, turn in enumerate(turns):
             recorded = self.tamper(turn)
             if recorded is not None:
                 await self.publish_turn(recorded)
