@@ -69,7 +69,7 @@ TABLE = {
     "a list for a mapping": (
         (TRAINING, "training: [steps, 3]"),
         "21: spec.training: expected a mapping of keys to values, found a list; 'spec.training' takes algorithm, steps, groupsPerStep, "
-        "microbatchTokens, optimizer, maxStaleness, maxRefill, clip, kl, correction, overlong, data and seed",
+        "microbatchTokens, optimizer, maxStaleness, maxRefill, ratio, clip, kl, entropy, correction, overlong, data and seed",
     ),
     "text for a mapping": (
         ("poolRef: {name: tiny}", "poolRef: tiny"),

@@ -89,7 +89,7 @@ async def test_a_trainer_killed_around_the_commit_of_a_lowered_budget_ends_at_th
 async def test_a_single_conversation_that_does_not_fit_fails_its_job_with_the_number_and_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large, small = job("large", agent={"adapter": {"rank": 16, "alpha": 16}}), job("small")
+    large, small = job("large", agent={"adapter": {"rank": 32, "alpha": 32}}), job("small")
     fragile(monkeypatch, no_room_above(6, rank=16))
     await world.admit(large)
     await world.admit(small)
@@ -108,11 +108,11 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def probes_do_not_fit(found: Pass) -> bool:
-        if found.rank == 16 and not found.trained:
+        if found.rank == 32 and not found.trained:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return False
 
-    large, small = job("large", agent={"adapter": {"rank": 16, "alpha": 16}}), job("small")
+    large, small = job("large", agent={"adapter": {"rank": 32, "alpha": 32}}), job("small")
     fragile(monkeypatch, probes_do_not_fit)
     await world.admit(small)
     async with world.trainer(), asyncio.timeout(WITHIN_S):

@@ -108,20 +108,21 @@ class World:
         self.bus = self.server.connect("test")
         self.vitals: dict[str, Vitals] = {}
 
+    @property
+    def pool(self) -> PoolDocument:
+        """The pool that the trainers are of."""
+        spec = ModelPoolSpec.model_validate({"model": {"path": str(self.model)}, "trainer": {"threads": 1}})
+        return PoolDocument(name="tiny", model_path=str(self.model), spec=spec)
+
     # a trainer ------------------------------------------------------------------------------------------------------
 
     async def serve(self, name: str, stop: asyncio.Event, blobs: MemoryBlobs | None = None) -> None:
         """One life of a trainer."""
-        pool = PoolDocument(
-            name="tiny",
-            model_path=str(self.model),
-            spec=ModelPoolSpec.model_validate({"model": {"path": str(self.model)}, "trainer": {"threads": 1}}),
-        )
         bus = self.server.connect(name)
         context = RoleContext(name, bus, blobs or self.blobs, self.scratch, stop, self.clock)
         self.vitals[name] = context.vitals
         try:
-            await service.serve(context, pool, QUICK)
+            await service.serve(context, self.pool, QUICK)
         finally:
             await bus.close()
 
