@@ -37,7 +37,7 @@ def main(words: Sequence[str] = ()) -> None:
         "device",
         "dtype",
         "against",
-        "mean |difference|",
+        "mean abs difference",
         "99 %",
         "most",
         "GRPO clipped",

@@ -25,11 +25,8 @@ def test_it_measures_a_small_shape_on_a_cpu(
 ) -> None:
     main([*words, "--device", "cpu", "--repeats", "1", "--model", str(model)])
     lines = capsys.readouterr().out.splitlines()
-    headers = [at for at, line in enumerate(lines) if line.startswith("|---")]
-    assert len(lines) == rows + 2 * len(headers)
-    assert all(
-        line.count("|") == lines[max(at for at in headers if at <= here)].count("|")
-        for here, line in enumerate(lines)
-        if here >= headers[0]
-    )
+    rules = [at for at, line in enumerate(lines) if line.startswith("|---")]
+    assert len(lines) == rows + 2 * len(rules)
+    for at, following in zip(rules, [*rules[1:], len(lines) + 1], strict=True):
+        assert {line.count("|") for line in lines[at - 1 : following - 1]} == {lines[at].count("|")}
     assert not any("out of memory" in line or "nan" in line for line in lines)
