@@ -90,7 +90,7 @@ async def test_a_single_conversation_that_does_not_fit_fails_its_job_with_the_nu
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large, small = job("large", agent={"adapter": {"rank": 32, "alpha": 32}}), job("small")
-    fragile(monkeypatch, no_room_above(6, rank=16))
+    fragile(monkeypatch, no_room_above(6, rank=32))
     await world.admit(large)
     await world.admit(small)
     async with world.trainer(), asyncio.timeout(WITHIN_S):

@@ -76,7 +76,9 @@ async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_mod
     mine, others = job("mine"), [job("first"), job("second")]
     context = RoleContext("trainer-0", world.server.connect("trainer-0"), world.blobs, world.scratch, now=world.clock)
     compute, before = Compute(1), set(base.adapters)
-    running = asyncio.create_task(Trainer(Shared(context, base, compute, QUICK, calibrate(base, world.pool)), "tiny").run())
+    running = asyncio.create_task(
+        Trainer(Shared(context, base, compute, QUICK, calibrate(base, world.pool)), "tiny").run()
+    )
     async with asyncio.timeout(WITHIN_S):
         gate = threading.Event()
         if moment == "trained":
