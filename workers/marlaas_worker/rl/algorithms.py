@@ -8,7 +8,7 @@ are
     c   = pi_prox / mu      staleness and the mismatch of trainer and engine; an importance weight corrects it
     r   = pi / mu = rho c
 
-`training.ratio: proximal` clips rho and weights by c (the decoupled objective: arXiv 2110.00641, section 3; arXiv 2505.24298, section 5.2):
+`training.ratio: proximal` clips rho and weights by c (the decoupled objective: arXiv 2110.00641; arXiv 2505.24298):
 
     w(c) min(rho A, clip(rho) A)          w: `corrections`
 

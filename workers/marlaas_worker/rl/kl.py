@@ -17,12 +17,12 @@ that the sampling depends on pi as well; with the ratio r = pi / mu in front, *a
 and k2 is taken as r l grad(log pi), with the ratio as a mere weight. So k2 and k3 train alike here and differ in the figure they report. The right-hand
 sides are what is computed: r k3 itself subtracts large numbers where the policies lie far apart. `losses` bounds r as the form of the job's ratio does.
 
-In the reward (Ziegler et al., arXiv 1909.08593, section 2, equation 2; RLOO, arXiv 2402.14740, section 2; REINFORCE++, arXiv 2501.03262, section 3):
+In the reward (Ziegler et al., arXiv 1909.08593, section 2, equation 2; RLOO, arXiv 2402.14740, section 2; REINFORCE++, arXiv 2501.03262):
 
     R' = R - coefficient sum over the trajectory's tokens of log mu / ref
 
 before rewards are compared. It is k1, whose mean over tokens of mu is KL(mu || ref), and whose policy gradient E[l_total grad(log pi)] is that of the KL of
-whole replies; k2 and k3 have other gradients there (arXiv 2510.01555, section 4). The numerator is mu, as recorded by the engine: a reward is a property of a
+whole replies; k2 and k3 have other gradients there (arXiv 2510.01555). The numerator is mu, as recorded by the engine: a reward is a property of a
 sample, so its KL is that of the policy that sampled, exact at any staleness and the same at every replay. With the trainer's logprobs it would be that of a
 policy that did not sample, and cost one more forward pass.
 """
