@@ -67,9 +67,9 @@ def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weight
     assert all(one.dtype == dtype and torch.equal(one, kept) for one, dtype, kept in before)
 
 
-def test_the_tolerance_is_six_times_the_noise_and_has_a_floor() -> None:
+def test_the_tolerance_is_five_times_the_noise_and_has_a_floor() -> None:
     assert agreed.tolerance_of(0.0) == 1e-4
-    assert agreed.tolerance_of(0.05) == pytest.approx(0.3)
+    assert agreed.tolerance_of(0.05) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -81,8 +81,9 @@ def test_a_calibration_holds_the_noise_of_the_dtype_and_an_adapter_that_moves_by
     ids = [unpack_ids(probe.ids).tolist() for probe in found.probes]
     assert [len(one) for one in ids] == [24] * 4
     zero = np.concatenate([unpack_logprobs(probe.logprobs) for probe in found.probes])
-    precise = model.precise_logprobs(None, batch_of(ids)).numpy()
-    assert found.noise == pytest.approx(float(np.abs(zero - precise).mean()))
+    with torch.no_grad():
+        coarse = model.logprobs(None, batch_of(ids), 1.0).numpy()
+    assert found.noise == pytest.approx(float(np.abs(zero - coarse).mean()))
     assert (found.noise > 1e-3) == (dtype == "bfloat16")
     assert found.tolerance == agreed.tolerance_of(found.noise)
     large = np.concatenate([unpack_logprobs(one) for one in found.self_test.logprobs])

@@ -25,7 +25,7 @@ class PolicyRecord(Message):
 
 
 class Probe(Message):
-    """Token ids (int32 bytes [T]) and the trainer's logprobs (float32 bytes [T-1]) of ids 1.. at temperature 1."""
+    """Token ids (int32 bytes [T]) and the trainer's logprobs (float32 bytes [T-1]) of ids 1.. at temperature 1, computed in float32."""
 
     ids: bytes
     logprobs: bytes
@@ -36,8 +36,8 @@ class Manifest(JobMessage):
 
     parent: the manifest of the version before; files: `adapter_model.safetensors` and `adapter_config.json`, loadable by PEFT. state: the trainer's (optimizer, RNG, counters).
     tensor_digests: per engine dtype, `marlaas_worker.adapters.tensor_digest` of what an engine slot must hold. consumed: groups trained in this step.
-    probe_tolerance: mean |difference of logprobs| on the probes up to which an engine agrees with the trainer (the pool's `Calibration`); the default
-    is that of manifests of earlier releases, in float32.
+    probe_tolerance: mean |difference of logprobs| on the probes up to which an engine agrees with the trainer: the pool's
+    (`Calibration`), or more if rounding costs more under this adapter; the default is that of manifests of earlier releases, in float32.
     metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...).
     """
 

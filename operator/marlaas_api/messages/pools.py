@@ -29,7 +29,7 @@ class SelfTest(Message):
     """A random adapter on every adaptable layer, by which an engine shows that it applies its slots.
 
     `marlaas_worker.calibration.draw_adapter` makes it from the rest of this. sha256: `adapters.tensor_digest` in the calibration's dtype.
-    logprobs: the trainer's of the calibration's probes under it (float32 bytes [T-1] each). tolerance: as the calibration's, under this adapter.
+    logprobs: the trainer's, in float32, of the calibration's probes under it (float32 bytes [T-1] each). tolerance: as the calibration's, under this adapter.
     """
 
     seed: int
@@ -44,7 +44,7 @@ class Calibration(Message):
     """KV `calibrations`: how far an engine's logprobs may be from the trainer's, for one base model and dtype; a trainer of the pool writes it.
 
     base: `marlaas_worker.calibration.fingerprint` of the model. noise: mean |difference| of the trainer's logprobs in `dtype` and in float32 on the
-    probes; tolerance: what follows from it. probes: ids, and the trainer's logprobs under the bare base model.
+    probes; tolerance: what follows from it. probes: ids, and the trainer's logprobs in float32 under the bare base model.
     """
 
     pool: str

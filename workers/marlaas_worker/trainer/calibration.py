@@ -11,7 +11,7 @@ import torch
 
 from marlaas_api import subjects, wire
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import AdaptedLayer, Calibration, PoolDocument, Probe, SelfTest
+from marlaas_api.messages import AdaptedLayer, Calibration, PoolDocument, SelfTest
 from marlaas_worker.adapters import tensor_digest
 from marlaas_worker.calibration import (
     LEAST_SHIFT,
@@ -24,8 +24,8 @@ from marlaas_worker.calibration import (
 )
 from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel
-from marlaas_worker.trainer.probes import batch_of, measured, write_probes
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.probes import measured, write_probes
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,7 @@ def engine_dtype(pool: PoolDocument) -> str:
 def calibrate(model: BaseModel, pool: PoolDocument) -> Calibration:
     """Measure. Raises CalibrationFailed."""
     dtype, ids = engine_dtype(pool), write_probes(model).tolist()
-    probes = measured(model, None, ids)
-    noise = _noise(model, None, probes, ids)
+    probes, noise = measured(model, None, ids)
     tolerance = tolerance_of(noise)
     for size in _SIZES:
         test = _self_test(model, _drawn(model, pool.spec.max_rank, size), dtype, ids)
@@ -77,14 +76,6 @@ async def publish(context: RoleContext, calibration: Calibration) -> None:
     await bucket.put(subjects.calibration_key(calibration.pool, calibration.dtype), wire.encode(signed))
 
 
-def _noise(model: BaseModel, adapter: AttachedAdapter | None, probes: tuple[Probe, ...], ids: list[list[int]]) -> float:
-    """Mean |difference| between the model's logprobs and those of the same weights in float32."""
-    if model.dtype == torch.float32:
-        return 0.0
-    precise = model.precise_logprobs(adapter, batch_of(ids)).cpu().numpy()
-    return mean_gap(joined([probe.logprobs for probe in probes]), precise)
-
-
 def _drawn(model: BaseModel, rank: int, size: float) -> SelfTest:
     """The description of an adapter whose output is about `size` times that of each layer that it is on."""
     layers: Mapping[str, tuple[int, int, float]] = model.layer_shapes()
@@ -109,8 +100,7 @@ def _self_test(model: BaseModel, drawn: SelfTest, dtype: str, ids: list[list[int
     adapter = model.attach(config.rank, config.alpha, targets)
     try:
         adapter.load({name: tensor.float() for name, tensor in tensors.items()})
-        probes = measured(model, adapter, ids)
-        noise = _noise(model, adapter, probes, ids)
+        probes, noise = measured(model, adapter, ids)
     finally:
         model.detach(adapter)
     expected = {

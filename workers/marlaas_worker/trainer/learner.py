@@ -194,8 +194,8 @@ class Learner:
             num_skipped=self._num_skipped,
         )
 
-    def measure(self, probes: Sequence[Probe]) -> tuple[Probe, ...]:
-        """The probes with their logprobs under the present weights."""
+    def measure(self, probes: Sequence[Probe]) -> tuple[tuple[Probe, ...], float]:
+        """The probes with their logprobs under the present weights, and the noise of the model's dtype under them; see `probes.measured`."""
         return measured(self._model, self._adapter, [ids.tolist() for ids in ids_of(probes)])
 
     def close(self) -> None:

@@ -36,11 +36,19 @@ def batch_of(probes: Sequence[Sequence[int]]) -> MicroBatch:
     return collate(rows)
 
 
-def measured(model: BaseModel, adapter: AttachedAdapter | None, probes: Sequence[Sequence[int]]) -> tuple[Probe, ...]:
-    """The probes with their logprobs under an adapter, or under the bare base model."""
+def measured(
+    model: BaseModel, adapter: AttachedAdapter | None, probes: Sequence[Sequence[int]]
+) -> tuple[tuple[Probe, ...], float]:
+    """The probes with their logprobs under an adapter, or under the bare base model, in float32; and the noise of the model's own dtype.
+
+    noise: mean |difference| of the logprobs in float32 and in the model's dtype; 0 for a float32 model.
+    """
+    batch, noise = batch_of(probes), 0.0
     with torch.no_grad():
-        logprobs = model.logprobs(adapter, batch_of(probes), 1.0).float().cpu()
-    parts = torch.split(logprobs, [len(ids) - 1 for ids in probes])
-    return tuple(
-        Probe(ids=pack_ids(ids), logprobs=pack_logprobs(part.tolist())) for ids, part in zip(probes, parts, strict=True)
-    )
+        logprobs = model.logprobs(adapter, batch, 1.0).float()
+    if model.dtype != torch.float32:
+        precise = model.precise_logprobs(adapter, batch)
+        noise, logprobs = (precise - logprobs).abs().mean().item(), precise
+    parts = torch.split(logprobs.cpu(), [len(ids) - 1 for ids in probes])
+    packed = (pack_logprobs(part.tolist()) for part in parts)
+    return tuple(Probe(ids=pack_ids(ids), logprobs=one) for ids, one in zip(probes, packed, strict=True)), noise

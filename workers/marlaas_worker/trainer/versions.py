@@ -6,6 +6,7 @@ from marlaas_api import wire
 from marlaas_api.blobs import BlobMissing, BlobRef, Blobs
 from marlaas_api.messages import Calibration, Manifest
 from marlaas_worker.adapters import TENSORS_FILE, read_adapter, tensor_digests, write_adapter
+from marlaas_worker.calibration import tolerance_of
 from marlaas_worker.trainer.commit import Contents, StepResult
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
@@ -69,12 +70,13 @@ class PastVersions:
 def contents_of(learner: Learner, calibration: Calibration, result: StepResult) -> Contents:
     """The learner's present weights as a version; runs on the compute thread."""
     weights = learner.weights()
+    probes, noise = learner.measure(calibration.probes)
     return Contents(
         result=result,
         rank=learner.config.rank,
         files=write_adapter(weights, learner.config),
         state=write_state(learner.state(result.step, result.consumed)),
         digests=tensor_digests(weights, learner.config.scaling),
-        probes=learner.measure(calibration.probes),
-        probe_tolerance=calibration.tolerance,
+        probes=probes,
+        probe_tolerance=max(calibration.tolerance, tolerance_of(noise)),  # rounding costs more under some adapters
     )
