@@ -67,9 +67,9 @@ def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weight
     assert all(one.dtype == dtype and torch.equal(one, kept) for one, dtype, kept in before)
 
 
-def test_the_tolerance_is_five_times_the_noise_and_has_a_floor() -> None:
+def test_the_tolerance_is_six_times_the_noise_and_has_a_floor() -> None:
     assert agreed.tolerance_of(0.0) == 1e-4
-    assert agreed.tolerance_of(0.05) == pytest.approx(0.25)
+    assert agreed.tolerance_of(0.05) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

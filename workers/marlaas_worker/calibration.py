@@ -20,7 +20,7 @@ from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
 
 NUM_PROBES = 4
 NUM_TOKENS = 24
-NOISE_FACTOR = 5.0
+NOISE_FACTOR = 6.0
 FLOOR = 1e-4
 LEAST_SHIFT = 10.0
 """Tolerances by which the self-test's adapter must move the probes' logprobs."""
@@ -32,8 +32,8 @@ _FINGERPRINT_BYTES = 1 << 20
 def tolerance_of(noise: float) -> float:
     """Largest mean |difference of logprobs| on the probes that counts as noise: max(FLOOR, NOISE_FACTOR * noise).
 
-    noise: mean |difference| of the trainer's logprobs in the engine's dtype and in float32. An engine in that dtype is about as far from float32, so a
-    good version stays below a third. FLOOR is for float32, where noise counts as 0: other orders of summation alone differ by 1e-7 to 1e-5
+    noise: mean |difference| of the trainer's logprobs in the engine's dtype and in float32. An engine in that dtype is up to twice as far from float32,
+    so a good version stays below a third. FLOOR is for float32, where noise counts as 0: other orders of summation alone differ by 1e-7 to 1e-5
     (bench/proof.py).
     """
     return max(FLOOR, NOISE_FACTOR * noise)
