@@ -59,7 +59,7 @@ def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_al
         assert list(trainer.parts.values()) == [
             facts.num_parameters * number,
             4 * (4 * (256 + 112 + 640) + 5 * 640),
-            512 * (number * linear + norms) + 3 * 2**24 + head,
+            512 * (number * linear + norms) + 3 * (512 * 4 * 100) + head,
             TRAINER_PROCESS_BYTES,
         ]
     _, two = demands(facts, pool(trainer={"replicas": 2}), jobs)

@@ -138,15 +138,15 @@ def _trainer(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec]) 
     parts = {
         f"weights as {number * 8}-bit numbers": facts.num_parameters * number,
         "adapters and optimizer": 4 * (_TRAINED_COPIES * bound + _PUBLISHED_COPIES * max(sizes)),
-        "activations": activation_bytes(facts, spec, rank, tokens) + _head_bytes(facts, number),
+        "activations": activation_bytes(facts, spec, rank, tokens) + _head_bytes(facts, number, tokens),
         "process": TRAINER_PROCESS_BYTES,
     }
     return Demand("trainer", spec.trainer.replicas, parts)
 
 
-def _head_bytes(facts: ModelFacts, number: int) -> int:
+def _head_bytes(facts: ModelFacts, number: int, num_tokens: int) -> int:
     """Logits of a chunk of tokens; of a 16-bit model also its head in float32, which a CPU multiplies by."""
-    logits = max(_CHUNK_BYTES, _LEAST_ROWS * 4 * facts.vocab_size) if facts.vocab_size else 0
+    logits = min(num_tokens * 4 * facts.vocab_size, max(_CHUNK_BYTES, _LEAST_ROWS * 4 * facts.vocab_size))
     return _CHUNK_COPIES * logits + (4 * facts.vocab_size * facts.hidden_size if number == 2 else 0)
 
 
