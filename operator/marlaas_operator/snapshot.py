@@ -102,7 +102,7 @@ class JobSnapshot:
 
     @property
     def job_spec(self) -> RLJobSpec | None:
-        """What the job is to be; of one that does not parse, what was handed over of it."""
+        """The job's spec; if the object does not parse, the spec of the document that was handed over."""
         if self.job is not None:
             return self.job.spec
         return self.own_document.spec if self.own_document is not None else None

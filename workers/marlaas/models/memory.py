@@ -62,7 +62,7 @@ def demands(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec] = 
 
 
 def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_tokens: int) -> int:
-    """What a micro-batch of so many padded tokens keeps between forward and backward pass.
+    """Bytes that a micro-batch of so many padded tokens keeps between forward and backward pass.
 
     Of a linear layer its input and output, or as much elsewhere (attention keeps queries, keys, values and outputs); of its adapter `rank` numbers. A 16-bit
     model's two norms a layer keep their inputs in float32. A micro-batch that needs more than `activationBytes` keeps less (`trainer.recompute`).

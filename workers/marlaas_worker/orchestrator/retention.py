@@ -1,4 +1,4 @@
-"""What a job still needs of the streams EPISODES and TURNS, and purging the rest.
+"""Purge what a job no longer needs of the streams EPISODES and TURNS.
 
 A step on record leaves a mark: everything below it belongs to steps on record. It is purged one step later, so that a reader of episodes has
 time, and not before the recorder of `marlaas run` has acked what lies below it. Marks are in memory only: after a restart the next step

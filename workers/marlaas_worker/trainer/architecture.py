@@ -1,4 +1,4 @@
-"""What the trainer must know of a base model's architecture, tried out on the loaded model rather than looked up by name.
+"""Properties of a base model's architecture on which the trainer depends, tested on the loaded model instead of looked up by name.
 
 Every question here has an answer in bits, not within a tolerance, so it is the same in float32 and in bfloat16.
 """
