@@ -1,13 +1,16 @@
 """Estimates of memory beside measured peaks, of trainer and engine, by component: `python -m bench memory`.
 
 Each side is a process of its own that loads the model, does its work and reads its own highest resident memory (VmHWM, reset before each phase). The trainer
-binds agents one after the other, trains micro-batches of several sizes and publishes a version; the engine fills its slots and its KV cache and scores probes.
-A component's measure is the rise of the peak over what was resident before it.
+binds agents one after the other, trains a micro-batch and publishes a version; the engine fills its slots and its KV cache and scores probes.
+A part's measure is the rise of the peak over what was resident before it, once the heap has given back what was free.
 """
 
 import argparse
 import asyncio
+import ctypes
+import gc
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +27,8 @@ MODELS = ("tiny", "smollm2")
 DTYPES = ("float32", "bfloat16")
 RANK, AGENTS, SLOTS, WIDTH, KV_CACHE = 16, 3, 4, 256, "64Mi"
 MIB = 2**20
+SMALL = 64 * MIB
+"""Parts below this are no more than what an allocator and a page round to; they count in the totals alone."""
 
 
 def resident(name: str = "VmRSS") -> int:
@@ -34,17 +39,28 @@ def resident(name: str = "VmRSS") -> int:
     raise KeyError(name)
 
 
-def reset_peak() -> int:
-    """Let VmHWM begin anew; returns what is resident."""
-    Path("/proc/self/clear_refs").write_text("5")
+def trimmed() -> int:
+    """Bytes resident once the heap has given back what is free."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     return resident()
 
 
+def peak_from_here() -> int:
+    """Let VmHWM begin anew; returns what is resident."""
+    held = trimmed()
+    Path("/proc/self/clear_refs").write_text("5")
+    return held
+
+
 def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
-    """Peaks of a trainer's parts, in bytes, by the names that `estimate` has."""
+    """Peaks of a trainer's parts, in bytes, by the names that `estimate` has.
+
+    A tiny model is loaded first, so that what every process takes once (PEFT's code, buffers of MKL) counts as the process.
+    """
     import torch
 
-    from bench.trainer import document
+    from bench.trainer import document, random_model
     from marlaas_api.messages import PoolDocument
     from marlaas_worker.adapters import DTYPES as TORCH_DTYPES
     from marlaas_worker.trainer.assignment import Assignment
@@ -55,27 +71,44 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     from marlaas_worker.trainer.versions import contents_of
 
     torch.set_num_threads(1)
-    found = {"trainer: process": resident()}
-    base = BaseModel(str(model), dtype=TORCH_DTYPES[dtype], activation_bytes=1 << 40)
-    found["trainer: weights"] = resident() - found["trainer: process"]
     assignment = Assignment(job := document(num_tokens), job.spec.agents[0])
-    learners: list[Learner] = []
-    for _ in range(AGENTS):
-        before = reset_peak()
-        learners.append(Learner(base, assignment))
-        learners[-1].begin()
-        learners[-1].accumulate(_rows(base.vocab_size, WIDTH))
-        learners[-1].step(0)
-        found["trainer: an agent"] = resident() - before  # the last one, when nothing is made for the first time
+
+    def bound(base: BaseModel) -> Learner:
+        """An agent in the middle of its second step: weights, moments and gradients are there."""
+        learner = Learner(base, assignment)
+        learner.begin()
+        for _ in range(2):
+            learner.step(0)
+            learner.accumulate(_rows(base.vocab_size, WIDTH))
+        return learner
+
+    with tempfile.TemporaryDirectory() as folder:
+        random_model("tiny", Path(folder))
+        bound(BaseModel(folder, dtype=TORCH_DTYPES[dtype])).close()
+    found = {"trainer: process": trimmed()}
+    base = BaseModel(str(model), dtype=TORCH_DTYPES[dtype], activation_bytes=1 << 40)
+    found["trainer: weights"] = trimmed() - found["trainer: process"]
+    learners = [bound(base)]
+    buffers = trimmed() - found["trainer: process"] - found["trainer: weights"]
+    before = trimmed()
+    learners += [bound(base) for _ in range(1, AGENTS)]
+    found["trainer: an agent"] = (trimmed() - before) // (AGENTS - 1)
+    found["trainer: process"] += buffers - found["trainer: an agent"]  # MKL's grow with the width of the layers
     found["trainer: bytes kept per token"] = int(base.activation_bytes_per_token)
-    before = reset_peak()
+    for learner in learners:
+        learner.step(1)
+    learners[0].accumulate(_rows(base.vocab_size, WIDTH))  # its gradients are the agent's
+    before = peak_from_here()
     learners[0].accumulate(_rows(base.vocab_size, num_tokens))
     found[f"trainer: {num_tokens} tokens"] = resident("VmHWM") - before
-    learners[0].step(1)
+    learners[0].step(2)
     calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool(model, dtype)))
-    before = reset_peak()
+    before = peak_from_here()
     contents_of(learners[0], calibration, StepResult(1, 1, (), {}, 0.0))
     found["trainer: publishing"] = resident("VmHWM") - before
+    passing = max(found[f"trainer: {num_tokens} tokens"], found["trainer: publishing"])
+    found["trainer: all"] = found["trainer: process"] + found["trainer: weights"] + passing
+    found["trainer: all"] += AGENTS * found["trainer: an agent"]
     return found
 
 
@@ -105,21 +138,23 @@ def estimate(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     """The parts of `marlaas.models.memory`, in the same words."""
     from bench.trainer import document
     from marlaas.models import inspect
-    from marlaas.models.memory import activation_bytes, demands
+    from marlaas.models.memory import activation_bytes, demands, head_bytes
 
     facts, job, spec = inspect(model), document(num_tokens).spec, pool(model, dtype)
     engine, trains = demands(facts, spec, [job])
     parts = list(trains.parts.values())
     per_agent = 16 * facts.adapter_parameters(RANK)
-    return {
+    found = {
         "trainer: process": parts[3],
         "trainer: weights": parts[0],
         "trainer: an agent": per_agent,
-        "trainer: publishing": parts[1] - per_agent,
+        "trainer: publishing": parts[1] - per_agent + head_bytes(facts, spec, num_tokens),  # probes go through the head
         f"trainer: {num_tokens} tokens": parts[2],
         "trainer: bytes kept per token": activation_bytes(facts, spec, RANK, 1024) // 1024,
         "engine: all": engine.total,
     }
+    found["trainer: all"] = trains.total + (AGENTS - 1) * per_agent
+    return found
 
 
 async def _engine(model: Path, dtype: str) -> int:
@@ -161,6 +196,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args(words)
     if chosen.side == "trainer":
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as `python -m marlaas_worker trainer` does
         print(json.dumps(trainer(chosen.folder, chosen.dtype[0], chosen.tokens)))
     elif chosen.side == "engine":
         print(json.dumps({"engine: all": asyncio.run(_engine(chosen.folder, chosen.dtype[0]))}))
@@ -187,7 +223,9 @@ def compare(name: str, dtype: str, tokens: int, only: str | None) -> str:
                 part,
                 f"{size / MIB:.1f}",
                 f"{measured[part] / MIB:.1f}",
-                f"{size / max(1, measured[part]):.2f}",
+                f"{size / max(1, measured[part]):.2f}"
+                if max(size, measured[part]) >= SMALL or "kept" in part
+                else "small",
             ]
             for part, size in estimate(Path(folder), dtype, tokens).items()
             if part in measured

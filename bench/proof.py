@@ -1,13 +1,14 @@
 """Does delivery's proof refuse good versions, and does it let wrong ones pass? `--model tiny|smollm2 --dtype float32|bfloat16 --versions N --wrong N`.
 
 Good ones: versions of four agents, trained by AdamW on random advantages of text that the model writes, at learning rates 1e-6 to 1e-3. Wrong ones come in two
-kinds: another adapter in the slot than the manifest's, its file's sha256 forged; and an engine that applies right slots wrongly, or has another
-base model (`bench/proof_faults.py`). Each is counted by the part of the proof that found it.
+kinds: another adapter in the slot than the manifest's, its file's sha256 forged; and an engine that applies right slots wrongly, or has another base
+model (`bench/proof_faults.py`). Each is counted by the part of the proof that found it.
 """
 
 import argparse
 import asyncio
 import itertools
+import shutil
 import statistics
 import tempfile
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from bench.runs import table
 from marlaas.models import prepare
@@ -27,7 +29,7 @@ from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Calibration, Manifest, PoolDocument
 from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_digests, write_adapter
-from marlaas_worker.calibration import tolerance_of
+from marlaas_worker.calibration import fingerprint, tolerance_of
 from marlaas_worker.rollout import vllm_life
 from marlaas_worker.rollout.engine import LoadedAdapter
 from marlaas_worker.rollout.proof import ProofFailed, load_proven
@@ -59,6 +61,7 @@ class Publisher:
     """A trainer's side: the base model, its calibration, and versions."""
 
     def __init__(self, pool: PoolDocument, dtype: str, folder: Path) -> None:
+        self.path = pool.model_path
         self.model = BaseModel(pool.model_path, dtype=DTYPES[dtype])
         began = time.perf_counter()
         self.calibration: Calibration = calibrate(self.model, pool)
@@ -162,6 +165,14 @@ class Bench:
         await switch()
         self.caught.setdefault(kind, Counter())[await self.self_test() or "nothing"] += 1
 
+    def other_base(self, seed: int) -> None:
+        """Another base model's files, all matrices changed a little: does an engine that has them take the calibration for its own?"""
+        folder = self._folder / "other-base"
+        write_other_base(Path(self.publisher.path), folder, seed)
+        found = "nothing" if fingerprint(folder) == self.publisher.calibration.base else "fingerprint"
+        self.caught.setdefault("engine has another base model", Counter())[found] += 1
+        shutil.rmtree(folder)
+
     async def tell(self, method: str, *arguments: Any) -> None:
         """Switch a fault within the engine's worker."""
         assert self.engine._life is not None
@@ -178,6 +189,20 @@ def changed(publisher: Publisher, version: Version, change: str, number: int) ->
         layer = ups[number % len(ups)]
         del tensors[layer], tensors[layer.replace(".lora_B.", ".lora_A.")]
     return publisher.write(0, version.manifest.version, tensors, version.rate, (version.manifest.probes, 0.0))
+
+
+def write_other_base(model: Path, folder: Path, seed: int) -> None:
+    """Copy a model's files, with noise of `OTHER_BASE` on its matrices."""
+    folder.mkdir()
+    shutil.copyfile(model / "config.json", folder / "config.json")
+    draw = torch.Generator().manual_seed(seed)
+    for file in model.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            if tensor.dim() == 2:
+                noise = torch.randn(tensor.shape, generator=draw).mul_(OTHER_BASE * tensor.float().std())
+                tensors[name] = (tensor.float() + noise).to(tensor.dtype)
+        save_file(tensors, folder / file.name, {"format": "pt"})
 
 
 @asynccontextmanager
@@ -259,7 +284,10 @@ async def wrong(bench: Bench, kept: list[list[Version]], num: int) -> None:
             slot_or_layer = number % bench.engine.limits.slots if fault == "one slot" else number
             await bench.faulty(kind, partial(bench.tell, "bench_fault", fault, slot_or_layer))
         await bench.tell("bench_fault", "none", 0)
-        await bench.faulty("engine has another base model", partial(bench.tell, "bench_base", number, OTHER_BASE))
+        bench.other_base(number)
+        for size in (OTHER_BASE, 5 * OTHER_BASE):
+            name = f"engine's base model is changed in memory by {size:.0%}: self-test alone"
+            await bench.faulty(name, partial(bench.tell, "bench_base", number, size))
         await bench.tell("bench_base", 0, 0.0)
     print(f"the right engine again: {await bench.self_test() or 'passed'}", flush=True)
 

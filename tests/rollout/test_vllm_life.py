@@ -115,6 +115,10 @@ def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_t
 ) -> None:
     with pytest.raises(Permanent, match=r"no base model in .*marlaas models list"):
         read_base_model(tmp_path)
+    (tmp_path / "config.json").write_bytes((small_model / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
+    with pytest.raises(Permanent, match="not safetensors files"):
+        read_base_model(tmp_path)
     with pytest.raises(Permanent, match="tensorParallelSize"):
         vllm_settings(read_base_model(small_model), pool.model_copy(update={"tensor_parallel_size": 2}), tmp_path)
 

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from marlaas.models.inspection import ModelFacts
     from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 
-ENGINE_PROCESS_BYTES = 3 * 2**29
-TRAINER_PROCESS_BYTES = 3 * 2**28
+ENGINE_PROCESS_BYTES = 15 * 2**27
+TRAINER_PROCESS_BYTES = 13 * 2**26
 MICROBATCH_TOKENS = 4096
 _TRAINED_COPIES = 4  # of each bound agent: weights, gradients, two moments
 _PUBLISHED_COPIES = (
-    5  # of the agent that publishes: weights and their file, two moments and theirs, a tensor on its way
+    8  # of the agent that publishes: weights, their file, and the state's three parts, as tensors and as bytes
 )
 _CHUNK_BYTES, _LEAST_ROWS, _CHUNK_COPIES = 16 << 20, 64, 3  # `trainer.head`: logits, their softmax, a temporary
+_HEAP = {4: 1.17, 2: 1.35}
+"""Resident bytes against bytes of tensors in a forward pass, by bytes of a number: the heap has gaps, more where temporaries are wider than what is kept."""
 _GIB = 2**30
 _NUMBER_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 _NO_LIMIT = 2**60
@@ -78,6 +80,13 @@ def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_toke
         return min(kept, most)
     inputs = num_tokens * number * facts.hidden_size * facts.num_layers
     return max(most, inputs + kept // facts.num_layers)
+
+
+def head_bytes(facts: ModelFacts, spec: ModelPoolSpec, num_tokens: int) -> int:
+    """Bytes of the logits of a chunk of tokens; of a 16-bit model also its head in float32, which a CPU multiplies by."""
+    number = _NUMBER_BYTES[spec.rollout.dtype]
+    logits = min(num_tokens * 4 * facts.vocab_size, max(_CHUNK_BYTES, _LEAST_ROWS * 4 * facts.vocab_size))
+    return _CHUNK_COPIES * logits + (4 * facts.vocab_size * facts.hidden_size if number == 2 else 0)
 
 
 def shortage(needed: Sequence[Demand], available: int) -> tuple[str, str] | None:
@@ -138,16 +147,11 @@ def _trainer(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec]) 
     parts = {
         f"weights as {number * 8}-bit numbers": facts.num_parameters * number,
         "adapters and optimizer": 4 * (_TRAINED_COPIES * bound + _PUBLISHED_COPIES * max(sizes)),
-        "activations": activation_bytes(facts, spec, rank, tokens) + _head_bytes(facts, number, tokens),
+        "activations": int(_HEAP[number] * activation_bytes(facts, spec, rank, tokens))
+        + head_bytes(facts, spec, tokens),
         "process": TRAINER_PROCESS_BYTES,
     }
     return Demand("trainer", spec.trainer.replicas, parts)
-
-
-def _head_bytes(facts: ModelFacts, number: int, num_tokens: int) -> int:
-    """Logits of a chunk of tokens; of a 16-bit model also its head in float32, which a CPU multiplies by."""
-    logits = min(num_tokens * 4 * facts.vocab_size, max(_CHUNK_BYTES, _LEAST_ROWS * 4 * facts.vocab_size))
-    return _CHUNK_COPIES * logits + (4 * facts.vocab_size * facts.hidden_size if number == 2 else 0)
 
 
 def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[int]:

@@ -160,7 +160,13 @@ def read_base_model(folder: Path) -> BaseModel:
         raise Permanent(f"no base model in {folder}: {error}; see `marlaas models list`") from error
     text = {**fields, **fields.get("text_config", {})}
     try:
-        return BaseModel(folder, fingerprint(folder), int(text["vocab_size"]), int(text["max_position_embeddings"]))
+        base = fingerprint(folder)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Permanent(
+            f"the weights in {folder} are not safetensors files: {error!r}; fetch the model again"
+        ) from error
+    try:
+        return BaseModel(folder, base, int(text["vocab_size"]), int(text["max_position_embeddings"]))
     except (KeyError, TypeError, ValueError) as error:
         raise Permanent(f"{folder / 'config.json'} does not describe a causal language model: {error!r}") from error
 

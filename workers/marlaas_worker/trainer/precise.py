@@ -4,6 +4,7 @@ A layer's weights are widened before it computes and put back afterwards; 16 bit
 float32 already.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,9 +35,15 @@ def in_float32(decoder: nn.Module) -> Iterator[None]:
 
 
 def precise_token_logprobs(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
-    """log softmax(hidden @ weight.T) at `tokens` in float32; hidden [N, H], weight [V, H] of any dtype, tokens [N]."""
-    logits = torch.cat([hidden.float() @ rows.float().T for rows in torch.split(weight, _CHUNK_TOKENS)], dim=1)
-    return torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None]).squeeze(1)
+    """log softmax(hidden @ weight.T) at `tokens` in float32; hidden [N, H], weight [V, H] of any dtype, tokens [N].
+
+    The normaliser is summed part by part of the vocabulary, so that neither the logits nor the widened head are held whole.
+    """
+    hidden = hidden.float()
+    total = hidden.new_full((len(hidden),), -math.inf)
+    for rows in torch.split(weight, _CHUNK_TOKENS):
+        total = torch.logaddexp(total, torch.logsumexp(hidden @ rows.float().T, dim=-1))
+    return (hidden * weight[tokens].float()).sum(-1) - total
 
 
 def _parts(decoder: nn.Module) -> Iterator[nn.Module]:
