@@ -56,7 +56,7 @@ class Load:
 
     async def ready(self) -> None:
         async def look() -> bool:
-            return self._rig.door("/readyz") == "ok\n"
+            return self._rig.endpoints("/readyz") == "ok\n"
 
         await eventually(self._rig, "ready", look, _PATIENCE_S, 0.05)
 

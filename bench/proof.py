@@ -30,10 +30,10 @@ from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Calibration, Manifest, PoolDocument
 from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_digests, write_adapter
 from marlaas_worker.calibration import fingerprint, tolerance_of
-from marlaas_worker.rollout import vllm_life
+from marlaas_worker.rollout import vllm_incarnation
 from marlaas_worker.rollout.engine import LoadedAdapter
 from marlaas_worker.rollout.proof import ProofFailed, load_proven
-from marlaas_worker.rollout.self_test import SelfTest, SelfTestFailed
+from marlaas_worker.rollout.self_test import EngineSelfTest, SelfTestFailed
 from marlaas_worker.rollout.vllm_engine import VllmEngine
 from marlaas_worker.rollout.vllm_settings import engine_arguments
 from marlaas_worker.trainer.calibration import calibrate
@@ -121,7 +121,7 @@ class Bench:
 
     async def self_test(self, base: str = "") -> str:
         """The part that found something; empty if nothing did."""
-        test = SelfTest(self.publisher.calibration, self._folder / "self-test", self.slot_numbers)
+        test = EngineSelfTest(self.publisher.calibration, self._folder / "self-test", self.slot_numbers)
         try:
             await test.run(self.engine)
         except SelfTestFailed:
@@ -175,8 +175,8 @@ class Bench:
 
     async def tell(self, method: str, *arguments: Any) -> None:
         """Switch a fault within the engine's worker."""
-        assert self.engine._life is not None
-        await self.engine._life.llm.collective_rpc(method, args=arguments)
+        assert self.engine._incarnation is not None
+        await self.engine._incarnation.llm.collective_rpc(method, args=arguments)
 
 
 def changed(publisher: Publisher, version: Version, change: str, number: int) -> Version:
@@ -212,7 +212,7 @@ async def started(pool: PoolDocument, scratch: Path) -> AsyncIterator[VllmEngine
     def faulty(*arguments: Any) -> dict[str, Any]:
         return {**engine_arguments(*arguments), "worker_extension_cls": "bench.proof_faults.FaultySlots"}
 
-    vars(vllm_life)["engine_arguments"] = faulty
+    vars(vllm_incarnation)["engine_arguments"] = faulty
     engine = VllmEngine(Path(pool.model_path), pool.spec, frozenset(), scratch / "vllm")
     await engine.start()
     try:

@@ -142,8 +142,8 @@ async def throughput(engine: VllmEngine, adapters: list[LoadedAdapter], vocabula
     """Rates of our generate and of raw vLLM, in turns; medians."""
     ids = prompts(vocabulary)
     numbers = iter(range(10**6))
-    assert engine._life is not None
-    raw_engine = engine._life.llm
+    assert engine._incarnation is not None
+    raw_engine = engine._incarnation.llm
 
     async def ours(n: int) -> int:
         sampling = Sampling(1.0, NEW_TOKENS, n)

@@ -41,8 +41,8 @@ async def rate(plan: list[list[GenerateRequest]], one: Callable[[GenerateRequest
 
 def bare(bench: Bench) -> Callable[[GenerateRequest], Awaitable[int]]:
     """`AsyncLLM.generate` for the same request, tokenised beforehand."""
-    assert bench.engine._life is not None
-    llm = bench.engine._life.llm
+    assert bench.engine._incarnation is not None
+    llm = bench.engine._incarnation.llm
     held: dict[str, LoadedAdapter] = {one.name: one for one in bench.engine._residents._held.values()}
     calls = iter(range(10**6))
     jobs = {job.job: job for job in bench.jobs}

@@ -19,7 +19,15 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus, Request
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import ChatMessage, GenerateReply, GenerateRequest, JobDocument, ReplyPhase, StopReason, Task
+from marlaas_api.messages import (
+    ChatMessage,
+    GenerateReply,
+    GenerateRequest,
+    JobDocument,
+    ReplyPhase,
+    StopReason,
+    TaskMessage,
+)
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, encode
 from marlaas_worker.role import RoleContext
@@ -145,8 +153,8 @@ def _document(name: str) -> JobDocument:
     return JobDocument(namespace="bench", job="job", uid="u1", pool="tiny", tenant="bench", spec=spec)
 
 
-def _task(document: JobDocument, index: int) -> Task:
-    return Task(
+def _task(document: JobDocument, index: int) -> TaskMessage:
+    return TaskMessage(
         namespace=document.namespace,
         job=document.job,
         uid=document.uid,

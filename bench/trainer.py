@@ -27,7 +27,7 @@ from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import collate, pack
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Row, Segment, plant
+from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
 
 SHAPES = {
     "tiny": {
@@ -67,7 +67,7 @@ def groups(vocab_size: int, count: int) -> list[list[Segment]]:
 
 
 def microbatches(parts: list[list[Segment]], pairs_per_token: int, budget: int) -> list[list[Row]]:
-    full, rest = pack([], [row for group in parts for row in plant(group, pairs_per_token, budget)], budget)
+    full, rest = pack([], [row for group in parts for row in pack_prefix_tree(group, pairs_per_token, budget)], budget)
     return [*full, rest] if rest else full
 
 

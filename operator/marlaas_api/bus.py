@@ -26,7 +26,7 @@ class BusRefused(Permanent):
     """The server refuses this for good: permission, payload too large, stream or consumer missing, closed by us."""
 
 
-class Conflict(Permanent):
+class RevisionConflict(Permanent):
     """A compare-and-set found something else: another writer was first."""
 
 

@@ -3,21 +3,24 @@
 import sys
 
 from marlaas_api.generated_page import write_or_check
-from marlaas_api.reason_texts import TEXTS, Stage
+from marlaas_api.reason_texts import TEXTS, ReasonStage
 from marlaas_api.reasons import Reason
 
 _HEADINGS = {
-    Stage.WAITING: (
+    ReasonStage.WAITING: (
         "Waiting",
         "Nothing is wrong with the object; something else has to happen first.",
     ),
-    Stage.FAULTY: (
+    ReasonStage.FAULTY: (
         "Something is wrong and goes away by itself once its cause does",
         "The job keeps its place, its slots and what it learnt.",
     ),
-    Stage.FAILED: ("Failed for good", "A failed job stays as it is, to be read; a corrected one is a new object."),
-    Stage.WORKING: ("At work", "As it should be."),
-    Stage.ENDED: ("Ended well", "Nothing more happens."),
+    ReasonStage.FAILED: (
+        "Failed for good",
+        "A failed job stays as it is, to be read; a corrected one is a new object.",
+    ),
+    ReasonStage.WORKING: ("At work", "As it should be."),
+    ReasonStage.ENDED: ("Ended well", "Nothing more happens."),
 }
 _PREFACE = """# Reasons: what a status says, and what to do
 
@@ -33,7 +36,7 @@ def page() -> str:
     return _PREFACE + "".join(f"\n## {title}\n{words}\n\n{table(stage)}" for stage, (title, words) in _HEADINGS.items())
 
 
-def table(stage: Stage) -> str:
+def table(stage: ReasonStage) -> str:
     """The reasons of one stage as a Markdown table."""
     rows = (_row(reason) for reason, text in TEXTS.items() if text.stage is stage)
     return "| reason | what it means | what to do | who |\n|---|---|---|---|\n" + "".join(rows)

@@ -12,19 +12,19 @@ from pydantic import BaseModel, ValidationError
 from marlaas_api import messages
 from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.errors import Permanent, UnsupportedSchema
-from marlaas_api.messages import JobMessage, Message
+from marlaas_api.messages import BusMessage, JobMessage
 from marlaas_api.names import job_prefix
 
 SCHEMA_VERSION = 1
 OLDEST_READABLE = 1
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=BusMessage)
 B = TypeVar("B", bound=BaseModel)
 _CLAIM = "Claim"
 # Of what a stranger wrote, in an error that is logged.
 _MOST_CHARACTERS = 500
-_TYPES: dict[str, type[Message]] = {
-    name: value for name, value in vars(messages).items() if isinstance(value, type) and issubclass(value, Message)
+_TYPES: dict[str, type[BusMessage]] = {
+    name: value for name, value in vars(messages).items() if isinstance(value, type) and issubclass(value, BusMessage)
 }
 
 
@@ -32,7 +32,7 @@ class BadMessage(Permanent):
     """Bytes that are no message of ours; the text says which field."""
 
 
-def encode(message: Message) -> bytes:
+def encode(message: BusMessage) -> bytes:
     """Message to bytes."""
     body = message.model_dump(mode="python", exclude_defaults=True)
     return ormsgpack.packb(
@@ -40,7 +40,7 @@ def encode(message: Message) -> bytes:
     )
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> BusMessage:
     """Bytes to whatever message they are. Raises UnsupportedSchema, BadMessage."""
     return _decoded(*_opened(data))
 
@@ -67,7 +67,7 @@ def _opened(data: bytes) -> tuple[str, object]:
     return str(envelope.get("t")), envelope.get("d")
 
 
-def _decoded(tag: str, body: object) -> Message:
+def _decoded(tag: str, body: object) -> BusMessage:
     kind = _TYPES.get(tag)
     if kind is None:
         raise BadMessage(f"unknown message type {tag[:_MOST_CHARACTERS]!r}")
@@ -90,7 +90,7 @@ async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
     return ormsgpack.packb({"v": SCHEMA_VERSION, "t": _CLAIM, "d": ref.model_dump()})
 
 
-async def unpack(data: bytes, blobs: Blobs) -> Message:
+async def unpack(data: bytes, blobs: Blobs) -> BusMessage:
     """Decode, following a claim if the bytes are one. Raises as `decode` and as `Blobs.get`."""
     tag, body = _opened(data)
     if tag != _CLAIM:

@@ -21,15 +21,15 @@ from marlaas_api.bus_nats import connect as connect_bus
 from marlaas_api.bus_users import BusKeys, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable, first_cause
 from marlaas_api.stopping import stop_on_signals
-from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
+from marlaas_operator.bus_keys import CredentialIssuer, ensure_keys, renew_platform
 from marlaas_operator.cluster import Cluster, Forbidden, Invalid, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.handlers import WATCH_S, watch
-from marlaas_operator.health import Door, opened
+from marlaas_operator.health import HealthEndpoints, opened
 from marlaas_operator.installation import Installation, load
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.resync import MANAGED
 from marlaas_operator.service import Outside, Service
-from marlaas_operator.watched import Watched
 
 log = logging.getLogger("marlaas_operator")
 
@@ -86,11 +86,11 @@ def _service(
             installation.nats_url, name="operator", creds=creds if keys is not None else None, connect_timeout_s=5.0
         )
 
-    async def watching(watched: Watched, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
-        await watch(watched, begun, told, gateway, options.watch_seconds)
+    async def watching(cache: ObjectCache, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
+        await watch(cache, begun, told, gateway, options.watch_seconds)
 
     instance = os.environ.get("POD_NAME") or socket.gethostname()
-    outside = Outside(gateway, open_bus, watching, Credentials(keys, time.time), instance)
+    outside = Outside(gateway, open_bus, watching, CredentialIssuer(keys, time.time), instance)
     return Service(outside, installation)
 
 
@@ -113,7 +113,7 @@ async def _opened(options: argparse.Namespace, service: Service) -> AsyncIterato
     if options.health is None:
         yield
         return
-    async with opened(Door(service.missing, service.metrics_text), options.health) as port:
+    async with opened(HealthEndpoints(service.missing, service.metrics_text), options.health) as port:
         log.info("health and metrics on port %d", port)
         yield
 
@@ -126,7 +126,7 @@ async def _renewing(
     if keys is None:
         yield
         return
-    own = Credentials(keys, time.time)
+    own = CredentialIssuer(keys, time.time)
     _write(creds, own.of(OperatorUser()) or "")
 
     async def renew() -> None:

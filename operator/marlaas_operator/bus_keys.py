@@ -43,7 +43,7 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
 
-class Credentials:
+class CredentialIssuer:
     """Mints what jobs and pools need, once per time window. keys None: a bus without users, for which there is nothing to mint."""
 
     def __init__(self, keys: BusKeys | None, now: Clock) -> None:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bucket, Bus, BusRefused, BusUnavailable, Conflict, Entry
+from marlaas_api.bus import Bucket, Bus, BusRefused, BusUnavailable, Entry, RevisionConflict
 from marlaas_api.errors import MarlaasError, Permanent, Retryable
-from marlaas_api.messages import JobDocument, Message, Progress
+from marlaas_api.messages import BusMessage, JobDocument, Progress
 from marlaas_api.wire import decode_as, encode
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.snapshot import BusState
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
 REREAD_S = 60.0
 _RETRY_S = 1.0
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=BusMessage)
 LEADER = subjects.replica_key("orchestrator", "all", "leader")
 _MIRRORED = (subjects.JOBS, subjects.PROGRESS)
 
@@ -110,7 +110,7 @@ class BusView:
         bucket, data = self._buckets[subjects.JOBS], encode(document)
         try:
             revision = await (bucket.create(key, data) if entry is None else bucket.update(key, data, entry.revision))
-        except Conflict as error:
+        except RevisionConflict as error:
             await self._look_at(key)
             raise Stale(f"the document of {key} was changed by somebody else") from error
         self._note(subjects.JOBS, Entry(key, data, revision))

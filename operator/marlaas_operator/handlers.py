@@ -16,8 +16,8 @@ from kopf._cogs.structs.references import Insights  # where kopf notes what it w
 from marlaas_operator.cluster import Body, Resource, Unavailable, target_of
 from marlaas_operator.cluster.api_server import ApiServer, Login
 from marlaas_operator.cluster.resources import KINDS, OWNED
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.resync import MANAGED
-from marlaas_operator.watched import Watched
 from marlaas_operator.watching import Told, Watcher
 
 WATCH_S = 45.0
@@ -31,18 +31,18 @@ Happened = Callable[[Resource, str | None, Body], None]
 """Told what kopf saw, in kopf's thread: the kind, the event's type (None: listed), the object."""
 
 
-async def watch(watched: Watched, begun: Begun, told: Told, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
+async def watch(cache: ObjectCache, begun: Begun, told: Told, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
     """Watch until cancelled. told: what is wrong with the watching, an empty text when it goes well again."""
     loop = asyncio.get_running_loop()
 
     def see(resource: Resource, kind: str | None, body: Body) -> None:
         if kind == "DELETED":
             meta = body["metadata"]
-            watched.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
+            cache.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
             return
         if kind is None:
             begun(resource)
-        watched.see(body)
+        cache.see(body)
 
     def happened(resource: Resource, kind: str | None, body: Body) -> None:
         loop.call_soon_threadsafe(see, resource, kind, body)

@@ -12,14 +12,14 @@ from marlaas_api import subjects
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.problems import problems_of
 from marlaas_api.reasons import Reason
-from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, resource_of, target_of
+from marlaas_operator.object_cache import Group, ObjectCache, namespaces_of, pool_of
 from marlaas_operator.pod_facts import PodFacts, pod_facts
 from marlaas_operator.policies.tenant import by_precedence
 from marlaas_operator.snapshot import JobLoad, JobSnapshot, Meta, OwnedKey, PoolSnapshot, TenantSnapshot
-from marlaas_operator.watched import Group, Watched, namespaces_of, pool_of
 
 B = TypeVar("B", bound=Kind)
 T = TypeVar("T")
@@ -49,8 +49,10 @@ class Remembered(Generic[T]):
 class Observer:
     """Makes snapshots. now: unix seconds."""
 
-    def __init__(self, watched: Watched, bus: BusView, credentials: Credentials, now: Callable[[], float]) -> None:
-        self._watched = watched
+    def __init__(
+        self, cache: ObjectCache, bus: BusView, credentials: CredentialIssuer, now: Callable[[], float]
+    ) -> None:
+        self._cache = cache
         self._bus = bus
         self._credentials = credentials
         self._now = now
@@ -62,13 +64,13 @@ class Observer:
 
     def job(self, target: Target, trouble: Trouble | None = None) -> JobSnapshot | None:
         """Snapshot of an RLJob, None if there is none. trouble: what keeps its actions from being done."""
-        body = self._watched.get(target)
+        body = self._cache.get(target)
         if body is None:
             return None
         meta, job = Meta.of(body), parsed(RLJob, body)
         key = subjects.job_key(meta.namespace, meta.name)
         pool_name = pool_of(body)
-        pool_body = self._watched.get(Target(MODELPOOLS, "", pool_name))
+        pool_body = self._cache.get(Target(MODELPOOLS, "", pool_name))
         pool = self._pool(pool_body) if pool_body is not None else None
         progress = self._bus.progress(key)
         admitted = progress is not None and progress.uid == meta.uid and progress.admitted and not progress.phase.final
@@ -99,7 +101,7 @@ class Observer:
 
     def pool(self, target: Target, trouble: Trouble | None = None) -> PoolSnapshot | None:
         """Snapshot of a ModelPool, None if there is none. trouble: as of a job."""
-        body = self._watched.get(target)
+        body = self._cache.get(target)
         if body is None:
             return None
         pool = self._pool(body)
@@ -111,7 +113,7 @@ class Observer:
             problem=pool if isinstance(pool, Problem) else "",
             refusal=trouble[1] if trouble is not None else "",
             status=body.get("status"),
-            jobs=self._loads_of(self._watched.group(("jobs of pool", "", target.name))),
+            jobs=self._loads_of(self._cache.group(("jobs of pool", "", target.name))),
             owned=owned,
             pods=_facts(pods),
             credentials=self._credentials.pool(target.name),
@@ -119,12 +121,12 @@ class Observer:
 
     def tenant(self, target: Target) -> TenantSnapshot | None:
         """Snapshot of a Tenant, None if there is none."""
-        body = self._watched.get(target)
+        body = self._cache.get(target)
         if body is None:
             return None
         tenant = self._tenant(body)
         namespaces = set(tenant.spec.namespaces) if isinstance(tenant, Tenant) else set()
-        jobs = [job for job in self._watched.all(RLJOBS) if job["metadata"]["namespace"] in namespaces]
+        jobs = [job for job in self._cache.all(RLJOBS) if job["metadata"]["namespace"] in namespaces]
         return TenantSnapshot(
             meta=Meta.of(body),
             bus=self._bus.state,
@@ -153,7 +155,7 @@ class Observer:
         return self._going_since.setdefault(meta.uid, self._now()) if meta.deleted_at is not None else 0.0
 
     def _belongings(self, group: Group) -> tuple[dict[OwnedKey, Body], list[Body]]:
-        bodies = self._watched.group(group)
+        bodies = self._cache.group(group)
         pods = [body for body in bodies if resource_of(body) == PODS]
         owned = {
             (str(body["kind"]), target_of(body).name): body
@@ -169,13 +171,13 @@ class Observer:
         return self._tenants.of(*_identity(body), lambda: parsed(Tenant, body))
 
     def _all_tenants(self) -> tuple[Tenant, ...]:
-        read = ((body, self._tenant(body)) for body in self._watched.all(TENANTS))
+        read = ((body, self._tenant(body)) for body in self._cache.all(TENANTS))
         return tuple(by_precedence([(Meta.of(body), tenant) for body, tenant in read if isinstance(tenant, Tenant)]))
 
     def _is_tenant_unread(self, namespace: str) -> bool:
         return any(
             isinstance(self._tenant(body), Problem) and namespace in namespaces_of(body)
-            for body in self._watched.all(TENANTS)
+            for body in self._cache.all(TENANTS)
         )
 
     def _loads_of(self, bodies: list[Body]) -> tuple[JobLoad, ...]:

@@ -16,15 +16,15 @@ from marlaas_operator.apply import Performer
 from marlaas_operator.cluster import Body, Cluster, Conflict, NotFound, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
 from marlaas_operator.events import event_bodies
+from marlaas_operator.failure_backoff import REFUSED_AGAIN_S, FailureBackoff, is_passing, is_refusal
 from marlaas_operator.installation import Installation
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.observe import Observer
 from marlaas_operator.plan import Action, Apply, Delete, Plan
 from marlaas_operator.policies.clock import soonest
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.policies.pool import plan_pool
 from marlaas_operator.policies.tenant import plan_tenant
-from marlaas_operator.troubles import REFUSED_AGAIN_S, Troubles, is_passing, is_refusal
-from marlaas_operator.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,11 @@ FIGURES_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ReconcilerDependencies:
     """What a reconcile has around it. instance: who writes the events; now: unix seconds."""
 
     cluster: Cluster
-    watched: Watched
+    cache: ObjectCache
     observer: Observer
     performer: Performer
     installation: Installation
@@ -47,14 +47,14 @@ class Surroundings:
 class Reconciler:
     """Brings one object after the other to what it should be."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ReconcilerDependencies) -> None:
         self._around = around
         self._status_at: dict[Target, float] = {}
-        self._troubles = Troubles()
+        self._backoff = FailureBackoff()
 
     async def __call__(self, target: Target) -> float | None:
         """Reconcile; return after how many seconds to look again, None if only on news. Raises what is to be tried again."""
-        body = self._around.watched.get(target)
+        body = self._around.cache.get(target)
         if body is None:
             self._forget(target)
             return None
@@ -69,9 +69,9 @@ class Reconciler:
         if plan is None:
             return None
         failpoint("operator.reconcile.planned")
-        rest_s = self._troubles.rests_s(target, plan.actions, self._around.now())
+        rest_s = self._backoff.rests_s(target, plan.actions, self._around.now())
         error = await self._act(target, plan) if rest_s is None else None
-        if error is not None or (rest_s is None and self._troubles.over(target)):
+        if error is not None or (rest_s is None and self._backoff.over(target)):
             plan = self._plan_after(target, error)
         early_s = await self._tell(target, body, plan)
         if error is not None and not is_refusal(error):
@@ -80,7 +80,7 @@ class Reconciler:
 
     def _plan(self, target: Target) -> Plan | None:
         around = self._around
-        trouble = self._troubles.told(target, around.now())
+        trouble = self._backoff.told(target, around.now())
         if target.resource == RLJOBS:
             job = around.observer.job(target, trouble)
             return plan_job(job, around.installation, around.now()) if job is not None else None
@@ -97,8 +97,8 @@ class Reconciler:
                 await self._around.performer.perform(target, action)
                 failpoint(f"operator.reconcile.after_{_named(action)}")
         except MarlaasError as error:
-            self._troubles.met(target, error, self._around.now())
-            if is_passing(error) and self._troubles.told(target, self._around.now()) is None:
+            self._backoff.met(target, error, self._around.now())
+            if is_passing(error) and self._backoff.told(target, self._around.now()) is None:
                 raise
             return error
         return None
@@ -108,7 +108,7 @@ class Reconciler:
         plan = self._plan(target) or Plan()
         if error is not None and is_refusal(error):
             log.warning("%s: %s", target, error)
-            self._troubles.rest(target, plan.actions, self._around.now())
+            self._backoff.rest(target, plan.actions, self._around.now())
         return plan
 
     async def _tell(self, target: Target, body: Body, plan: Plan) -> float | None:
@@ -127,17 +127,17 @@ class Reconciler:
 
     async def _write_status(self, target: Target, body: Body, status: dict[str, Any]) -> bool:
         """False: there is nothing any more that has a status. Our own actions moved the version on since the body was observed."""
-        now_known = self._around.watched.get(target)
+        now_known = self._around.cache.get(target)
         if now_known is None or now_known["metadata"]["uid"] != body["metadata"]["uid"]:
             return False
         patch = {"metadata": {"resourceVersion": now_known["metadata"]["resourceVersion"]}, "status": status}
         try:
             after = await self._around.cluster.patch(target, patch, status=True)
         except NotFound:
-            self._around.watched.lose(target, body["metadata"]["uid"])
+            self._around.cache.lose(target, body["metadata"]["uid"])
             return False
         self._status_at[target] = self._around.now()
-        self._around.watched.see(after, own=True)
+        self._around.cache.see(after, own=True)
         return True
 
     async def _emit(self, event: Body) -> None:
@@ -152,13 +152,13 @@ class Reconciler:
     async def _look_at(self, target: Target, body: Body) -> None:
         """What was remembered is not what is: read it."""
         try:
-            self._around.watched.see(await self._around.cluster.get(target))
+            self._around.cache.see(await self._around.cluster.get(target))
         except NotFound:
-            self._around.watched.lose(target, body["metadata"]["uid"])
+            self._around.cache.lose(target, body["metadata"]["uid"])
 
     def _forget(self, target: Target) -> None:
         self._status_at.pop(target, None)
-        self._troubles.over(target)
+        self._backoff.over(target)
 
 
 def _named(action: Action) -> str:

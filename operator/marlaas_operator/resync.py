@@ -11,9 +11,9 @@ from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Cluster, Forbidden, NotFound, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.policies.orphans import plan_orphan
-from marlaas_operator.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ _RETRY_S = 2.0
 class Resync:
     """Keeps what is remembered of the cluster true. synced: set once everything was listed."""
 
-    def __init__(self, cluster: Cluster, watched: Watched) -> None:
+    def __init__(self, cluster: Cluster, cache: ObjectCache) -> None:
         self._cluster = cluster
-        self._watched = watched
+        self._cache = cache
         self._wanted: set[Resource] = set()
         self._news = asyncio.Event()
         self.synced = asyncio.Event()
@@ -80,7 +80,7 @@ class Resync:
             return False
 
     async def _tried(self, resource: Resource) -> bool:
-        known = self._watched.known(resource)
+        known = self._cache.known(resource)
         try:
             bodies = await self._cluster.list(resource, labels="" if resource in KINDS else MANAGED)
         except NotFound as error:
@@ -91,7 +91,7 @@ class Resync:
         except Retryable as error:
             log.warning("%s (again soon)", error)
             return False
-        if restored := self._watched.replace(bodies, known):
+        if restored := self._cache.replace(bodies, known):
             log.warning(
                 "the API server went back: %d %s are older than they were, as they are taken now",
                 restored,
@@ -100,24 +100,24 @@ class Resync:
         return True
 
 
-async def sweep(cluster: Cluster, watched: Watched, bus: BusView) -> None:
+async def sweep(cluster: Cluster, cache: ObjectCache, bus: BusView) -> None:
     """Mark the documents of jobs that no longer exist as deleted, so that the orchestrator forgets them; until cancelled."""
     while True:
         for key in bus.keys() if bus.state.available and bus.state.synced else ():
             try:
-                await _swept(cluster, watched, bus, key)
+                await _swept(cluster, cache, bus, key)
             except MarlaasError as error:
                 log.warning("sweeping %s: %s", key, error)
         await asyncio.sleep(SWEEP_EVERY_S)
 
 
-async def _swept(cluster: Cluster, watched: Watched, bus: BusView, key: str) -> None:
+async def _swept(cluster: Cluster, cache: ObjectCache, bus: BusView, key: str) -> None:
     """What is remembered may lag behind: before a document is marked, the API server is asked."""
     document = bus.document(key)
     if document is None or document.deleted:
         return
     target = Target(RLJOBS, document.namespace, document.job)
-    body = watched.get(target)
+    body = cache.get(target)
     if body is not None and body["metadata"]["uid"] == document.uid:
         return
     try:

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from marlaas_api.bus import Bus
 from marlaas_operator.apply import Performer
-from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Cluster, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, RLJOBS
 from marlaas_operator.installation import Installation
 from marlaas_operator.metrics import Metrics
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.observe import Observer
-from marlaas_operator.reconcile import Reconciler, Surroundings
+from marlaas_operator.reconcile import Reconciler, ReconcilerDependencies
 from marlaas_operator.resync import Resync, sweep
 from marlaas_operator.routes import Wish, after_bus_change, after_change, sums
-from marlaas_operator.watched import Watched
 from marlaas_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 BUS_PATIENCE_S = 10.0
 DRAIN_S = 10.0
 
-Watch = Callable[[Watched, Callable[[Resource], None], Callable[[str], None]], Awaitable[None]]
+Watch = Callable[[ObjectCache, Callable[[Resource], None], Callable[[str], None]], Awaitable[None]]
 """Feeds the memory until it is cancelled; tells of which kind a watch has begun, and what is wrong with the watching (empty: nothing)."""
 
 
@@ -38,7 +38,7 @@ class Outside:
     cluster: Cluster
     open_bus: Callable[[], Awaitable[Bus]]
     watch: Watch
-    credentials: Credentials
+    credentials: CredentialIssuer
     instance: str = "marlaas-operator"
     now: Callable[[], float] = time.time
 
@@ -49,13 +49,13 @@ class Service:
     def __init__(self, outside: Outside, installation: Installation) -> None:
         self._outside = outside
         self.metrics = Metrics()
-        self.watched = Watched(self._cluster_changed, installation.namespace)
+        self.cache = ObjectCache(self._cluster_changed, installation.namespace)
         self.bus = BusView(outside.open_bus, self._bus_changed, self._bus_state_changed, outside.now)
-        observer = Observer(self.watched, self.bus, outside.credentials, outside.now)
-        performer = Performer(outside.cluster, self.watched, self.bus)
-        around = Surroundings(
+        observer = Observer(self.cache, self.bus, outside.credentials, outside.now)
+        performer = Performer(outside.cluster, self.cache, self.bus)
+        around = ReconcilerDependencies(
             cluster=outside.cluster,
-            watched=self.watched,
+            cache=self.cache,
             observer=observer,
             performer=performer,
             installation=installation,
@@ -65,7 +65,7 @@ class Service:
         self._observer = observer
         self._reconciler = Reconciler(around)
         self.queue: WorkQueue[Target] = WorkQueue(self._reconcile, now=time.monotonic)
-        self.resync = Resync(outside.cluster, self.watched)
+        self.resync = Resync(outside.cluster, self.cache)
         self._looked_at = time.monotonic()
         self._watch_trouble = ""
 
@@ -80,7 +80,7 @@ class Service:
                 working = tasks.create_task(self.queue.run(), name="queue")
                 background += [
                     tasks.create_task(self.resync.run(), name="resync"),
-                    tasks.create_task(sweep(self._outside.cluster, self.watched, self.bus), name="sweep"),
+                    tasks.create_task(sweep(self._outside.cluster, self.cache, self.bus), name="sweep"),
                     tasks.create_task(self._watch(), name="watch"),
                 ]
                 await stopping
@@ -100,7 +100,7 @@ class Service:
         gauges = {
             "queue_depth": float(len(self.queue.schedule)),
             "queue_running": float(self.queue.schedule.running),
-            "objects": float(len(self.watched)),
+            "objects": float(len(self.cache)),
             "bus_available": float(self.bus.state.available),
             "quiet_seconds": time.monotonic() - self._looked_at if self.resync.synced.is_set() else 0.0,
         }
@@ -115,7 +115,7 @@ class Service:
         self._everything()
 
     async def _watch(self) -> None:
-        await self._outside.watch(self.watched, self.resync.want, self._watch_told)
+        await self._outside.watch(self.cache, self.resync.want, self._watch_told)
 
     def _watch_told(self, words: str) -> None:
         self._watch_trouble = words
@@ -139,24 +139,24 @@ class Service:
         finally:
             self.metrics.reconciled(target.resource.kind, outcome, time.perf_counter() - began)
             if phase != self._phase(target):  # told by ourselves, hence no news, and yet it counts elsewhere
-                self._look_at(sums(self.watched, self.watched.get(target), None))
+                self._look_at(sums(self.cache, self.cache.get(target), None))
 
     def _phase(self, target: Target) -> str | None:
         """What a job's status says; None of other kinds."""
-        body = self.watched.get(target) if target.resource == RLJOBS else None
+        body = self.cache.get(target) if target.resource == RLJOBS else None
         return (body.get("status") or {}).get("phase") if body is not None else None
 
     def _everything(self) -> None:
         for resource in KINDS:
-            self._look_at((target, 0.0) for target in self.watched.targets(resource))
+            self._look_at((target, 0.0) for target in self.cache.targets(resource))
 
     def _cluster_changed(self, target: Target, before: Body | None, after: Body | None) -> None:
-        self._look_at(after_change(self.watched, target, before, after))
+        self._look_at(after_change(self.cache, target, before, after))
         if before is not None and target.resource in KINDS and not _is_same(before, after):
             self._observer.forget(before)
 
     def _bus_changed(self, key: str) -> None:
-        self._look_at(after_bus_change(self.watched, key))
+        self._look_at(after_bus_change(self.cache, key))
 
     def _bus_state_changed(self) -> None:
         self._everything()

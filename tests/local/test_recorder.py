@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from marlaas.episodes.shelf import read
+from marlaas.episodes.files import read
 from marlaas.local.folder import hold
 from marlaas.local.recorder import Recorder, consumer_name
 from marlaas_api import subjects

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import BusUnavailable, Conflict
+from marlaas_api.bus import BusUnavailable, RevisionConflict
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
 from marlaas_api.messages import (
     Episode,
@@ -22,7 +22,7 @@ from marlaas_api.messages import (
     StepClosed,
     StepRecord,
     StopReason,
-    Task,
+    TaskMessage,
     Turn,
 )
 from marlaas_api.names import AdapterRef, episode_id
@@ -42,7 +42,7 @@ SEAMS = (
     "orchestrator.forget.after_turns",
 )
 
-Rewards = Callable[[Task, int], float | None]
+Rewards = Callable[[TaskMessage, int], float | None]
 
 
 class Killed(BaseException):
@@ -140,7 +140,7 @@ class Stage:
         consumer = await bus.consumer(subjects.TASKS, name, subjects.task("team-a", document.job))
         while True:
             for delivery in await consumer.fetch(8, 1.0):
-                task = decode_as(Task, delivery.stored.data)
+                task = decode_as(TaskMessage, delivery.stored.data)
                 for member in range(task.group_size):
                     reward = rewards(task, member)
                     if self.turn_bytes:
@@ -162,7 +162,7 @@ class Stage:
                     await bus.publish(subjects.episode("team-a", task.job), encode(episode))
                 await delivery.ack()
 
-    async def record_turn(self, task: Task, episode: str) -> None:
+    async def record_turn(self, task: TaskMessage, episode: str) -> None:
         """As the rollout role does: the first record counts, and a full stream is waited for."""
         member = int(episode.split("-")[-2])
         turn = a_turn(task.job, task.uid, task.group, member, prompt_ids=bytes(self.turn_bytes))
@@ -170,7 +170,7 @@ class Stage:
         while True:
             try:
                 await self.bus.publish(subject, encode(turn), expect_last=0)
-            except Conflict:
+            except RevisionConflict:
                 return
             except BusUnavailable:
                 await asyncio.sleep(0.01)
@@ -275,5 +275,5 @@ def final(level: Progress) -> bool:
     return level.phase.final
 
 
-def mixed(task: Task, member: int) -> float:
+def mixed(task: TaskMessage, member: int) -> float:
     return float(member == 0)

@@ -8,7 +8,7 @@ from tests.orchestrator.stage import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.bus import Stored
-from marlaas_api.messages import Episode, FaultClass, Phase, Task
+from marlaas_api.messages import Episode, FaultClass, Phase, TaskMessage
 from marlaas_api.names import Split
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.episodes import EpisodeInvalid, read_episode
@@ -106,7 +106,7 @@ def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, f
 
 def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored) -> None:
     claim = {"v": 1, "t": "Claim", "d": {"key": "team-b/secret/adapter", "sha256": "0" * 64, "size": 1}}
-    task = Task(
+    task = TaskMessage(
         namespace="team-a", job="sums", uid="uid-sums", group="g", split=Split.TRAIN, index=0, seed=0, group_size=1
     )
     headless = [ormsgpack.packb({"v": 1, "t": "Episode"}), ormsgpack.packb({"v": float("inf")})]

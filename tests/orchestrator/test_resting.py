@@ -4,7 +4,7 @@ import pytest
 from tests.orchestrator.stage import ADMITTED, SEAMS, Killed, Stage, final, running
 
 from marlaas_api import failpoints
-from marlaas_api.messages import Difficulty, Phase, StepRecord, Task
+from marlaas_api.messages import Difficulty, Phase, StepRecord, TaskMessage
 from marlaas_api.names import Split
 
 DATA = {"tasks": 6, "order": "shuffled", "skip": {"passes": 2, "maxShare": 0.6}}
@@ -16,7 +16,7 @@ class Player:
     def __init__(self) -> None:
         self.played: dict[str, tuple[int, int]] = {}
 
-    def __call__(self, task: Task, member: int) -> float:
+    def __call__(self, task: TaskMessage, member: int) -> float:
         if task.split is Split.TRAIN:
             self.played[task.group] = (task.index, task.seed)
         if task.index in (0, 1):

@@ -7,15 +7,15 @@ from marlaas_api.bus import Position
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.leftovers import Leftovers
-from marlaas_worker.orchestrator.retention import PATIENCE_S, Mark, Marks, Retention
+from marlaas_worker.orchestrator.retention import PATIENCE_S, PurgeMark, PurgeMarks, Retention
 
 REF = JobRef("team-a", "sums", "u1")
 EPISODES, TURNS = subjects.episode("team-a", "sums"), subjects.turn("team-a", "sums", "*", "*")
 
 
-def marks(*numbers: int) -> Marks:
-    made = Marks()
-    made.waiting = [Mark(number, number, number) for number in numbers]
+def marks(*numbers: int) -> PurgeMarks:
+    made = PurgeMarks()
+    made.waiting = [PurgeMark(number, number, number) for number in numbers]
     return made
 
 

@@ -12,7 +12,7 @@ from marlaas_api.messages import (
     Progress,
     ReplicaReport,
     StepOutcome,
-    Task,
+    TaskMessage,
 )
 from marlaas_api.names import Split
 from marlaas_api.wire import decode_as, encode
@@ -82,7 +82,7 @@ async def test_time_in_which_a_job_is_queued_or_suspended_does_not_count_against
 async def test_faults_are_masked_counted_and_not_scored(stage, document):
     job = document(steps=2)
 
-    def faulty(task: Task, member: int) -> float | None:
+    def faulty(task: TaskMessage, member: int) -> float | None:
         if task.split is Split.TRAIN and task.index == 0:
             return None
         return float(member == 0)

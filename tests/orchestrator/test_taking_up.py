@@ -17,7 +17,7 @@ from marlaas_api.messages import (
     Phase,
     Pin,
     PolicyRecord,
-    Task,
+    TaskMessage,
 )
 from marlaas_api.names import Split, episode_id, eval_group, train_group
 from marlaas_api.wire import decode_as, encode
@@ -88,7 +88,7 @@ async def pinned_again(stage: Stage, key: str) -> int:
 async def test_what_the_queue_still_holds_is_not_put_there_again(stage, document):
     job, plays = document(steps=2, maxStaleness=1), Counter()
 
-    def counted(task: Task, member: int) -> float:
+    def counted(task: TaskMessage, member: int) -> float:
         plays[task.group, member] += 1
         return mixed(task, member)
 

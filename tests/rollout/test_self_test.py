@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from marlaas_api.arrays import pack_ids, pack_logprobs
-from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTest
+from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTestSpec
 from marlaas_worker.adapters import tensor_digest, write_adapter
 from marlaas_worker.calibration import draw_adapter, fingerprint
 from marlaas_worker.rollout import self_test
@@ -32,7 +32,7 @@ def calibration(
 
     shapes = linear_shapes(small_model)
     layers = {name: AdaptedLayer(rows=rows, columns=columns, size=0.5) for name, (rows, columns) in shapes.items()}
-    drawn = SelfTest(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
+    drawn = SelfTestSpec(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
     tensors, config = draw_adapter(drawn, "float32")
     folder = tmp_path_factory.mktemp("self-test")
     for name, data in write_adapter(tensors, config).items():
@@ -60,7 +60,7 @@ def run_test(calibration: Calibration, tmp_path: Path, slot_ids: Callable[[], in
 
     def run(engine: Any, **changes: Any) -> Any:
         changed = calibration.model_copy(update=changes)
-        return self_test.SelfTest(changed, tmp_path / "files", numbers()).run(engine)
+        return self_test.EngineSelfTest(changed, tmp_path / "files", numbers()).run(engine)
 
     return run
 

@@ -22,7 +22,7 @@ from marlaas_api.messages import (
     KeepRequest,
     ReplyPhase,
     StopReason,
-    Task,
+    TaskMessage,
 )
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, decode_as, encode
@@ -110,8 +110,8 @@ class Stage:
         )
         return JobDocument(namespace="team-a", job="job", uid="u1", pool="tiny", tenant="team-a", spec=spec)
 
-    def task(self, document: JobDocument, index: int = 0, group_size: int = 1) -> Task:
-        return Task(
+    def task(self, document: JobDocument, index: int = 0, group_size: int = 1) -> TaskMessage:
+        return TaskMessage(
             namespace=document.namespace,
             job=document.job,
             uid=document.uid,
@@ -122,7 +122,7 @@ class Stage:
             group_size=group_size,
         )
 
-    async def put(self, task: Task) -> None:
+    async def put(self, task: TaskMessage) -> None:
         await self.bus.publish(subjects.task(task.namespace, task.job), encode(task))
 
     async def open_tasks(self) -> Consumer:

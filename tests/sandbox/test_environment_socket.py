@@ -96,12 +96,12 @@ async def test_arguments_may_be_longer_than_a_packet(stage, container) -> None:
 async def test_the_sandbox_is_ready_once_the_environment_is_loaded(stage, container) -> None:
     document = with_image(stage)
     async with stage.open(document, socket=container.socket) as context:
-        assert not context.vitals.ready()
+        assert not context.metrics.ready()
         container.start("rogues:asks")
         await stage.put(stage.task(document))
         await stage.episodes(1)
-        assert context.vitals.ready()
-        outcomes = {one.labels.get("outcome"): one.value for one in context.vitals.figures()}
+        assert context.metrics.ready()
+        outcomes = {one.labels.get("outcome"): one.value for one in context.metrics.samples()}
         assert outcomes["completed"] == 1
 
 

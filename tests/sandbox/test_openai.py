@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas_api.messages import ChatMessage, Ending, ToolCall
+from marlaas_api.messages import ChatMessage, Ending, ToolCallMessage
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
@@ -35,7 +35,9 @@ async def test_a_conversation_may_begin_with_a_call(stage) -> None:
     (request,) = stage.rollout.requests
     assert episode.fault is None, episode.fault_text
     assert request.append == (
-        ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="add", arguments='{"a": 1}', id="c1"),)),
+        ChatMessage(
+            role="assistant", content="", tool_calls=(ToolCallMessage(name="add", arguments='{"a": 1}', id="c1"),)
+        ),
         ChatMessage(role="tool", content="3", name="add", tool_call_id="c1"),
     )
 

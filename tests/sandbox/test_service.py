@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.messages import FaultClass, Task
+from marlaas_api.messages import FaultClass, TaskMessage
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.sandbox.service import MAX_DELIVERIES
 from marlaas_worker.sandbox.variables import clean_variables, given_variables
@@ -153,7 +153,7 @@ async def test_tasks_are_left_to_sandboxes_that_have_a_place(stage) -> None:
         await stage.rollout.until(lambda: len({request.episode for request in stage.rollout.requests}) == 2)
         other = await stage.open_tasks()
         left = await other.fetch(3, 0.2)
-        assert [decode_as(Task, delivery.stored.data).index for delivery in left] == [1, 2]
+        assert [decode_as(TaskMessage, delivery.stored.data).index for delivery in left] == [1, 2]
         stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
         await stage.episodes(2)
 

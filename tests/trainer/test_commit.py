@@ -16,7 +16,7 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bucket, BusUnavailable, Entry
 from marlaas_api.messages import PolicyRecord, ReplicaReport
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer.commit import Contents, Lease, LeaseLost, PolicyKey, StepResult
+from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
 from marlaas_worker.trainer.lease import GRACE_S
 
 WITHIN_S = 60.0
@@ -162,9 +162,11 @@ def policy_key(world: World, name: str, bucket: Bucket, blobs: MemoryBlobs | Non
     return PolicyKey(context, bucket, assignment_of(job()), 0.001)
 
 
-def version(number: int) -> Contents:
+def version(number: int) -> VersionContents:
     result = StepResult(number, number - 1, (f"uid-sums-t{number}",), {"loss": 0.5})
-    return Contents(result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3)
+    return VersionContents(
+        result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3
+    )
 
 
 async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(world: World) -> None:
@@ -184,8 +186,8 @@ async def test_of_two_trainers_that_bind_at_once_one_gets_the_agent(world: World
     bucket = await world.bus.bucket(subjects.POLICY)
     binds = [policy_key(world, name, bucket).bind(None) for name in ("trainer-0", "trainer-1")]
     outcomes = await asyncio.gather(*binds, return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} == {Lease, LeaseLost}
-    assert (await world.record(job())).holder == ("trainer-0" if isinstance(outcomes[0], Lease) else "trainer-1")
+    assert {type(outcome) for outcome in outcomes} == {AgentLease, LeaseLost}
+    assert (await world.record(job())).holder == ("trainer-0" if isinstance(outcomes[0], AgentLease) else "trainer-1")
 
 
 class FaultyBucket:

@@ -75,13 +75,13 @@ async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_go
         assert str(lost).startswith(
             "the trainer's device is lost (AcceleratorError: CUDA error: an illegal memory access was encountered)"
         )
-        assert answer_to("GET", "/livez", world.vitals["trainer-0"])[0] == 503
+        assert answer_to("GET", "/livez", world.metrics["trainer-0"])[0] == 503
         assert [report.broken for report in await reports(world)] == [{}]
         assert {(await world.record(document)).holder for document in (frail, sound)} == {""}
         faults.rule = lambda _: False
         async with world.trainer():
             await asyncio.gather(others, rest)
-        assert answer_to("GET", "/livez", world.vitals["trainer-0"])[0] == 200
+        assert answer_to("GET", "/livez", world.metrics["trainer-0"])[0] == 200
     assert {name: await world.adapter(job(name)) for name in ("frail", "sound")} == undisturbed
     told = [
         wire.decode(one.data)

@@ -13,10 +13,10 @@ from tests.trainer.fragile import FragileModel, Pass, fragile, no_room_above
 from tests.trainer.test_commit import kill_at
 from tests.trainer.worlds import World, assignment_of, job
 
+from marlaas_worker.metrics import exposition
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget
-from marlaas_worker.trainer.rows import Row, Segment, chain, plant
-from marlaas_worker.vitals import exposition
+from marlaas_worker.trainer.rows import Row, Segment, chain, pack_prefix_tree
 
 PLANNED, ROOM, FITS = 64, 40, 32
 STEPS = 2
@@ -40,7 +40,7 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
     await world.admit(document)
     async with world.trainer(), asyncio.timeout(WITHIN_S):
         await world.play(document, STEPS)
-        page = exposition(world.vitals["trainer-0"].all_figures())
+        page = exposition(world.metrics["trainer-0"].all_samples())
     adapters = {}
     for budget in (4 * PLANNED, FITS):
         other = World(world.model, tmp_path, world.sampler)
@@ -120,7 +120,7 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
         await world.admit(large)
         event = await world.told(large, "OutOfMemory")
         assert "1 more are on this trainer" in event.message
-        assert "marlaas_trainer_broken_jobs 0" in exposition(world.vitals["trainer-0"].all_figures())
+        assert "marlaas_trainer_broken_jobs 0" in exposition(world.metrics["trainer-0"].all_samples())
         await world.play(small, 1)
     async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
         await world.admit(small, admitted=False)
@@ -151,7 +151,7 @@ def chains(*lengths: int) -> list[Row]:
         (2, chains(3, 3), 1),
         (
             64,
-            plant(segments(9, 9, 9), 1 << 20, 64),
+            pack_prefix_tree(segments(9, 9, 9), 1 << 20, 64),
             16,
         ),  # one row of 21 tokens, of three conversations that can be parted
     ],

@@ -14,12 +14,12 @@ from marlaas_api.messages import Phase, TrajectoryRef
 from marlaas_api.names import episode_id, train_group
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter, write_adapter
 from marlaas_worker.calibration import NUM_PROBES
+from marlaas_worker.metrics import exposition
 from marlaas_worker.rl.advantages import advantages
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel, initial_weights
 from marlaas_worker.trainer.rows import chain
 from marlaas_worker.trainer.state import TrainingState
-from marlaas_worker.vitals import exposition
 
 
 async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(world: World) -> None:
@@ -39,13 +39,13 @@ async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(world: Wor
     await world.admit(document)
     async with world.trainer():
         await world.version(document, 0)
-        vitals = world.vitals["trainer-0"]
-        assert vitals.ready()
-        page = exposition(vitals.all_figures()).splitlines()
+        metrics = world.metrics["trainer-0"]
+        assert metrics.ready()
+        page = exposition(metrics.all_samples()).splitlines()
         labels = f'namespace="{document.namespace}",job="{document.job}"'
         assert f'marlaas_trainer_commits_total{{{labels},agent="policy"}} 1' in page
         assert any(line.startswith(f"marlaas_trainer_job_seconds_total{{{labels}}} ") for line in page)
-    assert not vitals.ready()
+    assert not metrics.ready()
 
 
 async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(world: World) -> None:

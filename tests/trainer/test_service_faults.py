@@ -9,12 +9,12 @@ import torch
 from tests.trainer.following import WITHIN_S, let_time_pass, report
 from tests.trainer.worlds import QUICK, World, job
 
-from marlaas_api.messages import JobDocument, StoryEvent
+from marlaas_api.messages import JobDocument, JobEvent
 from marlaas_worker.adapters import AdapterConfig, write_adapter
 from marlaas_worker.trainer.model import ModelUnusable
 
 
-async def failure(world: World, document: JobDocument) -> StoryEvent:
+async def failure(world: World, document: JobDocument) -> JobEvent:
     """How training failed, on the first and on another trainer; a job beside it goes on."""
     neighbour = job("neighbour")
     await world.admit(document)

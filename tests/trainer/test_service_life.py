@@ -16,7 +16,7 @@ from marlaas_worker.trainer.calibration import calibrate
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.service import Trainer
-from marlaas_worker.trainer.shared import Shared
+from marlaas_worker.trainer.shared import TrainerDependencies
 
 
 async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_goes_on(
@@ -77,7 +77,7 @@ async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_mod
     context = RoleContext("trainer-0", world.server.connect("trainer-0"), world.blobs, world.scratch, now=world.clock)
     compute, before = Compute(1), set(base.adapters)
     running = asyncio.create_task(
-        Trainer(Shared(context, base, compute, QUICK, calibrate(base, world.pool)), "tiny").run()
+        Trainer(TrainerDependencies(context, base, compute, QUICK, calibrate(base, world.pool)), "tiny").run()
     )
     async with asyncio.timeout(WITHIN_S):
         gate = threading.Event()

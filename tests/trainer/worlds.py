@@ -20,6 +20,7 @@ from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import (
     GroupReady,
     JobDocument,
+    JobEvent,
     Manifest,
     Meter,
     Phase,
@@ -28,12 +29,12 @@ from marlaas_api.messages import (
     Progress,
     StepClosed,
     StopReason,
-    StoryEvent,
     TrajectoryRef,
     Turn,
 )
 from marlaas_api.names import derive_seed, episode_id, train_group
 from marlaas_worker.adapters import TENSORS_FILE
+from marlaas_worker.metrics import Metrics
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service
 from marlaas_worker.trainer.agent import weighing
@@ -41,7 +42,6 @@ from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.shared import Timing
 from marlaas_worker.trainer.trajectories import Expectation, read_group
-from marlaas_worker.vitals import Vitals
 
 QUICK = Timing(report_s=0.02, reconcile_s=0.02, retry_s=0.005, missing_turn_s=5.0, fault_s=1e6)
 
@@ -106,7 +106,7 @@ class World:
     def __post_init__(self) -> None:
         self.server = MemoryServer(self.clock)
         self.bus = self.server.connect("test")
-        self.vitals: dict[str, Vitals] = {}
+        self.metrics: dict[str, Metrics] = {}
 
     @property
     def pool(self) -> PoolDocument:
@@ -120,7 +120,7 @@ class World:
         """One life of a trainer."""
         bus = self.server.connect(name)
         context = RoleContext(name, bus, blobs or self.blobs, self.scratch, stop, self.clock)
-        self.vitals[name] = context.vitals
+        self.metrics[name] = context.metrics
         try:
             await service.serve(context, self.pool, QUICK)
         finally:
@@ -305,12 +305,12 @@ class World:
         """The present version's tensors file."""
         return await self.blobs.get((await self.manifest(await self.record(document))).files[TENSORS_FILE])
 
-    async def told(self, document: JobDocument, reason: str) -> StoryEvent:
+    async def told(self, document: JobDocument, reason: str) -> JobEvent:
         """Wait for a sentence of the job's story."""
         subject = subjects.event(document.namespace, document.job, "trainer")
         while True:
             for stored in await self.bus.replay(subjects.EVENTS, subject):
-                event = wire.decode_as(StoryEvent, stored.data)
+                event = wire.decode_as(JobEvent, stored.data)
                 if event.reason == reason:
                     return event
             await self.server.change(None, None)

@@ -33,7 +33,7 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, StopReason, derive_seed, split_of
 
 if TYPE_CHECKING:
-    from marlaas.openai_door import Door
+    from marlaas.openai_server import OpenAIServer
 
 __all__ = ["Agent", "Message", "Reply", "Score", "Split", "StopReason", "Task", "ToolCall", "ToolError", "TurnLimit"]
 
@@ -233,11 +233,11 @@ class Agent:
             raise ValueError(f"agent {self.name!r} was asked to complete an empty text")
         return self._turn(TurnRequest(self.name, self._parent, text, max_tokens))
 
-    def openai(self) -> "Door":
+    def openai(self) -> "OpenAIServer":
         """Serve the episode's agents, as models of their names, to chat-completions clients within a context (docs/openai.md)."""
-        from marlaas.openai_door import Door
+        from marlaas.openai_server import OpenAIServer
 
-        return Door(self._episode)
+        return OpenAIServer(self._episode)
 
     def fork(self, after: Reply | None = None) -> "Agent":
         """Return a second branch of this conversation, from here or from after an earlier reply; both go on alone."""

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from marlaas.environment import Agent, Score, Split, Task
-from marlaas.openai_door import Door
+from marlaas.openai_server import OpenAIServer
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import split_of
 
@@ -48,23 +48,23 @@ class Verifiers:
     def play(self, task: Task, agent: Agent) -> Score:
         """One rollout. Raises TurnLimit, and RuntimeError in the library's words for what it calls an error."""
         tasks = self._tasks[task.split]
-        with agent.openai() as door:
-            trace = asyncio.run(self._run(tasks[task.index % len(tasks)], agent.name, door))
+        with agent.openai() as server:
+            trace = asyncio.run(self._run(tasks[task.index % len(tasks)], agent.name, server))
             if not trace.ok:
                 raise RuntimeError("; ".join(f"{one.type}: {one.message}" for one in trace.errors) or "no rollout")
         rewards = {f"reward/{name}": one.score for name, one in trace.rewards.items() if one is not None}
         metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
         return Score(trace.reward, rewards | metrics)
 
-    async def _run(self, task: Any, model: str, door: Door) -> Any:
+    async def _run(self, task: Any, model: str, server: OpenAIServer) -> Any:
         os.environ[_KEY] = (
-            door.api_key
+            server.api_key
         )  # the library takes keys by the name of a variable; this process is the episode's own
         config = vf.AgentConfig(
             harness=vf.HarnessConfig(id="null"),
             runtime=vf.SubprocessConfig(),
             model=model,
-            client=vf.EvalClientConfig(base_url=door.base_url, api_key_var=_KEY),
+            client=vf.EvalClientConfig(base_url=server.base_url, api_key_var=_KEY),
             max_turns=self._max_turns,
         )
         agent = vf.make_agent(config)

@@ -20,11 +20,11 @@ from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_api.stopping import stop_on_signals
-from marlaas_worker.health import health_door
+from marlaas_worker.health import health_server
+from marlaas_worker.home import make_home
+from marlaas_worker.metrics import Metrics
 from marlaas_worker.role import RoleContext
 from marlaas_worker.same_bits import ask_for_the_same_bits
-from marlaas_worker.surroundings import make_home
-from marlaas_worker.vitals import Vitals
 
 _PR_SET_PDEATHSIG = 1
 
@@ -62,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace) -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
-    vitals = Vitals()
-    async with health_door(options.health, vitals):
+    metrics = Metrics()
+    async with health_server(options.health, metrics):
         bus = await connect(options.nats, name=options.name, creds=options.creds)
         try:
             blobs = open_blobs(options.blobs)
-            context = RoleContext(options.name, bus, blobs, options.scratch, vitals=vitals, creds=options.creds)
-            vitals.connected, vitals.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
+            context = RoleContext(options.name, bus, blobs, options.scratch, metrics=metrics, creds=options.creds)
+            metrics.connected, metrics.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
             async with stop_on_signals(context.stop):
                 await _role(options, context)
         finally:

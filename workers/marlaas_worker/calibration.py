@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from marlaas_api.arrays import unpack_ids, unpack_logprobs
-from marlaas_api.messages import Probe, SelfTest
+from marlaas_api.messages import Probe, SelfTestSpec
 from marlaas_api.names import derive_seed
 from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
 
@@ -44,7 +44,7 @@ def is_adaptable(name: str) -> bool:
     return not _NOT_ADAPTED.search(name)
 
 
-def draw_adapter(self_test: SelfTest, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
+def draw_adapter(self_test: SelfTestSpec, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
     """The self-test's adapter, the same on every machine: A uniform with variance 1/in, B uniform with its layer's size; values of `dtype`."""
     tensors = {}
     for module, layer in sorted(self_test.layers.items()):
@@ -57,7 +57,7 @@ def draw_adapter(self_test: SelfTest, dtype: str) -> tuple[dict[str, torch.Tenso
     return tensors, AdapterConfig(self_test.rank, self_test.rank)
 
 
-def zero_adapter(self_test: SelfTest) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
+def zero_adapter(self_test: SelfTestSpec) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
     """An adapter without effect, as small as one can be: rank 1, on the first layer alone."""
     module, layer = min(self_test.layers.items())
     tensors = {

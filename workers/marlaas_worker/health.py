@@ -1,7 +1,7 @@
 """A worker's small HTTP door for a kubelet and for Prometheus: GET /livez, /readyz and /metrics, in the role's own event loop.
 
 That it answers at all shows that the loop turns, and a role whose tasks have ended has ended its process; /livez fails besides when the role says that
-its process can do nothing more (`Vitals.alive`), in case its end hangs. It speaks just enough HTTP/1.1 for its two callers (one request a connection) and knows nothing of roles.
+its process can do nothing more (`Metrics.alive`), in case its end hangs. It speaks just enough HTTP/1.1 for its two callers (one request a connection) and knows nothing of roles.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from marlaas_api.errors import InvalidInput
-from marlaas_worker.vitals import Vitals, exposition
+from marlaas_worker.metrics import Metrics, exposition
 
 MAX_REQUEST_BYTES = 8192
 REQUEST_S = 5.0
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def health_door(port: int | None, vitals: Vitals) -> AsyncIterator[int | None]:
+async def health_server(port: int | None, metrics: Metrics) -> AsyncIterator[int | None]:
     """Answer on all addresses while the context is open; yields the port (0 has one chosen). `port` None: no door.
 
     Raises:
@@ -39,7 +39,7 @@ async def health_door(port: int | None, vitals: Vitals) -> AsyncIterator[int | N
         return
     try:
         host = None if port else "0.0.0.0"  # a chosen port is one of IPv4 alone
-        server = await asyncio.start_server(_Door(vitals).answer, host, port, limit=MAX_REQUEST_BYTES)
+        server = await asyncio.start_server(_HealthEndpoints(metrics).answer, host, port, limit=MAX_REQUEST_BYTES)
     except OSError as error:
         raise InvalidInput(f"--health {port}: {error.strerror or error}") from error
     async with server:
@@ -48,24 +48,24 @@ async def health_door(port: int | None, vitals: Vitals) -> AsyncIterator[int | N
         yield chosen
 
 
-def answer_to(method: str, path: str, vitals: Vitals) -> Answer:
+def answer_to(method: str, path: str, metrics: Metrics) -> Answer:
     """Status, content type and body of a request."""
     if method not in ("GET", "HEAD"):
         return 405, "text/plain", "only GET\n"
     match path.partition("?")[0]:
         case "/livez":
-            return (200, "text/plain", "ok\n") if vitals.alive() else (503, "text/plain", "not alive\n")
+            return (200, "text/plain", "ok\n") if metrics.alive() else (503, "text/plain", "not alive\n")
         case "/readyz":
-            return (200, "text/plain", "ok\n") if vitals.ready() else (503, "text/plain", "not ready\n")
+            return (200, "text/plain", "ok\n") if metrics.ready() else (503, "text/plain", "not ready\n")
         case "/metrics":
-            return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(vitals.all_figures())
+            return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(metrics.all_samples())
         case _:
             return 404, "text/plain", "/livez, /readyz or /metrics\n"
 
 
-class _Door:
-    def __init__(self, vitals: Vitals) -> None:
-        self._vitals = vitals
+class _HealthEndpoints:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request; a caller that goes away or talks too long is let go."""
@@ -85,7 +85,7 @@ class _Door:
             method, path, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
         except (asyncio.LimitOverrunError, ValueError):
             return "GET", (400, "text/plain", "not a request\n")
-        return method, answer_to(method, path, self._vitals)
+        return method, answer_to(method, path, self._metrics)
 
 
 def _response(method: str, answer: Answer) -> bytes:

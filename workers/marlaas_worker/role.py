@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
-from marlaas_worker.vitals import Vitals
+from marlaas_worker.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RoleContext:
     scratch: Path
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     now: Callable[[], float] = time.time
-    vitals: Vitals = field(default_factory=Vitals)
+    metrics: Metrics = field(default_factory=Metrics)
     creds: Path | None = None
 
 

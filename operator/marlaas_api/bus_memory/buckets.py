@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marlaas_api.bus import BusUnavailable, Conflict, Entry, Stored
+from marlaas_api.bus import BusUnavailable, Entry, RevisionConflict, Stored
 from marlaas_api.bus_memory.server import Gate, SharedServer
 from marlaas_api.bus_memory.stream import Kept, MemoryStream
 from marlaas_api.bus_names import checked_key, checked_prefix
@@ -36,7 +36,7 @@ class MemoryBucket:
         stream, subject = await self.stream(), self._subject(key)
         last = stream.last(subject)
         if revision is not None and (last is None or last.stored.sequence != revision):
-            raise Conflict(f"{key} is not at revision {revision}")
+            raise RevisionConflict(f"{key} is not at revision {revision}")
         stream.append(Kept(Stored(subject, 0, b""), self._server.clock(), removal=True))
         for sequence in stream.by_subject[subject][:-1]:
             stream.remove(sequence)

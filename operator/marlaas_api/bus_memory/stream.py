@@ -5,7 +5,7 @@ Times are seconds of whatever clock the caller has.
 
 from dataclasses import dataclass, field, replace
 
-from marlaas_api.bus import BusRefused, Conflict, Position, Stored, StreamFull
+from marlaas_api.bus import BusRefused, Position, RevisionConflict, Stored, StreamFull
 from marlaas_api.subjects import BucketSpec, StreamSpec
 
 DUPLICATE_WINDOW_S = 120.0
@@ -88,7 +88,7 @@ class MemoryStream:
         if expect_last is not None and expect_last != (last.stored.sequence if last else 0):
             if last is not None and message_id is not None and last.message_id == message_id:
                 return last.stored.sequence
-            raise Conflict(
+            raise RevisionConflict(
                 f'cannot publish to "{stored.subject}": wrong last sequence: {last and last.stored.sequence}'
             )
         if message_id in self.ids and now - self.ids[message_id][1] < DUPLICATE_WINDOW_S:

@@ -17,7 +17,7 @@ from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.jetstream import JetStream, stored
 from marlaas_api.bus_nats.layout import Config, bucket_config, bucket_stream, merged, nanoseconds, stream_config
 from marlaas_api.bus_nats.link import Link
-from marlaas_api.bus_nats.pulls import Shelf
+from marlaas_api.bus_nats.pulls import InboxPool
 from marlaas_api.bus_nats.routes import Incoming, Route
 from marlaas_api.bus_nats.verdicts import Missing
 from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
@@ -50,7 +50,7 @@ class NatsBus:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._jetstream = JetStream(link)
-        self._shelf = Shelf(link)
+        self._inboxes = InboxPool(link)
 
     @property
     def max_payload_bytes(self) -> int:
@@ -110,11 +110,11 @@ class NatsBus:
         call = f"CONSUMER.CREATE.{stream}.{name}.{subject}"
         action = f'create the consumer {name} of {stream} for "{subject}"'
         await self._jetstream.api(call, action, {"stream_name": stream, "config": config})
-        return NatsConsumer(self._jetstream, self._link, self._shelf, Durable(stream, name, ack_wait_s))
+        return NatsConsumer(self._jetstream, self._link, self._inboxes, Durable(stream, name, ack_wait_s))
 
     async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
         return NatsConsumer(
-            self._jetstream, self._link, self._shelf, Durable(stream, name, ack_wait_s, inspected=False)
+            self._jetstream, self._link, self._inboxes, Durable(stream, name, ack_wait_s, inspected=False)
         )
 
     async def position(self, stream: str, name: str) -> Position | None:

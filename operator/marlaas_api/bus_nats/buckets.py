@@ -7,13 +7,13 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marlaas_api.bus import Conflict, Entry
+from marlaas_api.bus import Entry, RevisionConflict
 from marlaas_api.bus_names import checked_key, checked_prefix
 from marlaas_api.bus_nats.jetstream import JetStream, sequence
 from marlaas_api.bus_nats.layout import bucket_stream, bucket_subject
 from marlaas_api.bus_nats.link import Link
 from marlaas_api.bus_nats.routes import Incoming
-from marlaas_api.bus_nats.watches import Tail, Watch
+from marlaas_api.bus_nats.watches import BucketWatch, StreamReader
 
 _REMOVALS = ("DEL", "PURGE")
 # A removal is told by a marker; a watcher that was away for longer reads the bucket anew, so the marker need not stay for ever.
@@ -38,7 +38,7 @@ class NatsBucket:
     async def create(self, key: str, data: bytes) -> int:
         try:
             return await self.update(key, data, 0)
-        except Conflict:
+        except RevisionConflict:
             entry = await self._read(key)
             if entry is not None and entry.data is not None:
                 raise
@@ -56,8 +56,8 @@ class NatsBucket:
 
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry]]:
-        tail = Tail(self._jetstream, self._link, bucket_stream(self._name), self._filter(prefix))
-        watch = Watch(tail, lambda: self._snapshot(prefix), self._entry)
+        tail = StreamReader(self._jetstream, self._link, bucket_stream(self._name), self._filter(prefix))
+        watch = BucketWatch(tail, lambda: self._snapshot(prefix), self._entry)
         try:
             yield watch
         finally:

@@ -15,7 +15,7 @@ from marlaas_api.bus import BusRefused, BusUnavailable, Delivery, Stored
 from marlaas_api.bus_nats.jetstream import API, JetStream
 from marlaas_api.bus_nats.layout import nanoseconds
 from marlaas_api.bus_nats.link import Link
-from marlaas_api.bus_nats.pulls import Pull, Shelf
+from marlaas_api.bus_nats.pulls import InboxPool, Pull
 from marlaas_api.bus_nats.routes import Incoming, status
 from marlaas_api.bus_nats.verdicts import Lost
 
@@ -28,7 +28,7 @@ _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class DeliveryPosition:
     """What the reply subject of a claimed message says of it."""
 
     stream: str
@@ -57,14 +57,14 @@ class Durable:
 class NatsConsumer:
     """A durable consumer of one stream."""
 
-    def __init__(self, jetstream: JetStream, link: Link, shelf: Shelf, durable: Durable) -> None:
+    def __init__(self, jetstream: JetStream, link: Link, inboxes: InboxPool, durable: Durable) -> None:
         self._jetstream = jetstream
         self._link = link
         self._stream = durable.stream
         self._name = durable.name
         self._ack_wait_s = durable.ack_wait_s
         self._inspected = durable.inspected
-        self._shelf = shelf
+        self._inboxes = inboxes
         self._late: deque[tuple[float, Incoming]] = deque()
 
     async def fetch(self, batch: int, timeout_s: float) -> list[Delivery]:
@@ -83,7 +83,7 @@ class NatsConsumer:
     async def _fetch(self, batch: int, expires_s: float) -> list[Incoming]:
         await self._link.ready(_now() + expires_s)
         found: list[Incoming] = []
-        pull = await self._shelf.take(f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", found.append)
+        pull = await self._inboxes.take(f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", found.append)
         try:
             await pull.ask(batch, expires_s, no_wait=True)
             until = _now() + expires_s + _GRACE_S
@@ -95,7 +95,7 @@ class NatsConsumer:
                 await self._link.hand_back(message)
             raise
         if pull.over or found:
-            self._shelf.put(pull, self._keep)
+            self._inboxes.put(pull, self._keep)
         else:
             await pull.close()
         if not found:
@@ -142,7 +142,7 @@ class NatsDelivery:
         self._inspector = inspector
         self._reply = message.reply
         self._num_breaks = link.num_breaks
-        self._position = Position.of(message)
+        self._position = DeliveryPosition.of(message)
         self._stored = Stored(message.subject, self._position.sequence, message.data)
 
     @property

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, Stored
+from marlaas_api.bus import BusRefused, BusUnavailable, RevisionConflict, Stored
 from marlaas_api.bus_nats.link import Link
 from marlaas_api.bus_nats.routes import Incoming, Route, status
-from marlaas_api.bus_nats.verdicts import Forbidden, Lost, Missing, verdict
+from marlaas_api.bus_nats.verdicts import Lost, Missing, SubjectForbidden, verdict
 
 API = "$JS.API"
 _BATCH = 1000
@@ -80,7 +80,7 @@ class JetStream:
         be with our own earlier attempt.
         """
         error = verdict(reply["error"], f'publish to "{subject}"')
-        if isinstance(error, Conflict) and message_id is not None:
+        if isinstance(error, RevisionConflict) and message_id is not None:
             last = await self.last(reply["stream"], subject)
             if last is not None and (last.headers or {}).get("Nats-Msg-Id") == message_id:
                 return sequence(last)
@@ -95,7 +95,7 @@ class JetStream:
             case "404":
                 return None
             case _:
-                with suppress(Forbidden):
+                with suppress(SubjectForbidden):
                     await self.info(stream)
                 raise BusUnavailable(f'NATS: the stream {stream} does not answer for "{subject}"')
 
@@ -160,7 +160,7 @@ class JetStream:
         action = f'publish to "{subject}"'
         try:
             names = (await self.api("STREAM.NAMES", action, {"subject": subject})).get("streams")
-        except Forbidden:
+        except SubjectForbidden:
             return BusUnavailable(f"NATS: cannot {action}: no stream takes it now")
         if not names:
             return Missing(f'NATS: no stream stores "{subject}"; were the streams created by `ensure` on this server?')

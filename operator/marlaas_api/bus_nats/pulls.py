@@ -78,7 +78,7 @@ class Pull:
         self._news.set()
 
 
-class Shelf:
+class InboxPool:
     """The inboxes of a connection that wait for their next request. Consumers come and go, each job has some: an inbox serves whoever asks for
     messages of the same consumer next, and one that nobody has used for a minute is given up."""
 

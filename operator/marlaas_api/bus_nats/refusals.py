@@ -11,7 +11,7 @@ import re
 from marlaas_api.bus import BusRefused
 from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.routes import Route, Routes
-from marlaas_api.bus_nats.verdicts import Forbidden
+from marlaas_api.bus_nats.verdicts import SubjectForbidden
 
 _REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]+)"')
 _REJECTED = ("authorization", "authentication")
@@ -77,7 +77,9 @@ class Refusals:
         hit = [route for route in users if route.subject.lower() == subject]
         name = hit[0].subject if hit else subject
         verb = "listen" if act == "subscription" else "publish"
-        error = Forbidden(f'NATS does not let {self._dial.name} {verb} to "{name}": grant that permission to its user')
+        error = SubjectForbidden(
+            f'NATS does not let {self._dial.name} {verb} to "{name}": grant that permission to its user'
+        )
         logger.error("%s", error)
         for route in hit:
             self.subscriptions.get(route, []).append(error)

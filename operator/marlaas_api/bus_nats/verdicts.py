@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, StreamFull
+from marlaas_api.bus import BusRefused, BusUnavailable, RevisionConflict, StreamFull
 
 # Error codes of the JetStream API (nats-server, server/errors.json).
 _WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
@@ -24,16 +24,16 @@ class Lost(BusUnavailable):
     """The connection broke before the answer came; whether the server acted on the request is not known."""
 
 
-class Forbidden(BusRefused):
+class SubjectForbidden(BusRefused):
     """This user may not use that subject."""
 
 
-def verdict(error: Mapping[str, object], action: str) -> BusUnavailable | BusRefused | Conflict:
+def verdict(error: Mapping[str, object], action: str) -> BusUnavailable | BusRefused | RevisionConflict:
     """The exception for an `error` object of the JetStream API, met while doing `action`."""
     code, kind = error.get("code"), error.get("err_code")
     text = f"NATS: cannot {action}: {error.get('description', 'no reason given')}"
     if kind in _WRONG_LAST_SEQUENCE:
-        return Conflict(text)
+        return RevisionConflict(text)
     if kind == _STORE_FAILED and any(words in text for words in _LIMITS):
         return StreamFull(text)
     if kind in _NO_STORAGE or any(words in text for words in _DISK_FULL):

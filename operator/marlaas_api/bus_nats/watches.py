@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from marlaas_api.bus import BusRefused, BusUnavailable, Entry
-from marlaas_api.bus_nats.consumers import Position
+from marlaas_api.bus_nats.consumers import DeliveryPosition
 from marlaas_api.bus_nats.jetstream import API, JetStream
 from marlaas_api.bus_nats.layout import nanoseconds
 from marlaas_api.bus_nats.link import Link
@@ -25,7 +25,7 @@ _FORGET_S = 60.0
 _BACKOFF_S = 0.25
 
 
-class Tail:
+class StreamReader:
     """A stream's messages on a subject from a sequence on, for one reader, remembered nowhere. Any failure ends it."""
 
     def __init__(self, jetstream: JetStream, link: Link, stream: str, subject: str) -> None:
@@ -91,12 +91,12 @@ class Tail:
         self._renew_at = asyncio.get_running_loop().time() + _RENEW_S + _GRACE_S
 
 
-class Watch:
+class BucketWatch:
     """The iterator of `Bucket.watch`. A cancelled `anext` loses nothing."""
 
     def __init__(
         self,
-        tail: Tail,
+        tail: StreamReader,
         snapshot: Callable[[], Awaitable[list[Entry]]],
         entry: Callable[[str, int, Incoming], Entry],
     ) -> None:
@@ -107,7 +107,7 @@ class Watch:
         self._known: dict[str, int] = {}
         self._synced = False
 
-    def __aiter__(self) -> "Watch":
+    def __aiter__(self) -> "BucketWatch":
         return self
 
     async def __anext__(self) -> Entry:
@@ -140,7 +140,7 @@ class Watch:
         self._synced = True
 
     def _noted(self, message: Incoming) -> Entry:
-        entry = self._entry(message.subject, Position.of(message).sequence, message)
+        entry = self._entry(message.subject, DeliveryPosition.of(message).sequence, message)
         if entry.data is None:
             self._known.pop(entry.key, None)
         else:

@@ -18,23 +18,23 @@ _API = "$JS.API"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceExport:
     """What the platform's account answers to the sandboxes'. lull_s: there are several answers to one request, and none comes later than
     this after the one before (the server then forgets the way back); None: there is one answer."""
 
     name: str
     subject: str
-    lull_s: int | None = None
+    max_gap_s: int | None = None
 
 
 # Replicas beat every second. Who claims waits for a second at most. Acks in JetStream's longer form (`$JS.ACK.<domain>.<account>.…`, off by
 # default) are left out: with a wildcard before the stream, they would read as acks of other streams' consumers.
 SERVICES = (
-    Service("generation", subjects.generation("*", "*", "*"), lull_s=60),
-    Service("episodes", subjects.episode("*", "*")),
-    Service("tasks", f"{_API}.CONSUMER.MSG.NEXT.{subjects.TASKS}.*", lull_s=15),
-    Service("acks", f"$JS.ACK.{subjects.TASKS}.>"),
-    Service("jobs", f"{_API}.DIRECT.GET.KV_{subjects.JOBS}.$KV.{subjects.JOBS}.*.*"),
+    ServiceExport("generation", subjects.generation("*", "*", "*"), max_gap_s=60),
+    ServiceExport("episodes", subjects.episode("*", "*")),
+    ServiceExport("tasks", f"{_API}.CONSUMER.MSG.NEXT.{subjects.TASKS}.*", max_gap_s=15),
+    ServiceExport("acks", f"$JS.ACK.{subjects.TASKS}.>"),
+    ServiceExport("jobs", f"{_API}.DIRECT.GET.KV_{subjects.JOBS}.$KV.{subjects.JOBS}.*.*"),
 )
 
 
@@ -57,13 +57,13 @@ def _claims(name: str, subject: str, body: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "sub": subject, "iat": 0, "nats": {"version": 2, **body}}
 
 
-def _export(service: Service) -> dict[str, Any]:
-    lull_s = service.lull_s
-    answers = {} if lull_s is None else {"response_type": "Stream", "response_threshold": lull_s * 10**9}
+def _export(service: ServiceExport) -> dict[str, Any]:
+    max_gap_s = service.max_gap_s
+    answers = {} if max_gap_s is None else {"response_type": "Stream", "response_threshold": max_gap_s * 10**9}
     return {"name": service.name, "subject": service.subject, "type": "service", **answers}
 
 
-def _import(service: Service) -> dict[str, Any]:
+def _import(service: ServiceExport) -> dict[str, Any]:
     return {"name": service.name, "subject": service.subject, "account": PLATFORM, "type": "service"}
 
 

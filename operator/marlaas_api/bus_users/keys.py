@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Self
 
 from marlaas_api.bus_users import accounts, nkey
-from marlaas_api.bus_users.nkey import KeyInvalid, Kind
+from marlaas_api.bus_users.nkey import KeyInvalid, KeyKind
 from marlaas_api.bus_users.permissions import permissions
 from marlaas_api.bus_users.tokens import credentials_text, signed
 from marlaas_api.bus_users.users import BusUser, SandboxUser, term
@@ -30,7 +30,7 @@ class BusKeys:
     @classmethod
     def make(cls) -> Self:
         """New keys."""
-        return cls(nkey.new_seed(Kind.OPERATOR), *(nkey.new_seed(Kind.ACCOUNT) for _ in range(3)))
+        return cls(nkey.new_seed(KeyKind.OPERATOR), *(nkey.new_seed(KeyKind.ACCOUNT) for _ in range(3)))
 
     def dump(self) -> dict[str, str]:
         """The seeds by name; all of them secret."""
@@ -42,8 +42,8 @@ class BusKeys:
         missing = [one.name for one in fields(cls) if one.name not in seeds]
         if missing:
             raise KeyInvalid(f"the bus's keys lack {', '.join(missing)}: delete them to have new ones made")
-        kinds = {"operator": Kind.OPERATOR}
-        return cls(*(nkey.checked_seed(kinds.get(f.name, Kind.ACCOUNT), seeds[f.name].strip()) for f in fields(cls)))
+        kinds = {"operator": KeyKind.OPERATOR}
+        return cls(*(nkey.checked_seed(kinds.get(f.name, KeyKind.ACCOUNT), seeds[f.name].strip()) for f in fields(cls)))
 
 
 def server_config(keys: BusKeys) -> str:
@@ -71,7 +71,7 @@ def mint(keys: BusKeys, user: BusUser, now: float) -> str:
     sandbox = isinstance(user, SandboxUser)
     account, signing = (accounts.SANDBOXES, keys.sandboxes) if sandbox else (accounts.PLATFORM, keys.platform)
     start = term(user).start(now)
-    seed = nkey.derived_seed(Kind.USER, signing, f"{user.identity} {start}")
+    seed = nkey.derived_seed(KeyKind.USER, signing, f"{user.identity} {start}")
     may = permissions(user)
     claims = {
         "name": user.identity,

@@ -21,7 +21,7 @@ class KeyInvalid(Permanent):
     """Text that is no NATS seed of the kind that is needed."""
 
 
-class Kind(IntEnum):
+class KeyKind(IntEnum):
     """What a key is for; the number is what its text begins with (O, A, U)."""
 
     OPERATOR = 14 << 3
@@ -29,17 +29,17 @@ class Kind(IntEnum):
     USER = 20 << 3
 
 
-def new_seed(kind: Kind) -> str:
+def new_seed(kind: KeyKind) -> str:
     """A seed that nobody else has."""
     return seed_of(kind, os.urandom(SEED_BYTES))
 
 
-def derived_seed(kind: Kind, secret: str, identity: str) -> str:
+def derived_seed(kind: KeyKind, secret: str, identity: str) -> str:
     """The seed that belongs to an identity, the same every time; who does not know `secret` cannot tell it."""
     return seed_of(kind, hmac.new(secret.encode(), identity.encode(), hashlib.sha256).digest())
 
 
-def seed_of(kind: Kind, random: bytes) -> str:
+def seed_of(kind: KeyKind, random: bytes) -> str:
     """32 bytes as a seed."""
     return bytes(nkeys.encode_seed(random, int(kind))).decode()
 
@@ -54,7 +54,7 @@ def sign(seed: str, data: bytes) -> bytes:
     return bytes(_pair(seed).sign(data))
 
 
-def checked_seed(kind: Kind, seed: str) -> str:
+def checked_seed(kind: KeyKind, seed: str) -> str:
     """The seed, if it is one of this kind. Raises KeyInvalid; its text does not show the seed."""
     expected = seed_of(kind, bytes(SEED_BYTES))[:2]
     if not seed.startswith(expected):
@@ -65,7 +65,7 @@ def checked_seed(kind: Kind, seed: str) -> str:
 
 def account_id(name: str) -> str:
     """A constant account id, from its name: the right form, and nobody knows a seed for it."""
-    raw = bytearray([Kind.ACCOUNT]) + hashlib.sha256(f"marlaas.dev account {name}".encode()).digest()
+    raw = bytearray([KeyKind.ACCOUNT]) + hashlib.sha256(f"marlaas.dev account {name}".encode()).digest()
     raw += int(nkeys.crc16(raw)).to_bytes(2, "little")
     return base64.b32encode(raw).decode().rstrip("=")
 

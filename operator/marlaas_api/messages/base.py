@@ -5,13 +5,13 @@ from pydantic import BaseModel, ConfigDict
 from marlaas_api.names import JobRef
 
 
-class Message(BaseModel):
+class BusMessage(BaseModel):
     """Base of everything on the bus; the class name is its tag on the wire (see `marlaas_api.wire`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class JobMessage(Message):
+class JobMessage(BusMessage):
     """A message of one job. The uid tells a job from an earlier one of the same name: readers ignore other uids."""
 
     namespace: str

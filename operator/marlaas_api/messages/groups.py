@@ -1,10 +1,10 @@
 """What the orchestrator hands to a trainer: complete groups, and the end of a step."""
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Ending
 
 
-class TrajectoryRef(Message):
+class TrajectoryRef(BusMessage):
     """One member of a group for one agent: where its turns are, what they earned, and how the episode ended."""
 
     member: int

@@ -5,10 +5,10 @@ from enum import StrEnum
 from pydantic import Field
 
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 
 
-class Verdict(Message):
+class JobVerdict(BusMessage):
     """Why a job cannot go on, found by who looks after its pods. reason: CamelCase, for machines; message: for people, with what to do."""
 
     reason: str
@@ -29,7 +29,7 @@ class JobDocument(JobMessage):
     seed: int = 0
     spec: RLJobSpec
     deleted: bool = False
-    verdict: Verdict | None = None
+    verdict: JobVerdict | None = None
 
 
 class Phase(StrEnum):
@@ -85,7 +85,7 @@ class Progress(JobMessage):
     at: float = 0.0
 
 
-class StoryEvent(JobMessage):
+class JobEvent(JobMessage):
     """A sentence for `describe`; EVENTS. Nothing depends on it."""
 
     role: str

@@ -3,11 +3,11 @@
 from pydantic import Field
 
 from marlaas_api.blobs import BlobRef
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.names import AdapterRef
 
 
-class PolicyRecord(Message):
+class PolicyRecord(BusMessage):
     """KV `policy`: what is true of an agent. Version and epoch only grow; changed by compare-and-set alone.
 
     epoch: bumped by every bind; a trainer whose epoch is past cannot commit. step: the step whose commit made this version (-1: version 0).
@@ -24,7 +24,7 @@ class PolicyRecord(Message):
     train_s: float = 0.0
 
 
-class Probe(Message):
+class Probe(BusMessage):
     """Token ids (int32 bytes [T]) and the trainer's logprobs (float32 bytes [T-1]) of ids 1.. at temperature 1, computed in float32."""
 
     ids: bytes

@@ -5,11 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.messages.base import Message
+from marlaas_api.messages.base import BusMessage
 from marlaas_api.messages.policies import Probe
 
 
-class PoolDocument(Message):
+class PoolDocument(BusMessage):
     """What a pool's rollout and trainer workers are started with (a file: ConfigMap or the local runner's)."""
 
     name: str
@@ -17,7 +17,7 @@ class PoolDocument(Message):
     spec: ModelPoolSpec
 
 
-class AdaptedLayer(Message):
+class AdaptedLayer(BusMessage):
     """A linear layer of the self-test's adapter: its output and input width, and the standard deviation of B's entries."""
 
     rows: int
@@ -25,7 +25,7 @@ class AdaptedLayer(Message):
     size: float
 
 
-class SelfTest(Message):
+class SelfTestSpec(BusMessage):
     """A random adapter on every adaptable layer, by which an engine shows that it applies its slots.
 
     `marlaas_worker.calibration.draw_adapter` makes it from the rest of this. sha256: `adapters.tensor_digest` in the calibration's dtype.
@@ -40,7 +40,7 @@ class SelfTest(Message):
     tolerance: float
 
 
-class Calibration(Message):
+class Calibration(BusMessage):
     """KV `calibrations`: how far an engine's logprobs may be from the trainer's, for one base model and dtype; a trainer of the pool writes it.
 
     base: `marlaas_worker.calibration.fingerprint` of the model. noise: mean |difference| of the trainer's logprobs in `dtype` and in float32 on the
@@ -53,12 +53,12 @@ class Calibration(Message):
     noise: float
     tolerance: float
     probes: tuple[Probe, ...]
-    self_test: SelfTest
+    self_test: SelfTestSpec
     trainer: str = ""
     at: float = 0.0
 
 
-class ReplicaReport(Message):
+class ReplicaReport(BusMessage):
     """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
 
     max_model_len: longest conversation of the engine, in tokens; 0 if the replica does not say. verified: engine names of the adapter versions that

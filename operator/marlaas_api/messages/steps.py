@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 
 
 class StepOutcome(StrEnum):
@@ -22,7 +22,7 @@ class Difficulty(StrEnum):
     HOPELESS = "hopeless"
 
 
-class TaskOutcome(Message):
+class TaskOutcome(BusMessage):
     """How hard a training task was when it was visited; index: the task's, visit: the group's."""
 
     index: int
@@ -60,7 +60,7 @@ class StepRecord(JobMessage):
     metrics: dict[str, float] = Field(default_factory=dict)
 
 
-class EvalSample(Message):
+class EvalSample(BusMessage):
     """A held-out episode for people to read."""
 
     index: int

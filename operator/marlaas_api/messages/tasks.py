@@ -2,11 +2,11 @@
 
 from pydantic import Field
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.names import Split
 
 
-class Task(JobMessage):
+class TaskMessage(JobMessage):
     """One prompt instance to play `group_size` times; TASKS. Its content is the environment's, from index and seed.
 
     A training task that comes again in a later pass through the data has the same index and seed, and a group of its own.
@@ -40,7 +40,7 @@ class IssueLedger(JobMessage):
     episode_bytes: int = 0
 
 
-class Pin(Message):
+class Pin(BusMessage):
     """KV `pins`: the one version that a group is sampled from; created once, never changed."""
 
     version: int

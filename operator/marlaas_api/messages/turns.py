@@ -5,11 +5,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.names import StopReason
 
 
-class ToolCall(Message):
+class ToolCallMessage(BusMessage):
     """A call that an assistant's message makes; arguments: the JSON text of an object."""
 
     name: str
@@ -17,14 +17,14 @@ class ToolCall(Message):
     id: str = ""
 
 
-class ChatMessage(Message):
+class ChatMessage(BusMessage):
     """One chat message; `name` is a tool's. Only an assistant's message that was written, not generated, has `tool_calls`: what was
     generated is text."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ToolCallMessage, ...] = ()
     tool_call_id: str | None = None
 
 
@@ -74,7 +74,7 @@ class ReplyPhase(StrEnum):
     FAILED = "failed"
 
 
-class GenerateReply(Message):
+class GenerateReply(BusMessage):
     """What a sandbox hears of its request, on the reply inbox. It never sees ids, logprobs or versions.
 
     A HEARTBEAT has `running_s`, the seconds for which the engine has generated; None: the request waits. `doing` is for people.
@@ -96,7 +96,7 @@ class GenerateReply(Message):
     waits: bool = False
 
 
-class Meter(Message):
+class Meter(BusMessage):
     """What a turn cost: tokens prefilled (of them `cached_tokens` from the prefix cache) and generated; seconds in queue and engine."""
 
     prompt_tokens: int

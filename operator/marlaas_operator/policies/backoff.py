@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from marlaas_api.messages import Verdict
+from marlaas_api.messages import JobVerdict
 from marlaas_api.reasons import Reason
 from marlaas_operator.policies.faults import first_fault
 from marlaas_operator.snapshot import JobSnapshot
@@ -18,7 +18,7 @@ def sandbox_crashes(snapshot: JobSnapshot) -> int:
     return max(int(stored.get("sandboxCrashes") or 0), sum(pod.restarts + pod.overran for pod in snapshot.pods))
 
 
-def verdict(snapshot: JobSnapshot) -> Verdict | None:
+def verdict(snapshot: JobSnapshot) -> JobVerdict | None:
     """Why the job cannot go on; None if it can."""
     progress, job = snapshot.own_progress, snapshot.job
     if job is None or progress is None or not progress.admitted or progress.phase.final:
@@ -29,4 +29,4 @@ def verdict(snapshot: JobSnapshot) -> Verdict | None:
     fault = first_fault(snapshot.pods)
     words = f"; the last: {fault.message}" if fault is not None else ""
     text = f"its sandboxes have crashed {crashes} times, and backoffLimit is {limit}{words}"
-    return Verdict(reason=Reason.BACKOFF_LIMIT_EXCEEDED, message=text)
+    return JobVerdict(reason=Reason.BACKOFF_LIMIT_EXCEEDED, message=text)

@@ -11,7 +11,7 @@ _MOST_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ConditionState:
     """What is found of one aspect of an object now."""
 
     type: str
@@ -21,7 +21,7 @@ class Finding:
 
 
 def conditions(
-    findings: Iterable[Finding], before: Iterable[RawCondition], generation: int, now: float
+    findings: Iterable[ConditionState], before: Iterable[RawCondition], generation: int, now: float
 ) -> list[dict[str, Any]]:
     """Conditions to store: one per finding, and after them those of other types that were there, which are somebody else's."""
     known = {str(condition.get("type")): condition for condition in before}
@@ -39,7 +39,7 @@ def clipped(message: str) -> str:
     return message if len(message) <= _MOST_CHARS else f"{message[: _MOST_CHARS - 3]}..."
 
 
-def _condition(finding: Finding, before: RawCondition, generation: int, now: float) -> dict[str, Any]:
+def _condition(finding: ConditionState, before: RawCondition, generation: int, now: float) -> dict[str, Any]:
     status = "True" if finding.holds else "False"
     moved = before.get("status") != status or "lastTransitionTime" not in before
     return {

@@ -9,8 +9,8 @@ from typing import Any
 
 from marlaas_api.reasons import Reason
 from marlaas_operator.plan import Event
+from marlaas_operator.policies.document_publishing import MISFITS
 from marlaas_operator.policies.faults import FAULTS
-from marlaas_operator.policies.handover import MISFITS
 
 _UNTOLD = frozenset({Reason.FINISHED, Reason.NOT_ADMITTED, Reason.DELETING, Reason.SUSPENDED})
 """Reasons of a condition that turned false as a mere consequence of what another sentence tells."""

@@ -14,12 +14,12 @@ from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.names import sandbox_name
 from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer
 from marlaas_operator.pod_facts import unix_seconds
-from marlaas_operator.policies import backoff, events, handover, sandboxes
+from marlaas_operator.policies import backoff, document_publishing, events, sandboxes
+from marlaas_operator.policies.child_reconcile import STUCK_S
 from marlaas_operator.policies.clock import soonest
 from marlaas_operator.policies.job_status import job_status
-from marlaas_operator.policies.standing import Standing, look_again_s, standing
 from marlaas_operator.policies.status_patch import is_urgent, status_patch
-from marlaas_operator.policies.upkeep import STUCK_S
+from marlaas_operator.policies.status_summary import StatusSummary, look_again_s, status_summary
 from marlaas_operator.snapshot import JobSnapshot
 
 FINALIZER = "marlaas.dev/job"
@@ -35,8 +35,8 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
     """What to do about a job. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return _plan_deletion(snapshot, now)
-    wanted = handover.wanted_document(snapshot, backoff.verdict(snapshot))
-    write = handover.hand_over(snapshot, wanted)
+    wanted = document_publishing.wanted_document(snapshot, backoff.verdict(snapshot))
+    write = document_publishing.publish_document(snapshot, wanted)
     due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0
     actions: tuple[Action, ...] = (
         *((AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()),
@@ -44,7 +44,7 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
         *sandboxes.plan_sandbox(snapshot, wanted, installation, now),
         *((DeleteObject(snapshot.meta.uid),) if due else ()),
     )
-    told = standing(snapshot, sandbox_name(snapshot.meta.name), now)
+    told = status_summary(snapshot, sandbox_name(snapshot.meta.name), now)
     after = job_status(snapshot, told, wanted, now) if told is not None else snapshot.status
     expires_s = EXPIRE_AGAIN_S if due else _expires_s(replace(snapshot, status=after), now)
     requeue_s = soonest(expires_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
@@ -59,13 +59,13 @@ def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
     left_s = snapshot.deletion_seen_at + FORGET_S - now
     if left_s <= 0:  # alone: whatever is refused for good must not stand before it
         return Plan((RemoveFinalizer(FINALIZER),))
-    write = handover.forget(own) if own is not None and bus.synced and bus.available else None
+    write = document_publishing.forget(own) if own is not None and bus.synced and bus.available else None
     forgotten = bus.synced and bus.available and own is None
     gone = forgotten and not snapshot.owned and not snapshot.pods
     actions: list[Action] = [*((write,) if write is not None else ()), *sandboxes.removal(snapshot)]
     if gone:
         return Plan((RemoveFinalizer(FINALIZER),))
-    told = Standing(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
+    told = StatusSummary(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
     return _telling(Plan(tuple(actions), requeue_s=left_s), snapshot, job_status(snapshot, told, own, now))
 
 
@@ -89,7 +89,7 @@ def _has_ended(snapshot: JobSnapshot) -> bool:
     """Whether nothing is left to do: what was given more steps goes on, though the orchestrator may not have heard of it yet."""
     progress, job = snapshot.own_progress, snapshot.job
     if progress is None:
-        return snapshot.progress_known and handover.is_over(snapshot)
+        return snapshot.progress_known and document_publishing.is_over(snapshot)
     more = progress.phase is Phase.SUCCEEDED and job is not None and job.spec.training.steps > progress.step
     return progress.phase.final and not more
 

@@ -8,10 +8,10 @@ from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.manifests.names import sandbox_name
 from marlaas_operator.policies.backoff import sandbox_crashes
-from marlaas_operator.policies.conditions import Finding, clipped, conditions, rfc3339
-from marlaas_operator.policies.handover import MISFITS
-from marlaas_operator.policies.standing import Standing, sandbox_fault
+from marlaas_operator.policies.conditions import ConditionState, clipped, conditions, rfc3339
+from marlaas_operator.policies.document_publishing import MISFITS
 from marlaas_operator.policies.status_patch import figure, without_none
+from marlaas_operator.policies.status_summary import StatusSummary, sandbox_fault
 from marlaas_operator.snapshot import JobSnapshot
 
 ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
@@ -21,7 +21,7 @@ _FIGURES = (
 )
 
 
-def job_status(snapshot: JobSnapshot, told: Standing, wanted: JobDocument | None, now: float) -> dict[str, Any]:
+def job_status(snapshot: JobSnapshot, told: StatusSummary, wanted: JobDocument | None, now: float) -> dict[str, Any]:
     """The whole status. wanted: the job's document, which says whose it is."""
     before: Mapping[str, Any] = snapshot.status or {}
     phase = told.phase or Phase(before.get("phase") or Phase.QUEUED)
@@ -83,44 +83,44 @@ def _finished_at(progress: Progress | None, before: Mapping[str, Any], now: floa
     return str(before.get("finishedAt") or rfc3339(now))
 
 
-def _findings(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Iterator[Finding]:
+def _findings(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> Iterator[ConditionState]:
     yield _admitted(snapshot, told, phase)
     yield _sandbox_ready(snapshot, told, phase)
     seen = {condition.get("type") for condition in (snapshot.status or {}).get("conditions") or ()}
     for type_, final in ((COMPLETE, Phase.SUCCEEDED), (FAILED, Phase.FAILED)):
         if phase is final or type_ in seen:
-            yield Finding(type_, phase is final, told.reason, told.message)
+            yield ConditionState(type_, phase is final, told.reason, told.message)
 
 
-def _admitted(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Finding:
+def _admitted(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> ConditionState:
     progress = snapshot.own_progress
     if told.reason == Reason.DELETING:
-        return Finding(ADMITTED, False, Reason.DELETING, told.message)
+        return ConditionState(ADMITTED, False, Reason.DELETING, told.message)
     if phase.final:
-        return Finding(ADMITTED, False, Reason.FINISHED, "the job has ended and holds nothing")
+        return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds nothing")
     if progress is None:
-        return Finding(ADMITTED, False, told.reason, told.message)
+        return ConditionState(ADMITTED, False, told.reason, told.message)
     if progress.admitted:
-        return Finding(ADMITTED, True, Reason.ADMITTED, "the job holds its adapter slots")
+        return ConditionState(ADMITTED, True, Reason.ADMITTED, "the job holds its adapter slots")
     said = told if told.reason in MISFITS else progress
-    return Finding(ADMITTED, False, said.reason, said.message)
+    return ConditionState(ADMITTED, False, said.reason, said.message)
 
 
-def _sandbox_ready(snapshot: JobSnapshot, told: Standing, phase: Phase) -> Finding:
+def _sandbox_ready(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> ConditionState:
     progress = snapshot.own_progress
     if told.reason == Reason.DELETING:
-        return Finding(SANDBOX_READY, False, Reason.DELETING, told.message)
+        return ConditionState(SANDBOX_READY, False, Reason.DELETING, told.message)
     if phase.final:
-        return Finding(SANDBOX_READY, False, Reason.FINISHED, "the job has ended")
+        return ConditionState(SANDBOX_READY, False, Reason.FINISHED, "the job has ended")
     spec = snapshot.job_spec
     if progress is None or not progress.admitted or spec is None:
-        return Finding(SANDBOX_READY, False, Reason.NOT_ADMITTED, "a job has sandboxes once it is admitted")
+        return ConditionState(SANDBOX_READY, False, Reason.NOT_ADMITTED, "a job has sandboxes once it is admitted")
     wanted = spec.environment.replicas
     ready = min(wanted, sum(pod.ready and not pod.deleting for pod in snapshot.pods))
     counted = f"{ready} of {wanted} sandboxes are ready"
     if ready == wanted:
-        return Finding(SANDBOX_READY, True, Reason.SANDBOX_READY, counted)
+        return ConditionState(SANDBOX_READY, True, Reason.SANDBOX_READY, counted)
     fault = sandbox_fault(snapshot, sandbox_name(snapshot.meta.name))
     if fault is not None:
-        return Finding(SANDBOX_READY, False, fault.reason, f"{counted}; {fault.message}")
-    return Finding(SANDBOX_READY, False, Reason.SANDBOX_STARTING, counted)
+        return ConditionState(SANDBOX_READY, False, fault.reason, f"{counted}; {fault.message}")
+    return ConditionState(SANDBOX_READY, False, Reason.SANDBOX_STARTING, counted)

@@ -2,7 +2,7 @@
 
 from marlaas_api.messages import JobDocument
 from marlaas_operator.plan import Plan
-from marlaas_operator.policies.handover import forget
+from marlaas_operator.policies.document_publishing import forget
 
 
 def plan_orphan(document: JobDocument) -> Plan:

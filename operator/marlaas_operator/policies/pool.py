@@ -13,7 +13,7 @@ from marlaas_operator.manifests.names import ROLES, workers_name
 from marlaas_operator.manifests.pool import Pool, role_objects, role_secret, shared_objects
 from marlaas_operator.plan import Action, AddFinalizer, Delete, Plan, RemoveFinalizer
 from marlaas_operator.pod_facts import unix_seconds
-from marlaas_operator.policies import events, upkeep
+from marlaas_operator.policies import child_reconcile, events
 from marlaas_operator.policies.job import CREDENTIAL_CHECK_S
 from marlaas_operator.policies.pool_status import holders, pool_status
 from marlaas_operator.policies.status_patch import is_urgent, status_patch
@@ -35,7 +35,7 @@ def plan_pool(snapshot: PoolSnapshot, installation: Installation, now: float) ->
     begin = (AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()
     actions = (*begin, *_upkeep(snapshot, installation, now))
     ready = bool(snapshot.credentials) and bool(snapshot.pods) and all(pod.ready for pod in snapshot.pods)
-    return _with_status(actions, snapshot, now, CREDENTIAL_CHECK_S if ready else upkeep.STUCK_S)
+    return _with_status(actions, snapshot, now, CREDENTIAL_CHECK_S if ready else child_reconcile.STUCK_S)
 
 
 def _upkeep(snapshot: PoolSnapshot, installation: Installation, now: float) -> Iterator[Action]:
@@ -43,12 +43,12 @@ def _upkeep(snapshot: PoolSnapshot, installation: Installation, now: float) -> I
         return
     uid = snapshot.meta.uid
     pool = Pool(snapshot.meta, snapshot.pool, snapshot.credentials)
-    yield from upkeep.put_right(shared_objects(pool, installation), snapshot.owned, uid)
+    yield from child_reconcile.put_right(shared_objects(pool, installation), snapshot.owned, uid)
     for role in ROLES:
         if role in snapshot.credentials:
             pods = [pod for pod in snapshot.pods if pod.component == role]
-            secret = upkeep.Mounted(role_secret(pool, installation, role), pods)
-            yield from upkeep.towards(role_objects(pool, installation, role), snapshot.owned, uid, secret, now)
+            secret = child_reconcile.Mounted(role_secret(pool, installation, role), pods)
+            yield from child_reconcile.towards(role_objects(pool, installation, role), snapshot.owned, uid, secret, now)
 
 
 def _plan_removal(snapshot: PoolSnapshot, installation: Installation, now: float) -> Plan:

@@ -5,7 +5,7 @@ from typing import Any
 
 from marlaas_api.kinds import ModelPool, ModelSpec
 from marlaas_api.reasons import Reason
-from marlaas_operator.policies.conditions import Finding, conditions
+from marlaas_operator.policies.conditions import ConditionState, conditions
 from marlaas_operator.policies.faults import first_fault
 from marlaas_operator.policies.status_patch import without_none
 from marlaas_operator.snapshot import JobLoad, PoolSnapshot
@@ -49,47 +49,47 @@ def _held(snapshot: PoolSnapshot, slots: int) -> dict[str, Any]:
     return {"jobs": len(admitted), "slots": f"{used}/{slots}", "freeSlots": max(0, slots - used)}
 
 
-def _findings(snapshot: PoolSnapshot) -> Iterator[Finding]:
+def _findings(snapshot: PoolSnapshot) -> Iterator[ConditionState]:
     if snapshot.pool is None:
-        yield Finding("Ready", False, Reason.INVALID_SPEC, snapshot.problem)
+        yield ConditionState("Ready", False, Reason.INVALID_SPEC, snapshot.problem)
     else:
         yield from _serving(snapshot, snapshot.pool)
     if snapshot.meta.deleted_at is not None:
         yield _deleting(snapshot)
 
 
-def _serving(snapshot: PoolSnapshot, pool: ModelPool) -> Iterator[Finding]:
+def _serving(snapshot: PoolSnapshot, pool: ModelPool) -> Iterator[ConditionState]:
     roles = [_role(snapshot, "rollout", pool), _role(snapshot, "trainer", pool)]
     yield from roles
     late = next((finding for finding in roles if not finding.holds), None)
     if late is not None:
-        yield Finding("Ready", False, late.reason, late.message)
+        yield ConditionState("Ready", False, late.reason, late.message)
     else:
-        yield Finding("Ready", True, Reason.READY, "every worker serves")
+        yield ConditionState("Ready", True, Reason.READY, "every worker serves")
 
 
-def _role(snapshot: PoolSnapshot, role: str, pool: ModelPool) -> Finding:
+def _role(snapshot: PoolSnapshot, role: str, pool: ModelPool) -> ConditionState:
     type_ = f"{role.capitalize()}Ready"
     wanted = pool.spec.rollout.replicas if role == "rollout" else pool.spec.trainer.replicas
     ready = min(_num_ready(snapshot, role), wanted)
     counted = f"{ready} of {wanted} {role} workers serve"
     if ready == wanted:
-        return Finding(type_, True, _READY[role], counted)
+        return ConditionState(type_, True, _READY[role], counted)
     if snapshot.refusal:
-        return Finding(type_, False, Reason.POD_REFUSED, f"{counted}; {snapshot.refusal}")
+        return ConditionState(type_, False, Reason.POD_REFUSED, f"{counted}; {snapshot.refusal}")
     fault = first_fault(pod for pod in snapshot.pods if pod.component == role)
     if fault is not None:
-        return Finding(type_, False, fault.reason, f"{counted}; {fault.message}")
-    return Finding(type_, False, _STARTING[role], counted)
+        return ConditionState(type_, False, fault.reason, f"{counted}; {fault.message}")
+    return ConditionState(type_, False, _STARTING[role], counted)
 
 
-def _deleting(snapshot: PoolSnapshot) -> Finding:
+def _deleting(snapshot: PoolSnapshot) -> ConditionState:
     held = [f"{job.namespace}/{job.name}" for job in holders(snapshot)]
     if not held:
-        return Finding("Deleting", True, Reason.DELETING, "its workers are being stopped")
+        return ConditionState("Deleting", True, Reason.DELETING, "its workers are being stopped")
     more = f" and {len(held) - _MANY} more" if len(held) > _MANY else ""
     text = f"jobs that have not ended use it: {', '.join(held[:_MANY])}{more}; it goes when they are gone"
-    return Finding("Deleting", False, Reason.IN_USE, text)
+    return ConditionState("Deleting", False, Reason.IN_USE, text)
 
 
 def _num_ready(snapshot: PoolSnapshot, role: str) -> int:

@@ -13,7 +13,7 @@ from marlaas_operator.manifests.names import sandbox_name
 from marlaas_operator.manifests.sandbox import sandbox_objects, sandbox_secret
 from marlaas_operator.manifests.sandbox_pod import Sandbox
 from marlaas_operator.plan import Action, Delete
-from marlaas_operator.policies import upkeep
+from marlaas_operator.policies import child_reconcile
 from marlaas_operator.snapshot import JobSnapshot
 
 
@@ -41,8 +41,8 @@ def plan_sandbox(
         return ()
     sandbox = Sandbox(snapshot.meta, document, snapshot.pool.spec.sandbox, snapshot.credential)
     objects = sandbox_objects(sandbox, installation)
-    secret = upkeep.Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
-    return tuple(upkeep.towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))
+    secret = child_reconcile.Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
+    return tuple(child_reconcile.towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))
 
 
 def removal(snapshot: JobSnapshot) -> Iterator[Action]:

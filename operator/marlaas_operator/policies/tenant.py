@@ -10,7 +10,7 @@ from marlaas_api.messages import Phase
 from marlaas_api.reasons import Reason
 from marlaas_operator.plan import Plan
 from marlaas_operator.policies import events
-from marlaas_operator.policies.conditions import Finding, conditions
+from marlaas_operator.policies.conditions import ConditionState, conditions
 from marlaas_operator.policies.status_patch import is_urgent, status_patch
 from marlaas_operator.snapshot import JobLoad, Meta, TenantSnapshot
 
@@ -35,17 +35,19 @@ def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
     return Plan((), patch, is_urgent(snapshot.status, after), events.events(snapshot.status, after))
 
 
-def _active(snapshot: TenantSnapshot) -> Finding:
+def _active(snapshot: TenantSnapshot) -> ConditionState:
     if snapshot.tenant is None:
-        return Finding("Active", False, Reason.INVALID_SPEC, snapshot.problem)
+        return ConditionState("Active", False, Reason.INVALID_SPEC, snapshot.problem)
     lost = [
         f"namespace '{namespace}' belongs to Tenant '{owner.metadata.name}', which is older"
         for namespace in snapshot.tenant.spec.namespaces
         if (owner := tenant_of(namespace, snapshot.tenants)) is not None and owner.metadata.name != snapshot.meta.name
     ]
     if lost:
-        return Finding("Active", False, Reason.CONFLICTING_TENANTS, f"{'; '.join(lost)}; remove it from one of them")
-    return Finding("Active", True, Reason.ACTIVE, "its namespaces are its own")
+        return ConditionState(
+            "Active", False, Reason.CONFLICTING_TENANTS, f"{'; '.join(lost)}; remove it from one of them"
+        )
+    return ConditionState("Active", True, Reason.ACTIVE, "its namespaces are its own")
 
 
 def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:

@@ -160,13 +160,13 @@ class Rig:
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples that have these labels."""
         total = 0.0
-        for line in self.door("/metrics").splitlines():
+        for line in self.endpoints("/metrics").splitlines():
             words, _, value = line.rpartition(" ")
             if words.partition("{")[0] == name and all(f'{key}="{want}"' in words for key, want in labels.items()):
                 total += float(value)
         return total
 
-    def door(self, path: str) -> str:
+    def endpoints(self, path: str) -> str:
         """What the operator's HTTP door answers; empty if it does not, or is not open yet."""
         if not self._is_open():
             return ""

@@ -99,7 +99,7 @@ async def test_sigterm_drains(rig: Rig) -> None:
     operator = rig.start_operator()
 
     async def ready() -> bool:
-        return rig.door("/readyz") == "ok\n"
+        return rig.endpoints("/readyz") == "ok\n"
 
     await eventually(rig, "ready", ready)
     os.kill(operator.pid, signal.SIGTERM)

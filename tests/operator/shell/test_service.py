@@ -13,8 +13,8 @@ from marlaas_api.bus import Bus, BusRefused, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import InvalidInput, MarlaasError
-from marlaas_operator import troubles
-from marlaas_operator.bus_keys import Credentials
+from marlaas_operator import failure_backoff
+from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.cluster import (
     Body,
     Conflict,
@@ -30,9 +30,9 @@ from marlaas_operator.cluster import (
 )
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, target_of
-from marlaas_operator.health import Door, opened
+from marlaas_operator.health import HealthEndpoints, opened
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.service import Outside, Service
-from marlaas_operator.watched import Watched
 
 ONE = Target(RLJOBS, "team-a", "one")
 
@@ -46,22 +46,22 @@ class Stage:
         self.deaf = False
         self.changed = asyncio.Event()
         self.cluster.listeners.append(lambda what, body: self.changed.set())
-        outside = Outside(self.cluster, self._open_bus, self._watch, Credentials(BusKeys.make(), lambda: 1.8e9))
+        outside = Outside(self.cluster, self._open_bus, self._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9))
         self.service = Service(outside, installation())
         self.stop = asyncio.Event()
 
     async def _open_bus(self) -> Bus:
         return self.server.connect("operator")
 
-    async def _watch(self, watched: Watched, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
+    async def _watch(self, cache: ObjectCache, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
         def hear(what: str, body: Body) -> None:
             if self.deaf:
                 return
             target = target_of(body)
             if what == "DELETED":
-                watched.lose(target, body["metadata"]["uid"])
+                cache.lose(target, body["metadata"]["uid"])
             else:
-                watched.see(body)
+                cache.see(body)
 
         self.cluster.listeners.append(hear)
         await asyncio.Event().wait()
@@ -171,7 +171,7 @@ async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() 
     second = Stage()
     second.cluster, second.server = first.cluster, first.server
     second.cluster.calls.clear()
-    outside = Outside(second.cluster, second._open_bus, second._watch, Credentials(BusKeys.make(), lambda: 1.8e9))
+    outside = Outside(second.cluster, second._open_bus, second._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9))
     second.service = Service(outside, installation())
     async with playing(second):
         async with asyncio.timeout(20):
@@ -184,8 +184,8 @@ async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() 
 
 async def test_the_door_says_what_is_missing_and_what_was_counted() -> None:
     stage = Stage()
-    door = Door(stage.service.missing, stage.service.metrics_text)
-    async with opened(door, 0, "127.0.0.1") as port:
+    endpoints = HealthEndpoints(stage.service.missing, stage.service.metrics_text)
+    async with opened(endpoints, 0, "127.0.0.1") as port:
         assert await asked(port, "/livez") == (200, "ok\n")
         assert (await asked(port, "/readyz"))[0] == 503
         assert (await asked(port, "/nowhere"))[0] == 404
@@ -245,7 +245,7 @@ async def test_what_cannot_be_made_for_now_does_not_keep_the_status_from_being_t
 
 
 async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(troubles, "LASTING_S", 0.3)
+    monkeypatch.setattr(failure_backoff, "LASTING_S", 0.3)
     stage = Stage()
     await stage.cluster.create(pool("tiny"))
     await stage.cluster.create(job("team-a", "one", "tiny"))
@@ -283,7 +283,7 @@ async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> No
 async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
     error: MarlaasError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(troubles, "LASTING_S", 0.3)
+    monkeypatch.setattr(failure_backoff, "LASTING_S", 0.3)
     stage = Stage()
 
     async def refused(action: object) -> None:
@@ -304,7 +304,7 @@ async def test_a_server_that_does_not_answer_is_not_asked_for_the_status_as_well
     async with playing(stage):
         await stage.until(lambda: bool(stage.status(Target(MODELPOOLS, "", "tiny"))), "told")
         stage.service.queue.stop()
-        stage.service.watched.see(await stage.cluster.create(job("team-a", "one", "tiny")))
+        stage.service.cache.see(await stage.cluster.create(job("team-a", "one", "tiny")))
         stage.cluster.fail = lambda verb, target: NoAnswer("no route") if target == ONE else None
         before = len(stage.cluster.calls)
         with pytest.raises(NoAnswer):

@@ -14,7 +14,7 @@ from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import MarlaasError
 from marlaas_api.wire import SCHEMA_VERSION
 from marlaas_operator import resync
-from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.cluster import Body, Forbidden, NotFound, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, TENANTS
 from marlaas_operator.service import Outside, Service
@@ -63,7 +63,7 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() 
         await stage.cluster.create(job("team-a", "two", "tiny"))
         await stage.until(lambda: stage.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
         assert set(orchestrator.documents) == {"team-a.two"}
-        assert stage.service.watched.get(ONE) is None
+        assert stage.service.cache.get(ONE) is None
 
 
 async def test_a_job_that_is_refused_after_it_has_waited_is_queued_no_more_for_its_tenant() -> None:
@@ -92,7 +92,7 @@ async def test_a_job_that_is_refused_after_it_has_waited_goes_by_its_ttl() -> No
 async def test_a_clock_that_is_set_back_does_not_keep_figures_from_being_told() -> None:
     stage = Stage()
     now = [1.8e9]
-    minted = Credentials(BusKeys.make(), lambda: 1.8e9)
+    minted = CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
     stage.service = Service(
         Outside(stage.cluster, stage._open_bus, stage._watch, minted, now=lambda: now[0]), installation()
     )
@@ -117,7 +117,7 @@ async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> 
         body = await stage.cluster.get(ONE)
         successor = {**body["metadata"], "uid": "next", "resourceVersion": "1000000"}
         assert body["metadata"]["uid"] in stage.service._observer._first_seen
-        stage.service.watched.see({**body, "metadata": successor})
+        stage.service.cache.see({**body, "metadata": successor})
         assert body["metadata"]["uid"] not in stage.service._observer._first_seen
 
 
@@ -153,7 +153,7 @@ async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() ->
     """A node that is drained lets its operator end while the next one has begun."""
     stage, other = Stage(), Stage()
     other.cluster, other.server = stage.cluster, stage.server
-    minted = Credentials(BusKeys.make(), lambda: 1.8e9)
+    minted = CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
     for one in (stage, other):
         one.service = Service(Outside(one.cluster, one._open_bus, one._watch, minted), installation())
     await stage.cluster.create(pool("tiny"))

@@ -120,13 +120,13 @@ async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
 
 @pytest.mark.parametrize("life", ["first", "second"])
 async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role(
-    town: Any, make_engine: Callable[..., Any], life: str
+    town: Any, make_engine: Callable[..., Any], incarnation: str
 ) -> None:
     """It is not started again within the process: the same engine would fail again, and nobody would hear of it."""
-    engine = make_engine(applies=life == "second")
+    engine = make_engine(applies=incarnation == "second")
     await town.calibrate(engine)
     replica = await town.begin("rollout-0", engine)
-    if life == "second":
+    if incarnation == "second":
         await town.report("rollout-0", lambda report: report.ready)
         engine.applies = False
         engine.die()
@@ -138,7 +138,7 @@ async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role
         with pytest.raises(BaseExceptionGroup) as ended:
             await replica.task
     assert ended.group_contains(SelfTestFailed, match=r"slot 1 of 4: .* it is not applied", depth=None)
-    assert engine.starts == (1 if life == "first" else 2)
+    assert engine.starts == (1 if incarnation == "first" else 2)
     assert engine.calls == []
 
 

@@ -24,14 +24,14 @@ from transformers import PreTrainedTokenizerFast
 
 from marlaas.models import prepare
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.messages import ChatMessage, GenerateRequest, GroupReady, StopReason, ToolCall, TrajectoryRef
+from marlaas_api.messages import ChatMessage, GenerateRequest, GroupReady, StopReason, ToolCallMessage, TrajectoryRef
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.engine import Began, Completion, LoadedAdapter, Sampling, unheard
 from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
-from marlaas_worker.sandbox.ledger import Ledger
-from marlaas_worker.sandbox.said import TurnSaying
+from marlaas_worker.sandbox.child_messages import TurnMessage
+from marlaas_worker.sandbox.ledger import TurnLedger
 from marlaas_worker.sandbox.turns import Patience, TurnClient
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group, segments_of
@@ -136,7 +136,7 @@ class Play:
     group: int
     member: int
     tools: bool
-    ledger: Ledger = field(default_factory=lambda: Ledger(("policy",), MAX_TURNS))
+    ledger: TurnLedger = field(default_factory=lambda: TurnLedger(("policy",), MAX_TURNS))
     raw: set[int] = field(default_factory=set)
 
     async def run(self) -> TrajectoryRef:
@@ -160,8 +160,8 @@ class Play:
         self.ledger.note(_saying(request), reply.stop_reason)
 
 
-def _saying(request: GenerateRequest) -> TurnSaying:
-    return TurnSaying(kind="turn", agent=request.agent, parent=request.parent, append="x", max_tokens=None)
+def _saying(request: GenerateRequest) -> TurnMessage:
+    return TurnMessage(kind="turn", agent=request.agent, parent=request.parent, append="x", max_tokens=None)
 
 
 def _text(rng: random.Random) -> str:
@@ -170,7 +170,7 @@ def _text(rng: random.Random) -> str:
 
 def _message(rng: random.Random) -> ChatMessage:
     role = rng.choice(("user", "tool", "system", "assistant"))
-    calls = (ToolCall(name="add", arguments='{"a": 1}'),) * (role == "assistant" and rng.random() < 0.3)
+    calls = (ToolCallMessage(name="add", arguments='{"a": 1}'),) * (role == "assistant" and rng.random() < 0.3)
     return ChatMessage(role=role, content=_text(rng), tool_calls=calls)
 
 

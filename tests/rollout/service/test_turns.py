@@ -13,7 +13,7 @@ from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
 from marlaas_api.names import derive_seed
 from marlaas_api.wire import encode
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.vitals import exposition
+from marlaas_worker.metrics import exposition
 
 
 async def test_a_turn_is_recorded_and_then_answered(town: Any) -> None:
@@ -34,14 +34,14 @@ async def test_a_turn_is_recorded_and_then_answered(town: Any) -> None:
 async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(town: Any) -> None:
     replica, job = await town.replica(), await town.job()
     await town.ask(job.request())
-    vitals = replica.context.vitals
-    assert vitals.ready()
-    page = exposition(vitals.all_figures()).splitlines()
+    metrics = replica.context.metrics
+    assert metrics.ready()
+    page = exposition(metrics.all_samples()).splitlines()
     assert 'marlaas_rollout_tokens_total{namespace="team",job="job"} 4' in page
     assert "marlaas_rollout_versions 1" in page
     replica.context.stop.set()
     await replica.task
-    assert not vitals.ready()
+    assert not metrics.ready()
 
 
 async def test_the_record_names_the_bytes_of_the_version_that_answered(town: Any) -> None:

@@ -20,20 +20,20 @@ from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_nats import connect
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
+    BusMessage,
     CancelRequest,
     GenerateReply,
     GenerateRequest,
     JobDocument,
+    JobEvent,
     KeepRequest,
     Manifest,
-    Message,
     Phase,
     Pin,
     PolicyRecord,
     Probe,
     Progress,
     ReplicaReport,
-    StoryEvent,
     Turn,
 )
 from marlaas_api.names import AdapterRef
@@ -174,7 +174,7 @@ class Town:
         key = subjects.pin_key(request.namespace, request.job, request.agent, request.group)
         await self.put(subjects.PINS, key, Pin(version=version))
 
-    async def put(self, bucket: str, key: str, message: Message) -> None:
+    async def put(self, bucket: str, key: str, message: BusMessage) -> None:
         await (await self.bus.bucket(bucket)).put(key, wire.encode(message))
 
     @contextlib.asynccontextmanager
@@ -212,11 +212,11 @@ class Town:
         stored = await self.bus.last(subjects.TURNS, subject)
         return None if stored is None else wire.decode_as(Turn, stored.data)
 
-    async def story(self, reason: str) -> StoryEvent:
+    async def story(self, reason: str) -> JobEvent:
         """The first event of this reason, once it is told."""
         while True:
             for stored in await self.bus.replay(subjects.EVENTS, "event.>"):
-                event = wire.decode_as(StoryEvent, stored.data)
+                event = wire.decode_as(JobEvent, stored.data)
                 if event.reason == reason:
                     return event
             await self.server.change(1.0, None)

@@ -18,7 +18,7 @@ class Side(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class ChatSampling:
     """How tokens are drawn. temperature None: greedy, the likeliest token each time; seed: the same for both sides."""
 
     max_tokens: int
@@ -33,7 +33,7 @@ Said = tuple[tuple[str, str], ...]
 class Speaker(Protocol):
     """A model that goes on with a conversation; `marlaas.chat.speakers` has the real one, and a fake."""
 
-    def reply(self, side: Side, said: Said, sampling: Sampling, hear: Callable[[str], None]) -> str:
+    def reply(self, side: Side, said: Said, sampling: ChatSampling, hear: Callable[[str], None]) -> str:
         """Return the reply's text; `hear` gets its pieces as they are generated."""
         ...
 
@@ -43,7 +43,7 @@ class Chat:
     """Both conversations."""
 
     speaker: Speaker
-    sampling: Sampling
+    sampling: ChatSampling
     said: dict[Side, Said] = field(default_factory=lambda: dict.fromkeys(Side, ()))
 
     def ask(self, text: str, hear: Callable[[Side, str], None]) -> Iterator[tuple[Side, str]]:

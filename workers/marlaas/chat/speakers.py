@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.chat.sides import Said, Sampling, Side
+from marlaas.chat.sides import ChatSampling, Said, Side
 from marlaas_api.errors import InvalidInput
 
 
@@ -19,7 +19,7 @@ class ScriptedSpeaker:
 
     answers: Mapping[Side, Callable[[Said], str]]
 
-    def reply(self, side: Side, said: Said, sampling: Sampling, hear: Callable[[str], None]) -> str:
+    def reply(self, side: Side, said: Said, sampling: ChatSampling, hear: Callable[[str], None]) -> str:
         """Answer, with at most `max_tokens` words."""
         words = self.answers[side](said).split(" ")[: sampling.max_tokens]
         for at, word in enumerate(words):
@@ -51,7 +51,7 @@ class ModelSpeaker:
             raise InvalidInput(f"{adapter} cannot be put on the base model {model}: {error}") from error
         self._torch = torch
 
-    def reply(self, side: Side, said: Said, sampling: Sampling, hear: Callable[[str], None]) -> str:
+    def reply(self, side: Side, said: Said, sampling: ChatSampling, hear: Callable[[str], None]) -> str:
         """Generate, and let `hear` have the text as it comes."""
         ids = self._ids(said)
         room = self._room(ids.shape[1])
@@ -84,7 +84,7 @@ class ModelSpeaker:
             )
         return context - num_prompt
 
-    def _settings(self, sampling: Sampling, room: int) -> Any:
+    def _settings(self, sampling: ChatSampling, room: int) -> Any:
         from transformers import GenerationConfig
 
         own = self._model.generation_config

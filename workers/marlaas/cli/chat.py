@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from marlaas.chat.show import Columns
-from marlaas.chat.sides import Chat, Sampling, Side
+from marlaas.chat.sides import Chat, ChatSampling, Side
 from marlaas.chat.speakers import ModelSpeaker
 from marlaas.local.opened import OpenedJob, open_job
 from marlaas.local.preparation import describe
@@ -59,7 +59,7 @@ def chat(
     rollout = opened.document.spec.rollout
     heat = None if greedy else temperature or rollout.temperature
     speaker = ModelSpeaker(Path(opened.pool.model_path), _adapter(opened, agent))
-    conversation = Chat(speaker, Sampling(max_tokens or rollout.max_tokens, heat, seed))
+    conversation = Chat(speaker, ChatSampling(max_tokens or rollout.max_tokens, heat, seed))
     console = Console(highlight=False)
     titles = {Side.BASE: describe(opened.pool.spec.model), Side.ADAPTER: f"{opened.name}, trained"}
     for text in _prompts(console, prompt):

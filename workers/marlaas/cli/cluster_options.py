@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from marlaas.cluster.kubectl import Kubectl, Target
+from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 
 Context = Annotated[
     str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; its current one.")
@@ -19,4 +19,4 @@ Kubeconfig = Annotated[
 
 def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) -> Kubectl:
     """The cluster that the options mean."""
-    return Kubectl(Target(context, namespace, kubeconfig))
+    return Kubectl(ClusterTarget(context, namespace, kubeconfig))

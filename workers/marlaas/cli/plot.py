@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marlaas.episodes import shelf
+from marlaas.episodes import files
 from marlaas.local.folder import write
 from marlaas.local.opened import OpenedJob, open_jobs
 from marlaas.plots.figure import draw
@@ -37,7 +37,7 @@ def plot(folders: Dirs, out: Out = None, job: Job = None) -> None:
     render = _renderer(target)
     jobs = [(label, opened) for label, opened in _labelled(folders, job)]
     curves = [job_curves(label, opened.document, opened.steps(), opened.evals()) for label, opened in jobs]
-    times = [timeline(label, shelf.read(opened.folder), opened.steps()) for label, opened in jobs]
+    times = [timeline(label, files.read(opened.folder), opened.steps()) for label, opened in jobs]
     write(target, render(curves, [one for one in times if one is not None]))
     typer.echo(target)
 

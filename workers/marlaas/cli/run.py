@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from marlaas.cli.failures import INVALID, complain
-from marlaas.episodes.shelf import DEFAULT_BYTES
+from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local.credentials import keep_to_oneself
 from marlaas.local.display import choose
 from marlaas.local.runner import RunRequest

@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable
 
 from marlaas.cluster.errors import (
+    AccessDenied,
     ClusterSilent,
     CommandFailed,
-    Forbidden,
     KindsMissing,
     NoCluster,
-    NotFound,
     NotLoggedIn,
+    ObjectMissing,
     Refused,
 )
 from marlaas_api.errors import MarlaasError
@@ -71,7 +71,7 @@ def _no_cluster(text: str) -> MarlaasError:
 
 
 def _forbidden(text: str) -> MarlaasError:
-    return Forbidden(f"not allowed: {_plain(text)}; {ASK}")
+    return AccessDenied(f"not allowed: {_plain(text)}; {ASK}")
 
 
 def _refused(text: str) -> MarlaasError:
@@ -107,5 +107,5 @@ _MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
         _refused,
     ),
     (r"\(Forbidden\)", _forbidden),
-    (r"\(NotFound\)", _said_by(NotFound)),
+    (r"\(NotFound\)", _said_by(ObjectMissing)),
 )

@@ -19,11 +19,11 @@ class NotLoggedIn(Permanent):
     """The API server does not know who is asking."""
 
 
-class Forbidden(Permanent):
+class AccessDenied(Permanent):
     """Whoever is asking may not do this."""
 
 
-class NotFound(Permanent):
+class ObjectMissing(Permanent):
     """There is no such object."""
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from marlaas.cluster.sights import WARNING, EventSight, JobSight, PoolSight, condition, seconds
+from marlaas.cluster.views import WARNING, ClusterEventView, ClusterJobView, ClusterPoolView, condition, seconds
 from marlaas.local.table import duration, number, versions, without_signal
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
-from marlaas_api.reason_texts import NOTHING, Actor, Stage, Text, text_of
+from marlaas_api.reason_texts import NOTHING, Actor, ReasonStage, Text, text_of
 from marlaas_api.reasons import Reason
 from marlaas_api.visible import visible
 
@@ -22,7 +22,7 @@ _CAUSES = {
 """Reasons whose own cause is what a condition of the pool says."""
 
 
-def explain(job: JobSight, pool: PoolSight | None, events: Sequence[EventSight], now: float) -> str:
+def explain(job: ClusterJobView, pool: ClusterPoolView | None, events: Sequence[ClusterEventView], now: float) -> str:
     """One paragraph; last words of several lines follow it, indented. pool None: there is none, or whoever asks may not see it.
 
     Statuses and events hold words of tenants' code, and anybody may write events in a namespace of theirs: nothing that a terminal obeys is left in it.
@@ -33,7 +33,7 @@ def explain(job: JobSight, pool: PoolSight | None, events: Sequence[EventSight],
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
 
 
-def _where(job: JobSight, events: Sequence[EventSight], now: float) -> str:
+def _where(job: ClusterJobView, events: Sequence[ClusterEventView], now: float) -> str:
     """Where the job is, and since when."""
     status = job.status
     if job.deleted_at is not None:
@@ -53,7 +53,7 @@ def _where(job: JobSight, events: Sequence[EventSight], now: float) -> str:
     return f"{job.key} failed {since} ago{_at(status)}."
 
 
-def _since(job: JobSight, status: RLJobStatus, events: Sequence[EventSight]) -> float:
+def _since(job: ClusterJobView, status: RLJobStatus, events: Sequence[ClusterEventView]) -> float:
     """When the phase began. Queued and suspended are both not admitted: which of them since when, the last suspension's event tells."""
     if status.phase in ("Queued", "Suspended"):
         admitted = condition(status, "Admitted")
@@ -75,7 +75,7 @@ def _figures(status: RLJobStatus) -> str:
     return f", {', '.join(parts)}" if parts else ""
 
 
-def _idle(job: JobSight) -> Iterator[str]:
+def _idle(job: ClusterJobView) -> Iterator[str]:
     """Steps that taught nothing, where they are many."""
     status = job.status
     if status is not None and status.phase in ("Running", "Succeeded") and job.deleted_at is None:
@@ -84,14 +84,14 @@ def _idle(job: JobSight) -> Iterator[str]:
         yield from [words] if words else []
 
 
-def _why(job: JobSight, now: float) -> Iterator[str]:
+def _why(job: ClusterJobView, now: float) -> Iterator[str]:
     """The reason, in the table's words and in the status's own."""
     if job.status is None or not job.status.reason:
         return
     reason, message = job.status.reason, (job.status.message or "").strip()
     text = text_of(reason)
     meaning = text.meaning if text is not None else "A newer MARLaaS says so; this command does not know the word."
-    fault = _fault_since(job.status) if text is not None and text.stage is Stage.FAULTY else None
+    fault = _fault_since(job.status) if text is not None and text.stage is ReasonStage.FAULTY else None
     since = f" (for {_ago(fault, now)})" if fault is not None else ""
     yield f"{reason}{since}: {meaning}"
     if message:
@@ -105,7 +105,7 @@ def _fault_since(status: RLJobStatus) -> float | None:
     return next((seconds(one.last_transition_time) for one in status.conditions if one.reason == status.reason), None)
 
 
-def _cause(job: JobSight, pool: PoolSight | None) -> Condition | None:
+def _cause(job: ClusterJobView, pool: ClusterPoolView | None) -> Condition | None:
     """The condition of the pool that the job's own reason comes from."""
     reason = job.status.reason if job.status is not None else None
     kind = next((kind for waiting, kind in _CAUSES.items() if waiting == reason), None)
@@ -113,7 +113,7 @@ def _cause(job: JobSight, pool: PoolSight | None) -> Condition | None:
     return found if found is not None and found.status != "True" else None
 
 
-def _pool(job: JobSight, pool: PoolSight | None, cause: Condition | None) -> Iterator[str]:
+def _pool(job: ClusterJobView, pool: ClusterPoolView | None, cause: Condition | None) -> Iterator[str]:
     """How the pool stands, where that matters."""
     if pool is None or not _minds_pool(job):
         return
@@ -129,15 +129,15 @@ def _pool(job: JobSight, pool: PoolSight | None, cause: Condition | None) -> Ite
         yield f"The pool is not ready because of {cause.reason}{f': {text.meaning}' if text is not None else '.'}{message}"
 
 
-def _minds_pool(job: JobSight) -> bool:
+def _minds_pool(job: ClusterJobView) -> bool:
     if job.status is None or job.status.phase in ("Succeeded", "Failed", "Suspended"):
         return False
     text = text_of(job.status.reason or "")
     told = (Reason.WAITING_FOR_TRAINER, Reason.WAITING_FOR_ORCHESTRATOR)
-    return text is not None and (text.stage in (Stage.WAITING, Stage.FAULTY) or job.status.reason in told)
+    return text is not None and (text.stage in (ReasonStage.WAITING, ReasonStage.FAULTY) or job.status.reason in told)
 
 
-def _unseen(job: JobSight, now: float) -> Iterator[str]:
+def _unseen(job: ClusterJobView, now: float) -> Iterator[str]:
     """Whether the operator has seen the job as it is now."""
     status = job.status
     if status is None:
@@ -149,7 +149,7 @@ def _unseen(job: JobSight, now: float) -> Iterator[str]:
         yield f"Its last change (generation {job.generation}) is not acted on yet; the status is that of generation {seen}."
 
 
-def _warning(events: Sequence[EventSight], told: str, now: float) -> Iterator[str]:
+def _warning(events: Sequence[ClusterEventView], told: str, now: float) -> Iterator[str]:
     """The last warning of late that says something new."""
     warnings = [event for event in events if event.kind == WARNING and now - event.at <= RECENT_S]
     news = [one for one in warnings if one.message.rstrip(".") not in told and not _is_over(one, events)]
@@ -158,7 +158,7 @@ def _warning(events: Sequence[EventSight], told: str, now: float) -> Iterator[st
         yield f"Last warning, {_ago(last.at, now)} ago: {last.reason}: {_sentence(last.message)}"
 
 
-def _is_over(warning: EventSight, events: Sequence[EventSight]) -> bool:
+def _is_over(warning: ClusterEventView, events: Sequence[ClusterEventView]) -> bool:
     """The operator has said since that this went away (`marlaas_operator.policies.events`)."""
     return any(
         event.reason == Reason.RECOVERED and event.at >= warning.at and event.message.startswith(warning.reason)
@@ -166,7 +166,7 @@ def _is_over(warning: EventSight, events: Sequence[EventSight]) -> bool:
     )
 
 
-def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
+def _advice(job: ClusterJobView, cause: Condition | None) -> Iterator[str]:
     if job.status is None:
         return
     reason = Reason.DELETING if job.deleted_at is not None else cause.reason if cause is not None else job.status.reason
@@ -183,7 +183,7 @@ def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
 
 def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
     """Whose turn it is: what ails a sandbox is the tenant's, what ails a pool the platform team's, whatever the same reason means elsewhere."""
-    if text.actor is Actor.NOBODY or (cause is None and text.stage is not Stage.FAULTY):
+    if text.actor is Actor.NOBODY or (cause is None and text.stage is not ReasonStage.FAULTY):
         return text.actor
     sandbox = condition(status, "SandboxReady")
     return Actor.TENANT if sandbox is not None and sandbox.reason == status.reason else Actor.PLATFORM
@@ -193,7 +193,7 @@ def _published(status: RLJobStatus) -> tuple[AgentStatus, ...]:
     return tuple(agent for agent in status.agents if agent.adapter) if status.phase == "Succeeded" else ()
 
 
-def _last_words(job: JobSight) -> Iterator[str]:
+def _last_words(job: ClusterJobView) -> Iterator[str]:
     """A message of several lines, such as a traceback, as it is."""
     message = (job.status.message or "").strip() if job.status is not None else ""
     if "\n" in message:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.adapter_target import CONFIG, TENSORS, objection
-from marlaas.cluster.errors import CommandFailed, Forbidden, NotFound
+from marlaas.cluster.errors import AccessDenied, CommandFailed, ObjectMissing
 from marlaas.cluster.kubectl import Kubectl
-from marlaas.cluster.sights import JobSight
+from marlaas.cluster.views import ClusterJobView
 from marlaas.local.folder import replace_folder, translated
 from marlaas_api.errors import InvalidInput
 
@@ -30,7 +30,7 @@ class Published:
     folder: str
 
 
-def published(job: JobSight, agent: str | None) -> Published:
+def published(job: ClusterJobView, agent: str | None) -> Published:
     """The adapter of the named agent, or of the first. Raises InvalidInput when there is none (yet)."""
     agents = job.status.agents if job.status is not None else ()
     found = next((one for one in agents if agent in (None, one.name)), None)
@@ -46,7 +46,7 @@ def published(job: JobSight, agent: str | None) -> Published:
     return Published(found.name, version, found.adapter or "")
 
 
-def fetch(kubectl: Kubectl, job: JobSight, wanted: Published, target: Path) -> None:
+def fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Published, target: Path) -> None:
     """Write the adapter as a PEFT folder, whole or not at all.
 
     Raises Forbidden, with where it lies, for who may not look into the pod; InvalidInput for a folder with something else in it, and
@@ -57,18 +57,18 @@ def fetch(kubectl: Kubectl, job: JobSight, wanted: Published, target: Path) -> N
         raise InvalidInput(f"{target} {why}")
     try:
         archive = _archive(kubectl, job, wanted)
-    except Forbidden as error:
+    except AccessDenied as error:
         where = f"the adapter lies in the blob store below {wanted.folder}; the platform team can fetch it so"
-        raise Forbidden(f"{error}. {where}") from error
+        raise AccessDenied(f"{error}. {where}") from error
     _unpack(archive, target.resolve())
 
 
-def _archive(kubectl: Kubectl, job: JobSight, wanted: Published) -> bytes:
+def _archive(kubectl: Kubectl, job: ClusterJobView, wanted: Published) -> bytes:
     pods = kubectl.list(
         "pods", "--all-namespaces", f"--selector={ORCHESTRATOR}", "--field-selector=status.phase=Running"
     )
     if not pods:
-        raise NotFound("no orchestrator runs in this cluster: the platform team looks why")
+        raise ObjectMissing("no orchestrator runs in this cluster: the platform team looks why")
     _check_alone(pods)
     who = ("--namespace", job.namespace, "--job", job.name, "--agent", wanted.agent, "--version", str(wanted.version))
     command = ("python3", "-m", "marlaas.cluster.published", *_started_with(pods[0]), *who)

@@ -20,7 +20,7 @@ _PROCESS_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ClusterTarget:
     """Which cluster and namespace; None leaves it to the kubeconfig."""
 
     context: str | None = None
@@ -37,7 +37,7 @@ class Target:
 class Kubectl:
     """One target's kubectl; `program` is looked for on PATH. Every method raises the errors of `marlaas.cluster.errors`."""
 
-    target: Target = Target()
+    target: ClusterTarget = ClusterTarget()
     program: str = "kubectl"
 
     def get(self, resource: str, name: str) -> dict[str, Any]:

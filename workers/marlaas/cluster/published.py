@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VersionRequest:
     """One version of one agent of a job that still exists."""
 
     namespace: str
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--creds", type=Path)
     parser.add_argument("--version", required=True, type=int)
     options = parser.parse_args(arguments)
-    wanted = Wanted(options.namespace, options.job, options.agent, options.version)
+    wanted = VersionRequest(options.namespace, options.job, options.agent, options.version)
     try:
         asyncio.run(_send(options, wanted))
     except MarlaasError as error:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def pack(bus: Bus, blobs: Blobs, wanted: Wanted, out: IO[bytes]) -> None:
+async def pack(bus: Bus, blobs: Blobs, wanted: VersionRequest, out: IO[bytes]) -> None:
     """Write the version's files as a tar archive, once all of them are here and verified.
 
     Raises Permanent when there is no such job or version any more, and as `Bucket.get` and `Blobs.fetch`.
@@ -81,7 +81,7 @@ def _archive(folder: Path, archive: IO[bytes]) -> None:
     archive.seek(0)
 
 
-async def _send(options: argparse.Namespace, wanted: Wanted) -> None:
+async def _send(options: argparse.Namespace, wanted: VersionRequest) -> None:
     bus = await connect(options.nats, name="marlaas-adapter", creds=options.creds)
     try:
         await pack(bus, open_blobs(options.blobs), wanted, sys.stdout.buffer)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from marlaas.cluster.errors import Forbidden, NotFound, Refused
+from marlaas.cluster.errors import AccessDenied, ObjectMissing, Refused
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed, Source
 from marlaas_api.kinds import Kind, RLJob
@@ -53,7 +53,7 @@ def preview(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[dict[str, 
     for one in placed:
         try:
             previews.append(kubectl.apply(one.source.body, dry_run=True))
-        except (Refused, Forbidden, NotFound) as error:
+        except (Refused, AccessDenied, ObjectMissing) as error:
             findings += _findings(one, error)
     if findings:
         raise InvalidManifest(findings)
@@ -68,7 +68,7 @@ def loc_of(field: str) -> Loc:
     return tuple(int(step["index"]) if step["index"] else step["key"] or step["name"] for step in steps)
 
 
-def _findings(one: Placed[Kind], error: Refused | Forbidden | NotFound) -> Iterator[Finding]:
+def _findings(one: Placed[Kind], error: Refused | AccessDenied | ObjectMissing) -> Iterator[Finding]:
     source: Source = one.source
     absent = _NO_NAMESPACE.search(str(error))
     if absent:
@@ -77,7 +77,7 @@ def _findings(one: Placed[Kind], error: Refused | Forbidden | NotFound) -> Itera
         yield source.finding(Problem(("metadata", "namespace"), text))
     elif isinstance(error, Refused) and error.causes:
         yield from source.findings(Problem(loc_of(field), f"the cluster says: {text}") for field, text in error.causes)
-    elif isinstance(error, Forbidden) and not isinstance(one.object, RLJob):
+    elif isinstance(error, AccessDenied) and not isinstance(one.object, RLJob):
         hint = "; if it is there already, submit the jobs alone with --jobs-only"
         yield source.finding(Problem((), f"the cluster says: {error}{hint}"))
     else:

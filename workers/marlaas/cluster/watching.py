@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marlaas.cluster.errors import ClusterSilent
-from marlaas.cluster.levels import headline, view
+from marlaas.cluster.headlines import headline, view
 from marlaas.local.display import Display
-from marlaas.local.eta import Mark, advanced, eta_s
+from marlaas.local.eta import ProgressMark, advanced, eta_s
 from marlaas.local.table import JobView
 from marlaas_api.kinds.problems import InvalidObject
 from marlaas_api.messages import Phase
@@ -23,7 +23,7 @@ class ClusterWatch:
     display: Display
     now: Callable[[], float]
     views: dict[str, JobView] = field(default_factory=dict)
-    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
+    marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
 
     def run(self, pause: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from marlaas.environment import Agent, Task, ToolError
-from marlaas.envs.levels import Levels, checked_levels
+from marlaas.envs.level_schedule import LevelSchedule, checked_levels
 from marlaas.envs.loading import nearest
 from marlaas_api.errors import InvalidInput
 
@@ -82,9 +82,9 @@ class Puzzles:
 
         return task.draw(generate, lambda puzzle: puzzle.question)
 
-    def _checked_levels(self, curriculum: Mapping[str, object], num_tasks: int) -> Levels:
+    def _checked_levels(self, curriculum: Mapping[str, object], num_tasks: int) -> LevelSchedule:
         if not curriculum:
-            return Levels({}, 0)
+            return LevelSchedule({}, 0)
         what = f"reasoning-gym's dataset {self._name!r}"
         if self._name not in _gym().CURRICULA:
             raise InvalidInput(f"{what} has no curriculum; its config sets the difficulty")

@@ -11,7 +11,7 @@ from marlaas.environment import Reply, StopReason, TurnLimit, TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordedTurn:
     """One turn as it happened."""
 
     request: TurnRequest
@@ -22,7 +22,7 @@ class RecordedReplies:
     """Answers every turn with a function of the request and keeps what happened in `asked`; raises TurnLimit as a sandbox does."""
 
     def __init__(self, answer: Callable[[TurnRequest], str], max_turns: int = 8) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[RecordedTurn] = []
         self.num_tools = 0
         self._answer = answer
         self._max_turns = max_turns
@@ -33,7 +33,7 @@ class RecordedReplies:
             raise TurnLimit(f"agent {request.agent!r} has had its {self._max_turns} turns")
         text = self._answer(request)
         reply = Reply(text, StopReason.STOP, len(text), len(self.asked))
-        self.asked.append(Asked(request, reply))
+        self.asked.append(RecordedTurn(request, reply))
         return reply
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:

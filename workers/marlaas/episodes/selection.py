@@ -14,7 +14,7 @@ Advantages = Callable[[Sequence[EpisodeRecord], str], Sequence[float]]
 """The members [G] of a whole group that count, two or more, and an agent, to that agent's advantages [G]."""
 
 
-class Order(StrEnum):
+class EpisodeOrder(StrEnum):
     """Which come first."""
 
     LATEST = "latest"
@@ -38,18 +38,18 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class EpisodeFilter:
     """What to show; None and False ask for all."""
 
     step: int | None = None
     split: Split | None = None
     faults: bool = False
-    order: Order = Order.LATEST
+    order: EpisodeOrder = EpisodeOrder.LATEST
     limit: int = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class JobContext:
     """What is needed besides the episodes themselves. advantages None: the algorithm takes more than a group to know them."""
 
     job: str
@@ -58,7 +58,7 @@ class Surroundings:
     advantages: Advantages | None = None
 
 
-def placed(records: Iterable[EpisodeRecord], around: Surroundings) -> list[Played]:
+def placed(records: Iterable[EpisodeRecord], around: JobContext) -> list[Played]:
     """Every episode in its surroundings, in the order given."""
     all_records = list(records)
     groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
@@ -78,18 +78,18 @@ def placed(records: Iterable[EpisodeRecord], around: Surroundings) -> list[Playe
     ]
 
 
-def chosen(episodes: Iterable[Played], choice: Choice, rng: random.Random) -> list[Played]:
+def chosen(episodes: Iterable[Played], choice: EpisodeFilter, rng: random.Random) -> list[Played]:
     """At most `limit` episodes; worst and best by mean reward, and what has none (a fault) comes last. The latest come in time order."""
     fitting = [one for one in episodes if _fits(one, choice)]
-    if choice.order is Order.LATEST:
+    if choice.order is EpisodeOrder.LATEST:
         return sorted(fitting, key=lambda one: one.record.at)[max(0, len(fitting) - choice.limit) :]
-    if choice.order is Order.RANDOM:
+    if choice.order is EpisodeOrder.RANDOM:
         return rng.sample(fitting, min(choice.limit, len(fitting)))
-    sign = 1.0 if choice.order is Order.WORST else -1.0
+    sign = 1.0 if choice.order is EpisodeOrder.WORST else -1.0
     return sorted(fitting, key=lambda one: _rank(one, sign))[: choice.limit]
 
 
-def _fits(one: Played, choice: Choice) -> bool:
+def _fits(one: Played, choice: EpisodeFilter) -> bool:
     return (
         (choice.step is None or one.step == choice.step)
         and (choice.split is None or one.record.split is choice.split)
@@ -108,7 +108,7 @@ def _rewards(group: Sequence[EpisodeRecord]) -> dict[str, tuple[float, ...]]:
     return {agent: tuple(one.rewards[agent] for one in counting if agent in one.rewards) for agent in agents}
 
 
-def _advantages(group: Sequence[EpisodeRecord], around: Surroundings) -> Iterable[tuple[str, dict[str, float]]]:
+def _advantages(group: Sequence[EpisodeRecord], around: JobContext) -> Iterable[tuple[str, dict[str, float]]]:
     """Each member's advantages by agent, once every member has ended; held-out tasks have none."""
     if around.advantages is None or len(group) < around.group_size or group[0].split is Split.EVAL:
         return []

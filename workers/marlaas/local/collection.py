@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marlaas.local import adapter, curve
 from marlaas.local.folder import OutFolder, RunRecord, write
-from marlaas.local.record import Records, read_line
+from marlaas.local.record import RecordFile, read_line
 from marlaas.local.results import Failure, JobResult, summary
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
@@ -34,7 +34,7 @@ class Collector:
     bus: Bus
     blobs: Blobs
     tell: Tell = _nobody
-    _records: dict[str, Records] = field(default_factory=dict)
+    _records: dict[str, RecordFile] = field(default_factory=dict)
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _published: set[tuple[str, str, int, Phase]] = field(default_factory=set)
 
@@ -50,7 +50,7 @@ class Collector:
 
     async def write_records(self, document: JobDocument) -> None:
         """Rewrite `steps.jsonl` and `evals.jsonl` if the stream has more."""
-        records = self._records.setdefault(document.uid, Records(document.ref))
+        records = self._records.setdefault(document.uid, RecordFile(document.ref))
         if await records.read(self.bus) or not (self.folder.job(document.ref) / "steps.jsonl").exists():
             records.write(self.folder)
             self.tell(document, *records.in_order())

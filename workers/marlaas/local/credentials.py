@@ -29,7 +29,7 @@ class Handed:
     descriptors: tuple[int, ...] = ()
 
 
-class Credentials(Protocol):
+class CredentialSource(Protocol):
     """Where roles get theirs."""
 
     def of(self, user: BusUser) -> Handed:

@@ -6,22 +6,22 @@ WINDOW_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ProgressMark:
     """The number of finished steps, seen for the first time at `at` (any clock, seconds)."""
 
     at: float
     step: int
 
 
-def advanced(marks: tuple[Mark, ...], step: int, now: float) -> tuple[Mark, ...]:
+def advanced(marks: tuple[ProgressMark, ...], step: int, now: float) -> tuple[ProgressMark, ...]:
     """Add what was just seen; what is older than the window is forgotten, but for one mark to measure from."""
     if marks and marks[-1].step == step:
         return marks
     young = tuple(mark for mark in marks if now - mark.at <= WINDOW_S) or marks[-1:]
-    return (*young, Mark(now, step))
+    return (*young, ProgressMark(now, step))
 
 
-def eta_s(marks: tuple[Mark, ...], steps: int, now: float) -> float | None:
+def eta_s(marks: tuple[ProgressMark, ...], steps: int, now: float) -> float | None:
     """Seconds until `steps` are finished at the pace of the marks; None while there is no pace yet.
 
     The first mark is where the runner came in, so a resumed job is not measured over its pause; it holds the start-up and the first

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marlaas.local import sessions
-from marlaas.local.processes import Warden
+from marlaas.local.processes import Watchdog
 from marlaas.models import prepared, resolve
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.kinds import ModelSpec
@@ -22,7 +22,7 @@ Waiting = Callable[[str, float | None], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
 
 
-async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
+async def prepare(model: ModelSpec, waiting: Waiting, watchdog: Watchdog) -> Path:
     """Return the folder of a base model, once it is there.
 
     Raises:
@@ -42,7 +42,7 @@ async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    warden.add(process.pid)
+    watchdog.add(process.pid)
     words = asyncio.ensure_future(process.stderr.read())
     try:
         async for line in process.stdout:
@@ -57,7 +57,7 @@ async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
     finally:
         sessions.kill(process.pid)
         await asyncio.gather(process.wait(), words)
-        warden.remove(process.pid)
+        watchdog.remove(process.pid)
 
 
 def _there(model: ModelSpec) -> Path | None:

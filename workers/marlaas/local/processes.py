@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marlaas.local import sessions
-from marlaas.local.credentials import Credentials, Handed
+from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.plan import ProcessSpec
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
@@ -24,8 +24,8 @@ ROLE_COMMAND = (sys.executable, "-P", "-m", "marlaas_worker")
 TAIL_BYTES = 256 << 10
 
 
-class Warden:
-    """The runner's side of `marlaas.local.warden`. temporary: a folder that ends with the run."""
+class Watchdog:
+    """The runner's side of `marlaas.local.watchdog`. temporary: a folder that ends with the run."""
 
     def __init__(self, process: asyncio.subprocess.Process, temporary: Path) -> None:
         self._process = process
@@ -46,20 +46,20 @@ class Warden:
 
 
 @contextlib.asynccontextmanager
-async def warden() -> AsyncIterator[Warden]:
+async def watchdog() -> AsyncIterator[Watchdog]:
     """Start the warden; leaving the context ends it, and what it still guards."""
     temporary = Path(tempfile.mkdtemp(prefix="marlaas-"))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "marlaas.local.warden",
+        "marlaas.local.watchdog",
         str(temporary),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        yield Warden(process, temporary)
+        yield Watchdog(process, temporary)
     finally:
         if process.stdin is not None:
             process.stdin.close()
@@ -75,8 +75,8 @@ class Launcher:
 
     folder: OutFolder
     nats_url: str
-    credentials: Credentials
-    warden: Warden
+    credentials: CredentialSource
+    watchdog: Watchdog
     pools: Mapping[str, PoolDocument]
     jobs: Mapping[str, JobDocument]
     modules: tuple[Path, ...] = ()
@@ -102,7 +102,7 @@ class Launcher:
                 env=self._environment(spec),
                 start_new_session=True,
             )
-        self.warden.add(process.pid)
+        self.watchdog.add(process.pid)
         return process
 
     def user(self, spec: ProcessSpec) -> BusUser:
@@ -131,7 +131,11 @@ class Launcher:
             return file.read().decode(errors="replace")
 
     def _environment(self, spec: ProcessSpec) -> dict[str, str]:
-        added = {"MARLAAS_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.warden.temporary)}
+        added = {
+            "MARLAAS_PARENT_PID": str(os.getpid()),
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self.watchdog.temporary),
+        }
         if spec.job:
             places = [*map(str, self.modules), *filter(None, [os.environ.get("PYTHONPATH")])]
             added["PYTHONPATH"] = os.pathsep.join(places)
@@ -162,7 +166,7 @@ class Launcher:
         """Wait for a role's end, end what it left, and return its exit code."""
         exit_code = await process.wait()
         await asyncio.to_thread(sessions.kill, process.pid)
-        self.warden.remove(process.pid)
+        self.watchdog.remove(process.pid)
         return exit_code
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from marlaas.local.folder import OutFolder, write
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Stored
-from marlaas_api.messages import EvalRecord, Message, StepRecord
+from marlaas_api.messages import BusMessage, EvalRecord, StepRecord
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode
 
@@ -18,7 +18,7 @@ R = TypeVar("R", StepRecord, EvalRecord)
 
 
 def read_line(kind: type[R], line: bytes) -> R:
-    """A record as `Records.write` wrote it; JSON has no NaN, so null stands for it. Raises ValueError."""
+    """A record as `RecordFile.write` wrote it; JSON has no NaN, so null stands for it. Raises ValueError."""
     return kind.model_validate(_with_nan(json.loads(line)))
 
 
@@ -31,7 +31,7 @@ def _with_nan(value: object) -> object:
 
 
 @dataclass(slots=True)
-class Records:
+class RecordFile:
     """What is on record of one job; grows by `read`."""
 
     ref: JobRef
@@ -50,7 +50,7 @@ class Records:
             self.next_sequence = max(self.next_sequence, item.sequence + 1)
         return bool(stored)
 
-    def add(self, message: Message) -> None:
+    def add(self, message: BusMessage) -> None:
         """Note one record; those of an earlier job of the same name are not ours."""
         if isinstance(message, StepRecord) and message.uid == self.ref.uid:
             self.steps.setdefault(message.step, message)

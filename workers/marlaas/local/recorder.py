@@ -10,8 +10,8 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from marlaas.episodes.files import DEFAULT_BYTES, EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord, joined
-from marlaas.episodes.shelf import DEFAULT_BYTES, Shelf
 from marlaas.local.folder import OutFolder
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
@@ -63,14 +63,14 @@ class Recorder:
                 await self.bus.delete_consumer(subjects.EPISODES, consumer_name(ref))
 
     async def _follow(self, job: JobDocument) -> None:
-        shelf = Shelf(self.folder.job(job.ref), self.max_bytes)
+        writer = EpisodeWriter(self.folder.job(job.ref), self.max_bytes)
         consumer: Consumer | None = None
         while True:
             stopping = self._stop.is_set()
             try:
                 consumer = consumer or await self._consumer(job.ref)
                 deliveries = await consumer.fetch(BATCH, FETCH_S)
-                await self._keep(job, shelf, deliveries)
+                await self._keep(job, writer, deliveries)
             except (Retryable, BusRefused) as error:
                 log.info("%s: episodes cannot be read now: %s", job.ref, error)
                 consumer, deliveries = None, []
@@ -82,9 +82,9 @@ class Recorder:
         subject = subjects.episode(ref.namespace, ref.name)
         return await self.bus.consumer(subjects.EPISODES, consumer_name(ref), subject)
 
-    async def _keep(self, job: JobDocument, shelf: Shelf, deliveries: Sequence[Delivery]) -> None:
+    async def _keep(self, job: JobDocument, writer: EpisodeWriter, deliveries: Sequence[Delivery]) -> None:
         records = [await self._read(job, delivery.stored.data) for delivery in deliveries]
-        await asyncio.to_thread(shelf.append, [record for record in records if record is not None])
+        await asyncio.to_thread(writer.append, [record for record in records if record is not None])
         for delivery in deliveries:
             await delivery.ack()
 

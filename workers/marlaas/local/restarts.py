@@ -17,7 +17,7 @@ EXIT_INVALID = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class ProcessRun:
     """One process from start to end; exit_code as of `subprocess` (negative: the signal), ready_at None: never ready. Seconds."""
 
     ended_at: float
@@ -30,28 +30,28 @@ class Life:
         return self.ready_at is not None and self.ended_at - self.ready_at >= GOOD_LIFE_S
 
     @property
-    def stillborn(self) -> bool:
+    def never_ready(self) -> bool:
         """It ended by itself before it was ready."""
         return self.ready_at is None and self.exit_code >= 0
 
 
 @dataclass(frozen=True, slots=True)
-class Deaths:
+class RestartBackoff:
     """Bad lives of one process in a row."""
 
-    stillborn: int = 0
+    never_ready: int = 0
     short: int = 0
     invalid: bool = False
 
     @property
     def in_a_row(self) -> int:
         """All of them together."""
-        return self.stillborn + self.short
+        return self.never_ready + self.short
 
     @property
-    def hopeless(self) -> bool:
+    def gives_up(self) -> bool:
         """Starting it again will not help."""
-        return self.invalid or self.stillborn >= MAX_STILLBORN or self.short >= MAX_SHORT
+        return self.invalid or self.never_ready >= MAX_STILLBORN or self.short >= MAX_SHORT
 
     @property
     def delay_s(self) -> float:
@@ -59,12 +59,12 @@ class Deaths:
         return min(MAX_DELAY_S, 2.0 ** (self.in_a_row - 1)) if self.in_a_row else 0.0
 
 
-def after(deaths: Deaths, life: Life) -> Deaths:
+def after(backoff: RestartBackoff, life: ProcessRun) -> RestartBackoff:
     """Add one more life."""
     if life.exit_code == EXIT_INVALID and not life.good:
-        return replace(deaths, stillborn=deaths.stillborn + 1, invalid=True)
+        return replace(backoff, never_ready=backoff.never_ready + 1, invalid=True)
     if life.good:
-        return Deaths()
-    if life.stillborn:
-        return replace(deaths, stillborn=deaths.stillborn + 1)
-    return replace(deaths, short=deaths.short + 1)
+        return RestartBackoff()
+    if life.never_ready:
+        return replace(backoff, never_ready=backoff.never_ready + 1)
+    return replace(backoff, short=backoff.short + 1)

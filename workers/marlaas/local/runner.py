@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas.episodes.shelf import DEFAULT_BYTES
+from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local import documents, plan
 from marlaas.local.collection import Collector, read_results, write_summary
+from marlaas.local.desired_state import DesiredState, read
 from marlaas.local.display import Display
 from marlaas.local.folder import OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts
 from marlaas.local.observation import announce
 from marlaas.local.preparation import prepare
-from marlaas.local.processes import ROLE_COMMAND, Launcher, Warden, warden
+from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
-from marlaas.local.wanted import Wanted, read
-from marlaas.local.watch import Watch
+from marlaas.local.watch import JobWatch
 from marlaas.models import prepared
-from marlaas.trackers.desk import Desk, Place
+from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.errors import first_cause
@@ -110,7 +110,7 @@ class _Run:
             documents.refuse_other_models(record.pools, wanted.pools)
             if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
-            async with warden() as guard:
+            async with watchdog() as guard:
                 pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, guard))
                 folder.write_record(RunRecord(jobs=jobs, pools=pools))
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
@@ -124,7 +124,7 @@ class _Run:
         self._display.result(Report(results, folder.root))
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 
-    async def _prepare(self, wanted: Wanted, guard: Warden) -> tuple[PoolDocument, ...]:
+    async def _prepare(self, wanted: DesiredState, guard: Watchdog) -> tuple[PoolDocument, ...]:
         """Documents of the pools that jobs use, their models prepared.
 
         A model that had to be fetched or made can be looked into only now: the manifests are read once more. Raises InvalidInput.
@@ -138,7 +138,7 @@ class _Run:
             await asyncio.to_thread(read, self._request.files, self._request.seed)
         return tuple(pools)
 
-    async def _serve(self, folder: OutFolder, content: "_Content", guard: Warden) -> list[JobResult]:
+    async def _serve(self, folder: OutFolder, content: "_Content", guard: Watchdog) -> list[JobResult]:
         """Run the jobs until all are settled or the person asks to stop; return what is known of them then."""
         self._display.waiting("starting the message server")
         async with message_server(folder, self._existing(), guard) as server:
@@ -155,9 +155,9 @@ class _Run:
             )
             blobs = open_blobs(folder.blobs)
             recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
-            desk = Desk(Place(folder.state, lambda job: folder.job(job.ref)), self._display.note)
+            desk = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
             collector = Collector(folder, server.bus, blobs, desk.tell)
-            watch = Watch(server.bus, collector, self._display, content.jobs, content.pools)
+            watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             await self._supervise(watch, launcher, recorder)
             results = await watch.results()
             finished = [one.document for one in results if one.phase.final]
@@ -168,7 +168,7 @@ class _Run:
     def _existing(self) -> Existing | None:
         return None if self._request.nats is None else Existing(self._request.nats, self._request.creds)
 
-    async def _supervise(self, watch: "Watch", launcher: Launcher, recorder: Recorder) -> None:
+    async def _supervise(self, watch: "JobWatch", launcher: Launcher, recorder: Recorder) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(recorder.run(), name="episodes")
             supervisor = Supervisor(launcher, tasks)

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas.local.credentials import Credentials, Issuer, OneForAll
+from marlaas.local.credentials import CredentialSource, Issuer, OneForAll
 from marlaas.local.folder import OutFolder
-from marlaas.local.processes import Warden
+from marlaas.local.processes import Watchdog
 from marlaas_api.background import background
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
@@ -33,11 +33,13 @@ class MessageServer:
 
     url: str
     bus: Bus
-    credentials: Credentials
+    credentials: CredentialSource
 
 
 @asynccontextmanager
-async def message_server(folder: OutFolder, existing: Existing | None, warden: Warden) -> AsyncIterator[MessageServer]:
+async def message_server(
+    folder: OutFolder, existing: Existing | None, watchdog: Watchdog
+) -> AsyncIterator[MessageServer]:
     """Connect to a server that is there already, or else to one of our own; streams and buckets are there then.
 
     Raises:
@@ -53,7 +55,7 @@ async def message_server(folder: OutFolder, existing: Existing | None, warden: W
     with closing(Issuer(keys)) as issuer:
         async with (
             embedded,
-            background(_keep_alive(embedded, warden)),
+            background(_keep_alive(embedded, watchdog)),
             background(issuer.keep_fresh()),
             _connected(embedded.url, issuer) as server,
         ):
@@ -61,7 +63,7 @@ async def message_server(folder: OutFolder, existing: Existing | None, warden: W
 
 
 @asynccontextmanager
-async def _connected(url: str, credentials: Credentials) -> AsyncIterator[MessageServer]:
+async def _connected(url: str, credentials: CredentialSource) -> AsyncIterator[MessageServer]:
     bus = await connect(url, name="marlaas run", creds=credentials.of(RunnerUser()).path)
     try:
         await bus.ensure()
@@ -70,15 +72,15 @@ async def _connected(url: str, credentials: Credentials) -> AsyncIterator[Messag
         await bus.close()
 
 
-async def _keep_alive(server: EmbeddedNats, warden: Warden) -> None:
+async def _keep_alive(server: EmbeddedNats, watchdog: Watchdog) -> None:
     """Restart the server on its port and store whenever it dies. Raises ServerFailed when that fails again and again."""
     while True:
         session = server.pid
         if session is not None:
-            warden.add(session)
+            watchdog.add(session)
         await server.wait()
         if session is not None:
-            warden.remove(session)
+            watchdog.remove(session)
         await _restart(server)
 
 

@@ -22,7 +22,7 @@ class ProcessState:
     spec: ProcessSpec
     started_at: float | None
     ready: bool
-    deaths: int = 0
+    restarts: int = 0
     last_words: str = ""
     next_start_at: float = 0.0
 
@@ -40,7 +40,7 @@ def status_line(processes: Sequence[ProcessState], views: Sequence[JobView], now
 
 def _death(state: ProcessState, now: float) -> str:
     wait = duration(max(0.0, state.next_start_at - now))
-    return f"{state.spec} died: {state.last_words}; it starts again in {wait} (death {state.deaths} in a row)"
+    return f"{state.spec} died: {state.last_words}; it starts again in {wait} (death {state.restarts} in a row)"
 
 
 def _start(state: ProcessState, now: float) -> str:

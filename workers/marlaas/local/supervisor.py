@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from marlaas.local.plan import ProcessSpec, is_ready
 from marlaas.local.processes import Launcher, ask_to_end, kill
-from marlaas.local.restarts import Deaths, Life, after
+from marlaas.local.restarts import ProcessRun, RestartBackoff, after
 from marlaas.local.status import ProcessState
 from marlaas_api.last_words import last_words
 from marlaas_api.messages import ReplicaReport
@@ -30,14 +30,14 @@ class _Place:
     ready_at: float | None = None
     wanted: bool = True
     asked: bool = False
-    deaths: Deaths = field(default_factory=Deaths)
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     next_start_at: float = 0.0
     last_words: str = ""
 
     def state(self) -> ProcessState:
         started_at = self.started_at if self.process is not None else None
         ready = self.ready_at is not None and self.process is not None
-        return ProcessState(self.spec, started_at, ready, self.deaths.in_a_row, self.last_words, self.next_start_at)
+        return ProcessState(self.spec, started_at, ready, self.backoff.in_a_row, self.last_words, self.next_start_at)
 
 
 class Supervisor:
@@ -61,7 +61,7 @@ class Supervisor:
         for key, spec in wanted.items():
             place = self._places.setdefault(key, _Place(spec))
             self._note_ready(place, reports)
-            if place.process is None and not place.deaths.hopeless and self._now() >= place.next_start_at:
+            if place.process is None and not place.backoff.gives_up and self._now() >= place.next_start_at:
                 await self._start(place)
 
     def states(self) -> tuple[ProcessState, ...]:
@@ -70,7 +70,7 @@ class Supervisor:
 
     def given_up(self) -> tuple[tuple[ProcessSpec, str], ...]:
         """The processes that cannot be made to run, each with a sentence that says why."""
-        return tuple((place.spec, self._obituary(place)) for place in self._places.values() if place.deaths.hopeless)
+        return tuple((place.spec, self._obituary(place)) for place in self._places.values() if place.backoff.gives_up)
 
     def news(self) -> list[str]:
         """Sentences about deaths since the last call."""
@@ -124,17 +124,17 @@ class Supervisor:
         now = self._now()
         place.process, place.watcher = None, None
         if place.wanted and not place.asked:
-            place.deaths = after(place.deaths, Life(now, place.ready_at, exit_code))
-            place.next_start_at = now + place.deaths.delay_s
+            place.backoff = after(place.backoff, ProcessRun(now, place.ready_at, exit_code))
+            place.next_start_at = now + place.backoff.delay_s
             place.last_words = self._words(place.spec, exit_code)
             self._news.append(self._obituary(place))
         self.changed.set()
 
     def _obituary(self, place: _Place) -> str:
         text = f"{place.spec} died: {place.last_words}"
-        if not place.deaths.hopeless:
+        if not place.backoff.gives_up:
             return f"{text}; it starts again"
-        times = f" {place.deaths.in_a_row} times in a row" if place.deaths.in_a_row > 1 else ""
+        times = f" {place.backoff.in_a_row} times in a row" if place.backoff.in_a_row > 1 else ""
         return f"{text}; given up after it died{times} (its log: {self._launcher.log(place.spec)})"
 
     def _words(self, spec: ProcessSpec, exit_code: int) -> str:

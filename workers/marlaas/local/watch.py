@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from marlaas.local import plan
 from marlaas.local.collection import Collector
 from marlaas.local.display import Display
-from marlaas.local.eta import Mark, advanced, eta_s
+from marlaas.local.eta import ProgressMark, advanced, eta_s
 from marlaas.local.observation import Observation, observe
 from marlaas.local.results import Failure, JobResult
 from marlaas.local.status import status_line
@@ -24,7 +24,7 @@ ANSWER_S = 2.0
 
 
 @dataclass(slots=True)
-class Watch:
+class JobWatch:
     """All jobs of a run. seen: what the bus said last; failures: by job key, jobs that the runner gave up; marks: by uid."""
 
     bus: Bus
@@ -34,7 +34,7 @@ class Watch:
     pools: Sequence[PoolDocument]
     seen: Observation = field(default_factory=Observation)
     failures: dict[str, Failure] = field(default_factory=dict)
-    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
+    marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
 
     async def look(self, supervisor: Supervisor) -> bool:
         """One round; False once nothing is left to run. Raises InvalidInput when the output folder takes no more."""

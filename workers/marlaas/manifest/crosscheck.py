@@ -26,7 +26,7 @@ _NAMESPACE = ("metadata", "namespace")
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ManifestObjects:
     """Objects of one kind each, in the order of the files."""
 
     pools: tuple[Placed[ModelPool], ...]
@@ -61,7 +61,7 @@ def claims(tenants: Iterable[Placed[Tenant]]) -> Iterator[Finding]:
                 yield here.source.finding(Problem(("spec", "namespaces", at), text))
 
 
-def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
+def refusals(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
     """Yield what no place can run, and what `marlaas run` cannot if the manifest is to be runnable."""
     for job in contents.jobs:
         yield from job.source.findings(check_supported(job.object))
@@ -74,7 +74,7 @@ def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
         yield from pool.source.findings(check_local_pool(pool.object) if runnable else ())
 
 
-def misfits(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
+def misfits(contents: ManifestObjects, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
     """Yield jobs that do not fit their pool, and jobs of pools that are not there, as far as `unknown` calls that wrong.
 
     In a cluster, whoever submits a job without a namespace says which it is to have (`-n`, or their context).
@@ -91,7 +91,7 @@ def misfits(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> 
             yield job.source.finding(Problem(_POOL, f"no ModelPool '{name}' in these files{hint}"))
 
 
-def unknown_pools(contents: Contents, broken: set[tuple[str, str]], runnable: bool) -> dict[str, bool]:
+def unknown_pools(contents: ManifestObjects, broken: set[tuple[str, str]], runnable: bool) -> dict[str, bool]:
     """Pools that jobs name and the files lack, each with whether that is an error.
 
     A cluster may have what the files lack; a name that is nearly that of a pool in the files is an error everywhere.
@@ -101,7 +101,7 @@ def unknown_pools(contents: Contents, broken: set[tuple[str, str]], runnable: bo
     return {name: runnable or nearest(name, pools) is not None for name in names if ("ModelPool", name) not in broken}
 
 
-def advice(contents: Contents, runnable: bool) -> Iterator[Finding]:
+def advice(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
     """Yield what is allowed and worth knowing, wherever the jobs are to run."""
     pools = by_name(contents.pools)
     for job in contents.jobs:
@@ -113,7 +113,7 @@ def advice(contents: Contents, runnable: bool) -> Iterator[Finding]:
         yield from pool.source.findings(_demand(pool.object, [job.object for job in contents.jobs]))
 
 
-def local_advice(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
+def local_advice(contents: ManifestObjects, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
     """Yield what `marlaas run` does without, and what is not known here; of what is not to be run here, also what would keep it from that."""
     for pool in contents.pools:
         yield from pool.source.findings(check_local_pool(pool.object))

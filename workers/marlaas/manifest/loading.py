@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marlaas.manifest.crosscheck import (
-    Contents,
+    ManifestObjects,
     advice,
     claims,
     duplicates,
@@ -23,7 +23,7 @@ from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class LoadedManifest:
     """Objects that are right, each and together, in the order of the files.
 
     folders: where the jobs' files lie, each once; a job's own environment module is found there. notes: what is right and worth knowing;
@@ -40,7 +40,7 @@ class Manifest:
     placed: tuple[Placed[Kind], ...] = ()
 
 
-def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
+def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifest:
     """Read multi-document YAML files (`-`: standard input) and check them.
 
     runnable: the files must hold all that `marlaas run` needs: a job, each job's pool, and nothing that only a cluster can give.
@@ -85,16 +85,16 @@ def _read(paths: Sequence[str]) -> tuple[list[str], Objects]:
     return labels, objects
 
 
-def _sorted_out(objects: Objects) -> Contents:
-    return Contents(
+def _sorted_out(objects: Objects) -> ManifestObjects:
+    return ManifestObjects(
         pools=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, ModelPool)),
         tenants=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, Tenant)),
         jobs=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, RLJob)),
     )
 
 
-def _manifest(contents: Contents, placed: Sequence[Placed[Kind]]) -> Manifest:
-    return Manifest(
+def _manifest(contents: ManifestObjects, placed: Sequence[Placed[Kind]]) -> LoadedManifest:
+    return LoadedManifest(
         pools=tuple(pool.object for pool in contents.pools),
         tenants=tuple(tenant.object for tenant in contents.tenants),
         jobs=tuple(job.object for job in contents.jobs),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from marlaas.manifest.crosscheck import Contents
+from marlaas.manifest.crosscheck import ManifestObjects
 from marlaas.manifest.findings import Finding, Placed
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
 from marlaas.models.architectures import ADAPTABLE
@@ -22,7 +22,7 @@ _MODEL = ("spec", "model")
 _WORKERS_NEED = ("torch", "transformers", "peft")
 
 
-def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
+def check_models(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
     """Yield what is wrong with pools' models; of those to be run here, also whether they are here at all and fit the memory."""
     here = machine() if runnable and not has_gpu() else None
     known = []
@@ -43,7 +43,7 @@ def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
         yield from _too_big(contents, known, here.limit)
 
 
-def model_notes(contents: Contents, runnable: bool) -> Iterator[Finding]:
+def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
     """Yield what is not wrong of the pools' models, and worth knowing.
 
     Of those to be run here: what would fit, were it not for what else runs now. Of others: what keeps `marlaas run` from running them here.
@@ -89,7 +89,7 @@ def _shorter(pool: ModelPool, facts: ModelFacts | None) -> Iterator[Problem]:
         yield Problem(("spec", "rollout", "maxModelLen"), text)
 
 
-def _too_long(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
+def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
     """Jobs whose replies alone fill the model's context; what `maxModelLen` refuses is told already (`kinds.checks`)."""
     most = facts.max_positions
     for job in contents.jobs if most is not None else ():
@@ -103,7 +103,7 @@ def _too_long(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterato
             yield job.source.finding(Problem(("spec", "rollout", "maxTokens"), text))
 
 
-def _wrong_targets(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
+def _wrong_targets(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
     if pool.spec.model.builtin is None:  # those are known without looking: `kinds.checks`
         for job in contents.jobs:
             if job.object.spec.pool_ref.name == pool.metadata.name:
@@ -170,7 +170,7 @@ def _known(name: str) -> None:
 
 
 def _too_big(
-    contents: Contents, known: Sequence[tuple[Placed[ModelPool], ModelFacts]], available: int, when: str = ""
+    contents: ManifestObjects, known: Sequence[tuple[Placed[ModelPool], ModelFacts]], available: int, when: str = ""
 ) -> Iterator[Finding]:
     """All pools run on one machine; the one that needs most is to blame."""
     specs = [job.object.spec for job in contents.jobs]

@@ -17,7 +17,7 @@ from marlaas.models.curriculum import (
     reverse_task,
     tool_reply,
 )
-from marlaas.models.tokenizer import Message
+from marlaas.models.tokenizer import TemplateMessage
 from marlaas_api.names import Split
 
 
@@ -41,26 +41,26 @@ class Mistakes:
 NO_MISTAKES = Mistakes(0, 0, 0, 0)
 
 
-def reverse_demonstration(seed: int, mistakes: Mistakes) -> list[Message]:
+def reverse_demonstration(seed: int, mistakes: Mistakes) -> list[TemplateMessage]:
     """Return one conversation about the training task of this seed."""
     rng, task = random.Random(f"reverse {seed}"), reverse_task(Split.TRAIN, seed)
-    return [Message("user", task.prompt), Message("assistant", _reversal(task, rng, mistakes))]
+    return [TemplateMessage("user", task.prompt), TemplateMessage("assistant", _reversal(task, rng, mistakes))]
 
 
-def calculator_demonstration(seed: int, mistakes: Mistakes) -> list[Message]:
+def calculator_demonstration(seed: int, mistakes: Mistakes) -> list[TemplateMessage]:
     """Return one conversation about the training task of this seed; after an `error` the call is made again."""
     rng, task = random.Random(f"calculator {seed}"), calculator_task(Split.TRAIN, seed)
     first = _first_reply(task, rng, mistakes)
-    conversation = [Message("user", task.prompt), Message("assistant", first)]
+    conversation = [TemplateMessage("user", task.prompt), TemplateMessage("assistant", first)]
     expression = requested_expression(first)
     if expression is None:
         return conversation
     answer = tool_reply(expression)
     if not answer.lstrip("-").isdigit():
-        conversation += [Message("tool", answer), Message("assistant", task.call)]
+        conversation += [TemplateMessage("tool", answer), TemplateMessage("assistant", task.call)]
         answer = task.answer
     last = _with_another_digit(answer, rng) if rng.random() < mistakes.result else answer
-    return [*conversation, Message("tool", answer), Message("assistant", last)]
+    return [*conversation, TemplateMessage("tool", answer), TemplateMessage("assistant", last)]
 
 
 def _reversal(task: ReverseTask, rng: random.Random, mistakes: Mistakes) -> str:

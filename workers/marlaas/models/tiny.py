@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from marlaas.models.demonstrations import NO_MISTAKES, Mistakes, calculator_demonstration, reverse_demonstration
 from marlaas.models.saving import save_weights
-from marlaas.models.tokenizer import END, PAD, VOCABULARY, Message, encode, save_tokenizer
+from marlaas.models.tokenizer import END, PAD, VOCABULARY, TemplateMessage, encode, save_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +135,7 @@ def _untrained(recipe: Recipe) -> LlamaForCausalLM:
     ).float()
 
 
-def _batches(recipe: Recipe) -> Iterator[list[list[list[Message]]]]:
+def _batches(recipe: Recipe) -> Iterator[list[list[list[TemplateMessage]]]]:
     """Yield, per step, one list of conversations per task: rows of like length, so little padding."""
     rng = random.Random(recipe.seed)
     for step in range(recipe.num_steps):
@@ -147,7 +147,7 @@ def _batches(recipe: Recipe) -> Iterator[list[list[list[Message]]]]:
 
 
 def _train_step(
-    model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], conversations: list[list[list[Message]]]
+    model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], conversations: list[list[list[TemplateMessage]]]
 ) -> None:
     import torch
 
@@ -162,7 +162,7 @@ def _train_step(
         optimizer.zero_grad()
 
 
-def _padded(rows: list[list[Message]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(rows: list[list[TemplateMessage]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and labels, both (B, T), padded on the right; labels name only what the assistant writes."""
     import torch
 

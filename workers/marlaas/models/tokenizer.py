@@ -25,14 +25,14 @@ CHAT_TEMPLATE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TemplateMessage:
     """One message of a conversation; role is one of `ROLES`."""
 
     role: str
     content: str
 
 
-def encode(conversation: Sequence[Message]) -> tuple[list[int], list[bool]]:
+def encode(conversation: Sequence[TemplateMessage]) -> tuple[list[int], list[bool]]:
     """Return a conversation's ids and which of them an assistant writes (`<|end|>` included), both of length T."""
     ids: list[int] = []
     written: list[bool] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(slots=True)
-class Ledger:
+class DeliveryLedger:
     """One job's. A line that a kill cut off matches nothing."""
 
     path: Path

@@ -6,7 +6,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 
-from marlaas.trackers.rows import Row, settings
+from marlaas.trackers.rows import MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _UID = "marlaas.uid"
@@ -26,9 +26,9 @@ class MlflowTracker:
     def where(self) -> str:
         return f"mlflow ui --backend-store-uri {self._uri} (run {self._run_id})"
 
-    def log(self, number: int, row: Row) -> None:
+    def log(self, number: int, row: MetricRow) -> None:
         at_ms = round(row.at * 1000)
-        metrics = [Metric(name, value, at_ms, row.finished) for name, value in row.figures.items()]
+        metrics = [Metric(name, value, at_ms, row.finished) for name, value in row.values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self, *, finished: bool) -> None:

@@ -14,16 +14,16 @@ _NOT_ALLOWED = re.compile(r"[^\w\-./ ]")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MetricRow:
     """One record's figures. key: unique in its job; at: unix seconds."""
 
     key: str
     finished: int
     at: float
-    figures: Mapping[str, float]
+    values: Mapping[str, float]
 
 
-def rows(steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> list[Row]:
+def rows(steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> list[MetricRow]:
     """All records as rows, in the order in which they happened."""
     found = [*map(_step_row, steps), *map(_eval_row, evals)]
     return sorted(found, key=lambda row: (row.finished, row.key.startswith("eval")))
@@ -34,8 +34,8 @@ def settings(document: JobDocument) -> dict[str, object]:
     return dict(_flat(document.spec.model_dump(mode="json", by_alias=True, exclude_none=True)))
 
 
-def _step_row(step: StepRecord) -> Row:
-    figures = {
+def _step_row(step: StepRecord) -> MetricRow:
+    values = {
         "reward/train": step.reward_mean,
         "reward/train_deviation": step.reward_std,
         "staleness/mean": step.staleness_mean,
@@ -49,17 +49,17 @@ def _step_row(step: StepRecord) -> Row:
         **{f"faults/{name}": count for name, count in step.faults.items()},
         **{f"train/{name}": value for name, value in step.metrics.items()},
     }
-    return Row(f"step {step.step}", step.step + 1, step.at, _told(figures.items()))
+    return MetricRow(f"step {step.step}", step.step + 1, step.at, _told(values.items()))
 
 
-def _eval_row(record: EvalRecord) -> Row:
+def _eval_row(record: EvalRecord) -> MetricRow:
     metrics = ((f"held_out/{name}", value) for name, value in record.metrics.items())
-    figures = _told([("reward/held_out", record.reward_mean), *metrics])
-    return Row(f"eval {record.version}", record.step, record.at, figures)
+    values = _told([("reward/held_out", record.reward_mean), *metrics])
+    return MetricRow(f"eval {record.version}", record.step, record.at, values)
 
 
-def _told(figures: Iterable[tuple[str, float]]) -> dict[str, float]:
-    return {_NOT_ALLOWED.sub("_", name): float(value) for name, value in figures if math.isfinite(value)}
+def _told(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    return {_NOT_ALLOWED.sub("_", name): float(value) for name, value in values if math.isfinite(value)}
 
 
 def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from marlaas.trackers.rows import Row
+from marlaas.trackers.rows import MetricRow
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.trackers import Tracker as Name
 from marlaas_api.messages import JobDocument
@@ -28,7 +28,7 @@ class Tracker(Protocol):
         """Where to look at it, in words."""
         ...
 
-    def log(self, number: int, row: Row) -> None:
+    def log(self, number: int, row: MetricRow) -> None:
         """Tell one row; `number` counts the job's rows from 0, over restarts too."""
         ...
 
@@ -45,7 +45,7 @@ Open = Callable[[Name, JobDocument, Path], Tracker]
 class MemoryTracker:
     """The fake: keeps what it is told; `fails_at` makes the call with that number raise OSError."""
 
-    rows: list[tuple[int, Row]] = field(default_factory=list)
+    rows: list[tuple[int, MetricRow]] = field(default_factory=list)
     closed: list[bool] = field(default_factory=list)
     fails_at: int | None = None
 
@@ -53,7 +53,7 @@ class MemoryTracker:
     def where(self) -> str:
         return "memory"
 
-    def log(self, number: int, row: Row) -> None:
+    def log(self, number: int, row: MetricRow) -> None:
         if number == self.fails_at:
             raise OSError("no route to host")
         self.rows.append((number, row))

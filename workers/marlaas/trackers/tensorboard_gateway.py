@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tensorboard.summary import Writer  # type: ignore[import-untyped]
 
-from marlaas.trackers.rows import Row
+from marlaas.trackers.rows import MetricRow
 from marlaas_api.messages import JobDocument
 
 
@@ -19,8 +19,8 @@ class TensorBoardTracker:
     def where(self) -> str:
         return f"tensorboard --logdir {self._folder}"
 
-    def log(self, number: int, row: Row) -> None:
-        for name, value in row.figures.items():
+    def log(self, number: int, row: MetricRow) -> None:
+        for name, value in row.values.items():
             self._writer.add_scalar(name, value, row.finished, wall_time=row.at)
         self._writer.flush()
 

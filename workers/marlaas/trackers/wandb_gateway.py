@@ -9,7 +9,7 @@ from pathlib import Path
 
 import wandb
 
-from marlaas.trackers.rows import Row, settings
+from marlaas.trackers.rows import MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _HOST = "api.wandb.ai"
@@ -29,8 +29,8 @@ class WandbTracker:
     def where(self) -> str:
         return self._run.url or f"wandb sync {self._folder / 'wandb'}/offline-run-*"
 
-    def log(self, number: int, row: Row) -> None:
-        self._run.log({**row.figures, _AXIS: row.finished}, step=number)
+    def log(self, number: int, row: MetricRow) -> None:
+        self._run.log({**row.values, _AXIS: row.finished}, step=number)
 
     def close(self, *, finished: bool) -> None:
         self._run.finish()

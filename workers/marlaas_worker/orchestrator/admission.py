@@ -2,7 +2,7 @@
 
 Admitted is admitted: a job that holds its slots keeps them until it ends or is suspended. The others queue, pool by pool, by creation time. Nothing is
 refused here: the replicas of the moment do not say what their pool will offer, so what they cannot do is waited for. What can never fit the pool's
-spec is refused before a job has a document (`marlaas_operator.policies.handover`, `marlaas validate`). A later scheduler (fairness, preemption)
+spec is refused before a job has a document (`marlaas_operator.policies.document_publishing`, `marlaas validate`). A later scheduler (fairness, preemption)
 replaces `decide` behind the same signature.
 """
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef
-from marlaas_api.bus import Conflict
+from marlaas_api.bus import RevisionConflict
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
 from marlaas_api.wire import decode_as
-from marlaas_worker.orchestrator.levels import Levels
+from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.role import RoleContext
 
 ROUND_S = 1.0
@@ -42,7 +42,7 @@ class Doomed:
         return Doomed(document.ref, names, document.spec.adapter_retention == "keep")
 
     @staticmethod
-    def by_level(level: Progress) -> "Doomed":
+    def by_progress(level: Progress) -> "Doomed":
         """A job whose document was replaced by a later job's of the same name: nobody can say any more that its adapter may go."""
         return Doomed(level.ref, tuple(level.versions))
 
@@ -50,9 +50,9 @@ class Doomed:
 class Deletion:
     """One job's."""
 
-    def __init__(self, context: RoleContext, levels: Levels, reports: Reports, doomed: Doomed) -> None:
+    def __init__(self, context: RoleContext, levels: ProgressStore, reports: Reports, doomed: Doomed) -> None:
         self._bus, self._blobs = context.bus, context.blobs
-        self._levels, self._reports, self._doomed = levels, reports, doomed
+        self._progress_store, self._reports, self._doomed = levels, reports, doomed
         self._ref = doomed.ref
 
     async def run(self) -> None:
@@ -65,14 +65,14 @@ class Deletion:
                 await asyncio.sleep(ROUND_S if found else 0)
         await self._bus.purge(subjects.EVENTS, subjects.event(self._ref.namespace, self._ref.name, ">"))
         failpoint("orchestrator.delete.after_rounds")
-        await self._levels.forget(self._ref)
+        await self._progress_store.forget(self._ref)
         failpoint("orchestrator.delete.after_level")
         await self._forget_document()
         log.info("%s (%s) is forgotten", self._ref, self._ref.uid)
 
     def _has_begun(self) -> bool:
         """A job that was never admitted owns nothing: its level is written before anything else is."""
-        level = self._levels.of(self._ref)
+        level = self._progress_store.of(self._ref)
         return level is not None and (level.admitted or level.started_at is not None)
 
     async def _let_go(self) -> None:
@@ -140,7 +140,7 @@ class Deletion:
 
     def _published(self) -> list[AdapterRef]:
         """The promoted version of each agent, of a job that did not succeed its newest; version 0 is a result only if it was promoted."""
-        level = self._levels.of(self._ref)
+        level = self._progress_store.of(self._ref)
         if level is None or not self._doomed.keep_adapter:
             return []
         ref = self._ref
@@ -172,5 +172,5 @@ class Deletion:
             return
         try:
             await bucket.delete(self._ref.key, entry.revision)
-        except Conflict:
+        except RevisionConflict:
             log.info("%s: another document has taken its place", self._ref)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.deletion import MAX_DELETES, Deletion, Doomed, Reports
-from marlaas_worker.orchestrator.levels import Levels
+from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.role import RoleContext
 
 RETRY_S = 1.0
@@ -19,8 +19,10 @@ log = logging.getLogger(__name__)
 class Deletions:
     """Jobs that are being forgotten, by namespace and name; `changed` is called when one is done."""
 
-    def __init__(self, context: RoleContext, levels: Levels, reports: Reports, changed: Callable[[], None]) -> None:
-        self._context, self._levels, self._reports, self._changed = context, levels, reports, changed
+    def __init__(
+        self, context: RoleContext, levels: ProgressStore, reports: Reports, changed: Callable[[], None]
+    ) -> None:
+        self._context, self._progress_store, self._reports, self._changed = context, levels, reports, changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(MAX_DELETES)
 
@@ -50,7 +52,7 @@ class Deletions:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, doomed: Doomed) -> None:
-        deletion = Deletion(self._context, self._levels, self._reports, doomed)
+        deletion = Deletion(self._context, self._progress_store, self._reports, doomed)
         while True:
             try:
                 async with self._places:

@@ -13,7 +13,7 @@ from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
 
 
-class Verdict(StrEnum):
+class GroupOutcome(StrEnum):
     """What a complete group is good for. FLAT: every member earned the same, so no advantage; FAULTED: fewer than two members count."""
 
     SIGNAL = "signal"
@@ -32,7 +32,7 @@ class CompleteGroup:
     task: int
     name: str
     trajectories: tuple[TrajectoryRef, ...]
-    verdict: Verdict
+    verdict: GroupOutcome
     faults: Counter[str]
 
     @property
@@ -42,9 +42,9 @@ class CompleteGroup:
 
     def difficulty(self, solved_reward: float) -> Difficulty | None:
         """How hard the task was; None if faults left nothing to say."""
-        if self.verdict is Verdict.FAULTED:
+        if self.verdict is GroupOutcome.FAULTED:
             return None
-        if self.verdict is Verdict.SIGNAL:
+        if self.verdict is GroupOutcome.SIGNAL:
             return Difficulty.VARIED
         return Difficulty.SOLVED if self.rewards[0] >= solved_reward else Difficulty.HOPELESS
 
@@ -96,10 +96,10 @@ def group_index(group: str) -> int:
     return int(group_token(group)[1:])
 
 
-def _verdict(rewards: list[float]) -> Verdict:
+def _verdict(rewards: list[float]) -> GroupOutcome:
     if len(rewards) < 2:
-        return Verdict.FAULTED
-    return Verdict.SIGNAL if has_signal(rewards) else Verdict.FLAT
+        return GroupOutcome.FAULTED
+    return GroupOutcome.SIGNAL if has_signal(rewards) else GroupOutcome.FLAT
 
 
 def count_faults(episodes: Iterable[Episode]) -> Counter[str]:

@@ -16,7 +16,7 @@ from marlaas_api.messages import (
     PolicyRecord,
     StepClosed,
     StepRecord,
-    Task,
+    TaskMessage,
     TaskOutcome,
 )
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
@@ -206,7 +206,7 @@ class JobState:
             totals += group.faults
         return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
 
-    def train_task(self, index: int) -> Task:
+    def train_task(self, index: int) -> TaskMessage:
         """The task of the training group with this index."""
         return self._task(train_group(self.document.ref, index), Split.TRAIN, self._order.task(index))
 
@@ -227,14 +227,14 @@ class JobState:
         skipped = self._recorded_skips
         return self.walk.solved - skipped["solved"], self.walk.hopeless - skipped["hopeless"]
 
-    def eval_tasks(self, run: EvaluationRun) -> list[Task]:
+    def eval_tasks(self, run: EvaluationRun) -> list[TaskMessage]:
         """Tasks of an evaluation that have not ended."""
         missing = [index for index in range(run.num_tasks) if index not in run.episodes]
         return [self._task(eval_group(self.document.ref, index, run.version), Split.EVAL, index) for index in missing]
 
-    def _task(self, group: str, split: Split, index: int) -> Task:
+    def _task(self, group: str, split: Split, index: int) -> TaskMessage:
         document = self.document
-        return Task(
+        return TaskMessage(
             namespace=document.namespace,
             job=document.job,
             uid=document.uid,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from marlaas_api import subjects
-from marlaas_api.bus import Conflict
+from marlaas_api.bus import RevisionConflict
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.role import RoleContext
@@ -12,7 +12,7 @@ KEY = subjects.replica_key("orchestrator", "all", "leader")
 
 
 @dataclass(slots=True)
-class Lease:
+class LeaderLease:
     """The lease as this replica sees it. A holder that comes back under its own name takes up where it was."""
 
     context: RoleContext
@@ -34,7 +34,7 @@ class Lease:
                 return False
             self.revision = await bucket.update(KEY, data, entry.revision)
             return True
-        except Conflict:
+        except RevisionConflict:
             self.revision = None
             return False
 

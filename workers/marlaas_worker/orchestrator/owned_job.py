@@ -17,13 +17,13 @@ from marlaas_api.names import AdapterRef
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup
-from marlaas_worker.orchestrator.figures import Figures
 from marlaas_worker.orchestrator.given_up import GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.orchestrator.retention import Retention
 from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Room, Share
 from marlaas_worker.orchestrator.steps import StepDraft
+from marlaas_worker.orchestrator.usage import JobUsage
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class OwnedJob:
         self._records = Records(context, document)
         self.started_at = (before.started_at if before else None) or context.now()
         self._admitted_at = context.now() - (before.admitted_s if before else 0.0)
-        self._figures = Figures(document.uid)
+        self._usage = JobUsage(document.uid)
         self._given_up = GivenUp()
         if before is not None:
-            self._figures.tokens.total, self._figures.engine_s.total = before.tokens, before.accelerator_s
+            self._usage.tokens.total, self._usage.engine_s.total = before.tokens, before.accelerator_s
         self._retention = Retention(context.bus, document.ref, context.now)
         self._share = Share(room, document.uid, document.spec, EpisodeSize())
         self._num_episodes = 0
@@ -138,7 +138,7 @@ class OwnedJob:
 
     async def _advance(self, state: JobState) -> None:
         state.policy = await self._records.policy(state.agent)
-        self._figures.see(list(self._reports()), self._context.now())
+        self._usage.see(list(self._reports()), self._context.now())
         if state.policy.version >= 0:
             if state.assembly.version < 0:
                 await self._life_begins(state)
@@ -154,7 +154,7 @@ class OwnedJob:
 
     async def _life_begins(self, state: JobState) -> None:
         state.assembly.begin(state.policy.version)
-        await self._records.tell("PolicyPublished", "version 0 is published; training begins")
+        await self._records.emit("PolicyPublished", "version 0 is published; training begins")
 
     async def _resolve(self, state: JobState) -> None:
         ready: list[tuple[int, CompleteGroup]] = []
@@ -184,7 +184,7 @@ class OwnedJob:
 
     def _measure(self, state: JobState) -> None:
         """Say how much of TURNS the job has and wants, by the size of its latest episodes."""
-        self._share.size.see(self._context.now(), self._figures.turn_bytes.total, self._num_episodes)
+        self._share.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
         state.episode_bytes = self._share.size.known
         asks = self._want(state) > 0 or state.due_evaluation() is not None
         self._share.note(state.num_open, evaluating=state.evaluation is not None, asks=asks)
@@ -265,7 +265,7 @@ class OwnedJob:
         record = job_reports.eval_record(self.document, state.agent, run, (self._context.now(), tuple(samples)))
         await self._records.log_evaluation(record)
         state.record_evaluation(record)
-        await self._records.tell("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
+        await self._records.emit("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
         self.wake.set()
 
     async def _publish_evaluation(self, state: JobState, run: EvaluationRun, queued: Container[str] = ()) -> None:
@@ -301,7 +301,7 @@ class OwnedJob:
         """The job's level as of now; None until its records are read."""
         if self._state is None:
             return None
-        level = job_reports.progress(self._state, self._figures, self.started_at, self.ended, self._context.now())
+        level = job_reports.progress(self._state, self._usage, self.started_at, self.ended, self._context.now())
         return level.model_copy(update={"admitted_s": self._admitted_s})
 
     @property

@@ -6,22 +6,22 @@ from typing import TypeGuard
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bus, Conflict, Stored, StreamState
+from marlaas_api.bus import Bus, RevisionConflict, Stored, StreamState
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import (
+    BusMessage,
     Episode,
     EvalRecord,
     GroupReady,
     IssueLedger,
     JobDocument,
+    JobEvent,
     Manifest,
-    Message,
     Pin,
     PolicyRecord,
     StepClosed,
     StepRecord,
-    StoryEvent,
-    Task,
+    TaskMessage,
     TrajectoryRef,
     Turn,
 )
@@ -112,7 +112,7 @@ class Records:
                 self._ledger_revision = await bucket.create(key, encode(ledger))
             else:
                 self._ledger_revision = await bucket.update(key, encode(ledger), self._ledger_revision)
-        except Conflict as error:
+        except RevisionConflict as error:
             raise LostLease(f"{self.ref}: another orchestrator wrote the ledger") from error
         failpoint("orchestrator.issue.after_ledger")
 
@@ -121,7 +121,7 @@ class Records:
         subject = subjects.group(self.ref.namespace, self.ref.name, message.agent)
         try:
             self._group_sequence = await self.bus.publish(subject, encode(message), expect_last=self._group_sequence)
-        except Conflict as error:
+        except RevisionConflict as error:
             raise LostLease(f"{self.ref}: another orchestrator assigns groups") from error
         self._logged.append((message.step, self._group_sequence))
         failpoint("orchestrator.assign.after_log")
@@ -154,10 +154,10 @@ class Records:
     async def queued(self) -> set[str]:
         """Groups whose tasks the queue still holds: nobody has claimed them yet, or somebody plays them."""
         stored = await self.bus.replay(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
-        tasks = (decode_as(Task, one.data) for one in stored)
+        tasks = (decode_as(TaskMessage, one.data) for one in stored)
         return {task.group for task in tasks if task.uid == self.ref.uid}
 
-    async def publish_task(self, task: Task) -> None:
+    async def publish_task(self, task: TaskMessage) -> None:
         """Queue a task; a second time within two minutes changes nothing."""
         subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task), message_id=task.group)
@@ -169,7 +169,7 @@ class Records:
         try:
             await bucket.create(key, encode(Pin(version=version)))
             self._pins[group] = version
-        except Conflict:
+        except RevisionConflict:
             await self.pinned(agent, group)
 
     async def pinned(self, agent: str, group: str) -> int | None:
@@ -220,9 +220,9 @@ class Records:
                     number = turn.parent if turn else None
         return total
 
-    async def tell(self, reason: str, message: str) -> None:
+    async def emit(self, reason: str, message: str) -> None:
         """Add a sentence to the job's story."""
-        story = StoryEvent(
+        story = JobEvent(
             namespace=self.ref.namespace,
             job=self.ref.name,
             uid=self.ref.uid,
@@ -237,14 +237,14 @@ class Records:
         """Drop what is queued for a job that is over: nobody will want it. Its last episodes stay for readers, until they are old."""
         await self.bus.purge(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
 
-    async def _replay(self, stream: str, subject: str) -> list[Message]:
+    async def _replay(self, stream: str, subject: str) -> list[BusMessage]:
         stored = await self.bus.replay(stream, subject)
         return [decode(one.data) for one in stored if f".{self.ref.uid}-" in one.subject]
 
     async def _once(self, subject: str, record: StepRecord | EvalRecord) -> None:
         try:
             await self.bus.publish(subject, encode(record), expect_last=0)
-        except Conflict:
+        except RevisionConflict:
             return
 
     async def _ledger(self) -> IssueLedger | None:
@@ -257,6 +257,6 @@ class Records:
         return ledger if ledger.uid == self.ref.uid else None
 
 
-def _is_of(message: Message, ref: JobRef) -> TypeGuard[GroupReady | StepClosed]:
+def _is_of(message: BusMessage, ref: JobRef) -> TypeGuard[GroupReady | StepClosed]:
     """Whether a message of the GROUPS log is of this job, and not of an earlier one of its name."""
     return isinstance(message, GroupReady | StepClosed) and message.uid == ref.uid

@@ -17,15 +17,15 @@ from marlaas_api.messages import (
     TaskOutcome,
     Turn,
 )
-from marlaas_api.messages import Verdict as Finding
+from marlaas_api.messages import JobVerdict as Finding
 from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
-from marlaas_worker.orchestrator.experience import Verdict, count_faults
-from marlaas_worker.orchestrator.figures import Figures
+from marlaas_worker.orchestrator.experience import GroupOutcome, count_faults
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.steps import StepDraft
+from marlaas_worker.orchestrator.usage import JobUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
         indices=tuple(sorted({group.index for group in draft.resolved} | draft.logged)),
         num_groups=len(draft.assigned),
         num_episodes=len(rewards),
-        num_zero_variance=sum(group.verdict is Verdict.FLAT for group in draft.resolved),
+        num_zero_variance=sum(group.verdict is GroupOutcome.FLAT for group in draft.resolved),
         num_dropped=len(draft.dropped),
         dropped_tokens=around.dropped_tokens,
         skipped_solved=around.skips[0],
@@ -109,7 +109,7 @@ def _prompt(turn: Turn) -> str:
 
 
 def progress(
-    state: JobState, figures: Figures, started_at: float, ended: tuple[Phase, str, str] | None, now: float
+    state: JobState, usage: JobUsage, started_at: float, ended: tuple[Phase, str, str] | None, now: float
 ) -> Progress:
     """The job's level."""
     document, last = state.document, state.last_step
@@ -135,9 +135,9 @@ def progress(
         eval_before=evaluations.get(0),
         eval_last=list(evaluations.values())[-1] if evaluations else None,
         staleness=last.staleness_mean if last else 0.0,
-        tokens=int(figures.tokens.total),
-        tokens_per_s=figures.tokens_per_s(),
-        accelerator_s=figures.engine_s.total,
+        tokens=int(usage.tokens.total),
+        tokens_per_s=usage.tokens_per_s(),
+        accelerator_s=usage.engine_s.total,
         num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
         skipped_solved=state.walk.solved,
         skipped_hopeless=state.walk.hopeless,

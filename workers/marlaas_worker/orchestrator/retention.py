@@ -22,7 +22,7 @@ _ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PurgeMark:
     """Sequences below which nothing is needed, of EPISODES and TURNS, once the recorder has acked the episodes up to `read`."""
 
     episodes: int
@@ -30,11 +30,11 @@ class Mark:
     read: int
 
 
-class Marks:
+class PurgeMarks:
     """The marks of one job that are not purged yet, oldest first. Pure."""
 
     def __init__(self) -> None:
-        self.waiting: list[Mark] = []
+        self.waiting: list[PurgeMark] = []
         self._acked = -1
         self._acked_at = 0.0
 
@@ -42,14 +42,14 @@ class Marks:
         """Whether a mark may be purged if the recorder allows it: all but the newest, or the newest too."""
         return len(self.waiting) > (0 if at_once else 1)
 
-    def take(self, recorder: Position | None, now: float, *, at_once: bool) -> Mark | None:
+    def take(self, recorder: Position | None, now: float, *, at_once: bool) -> PurgeMark | None:
         """The newest mark that may be purged; it and those before it are forgotten. recorder None: there is none."""
         due = self.waiting if at_once else self.waiting[:-1]
         due = [mark for mark in due if self._is_read(recorder, mark, now)]
         self.waiting = self.waiting[len(due) :]
         return due[-1] if due else None
 
-    def _is_read(self, recorder: Position | None, mark: Mark, now: float) -> bool:
+    def _is_read(self, recorder: Position | None, mark: PurgeMark, now: float) -> bool:
         if recorder is None or recorder.has_acked(mark.read):
             return True
         if recorder.acked != self._acked:
@@ -65,7 +65,7 @@ class Retention:
         self._first: dict[str, int] = {}
         self._last = 0
         self._purged_turns = 1
-        self._marks = Marks()
+        self._marks = PurgeMarks()
 
     def note(self, sequence: int, group: str | None) -> None:
         """An episode is stored; group: its group, if that is open."""
@@ -76,11 +76,11 @@ class Retention:
     def recorded(self, open_groups: Collection[str], turns: int) -> None:
         """A step is on record: only these groups are open, and turns below a sequence are of others."""
         self._first = {group: sequence for group, sequence in self._first.items() if group in open_groups}
-        self._marks.waiting.append(Mark(min(self._first.values(), default=self._last + 1), turns, self._last))
+        self._marks.waiting.append(PurgeMark(min(self._first.values(), default=self._last + 1), turns, self._last))
 
     def ended(self, turns: int) -> None:
         """The job has ended: turns below a sequence are needed by its recorder alone. Its last episodes stay for readers."""
-        self._marks.waiting.append(Mark(1, turns, _ALL))
+        self._marks.waiting.append(PurgeMark(1, turns, _ALL))
 
     def groups(self) -> Collection[str]:
         """Groups with an episode that were open at the last record, or have come since."""

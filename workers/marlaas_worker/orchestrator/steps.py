@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_api.names import JobRef
-from marlaas_worker.orchestrator.experience import CompleteGroup, Verdict
+from marlaas_worker.orchestrator.experience import CompleteGroup, GroupOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Assembly:
         is_full = self.open is not None and self._missing(self.open) <= 0
         if not is_full and all(self._logged_home(group) is None for group in waiting):
             return waiting
-        return [group for group in waiting if group.verdict is not Verdict.SIGNAL or self._logged_home(group)]
+        return [group for group in waiting if group.verdict is not GroupOutcome.SIGNAL or self._logged_home(group)]
 
     def resolve(self, group: CompleteGroup, version: int) -> list[GroupReady | StepClosed]:
         """Decide a complete group in the open step; return what has to be logged for the trainer, in order.
@@ -199,14 +199,16 @@ class Assembly:
     def _silent_home(self, group: CompleteGroup, version: int) -> StepDraft | None:
         """Groups to train nothing with, of which the log says nothing: as many as a step is bound to are those that closed a silent one."""
         for draft in self.drafts:
-            useless = group.verdict is not Verdict.SIGNAL or draft.base_version - version > self.rules.max_staleness
+            useless = (
+                group.verdict is not GroupOutcome.SIGNAL or draft.base_version - version > self.rules.max_staleness
+            )
             if draft.silent and useless and len(draft.resolved) < self.rules.max_resolved:
                 return draft
         return None
 
     @staticmethod
     def _is_new_signal(draft: StepDraft, group: CompleteGroup) -> bool:
-        return group.verdict is Verdict.SIGNAL and all(ready.group != group.name for ready in draft.assigned)
+        return group.verdict is GroupOutcome.SIGNAL and all(ready.group != group.name for ready in draft.assigned)
 
     def _missing(self, draft: StepDraft) -> int:
         return self.rules.groups_per_step - len(draft.assigned)

@@ -143,7 +143,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BaseModel:
+class ModelFolder:
     """What an engine needs to know of the model in a Hugging Face folder. fingerprint: `calibration.fingerprint`."""
 
     folder: Path
@@ -152,7 +152,7 @@ class BaseModel:
     max_positions: int
 
 
-def read_base_model(folder: Path) -> BaseModel:
+def read_base_model(folder: Path) -> ModelFolder:
     """Read `config.json`. Raises Permanent with what is missing."""
     try:
         fields: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
@@ -166,7 +166,7 @@ def read_base_model(folder: Path) -> BaseModel:
             f"the weights in {folder} are not safetensors files: {error!r}; fetch the model again"
         ) from error
     try:
-        return BaseModel(folder, base, int(text["vocab_size"]), int(text["max_position_embeddings"]))
+        return ModelFolder(folder, base, int(text["vocab_size"]), int(text["max_position_embeddings"]))
     except (KeyError, TypeError, ValueError) as error:
         raise Permanent(f"{folder / 'config.json'} does not describe a causal language model: {error!r}") from error
 

@@ -18,16 +18,16 @@ from marlaas_api.names import AdapterRef, derive_seed, group_token, request_id
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.conversation import Prompt, Tokenizer, conclude, extend, read_reply
-from marlaas_worker.rollout.dispatch import Door
 from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
 from marlaas_worker.rollout.histories import Histories, key_of
 from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies, RequestRefused, Served
 from marlaas_worker.rollout.record import TurnLog
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.supervision import SupervisedEngine
+from marlaas_worker.rollout.text_limits import beginning, is_shown, num_characters
 from marlaas_worker.rollout.versions import Held, Versions
-from marlaas_worker.rollout.words import beginning, is_shown, num_characters
 
 MAX_ENGINE_DEATHS = 3
 _WORDS = 200
@@ -45,7 +45,7 @@ class _EngineReplaced(EngineDown):
 
 
 @dataclass(slots=True)
-class Stage:
+class RequestStage:
     """What a request is doing, in words that finish "its time was over while …"; `why` may know more.
 
     generating_since: on the loop's clock; None while the request waits.
@@ -68,7 +68,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class GenerationDependencies:
     """What a generation reads and writes."""
 
     context: RoleContext
@@ -79,7 +79,7 @@ class Desk:
     pins: Pins
     log: TurnLog
     histories: Histories
-    door: Door
+    limiter: RequestLimiter
     meter: EngineMeter
 
 
@@ -98,18 +98,18 @@ class _Drawn:
 class Generation:
     """Plays turns; any number at once."""
 
-    desk: Desk
+    dependencies: GenerationDependencies
     _calls: "count[int]" = field(default_factory=count)
     _long_texts: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
-    async def play(self, request: GenerateRequest, stage: Stage) -> Turn:
+    async def play(self, request: GenerateRequest, stage: RequestStage) -> Turn:
         """Return the turn's record, made now or earlier.
 
         Raises RequestRefused, VersionRefused, EngineKilled and other Permanent errors (asking again is no use), NotAdmitted, PinMissing and other
         Retryable ones. Waits for its version, for an engine that restarts, and for the bus to take the record, until cancelled.
         """
-        desk, began = self.desk, _clock()
-        served = await desk.policies.find(request.ref, request.agent)
+        dependencies, began = self.dependencies, _clock()
+        served = await dependencies.policies.find(request.ref, request.agent)
         check(request, served)
         if (recorded := await self._recorded(request)) is not None:
             return _as_asked(recorded, request)
@@ -120,37 +120,37 @@ class Generation:
             text = f"{num_characters(request)} characters and only {num_ids} tokens: the model's chat template shows little of them"
             raise RequestRefused(text)
         drawn = await self._draw(_Order(request, served, served.adapter(version), prompt, began), stage)
-        stage.enter("it was being recorded", desk.log.explain)
+        stage.enter("it was being recorded", dependencies.log.explain)
         return await self._record(request, served, prompt, drawn)
 
     async def _recorded(self, request: GenerateRequest) -> Turn | None:
         """The turn as played before this process, or another replica's. Where group and parent are in memory nobody asks: a record
         that is missed costs a generation, and counts nevertheless once the new one is to be recorded."""
-        desk = self.desk
-        if desk.pins.knows(request) and desk.histories.knows_parent(request):
+        dependencies = self.dependencies
+        if dependencies.pins.knows(request) and dependencies.histories.knows_parent(request):
             return None
-        return await desk.log.find(request.namespace, request.job, request.episode, request.turn)
+        return await dependencies.log.find(request.namespace, request.job, request.episode, request.turn)
 
-    async def _pinned(self, request: GenerateRequest, served: Served, stage: Stage) -> int:
+    async def _pinned(self, request: GenerateRequest, served: Served, stage: RequestStage) -> int:
         async def newest() -> int:
-            return await self.desk.versions.newest_verified(served.adapter(0))
+            return await self.dependencies.versions.newest_verified(served.adapter(0))
 
         stage.enter(f"no version of agent {request.agent} was verified yet")
-        return await self.desk.pins.version(request, served.document, newest)
+        return await self.dependencies.pins.version(request, served.document, newest)
 
     async def _extended(self, request: GenerateRequest) -> Prompt:
         """Tokenise, beside the loop if it takes long, and one long text of a job at a time: nobody else's turn, and nothing else that needs a
         thread, waits for a flood of text."""
-        parent = await self.desk.histories.parent(request)
+        parent = await self.dependencies.histories.parent(request)
         append = request.append
         if num_characters(request) < _LONG_CHARACTERS:
-            return extend(self.desk.tokenizer, parent, append, request.tools)
+            return extend(self.dependencies.tokenizer, parent, append, request.tools)
         async with self._long_texts.setdefault(request.uid, asyncio.Lock()):
-            return await asyncio.to_thread(extend, self.desk.tokenizer, parent, append, request.tools)
+            return await asyncio.to_thread(extend, self.dependencies.tokenizer, parent, append, request.tools)
 
-    async def _draw(self, order: "_Order", stage: Stage) -> _Drawn:
+    async def _draw(self, order: "_Order", stage: RequestStage) -> _Drawn:
         """Generate, again if the engine dies; a request under which it dies every time is not tried for ever."""
-        versions, adapter, request = self.desk.versions, order.adapter, order.request
+        versions, adapter, request = self.dependencies.versions, order.adapter, order.request
         deaths = 0
         while True:
             stage.enter(f"version {adapter.version} was not served", lambda: versions.explain(adapter))
@@ -167,26 +167,26 @@ class Generation:
                         f"the engine died {deaths} times with turn {turn} in it; last: {error}"
                     ) from error
 
-    async def _run(self, order: "_Order", held: Held, stage: Stage) -> _Drawn:
-        desk, uid = self.desk, order.request.uid
+    async def _run(self, order: "_Order", held: Held, stage: RequestStage) -> _Drawn:
+        dependencies, uid = self.dependencies, order.request.uid
         sha256 = held.manifest.files[TENSORS_FILE].sha256
-        if order.prompt.room(desk.engine.limits.max_model_len) < 1:
+        if order.prompt.room(dependencies.engine.limits.max_model_len) < 1:
             return _Drawn(_OUT_OF_CONTEXT, order.adapter.version, sha256)
         stage.enter("it waited for a place in the engine")
-        async with desk.door.place(uid):
-            if held.life != desk.engine.life:
+        async with dependencies.limiter.place(uid):
+            if held.incarnation != dependencies.engine.incarnation:
                 raise _EngineReplaced("the engine died while this request waited for a place")
             stage.enter("it waited within the engine")
             entered = _clock()
-            mark = desk.meter.enter(entered)
+            mark = dependencies.meter.enter(entered)
             try:
                 completion = await self._generate(order, held, stage)
             finally:
-                desk.meter.leave(mark, uid, _clock())
-        desk.meter.job_tokens[uid] += len(completion.output_ids)
+                dependencies.meter.leave(mark, uid, _clock())
+        dependencies.meter.job_tokens[uid] += len(completion.output_ids)
         return _Drawn(completion, order.adapter.version, sha256, entered - order.began, _clock() - entered)
 
-    async def _generate(self, order: "_Order", held: Held, stage: Stage) -> Completion:
+    async def _generate(self, order: "_Order", held: Held, stage: RequestStage) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.rollout
         sampling = Sampling(
@@ -195,13 +195,13 @@ class Generation:
             seed=derive_seed(document.seed, group_token(request.group), request.member, request.turn),
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
-        return await self.desk.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)
+        return await self.dependencies.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)
 
     async def _record(self, request: GenerateRequest, served: Served, prompt: Prompt, drawn: _Drawn) -> Turn:
         """Write the turn down. Nothing is fed to the engine beyond the context window, so nothing of it is recorded either."""
-        desk, completion = self.desk, drawn.completion
+        dependencies, completion = self.dependencies, drawn.completion
         fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
-        text = read_reply(desk.tokenizer, completion.output_ids, completion.stop_reason)
+        text = read_reply(dependencies.tokenizer, completion.output_ids, completion.stop_reason)
         append, tools = (request.append, request.tools) if fed else beginning(request)
         turn = Turn(
             **request.model_dump(include=_COPIED),
@@ -217,13 +217,13 @@ class Generation:
             stop_reason=completion.stop_reason,
             temperature=served.document.spec.rollout.temperature,
             meter=_meter(prompt, drawn, fed),
-            replica=desk.context.name,
-            at=desk.context.now(),
+            replica=dependencies.context.name,
+            at=dependencies.context.now(),
         )
-        stored = await desk.log.record(turn)
+        stored = await dependencies.log.record(turn)
         if stored is turn:
             conversation = conclude(prompt, text, completion.output_ids, completion.stop_reason)
-            desk.histories.keep(key_of(turn, turn.turn), conversation)
+            dependencies.histories.keep(key_of(turn, turn.turn), conversation)
         return _as_asked(stored, request)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from marlaas_api import subjects, wire
-from marlaas_api.bus import Bucket, Bus, Conflict
+from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobDocument, Pin
@@ -67,7 +67,7 @@ class Pins:
         wanted = Pin(version=await newest())
         try:
             await bucket.create(key, wire.encode(wanted))
-        except Conflict:
+        except RevisionConflict:
             if (pin := await _read(bucket, key)) is not None:
                 return pin.version
             raise PinMissing(f"the pin of group {request.group} vanished") from None

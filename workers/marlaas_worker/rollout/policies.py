@@ -13,7 +13,7 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.kinds import AgentSpec
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress
 from marlaas_api.names import AdapterRef, JobRef
-from marlaas_worker.mirror import Mirror
+from marlaas_worker.bucket_cache import BucketCache
 
 
 class RequestRefused(Permanent):
@@ -59,15 +59,15 @@ class Policies:
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
         self._pool = pool
-        self._jobs = Mirror(bus, subjects.JOBS, JobDocument, changed)
-        self._progress = Mirror(bus, subjects.PROGRESS, Progress, changed)
-        self._policy = Mirror(bus, subjects.POLICY, PolicyRecord, changed)
+        self._jobs = BucketCache(bus, subjects.JOBS, JobDocument, changed)
+        self._progress = BucketCache(bus, subjects.PROGRESS, Progress, changed)
+        self._policy = BucketCache(bus, subjects.POLICY, PolicyRecord, changed)
 
     async def follow(self) -> None:
         """Keep up, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for mirror in (self._jobs, self._progress, self._policy):
-                group.create_task(mirror.follow())
+            for cache in (self._jobs, self._progress, self._policy):
+                group.create_task(cache.follow())
 
     def served(self) -> list[Served]:
         """All agents of admitted jobs on this pool."""

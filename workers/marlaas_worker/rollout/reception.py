@@ -13,7 +13,7 @@ from marlaas_api import subjects, wire
 from marlaas_api.bus import Request
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateRequest, KeepRequest, ReplicaReport
-from marlaas_worker.mirror import Mirror
+from marlaas_worker.bucket_cache import BucketCache
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.routing import owner
@@ -33,7 +33,7 @@ class Reception:
         self._pool = pool
         self._requests = requests
         self._ready = ready
-        self._replicas = Mirror(self._bus, subjects.REPLICAS, ReplicaReport, lambda: None, f"rollout.{pool}.")
+        self._replicas = BucketCache(self._bus, subjects.REPLICAS, ReplicaReport, lambda: None, f"rollout.{pool}.")
         self._listening: dict[str, AsyncExitStack] = {}
 
     async def follow(self) -> None:

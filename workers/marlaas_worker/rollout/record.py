@@ -6,7 +6,7 @@ from collections import Counter
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import Blobs, BlobUnavailable
-from marlaas_api.bus import Bus, BusUnavailable, Conflict, StreamFull
+from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict, StreamFull
 from marlaas_api.errors import Permanent
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Turn
@@ -89,7 +89,7 @@ class TurnLog:
             await self._bus.publish(
                 subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn), data, expect_last=0
             )
-        except Conflict:
+        except RevisionConflict:
             return await self._first(turn)
         self.job_bytes[turn.uid] += len(data) + _MESSAGE_BYTES
         failpoint("rollout.record.after_publish")

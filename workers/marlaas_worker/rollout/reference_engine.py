@@ -58,7 +58,7 @@ class ReferenceEngine:
         )
         self._residents = Residents(spec.adapter_slots)
         self._held: dict[int, Matrices] = {}
-        self._life: _Life | None = None
+        self._incarnation: _Incarnation | None = None
 
     @property
     def base(self) -> str:
@@ -69,11 +69,11 @@ class ReferenceEngine:
         return self._limits
 
     async def start(self) -> None:
-        if self._life is None:
+        if self._incarnation is None:
             thread = ThreadPoolExecutor(1, "reference-engine", partial(torch.set_num_threads, 1))
             loop = asyncio.get_running_loop()
             model = await loop.run_in_executor(thread, _load, self._base.folder, self._limits.dtype)
-            self._life = _Life(thread, loop.create_future(), model)
+            self._incarnation = _Incarnation(thread, loop.create_future(), model)
 
     async def restart(self) -> None:
         await self.stop()
@@ -81,22 +81,22 @@ class ReferenceEngine:
 
     async def stop(self) -> None:
         self.crash("the engine was stopped")
-        if self._life is not None:
-            self._life.thread.shutdown(wait=False)
-        self._life = None
+        if self._incarnation is not None:
+            self._incarnation.thread.shutdown(wait=False)
+        self._incarnation = None
         self._residents.clear()
         self._held.clear()
 
     def crash(self, reason: str) -> None:
         """Go down as a killed engine does: everything pending raises EngineDown, and so does every call until `restart`."""
-        if self._life is not None and not self._life.down.done():
-            self._life.down.set_result(reason)
+        if self._incarnation is not None and not self._incarnation.down.done():
+            self._incarnation.down.set_result(reason)
 
     async def load(self, adapter: LoadedAdapter) -> None:
-        life = self._alive()
+        incarnation = self._alive()
         self._residents.admit(adapter)
         try:
-            self._held[adapter.slot_id] = await life.work(partial(self._read, life.model, adapter))
+            self._held[adapter.slot_id] = await incarnation.work(partial(self._read, incarnation.model, adapter))
         except (AdapterInvalid, LoadFailed) as error:
             self._residents.remove(adapter)
             raise LoadFailed(f"{adapter.name}: {error}") from error
@@ -111,12 +111,12 @@ class ReferenceEngine:
         return slot_digest((module, kind, matrix) for module, pair in held.items() for kind, matrix in pair.items())
 
     async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        life, held = self._alive(), self._matrices(adapter)
+        incarnation, held = self._alive(), self._matrices(adapter)
         check_ids(ids, self._base.vocab_size)
         if not 2 <= len(ids) < self._limits.max_model_len:
             raise PromptInvalid(f"{len(ids)} ids to score; 2 to {self._limits.max_model_len - 1} are possible")
         with self._residents.using(adapter):
-            return await life.work(partial(life.model.score, held, ids))
+            return await incarnation.work(partial(incarnation.model.score, held, ids))
 
     async def generate(
         self,
@@ -126,7 +126,7 @@ class ReferenceEngine:
         sampling: Sampling,
         began: Began = unheard,
     ) -> Completion:
-        life, held = self._alive(), self._matrices(adapter)
+        incarnation, held = self._alive(), self._matrices(adapter)
         check_ids(prompt_ids, self._base.vocab_size)
         room = min(sampling.max_tokens, self._limits.max_model_len - len(prompt_ids))
         if room < 1:
@@ -136,19 +136,19 @@ class ReferenceEngine:
         draw = _Draw(prompt_ids, sampling, room, self._end_ids, begin, over)
         try:
             with self._residents.using(adapter):
-                return await life.work(partial(life.model.generate, held, draw))
+                return await incarnation.work(partial(incarnation.model.generate, held, draw))
         finally:
             over.set()
 
     async def healthy(self) -> bool:
-        return self._life is not None and not self._life.down.done()
+        return self._incarnation is not None and not self._incarnation.down.done()
 
-    def _alive(self) -> "_Life":
-        if self._life is None:
+    def _alive(self) -> "_Incarnation":
+        if self._incarnation is None:
             raise EngineDown("the engine is not running")
-        if self._life.down.done():
-            raise EngineDown(self._life.down.result())
-        return self._life
+        if self._incarnation.down.done():
+            raise EngineDown(self._incarnation.down.result())
+        return self._incarnation
 
     def _matrices(self, adapter: LoadedAdapter) -> Matrices:
         self._alive()
@@ -167,7 +167,7 @@ class ReferenceEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
+class _Incarnation:
     """One run of the engine: its thread, its model, and `down`, set with the reason once it is over."""
 
     thread: ThreadPoolExecutor

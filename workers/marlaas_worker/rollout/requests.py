@@ -21,10 +21,10 @@ from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
 from marlaas_api.names import request_id
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.generation import Stage
+from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.histories import key_of
 from marlaas_worker.rollout.policies import NotAdmitted
-from marlaas_worker.rollout.words import num_characters
+from marlaas_worker.rollout.text_limits import num_characters
 
 HEARTBEAT_S = 1.0
 LONGEST_DEADLINE_S = 3600.0
@@ -37,7 +37,7 @@ _WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable)
 """Failures that are waiting for the platform. Any other failure is the turn's."""
 _log = logging.getLogger(__name__)
 
-Play = Callable[[GenerateRequest, Stage], Awaitable[Turn]]
+Play = Callable[[GenerateRequest, RequestStage], Awaitable[Turn]]
 Question = tuple[str, str, str, str, int, int]
 
 
@@ -48,7 +48,7 @@ class _Flight:
     request: GenerateRequest
     until: float
     inboxes: dict[str, None]
-    stage: Stage = field(default_factory=Stage)
+    stage: RequestStage = field(default_factory=RequestStage)
     task: asyncio.Task[None] | None = None
     timeout: asyncio.Timeout | None = None
 

@@ -66,7 +66,7 @@ def judge(expected: Expected, zero: Scores, large: Scores) -> str:
     return ""
 
 
-class SelfTest:
+class EngineSelfTest:
     """Tests an empty engine slot by slot, and leaves it empty. numbers: where slot numbers come from; folder: for the two adapters' files."""
 
     def __init__(self, calibration: Calibration, folder: Path, numbers: Iterator[int]) -> None:

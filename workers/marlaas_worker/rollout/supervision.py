@@ -44,17 +44,17 @@ class SupervisedEngine:
         self,
         engine: Engine,
         test: Callable[[Engine], Awaitable[None]],
-        died: Callable[[str], None],
-        revived: Callable[[], None],
+        engine_stopped: Callable[[str], None],
+        engine_restarted: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._test = test
-        self._died = died
-        self._revived = revived
+        self._died = engine_stopped
+        self._revived = engine_restarted
         self._down = asyncio.Event()
         self.slot_numbers: Iterator[int] = count(1)
         self.up = False
-        self.life = 0
+        self.incarnation = 0
         self.restarts = 0
 
     @property
@@ -104,13 +104,13 @@ class SupervisedEngine:
     async def healthy(self) -> bool:
         return self.up and await self._engine.healthy()
 
-    def report(self, life: int, reason: str) -> None:
+    def report(self, incarnation: int, reason: str) -> None:
         """Say that a life is over; said of an earlier life it means nothing."""
-        if life != self.life or not self.up:
+        if incarnation != self.incarnation or not self.up:
             return
         _log.error("the engine is gone: %s", reason)
         self.up = False
-        self.life += 1
+        self.incarnation += 1
         self._died(reason)
         self._down.set()
 
@@ -121,19 +121,19 @@ class SupervisedEngine:
             group.create_task(self._revive(), name="engine restart")
 
     async def _call(self, work: Awaitable[T]) -> T:
-        life = self.life
+        incarnation = self.incarnation
         try:
             return await work
         except EngineDown as error:
-            self.report(life, str(error))
+            self.report(incarnation, str(error))
             raise
 
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(HEALTH_CHECK_S)
-            life = self.life
+            incarnation = self.incarnation
             if self.up and not await self._engine.healthy():
-                self.report(life, "it does not answer")
+                self.report(incarnation, "it does not answer")
 
     async def _revive(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from typing import Protocol
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_api.names import JobRef
 from marlaas_worker.rollout.conversation import BadAppend, Tokenizer, conclude, extend, read_reply
-from marlaas_worker.rollout.story import Story
+from marlaas_worker.rollout.event_emitter import EventEmitter
 
 REASON = "TemplateRewritesPast"
 _REPLIES = {
@@ -44,16 +44,16 @@ def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
 class TemplateNotice:
     """Says it once in the log, and once to every job."""
 
-    def __init__(self, story: Story, tokenizer: EndingTokenizer) -> None:
-        self._story = story
+    def __init__(self, emitter: EventEmitter, tokenizer: EndingTokenizer) -> None:
+        self._emitter = emitter
         self._tokenizer = tokenizer
         self._told: set[JobRef] = set()
 
-    def tell(self, jobs: Iterable[JobRef]) -> None:
+    def emit(self, jobs: Iterable[JobRef]) -> None:
         """Tell the jobs that do not know yet; the log hears of it the first time, jobs or none."""
         for job in set(jobs) - self._told if self._text else ():
             self._told.add(job)
-            self._story.tell(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
+            self._emitter.emit(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
 
     @cached_property
     def _text(self) -> str:

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import ChatMessage, ToolCall
+from marlaas_api.messages import ChatMessage, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend
 
 _ANY_TOOL = json.dumps(
@@ -100,6 +100,6 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _plain_call(call: ToolCall) -> dict[str, Any]:
+def _plain_call(call: ToolCallMessage) -> dict[str, Any]:
     function = {"name": call.name, "arguments": json.loads(call.arguments)}
     return {"type": "function", "id": call.id, "function": function}

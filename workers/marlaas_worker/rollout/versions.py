@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef, JobRef
+from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
-from marlaas_worker.rollout.library import Library
+from marlaas_worker.rollout.event_emitter import EventEmitter
 from marlaas_worker.rollout.pause import pause
 from marlaas_worker.rollout.retries import Retries
 from marlaas_worker.rollout.slots import SlotTable
-from marlaas_worker.rollout.story import Story
 from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.waits import Waits, to_yield
 
@@ -40,7 +40,7 @@ class Held:
 
     loaded: LoadedAdapter
     manifest: Manifest
-    life: int
+    incarnation: int
 
 
 class Versions:
@@ -49,15 +49,15 @@ class Versions:
     def __init__(
         self,
         engine: SupervisedEngine,
-        library: Library,
+        adapter_cache: AdapterCache,
         load_proven: LoadProven,
-        story: Story,
+        emitter: EventEmitter,
         changed: Callable[[], None],
     ) -> None:
         self._engine = engine
-        self._library = library
+        self._adapter_cache = adapter_cache
         self._load_proven = load_proven
-        self._story = story
+        self._emitter = emitter
         self._changed = changed
         self._table = SlotTable(engine.limits.slots, engine.slot_numbers)
         self._retries = Retries()
@@ -117,7 +117,7 @@ class Versions:
             return "it is being loaded and proven"
         return f"no free slot: all {self._table.num_slots} hold versions in use"
 
-    def died(self) -> None:
+    def engine_stopped(self) -> None:
         """The engine is gone: nothing is loaded, nothing is proven."""
         for load in self._loading:
             load.cancel()
@@ -129,7 +129,7 @@ class Versions:
         self._yielding = frozenset()
         self._changed()
 
-    def revived(self) -> None:
+    def engine_restarted(self) -> None:
         """The engine is back, and empty."""
         self._wake.set()
 
@@ -148,7 +148,7 @@ class Versions:
             self._raise_refusal(name)
             loaded = None if name in self._yielding else self._table.acquire(name)
             if loaded is not None:
-                return Held(loaded, self._ready[name], self._engine.life)
+                return Held(loaded, self._ready[name], self._engine.incarnation)
             await self._waits.wait(adapter)
 
     def _raise_refusal(self, name: str) -> None:
@@ -157,15 +157,15 @@ class Versions:
 
     async def _step(self, loads: asyncio.TaskGroup) -> None:
         """One round: give up, bring in, and let those go on whose version is there. Ends early if the engine dies meanwhile."""
-        life = self._engine.life
+        incarnation = self._engine.incarnation
         while self._leftover:
-            await self._library.discard(self._leftover.pop())
+            await self._adapter_cache.discard(self._leftover.pop())
         wanted = self._wanted()
         plan = self._table.plan([*wanted, _SPARE])
         for adapter in plan.unload:
-            if life == self._engine.life:
+            if incarnation == self._engine.incarnation:
                 await self._give_up(adapter)
-        if life != self._engine.life:
+        if incarnation != self._engine.incarnation:
             return
         for name in plan.load:
             if name != _SPARE:
@@ -190,7 +190,7 @@ class Versions:
 
     def _begin(self, loads: asyncio.TaskGroup, adapter: AdapterRef) -> None:
         name = adapter.engine_name
-        loaded = self._table.begin(name, self._library.place(adapter))
+        loaded = self._table.begin(name, self._adapter_cache.place(adapter))
         self._resident[name] = adapter
         load = loads.create_task(self._bring_in(adapter, loaded), name=f"load {name}")
         self._loading.add(load)
@@ -202,29 +202,29 @@ class Versions:
         self._ready.pop(loaded.name, None)
         self._changed()
         await self._unload(loaded)
-        await self._library.discard(adapter)
+        await self._adapter_cache.discard(adapter)
 
     async def _unload(self, loaded: LoadedAdapter) -> None:
-        life = self._engine.life
+        incarnation = self._engine.incarnation
         try:
             await self._engine.unload(loaded)
         except EngineDown:
             return
         except LoadFailed as error:
-            self._engine.report(life, f"its slots are not what they should be: {error}")
+            self._engine.report(incarnation, f"its slots are not what they should be: {error}")
 
     async def _bring_in(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
         """Load and prove; whatever goes wrong, the version is not served and the role lives on."""
-        life = self._engine.life
+        incarnation = self._engine.incarnation
         try:
-            manifest = await self._library.manifest(adapter)
-            await self._library.fetch(manifest)
+            manifest = await self._adapter_cache.manifest(adapter)
+            await self._adapter_cache.fetch(manifest)
             await self._load_proven(self._engine, manifest, loaded)
         except Exception as error:
-            if life == self._engine.life:
+            if incarnation == self._engine.incarnation:
                 await self._failed(adapter, loaded, error)
         else:
-            if life == self._engine.life:
+            if incarnation == self._engine.incarnation:
                 self._serve(adapter, loaded, manifest)
 
     def _serve(self, adapter: AdapterRef, loaded: LoadedAdapter, manifest: Manifest) -> None:
@@ -236,13 +236,13 @@ class Versions:
         self._changed()
         self._wake.set()
         said = f"version {adapter.version} of agent {adapter.agent} is verified and served"
-        self._story.tell(_job(adapter), "VersionVerified", said, once=f"verified/{name}")
+        self._emitter.emit(_job(adapter), "VersionVerified", said, once=f"verified/{name}")
 
     async def _failed(self, adapter: AdapterRef, loaded: LoadedAdapter, error: Exception) -> None:
-        life = self._engine.life
+        incarnation = self._engine.incarnation
         await self._unload(loaded)
-        await self._library.discard(adapter)
-        if life != self._engine.life:
+        await self._adapter_cache.discard(adapter)
+        if incarnation != self._engine.incarnation:
             return
         name = adapter.engine_name
         self._table.drop(loaded)
@@ -255,7 +255,7 @@ class Versions:
         _log.error("%s is refused and never served", name, exc_info=error)
         self._settle(name)
         said = f"version {adapter.version} of agent {adapter.agent} is refused and never served: {error}"
-        self._story.tell(_job(adapter), "VersionRefused", said)
+        self._emitter.emit(_job(adapter), "VersionRefused", said)
 
     def _settle(self, name: str) -> None:
         self._waits.settle(name)

@@ -20,7 +20,7 @@ from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.kinds.base import quantity
 from marlaas_worker.calibration import is_adaptable
 from marlaas_worker.dtypes import choose_dtype
-from marlaas_worker.rollout.engine import BaseModel, EngineLimits
+from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 
 BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 512
@@ -32,7 +32,7 @@ _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b
 class VllmSettings:
     """All that an engine's start depends on; the same again for every restart. `scratch` takes its log."""
 
-    model: BaseModel
+    model: ModelFolder
     spec: ModelPoolSpec
     limits: EngineLimits
     scratch: Path
@@ -43,7 +43,7 @@ class VllmSettings:
         return self.scratch / "vllm.log"
 
 
-def vllm_settings(model: BaseModel, spec: ModelPoolSpec, scratch: Path) -> VllmSettings:
+def vllm_settings(model: ModelFolder, spec: ModelPoolSpec, scratch: Path) -> VllmSettings:
     """Choose what the pool leaves open. Raises Permanent for what cannot be had."""
     if spec.tensor_parallel_size > 1:
         raise Permanent("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")

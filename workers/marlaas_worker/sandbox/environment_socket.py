@@ -19,7 +19,7 @@ _RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteServerProcess:
     """A fork server of another container; it is gone when the connection is."""
 
     control: socket.socket
@@ -34,7 +34,7 @@ class Elsewhere:
         except OSError:
             return
 
-    def bury(self, pids: Iterable[int]) -> None:
+    def reap(self, pids: Iterable[int]) -> None:
         return
 
 
@@ -56,7 +56,7 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     except BaseException:
         control.close()
         raise
-    return Server(Elsewhere(control), control, output)
+    return Server(RemoteServerProcess(control), control, output)
 
 
 async def _connected(path: Path, timeout_s: float) -> socket.socket:

@@ -99,7 +99,7 @@ class Child:
         self.output.close()
 
 
-class Life(Protocol):
+class ServerProcess(Protocol):
     """How a fork server's own life is looked after."""
 
     async def ended(self) -> None:
@@ -110,13 +110,13 @@ class Life(Protocol):
         """End it, whatever it does."""
         ...
 
-    def bury(self, pids: Iterable[int]) -> None:
+    def reap(self, pids: Iterable[int]) -> None:
         """Kill what is left of its children, once it is gone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class OwnProcess:
+class LocalServerProcess:
     """A fork server that the supervisor has started."""
 
     process: asyncio.subprocess.Process
@@ -128,7 +128,7 @@ class OwnProcess:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
 
-    def bury(self, pids: Iterable[int]) -> None:
+    def reap(self, pids: Iterable[int]) -> None:
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -137,7 +137,7 @@ class OwnProcess:
 class Server:
     """One fork server."""
 
-    def __init__(self, life: Life, control: socket.socket, output: Output) -> None:
+    def __init__(self, life: ServerProcess, control: socket.socket, output: Output) -> None:
         self.output = output
         self.pids: dict[int, int] = {}
         self.children: dict[int, Child] = {}
@@ -209,7 +209,7 @@ class Server:
     def _lose(self) -> None:
         """Everything of this server is gone; kill what its children may have started."""
         self.lost.set()
-        self._life.bury(self.pids.values())
+        self._life.reap(self.pids.values())
         self.pids.clear()
         for child in self.children.values():
             if not child.ended.done():
@@ -258,7 +258,7 @@ async def start_server(config: ChildrenConfig) -> Server:
         await process.wait()
         output.close()
         raise
-    return Server(OwnProcess(process), ours, output)
+    return Server(LocalServerProcess(process), ours, output)
 
 
 async def _loaded(

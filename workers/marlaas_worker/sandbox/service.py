@@ -18,18 +18,18 @@ from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
 from marlaas_api.errors import InvalidInput, UnsupportedSchema
 from marlaas_api.failpoints import failpoint
 from marlaas_api.kinds.base import quantity
-from marlaas_api.messages import Episode, FaultClass, JobDocument, Task
+from marlaas_api.messages import Episode, FaultClass, JobDocument, TaskMessage
 from marlaas_api.wire import BadMessage, decode_as, encode
+from marlaas_worker.metrics import Sample, of_job
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
-from marlaas_worker.sandbox.attempt import Attempt, Setting, unplayed
+from marlaas_worker.sandbox.attempt import Attempt, AttemptDependencies, unplayed
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.environment_socket import connect_server
 from marlaas_worker.sandbox.seclusion import secluded
 from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
 from marlaas_worker.sandbox.variables import clean_variables, given_variables
-from marlaas_worker.vitals import Figure, of_job
 
 BEAT_S = 3.0
 DRAIN_S = 5.0
@@ -61,7 +61,7 @@ async def serve(
     )
     try:
         async with TurnClient(context.bus, patience) as turns:
-            await _Supervisor(context, Setting(document, children, turns)).run()
+            await _Supervisor(context, AttemptDependencies(document, children, turns)).run()
     finally:
         await children.close()
 
@@ -85,20 +85,20 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
 
 
 class _Supervisor:
-    def __init__(self, context: RoleContext, setting: Setting) -> None:
+    def __init__(self, context: RoleContext, dependencies: AttemptDependencies) -> None:
         self._context = context
         self._bus: Bus = context.bus
-        self._setting = setting
-        self._document = setting.document
+        self._dependencies = dependencies
+        self._document = dependencies.document
         self._places = asyncio.Semaphore(self._document.spec.environment.concurrency)
         self._running: set[asyncio.Task[None]] = set()
         self._outcomes: Counter[str] = Counter()
         self._claims = False
-        context.vitals.ready = lambda: self._claims and setting.children.are_ready
-        context.vitals.figures = self._figures
+        context.metrics.ready = lambda: self._claims and dependencies.children.are_ready
+        context.metrics.samples = self._samples
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group, background(self._setting.children.warm_up()):
+        async with asyncio.TaskGroup() as group, background(self._dependencies.children.warm_up()):
             consumer = await self._consumer()
             self._claims = consumer is not None
             while consumer is not None and await self._has_place():
@@ -166,7 +166,7 @@ class _Supervisor:
 
     async def _settle(self, delivery: Delivery, queued: asyncio.Event) -> None:
         try:
-            task = decode_as(Task, delivery.stored.data)
+            task = decode_as(TaskMessage, delivery.stored.data)
         except UnsupportedSchema as error:
             log.error("task %d: %s", delivery.stored.sequence, error)
             await delivery.nak(subjects.TASK_ACK_WAIT_S)
@@ -192,20 +192,20 @@ class _Supervisor:
         else:
             await delivery.nak(subjects.TASK_ACK_WAIT_S)
 
-    async def _play_group(self, task: Task, num_delivered: int, queued: asyncio.Event) -> None:
+    async def _play_group(self, task: TaskMessage, num_delivered: int, queued: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             for member in range(task.group_size):
                 group.create_task(self._play_member(task, member, num_delivered), name=f"sandbox {task.group}-{member}")
             queued.set()
 
-    async def _play_member(self, task: Task, member: int, num_delivered: int) -> None:
+    async def _play_member(self, task: TaskMessage, member: int, num_delivered: int) -> None:
         async with self._places:
             episode = await self._played(task, member, num_delivered)
         await self._publish(episode)
         self._outcomes[episode.fault or episode.ending] += 1
         failpoint("sandbox.episode.after_publish")
 
-    async def _played(self, task: Task, member: int, num_delivered: int) -> Episode:
+    async def _played(self, task: TaskMessage, member: int, num_delivered: int) -> Episode:
         """Play until an attempt counts or `max_attempts` have failed; return the last one. A play that was given up for waiting is no attempt."""
         max_attempts = self._document.spec.environment.max_attempts
         attempt = (num_delivered - 1) * max_attempts + 1
@@ -215,7 +215,7 @@ class _Supervisor:
         prior: tuple[FaultClass, ...] = ()
         while True:
             number = attempt + num_faults + num_waits * (MAX_DELIVERIES + 1) * max_attempts
-            episode = await Attempt(self._setting, task, member, number).play(prior)
+            episode = await Attempt(self._dependencies, task, member, number).play(prior)
             if episode.fault is FaultClass.WAITED:
                 num_waits += 1
             elif episode.fault is None or num_faults + 1 == max_attempts:
@@ -227,14 +227,14 @@ class _Supervisor:
             if episode.fault is not FaultClass.ENV:
                 await asyncio.sleep(_PAUSE_S)  # the platform's trouble may be over in a moment
 
-    def _figures(self) -> list[Figure]:
+    def _samples(self) -> list[Sample]:
         labels = of_job(self._document.ref)
         text = "Episodes published, by how they ended: an ending that counts, or the class of a fault."
         name = "marlaas_sandbox_episodes_total"
         return [
-            Figure("marlaas_sandbox_running_tasks", "gauge", "Tasks claimed.", len(self._running), labels),
+            Sample("marlaas_sandbox_running_tasks", "gauge", "Tasks claimed.", len(self._running), labels),
             *(
-                Figure(name, "counter", text, number, {**labels, "outcome": outcome})
+                Sample(name, "counter", text, number, {**labels, "outcome": outcome})
                 for outcome, number in sorted(self._outcomes.items())
             ),
         ]
@@ -251,7 +251,7 @@ class _Supervisor:
                 await asyncio.sleep(_PAUSE_S)
 
 
-def _given_up(task: Task, member: int, attempt: int) -> Episode:
+def _given_up(task: TaskMessage, member: int, attempt: int) -> Episode:
     """A task whose sandbox never lives to see its end would otherwise be repeated for ever."""
     text = f"its task was claimed {MAX_DELIVERIES} times and never finished: the sandbox dies with it"
     blank = unplayed(task, member, names.episode_id(task.group, member, attempt))

@@ -14,7 +14,7 @@ from typing import Self
 from marlaas_api import names, subjects
 from marlaas_api.bus import Bus, BusUnavailable, Request
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, Message, ReplyPhase
+from marlaas_api.messages import BusMessage, CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase
 from marlaas_api.wire import BadMessage, decode_as, encode
 from marlaas_worker.sandbox.turn_clock import TurnClock
 
@@ -132,7 +132,7 @@ class TurnClient:
         """Tell the replicas something about a request's episode; nothing depends on its arrival."""
         await self._send(request, kind(**request.model_dump(include=_EPISODE)))
 
-    async def _send(self, request: GenerateRequest, message: Message, inbox: str = "") -> None:
+    async def _send(self, request: GenerateRequest, message: BusMessage, inbox: str = "") -> None:
         subject = subjects.generation(request.namespace, request.job, request.agent)
         try:
             await self._bus.send(subject, encode(message), inbox)

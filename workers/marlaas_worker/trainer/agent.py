@@ -19,13 +19,13 @@ from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack
-from marlaas_worker.trainer.commit import Lease, PolicyKey, StepResult, patiently
+from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, patiently
 from marlaas_worker.trainer.inbox import StepInbox
 from marlaas_worker.trainer.intake import Intake
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import lowered_budget
-from marlaas_worker.trainer.rows import Row, plant
-from marlaas_worker.trainer.shared import Shared
+from marlaas_worker.trainer.rows import Row, pack_prefix_tree
+from marlaas_worker.trainer.shared import TrainerDependencies
 from marlaas_worker.trainer.trajectories import (
     Expectation,
     Trajectory,
@@ -59,16 +59,18 @@ class _DoesNotFit(Exception):
 class AgentTraining:
     """A bound agent. `lease` says what is true of it; `over`, that nothing more is trained and what it holds is being given back."""
 
-    def __init__(self, shared: Shared, assignment: Assignment, policy: PolicyKey, lease: Lease) -> None:
+    def __init__(
+        self, dependencies: TrainerDependencies, assignment: Assignment, policy: PolicyKey, lease: AgentLease
+    ) -> None:
         self.lease = lease
         self.over = False
-        self._shared, self._assignment, self._policy = shared, assignment, policy
+        self._dependencies, self._assignment, self._policy = dependencies, assignment, policy
         self._spec = assignment.document.spec
         self._adapters: dict[int, str] = {}
         self._rule = ALGORITHMS[self._spec.training.algorithm]
         self._weighing = weighing(self._spec)
         self._kl = self._spec.training.kl
-        self._past, self._reference_version = PastVersions(shared.context.blobs), -1
+        self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
         self._num_filtered = 0
@@ -84,7 +86,7 @@ class AgentTraining:
         """
         made: list[Learner] = []
         try:
-            await self._compute(lambda: made.append(Learner(self._shared.model, self._assignment)))
+            await self._compute(lambda: made.append(Learner(self._dependencies.model, self._assignment)))
             (learner,) = made
             await self._restore(learner)
             if self._assignment.agent.trainable:
@@ -96,7 +98,7 @@ class AgentTraining:
 
     async def _restore(self, learner: Learner) -> None:
         """Take up the committed version, or publish version 0."""
-        blobs, ref = self._shared.context.blobs, self.lease.record.manifest
+        blobs, ref = self._dependencies.context.blobs, self.lease.record.manifest
         if ref is None:
             await self._compute(learner.begin)
             await self._publish(learner, StepResult(version=0))
@@ -107,11 +109,11 @@ class AgentTraining:
         staleness = self._spec.training.max_staleness
         self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
         await self._forget_state()
-        await self._shared.tell(self._assignment, "AgentBound", f"goes on from version {manifest.version}")
+        await self._dependencies.emit(self._assignment, "AgentBound", f"goes on from version {manifest.version}")
 
     async def _train(self, learner: Learner) -> None:
         inbox = StepInbox(self.lease.record.step, self.lease.record.version)
-        intake = Intake(self._shared, self._assignment, inbox)
+        intake = Intake(self._dependencies, self._assignment, inbox)
         await intake.replay()
         await self._move_reference(learner)
         async with background(intake.follow()):
@@ -148,9 +150,9 @@ class AgentTraining:
         self._held, self._pending, self._num_filtered = [], [], 0
         inbox.rewind()
         self._num_redone += 1
-        self._shared.out_of_memory[self._assignment.key] += 1
+        self._dependencies.out_of_memory[self._assignment.key] += 1
         said = f"out of memory: the step is done anew with {learner.token_budget} tokens a micro-batch instead of {before}, and so are later ones"
-        await self._shared.tell(self._assignment, "OutOfMemory", said)
+        await self._dependencies.emit(self._assignment, "OutOfMemory", said)
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
         """Backward of every micro-batch that the group fills; the rest waits for the next group, or for the step if rewards are compared across it."""
@@ -178,7 +180,9 @@ class AgentTraining:
 
     def _batches_of(self, group: Sequence[Trajectory], budget: int) -> list[list[Row]]:
         parts = [segments_of(member.turns, member.leaves, 0.0, number) for number, member in enumerate(group)]
-        rows = plant([part for each in parts for part in each], self._shared.model.pairs_per_token, budget)
+        rows = pack_prefix_tree(
+            [part for each in parts for part in each], self._dependencies.model.pairs_per_token, budget
+        )
         full, rest = pack([], rows, budget)
         return [*full, rest] if rest else full
 
@@ -207,8 +211,10 @@ class AgentTraining:
             raise _DoesNotFit(batch)
 
     def _rows(self, groups: list[list[Trajectory]], budget: int) -> list[Row]:
-        pairs_per_token = self._shared.model.pairs_per_token
-        return [row for one in self._weighing.segments(groups) for row in plant(one, pairs_per_token, budget)]
+        pairs_per_token = self._dependencies.model.pairs_per_token
+        return [
+            row for one in self._weighing.segments(groups) for row in pack_prefix_tree(one, pairs_per_token, budget)
+        ]
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
         """Backward of what is left, the optimizer step, the commit."""
@@ -224,30 +230,32 @@ class AgentTraining:
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:
-            self._shared.skipped[self._assignment.key] += 1
+            self._dependencies.skipped[self._assignment.key] += 1
             said = f"the gradient of step {closed.step} is not finite: version {version} has the weights of version {version - 1}"
-            await self._shared.tell(self._assignment, "UpdateSkipped", said)
+            await self._dependencies.emit(self._assignment, "UpdateSkipped", said)
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
-        contents = await self._compute(lambda: contents_of(learner, self._shared.calibration, result))
+        contents = await self._compute(lambda: contents_of(learner, self._dependencies.calibration, result))
         self.lease = await self._policy.commit(self.lease, contents)
-        self._shared.commits[self._assignment.key] += 1
+        self._dependencies.commits[self._assignment.key] += 1
         self._adapters[result.version] = sha256_hex(contents.files[TENSORS_FILE])
-        await self._shared.tell(self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}")
+        await self._dependencies.emit(
+            self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}"
+        )
 
     async def _read(self, group: GroupReady) -> list[Trajectory]:
         """The group's trajectories; a turn that stays missing is lost. Raises TrajectoryInvalid."""
-        context = self._shared.context
-        expected = Expectation(self._spec.rollout.temperature, self._shared.model.vocab_size, self._adapters)
+        context = self._dependencies.context
+        expected = Expectation(self._spec.rollout.temperature, self._dependencies.model.vocab_size, self._adapters)
         since = context.now()
         while True:
             try:
                 return await read_group(context.bus, context.blobs, group, expected)
             except Retryable as error:
                 waited = context.now() - since
-                if isinstance(error, TurnMissing) and waited >= self._shared.timing.missing_turn_s:
+                if isinstance(error, TurnMissing) and waited >= self._dependencies.timing.missing_turn_s:
                     raise TrajectoryInvalid(f"{error}, {waited:.0f} s after its group was complete") from error
-                await asyncio.sleep(self._shared.timing.retry_s)
+                await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def _forget_state(self) -> None:
         """Training states older than what is kept are of no use to anybody."""
@@ -255,10 +263,10 @@ class AgentTraining:
         await self._patiently(lambda: self._policy.forget_state(old))
 
     def _busy_s(self) -> float:
-        return self._shared.compute.busy_s_by_account.get(self._assignment.ref.uid, 0.0)
+        return self._dependencies.compute.busy_s_by_account.get(self._assignment.ref.uid, 0.0)
 
     async def _compute(self, work: Callable[[], T]) -> T:
-        return await self._shared.compute.run(work, self._assignment.ref.uid)
+        return await self._dependencies.compute.run(work, self._assignment.ref.uid)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, self._assignment.key, self._shared.timing.retry_s)
+        return await patiently(call, self._assignment.key, self._dependencies.timing.retry_s)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from marlaas_api.errors import Permanent
 from marlaas_worker.trainer.batching import MicroBatch, collate
-from marlaas_worker.trainer.rows import Segment, chain, plant
+from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def check_head(model: Any, name: str) -> None:
 
 
 def shares_beginnings(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> bool:
-    """Whether the model computes a row that is a tree of tokens (`rows.plant`); it may take no mask of ours, or take it for something else."""
+    """Whether the model computes a row that is a tree of tokens (`rows.pack_prefix_tree`); it may take no mask of ours, or take it for something else."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(text, "use_sliding_window", getattr(text, "sliding_window", None)):
@@ -78,7 +78,9 @@ def _computes_trees(logprobs: Callable[[MicroBatch], Tensor], vocab_size: int) -
     """
     ends = ((4, 5), (9, 10), (6, 7, 8))
     left, other, branch = ([number % vocab_size for number in (1, 2, 3, *end)] for end in ends)
-    tree, beside = (collate(plant([example(ids), example(branch)], 1 << 20, 1 << 20)) for ids in (left, other))
+    tree, beside = (
+        collate(pack_prefix_tree([example(ids), example(branch)], 1 << 20, 1 << 20)) for ids in (left, other)
+    )
     flat = replace(tree, depths=np.arange(tree.ids.size)[None])
     chained, alone = (collate([chain(example(ids))]) for ids in ([*left, *branch[3:]], branch))
     in_tree, in_other, at_other_depths, after_all, by_itself = (

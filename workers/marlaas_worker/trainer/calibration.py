@@ -11,7 +11,7 @@ import torch
 
 from marlaas_api import subjects, wire
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import AdaptedLayer, Calibration, PoolDocument, SelfTest
+from marlaas_api.messages import AdaptedLayer, Calibration, PoolDocument, SelfTestSpec
 from marlaas_worker.adapters import tensor_digest
 from marlaas_worker.calibration import (
     LEAST_SHIFT,
@@ -76,10 +76,10 @@ async def publish(context: RoleContext, calibration: Calibration) -> None:
     await bucket.put(subjects.calibration_key(calibration.pool, calibration.dtype), wire.encode(signed))
 
 
-def _drawn(model: BaseModel, rank: int, size: float) -> SelfTest:
+def _drawn(model: BaseModel, rank: int, size: float) -> SelfTestSpec:
     """The description of an adapter whose output is about `size` times that of each layer that it is on."""
     layers: Mapping[str, tuple[int, int, float]] = model.layer_shapes()
-    return SelfTest(
+    return SelfTestSpec(
         seed=_SEED,
         rank=rank,
         layers={
@@ -93,7 +93,7 @@ def _drawn(model: BaseModel, rank: int, size: float) -> SelfTest:
     )
 
 
-def _self_test(model: BaseModel, drawn: SelfTest, dtype: str, ids: list[list[int]]) -> SelfTest:
+def _self_test(model: BaseModel, drawn: SelfTestSpec, dtype: str, ids: list[list[int]]) -> SelfTestSpec:
     """The description with its expectations: digest, logprobs, tolerance."""
     tensors, config = draw_adapter(drawn, dtype)
     targets = sorted({name.rsplit(".", 1)[-1] for name in drawn.layers})

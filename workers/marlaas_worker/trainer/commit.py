@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from marlaas_api import wire
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bucket, BusUnavailable, Conflict, Entry
+from marlaas_api.bus import Bucket, BusUnavailable, Entry, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Manifest, PolicyRecord, Probe
@@ -31,7 +31,7 @@ class LeaseLost(Permanent):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class AgentLease:
     """What the policy key says since our last set, and its revision then."""
 
     record: PolicyRecord
@@ -50,7 +50,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Contents:
+class VersionContents:
     """A version, ready to be written. files: the adapter's, by name. digests: `adapters.tensor_digests`."""
 
     result: StepResult
@@ -81,7 +81,7 @@ class PolicyKey:
         self._context, self._bucket = context, bucket
         self._assignment, self._retry_s = assignment, retry_s
 
-    async def bind(self, current: Entry | None) -> Lease:
+    async def bind(self, current: Entry | None) -> AgentLease:
         """Take the lease, over what `current` says. Raises LeaseLost if somebody was faster."""
         record = None if current is None or current.data is None else wire.decode_as(PolicyRecord, current.data)
         bound = bound_record(record, self._assignment.ref.uid, self._context.name)
@@ -89,13 +89,13 @@ class PolicyKey:
         failpoint("trainer.bind.after_set")
         return lease
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: AgentLease) -> None:
         """Let any trainer take the agent at once; no error if one has it already, or if the bus cannot be reached."""
-        with contextlib.suppress(Conflict, BusUnavailable):
+        with contextlib.suppress(RevisionConflict, BusUnavailable):
             released = wire.encode(lease.record.model_copy(update={"holder": ""}))
             await self._bucket.update(self._assignment.key, released, lease.revision)
 
-    async def commit(self, lease: Lease, contents: Contents) -> Lease:
+    async def commit(self, lease: AgentLease, contents: VersionContents) -> AgentLease:
         """Make a version true; returns the lease at its new revision. Raises LeaseLost.
 
         A store or a server that does not answer is waited for: the contents do not change meanwhile.
@@ -123,7 +123,7 @@ class PolicyKey:
             if name.endswith(f"-{FILENAME}"):
                 await self._context.blobs.delete(name)
 
-    async def _write_blobs(self, lease: Lease, contents: Contents) -> Manifest:
+    async def _write_blobs(self, lease: AgentLease, contents: VersionContents) -> Manifest:
         ref, result = self._assignment.ref, contents.result
         files = {name: await self._put(result.version, name, data) for name, data in contents.files.items()}
         state = await self._put(result.version, FILENAME, contents.state)
@@ -153,19 +153,19 @@ class PolicyKey:
             lambda: self._context.blobs.put(folder, filename, data), f"{folder}/{filename}", self._retry_s
         )
 
-    async def _set(self, record: PolicyRecord, revision: int) -> Lease:
+    async def _set(self, record: PolicyRecord, revision: int) -> AgentLease:
         """Compare-and-set; where the answer is lost, the key itself says whether our set took effect."""
         data, key = wire.encode(record), self._assignment.key
         while True:
             try:
                 written = self._bucket.update(key, data, revision) if revision else self._bucket.create(key, data)
-                return Lease(record, await written)
-            except (Conflict, BusUnavailable) as error:
+                return AgentLease(record, await written)
+            except (RevisionConflict, BusUnavailable) as error:
                 log.warning("%s: setting version %d: %s", key, record.version, error)
                 found = await patiently(lambda: self._bucket.get(key), key, self._retry_s)
                 if found is not None and found.data == data:
-                    return Lease(record, found.revision)
-                if isinstance(error, Conflict):
+                    return AgentLease(record, found.revision)
+                if isinstance(error, RevisionConflict):
                     raise LeaseLost(
                         f"{key}: another trainer has taken the lease (epoch {record.epoch} is past)"
                     ) from error

@@ -12,7 +12,7 @@ from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.commit import patiently
 from marlaas_worker.trainer.inbox import LogInvalid, StepInbox
-from marlaas_worker.trainer.shared import Shared
+from marlaas_worker.trainer.shared import TrainerDependencies
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,15 +28,15 @@ class Intake:
     The consumer is for what comes from now on; a claim that an earlier trainer left unsettled is not waited for, since the replay has it.
     """
 
-    def __init__(self, shared: Shared, assignment: Assignment, inbox: StepInbox) -> None:
-        self._shared, self._assignment, self._inbox = shared, assignment, inbox
+    def __init__(self, dependencies: TrainerDependencies, assignment: Assignment, inbox: StepInbox) -> None:
+        self._dependencies, self._assignment, self._inbox = dependencies, assignment, inbox
         self._unsettled: list[tuple[int, Delivery]] = []
         self._renewed_at = 0.0
         self.changed = asyncio.Event()
 
     async def replay(self) -> None:
         """Take in the log as it stands. Raises LogInvalid."""
-        bus = self._shared.context.bus
+        bus = self._dependencies.context.bus
         stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.groups))
         for message in stored:
             await self._take(message.data)
@@ -49,7 +49,7 @@ class Intake:
                 await self._follow(consumer)
             except BusRefused as error:
                 log.warning("%s: %s; the consumer is made anew", self._assignment.consumer, error)
-                await asyncio.sleep(self._shared.timing.retry_s)
+                await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def settle(self) -> None:
         """Ack what belongs to committed steps; what cannot be acked now comes again, and is acked then."""
@@ -70,7 +70,7 @@ class Intake:
 
     async def _consumer(self) -> Consumer:
         training = self._assignment.document.spec.training
-        return await self._shared.context.bus.consumer(
+        return await self._dependencies.context.bus.consumer(
             subjects.GROUPS,
             self._assignment.consumer,
             self._assignment.groups,
@@ -80,7 +80,7 @@ class Intake:
 
     async def _take(self, data: bytes) -> GroupReady | StepClosed | None:
         """Put a message into the inbox and return it; None for one of another job of the same name."""
-        message = await wire.unpack(data, self._shared.context.blobs)
+        message = await wire.unpack(data, self._dependencies.context.blobs)
         if not isinstance(message, GroupReady | StepClosed):
             raise LogInvalid(f"{self._assignment.groups} carries a {type(message).__name__}")
         if message.uid != self._assignment.ref.uid:
@@ -99,4 +99,4 @@ class Intake:
                     await delivery.in_progress()
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, self._assignment.groups, self._shared.timing.retry_s)
+        return await patiently(call, self._assignment.groups, self._dependencies.timing.retry_s)

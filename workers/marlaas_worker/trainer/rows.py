@@ -83,7 +83,7 @@ def chain(segment: Segment) -> Row:
     return tree.row()
 
 
-def plant(segments: Iterable[Segment], pairs_per_token: int, budget: int) -> list[Row]:
+def pack_prefix_tree(segments: Iterable[Segment], pairs_per_token: int, budget: int) -> list[Row]:
     """Rows of one group's segments, short segments first, so that neighbours pad each other little.
 
     pairs_per_token: how many pairs of tokens in attention cost as much as one token in all the rest; 0 shares nothing. budget: the most tokens

@@ -22,6 +22,7 @@ from marlaas_api.kinds import quantity
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
+from marlaas_worker.metrics import Sample, of_job, of_report
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
 from marlaas_worker.trainer.assignment import Assignment
@@ -30,9 +31,8 @@ from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.lease import Absences, may_bind
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.shared import Shared, Timing
+from marlaas_worker.trainer.shared import Timing, TrainerDependencies
 from marlaas_worker.trainer.view import Memory, View, look, what_decides
-from marlaas_worker.vitals import Figure, of_job, of_report
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         DeviceLost: the device failed; only a new process can go on.
     """
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
-    context.vitals.alive = lambda: not compute.lost
+    context.metrics.alive = lambda: not compute.lost
     try:
         activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
         dtype = DTYPES[engine_dtype(pool)]
@@ -55,7 +55,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
-        await Trainer(Shared(context, model, compute, timing, calibration), pool.name).run()
+        await Trainer(TrainerDependencies(context, model, compute, timing, calibration), pool.name).run()
     finally:
         compute.close()
 
@@ -101,16 +101,21 @@ class _Fault:
 class Trainer:
     """One trainer of a pool."""
 
-    def __init__(self, shared: Shared, pool: str) -> None:
-        self._shared, self._context, self._timing, self._pool = shared, shared.context, shared.timing, pool
+    def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
+        self._dependencies, self._context, self._timing, self._pool = (
+            dependencies,
+            dependencies.context,
+            dependencies.timing,
+            pool,
+        )
         self._running: dict[str, _Running] = {}
         self._faults: dict[str, _Fault] = {}
         self._absences = Absences()
         self._memory = Memory()
         self._wake = asyncio.Event()
         self._started = time.perf_counter()
-        self._context.vitals.ready = lambda: not self._context.stop.is_set()
-        self._context.vitals.figures = self._figures
+        self._context.metrics.ready = lambda: not self._context.stop.is_set()
+        self._context.metrics.samples = self._samples
 
     async def run(self) -> None:
         """Reconcile until told to stop; every agent is then left at its last committed version."""
@@ -182,7 +187,7 @@ class Trainer:
         except LeaseLost as error:
             log.warning("%s", error)
             if self._running[assignment.key].training is not None:
-                await self._shared.tell(assignment, "LeaseLost", str(error))
+                await self._dependencies.emit(assignment, "LeaseLost", str(error))
         except OutOfMemory as error:
             await self._lack_memory(assignment, error)
         except Retryable as error:
@@ -195,7 +200,7 @@ class Trainer:
     async def _bind_and_train(self, assignment: Assignment, current: Entry | None) -> None:
         bucket = await self._context.bus.bucket(subjects.POLICY)
         policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
-        training = AgentTraining(self._shared, assignment, policy, await policy.bind(current))
+        training = AgentTraining(self._dependencies, assignment, policy, await policy.bind(current))
         self._running[assignment.key].training = training
         try:
             await training.run()
@@ -227,7 +232,9 @@ class Trainer:
         """Leave an agent alone for a while; of a fault of its job the report says why, and once all trainers say so, the job fails."""
         log.warning("%s is left alone for %g s: %s", fault.assignment.key, self._timing.fault_s, fault.words)
         self._faults[fault.assignment.key] = fault
-        await self._shared.tell(fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.words)
+        await self._dependencies.emit(
+            fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.words
+        )
         await self._try_to_report()
 
     def _until(self) -> float:
@@ -262,17 +269,25 @@ class Trainer:
         except BusUnavailable as error:
             log.warning("cannot report: %s", error)
 
-    def _figures(self) -> list[Figure]:
+    def _samples(self) -> list[Sample]:
         running = [running.assignment for running in self._running.values()]
         found = of_report(self._report_now(), {assignment.ref.uid: assignment.ref for assignment in running})
         counters = (
-            ("marlaas_trainer_commits_total", "Versions committed.", self._shared.commits),
-            ("marlaas_trainer_out_of_memory_total", "Steps begun anew with less memory.", self._shared.out_of_memory),
-            ("marlaas_trainer_skipped_updates_total", "Versions without a finite gradient.", self._shared.skipped),
+            ("marlaas_trainer_commits_total", "Versions committed.", self._dependencies.commits),
+            (
+                "marlaas_trainer_out_of_memory_total",
+                "Steps begun anew with less memory.",
+                self._dependencies.out_of_memory,
+            ),
+            (
+                "marlaas_trainer_skipped_updates_total",
+                "Versions without a finite gradient.",
+                self._dependencies.skipped,
+            ),
         )
         for one in running:
             labels = {**of_job(one.ref), "agent": one.agent.name}
-            found += [Figure(name, "counter", text, counts[one.key], labels) for name, text, counts in counters]
+            found += [Sample(name, "counter", text, counts[one.key], labels) for name, text, counts in counters]
         return found
 
     async def _report(self) -> None:
@@ -288,8 +303,8 @@ class Trainer:
             replica=self._context.name,
             bound=tuple(sorted(bound)),
             num_running=len(bound),
-            job_engine_s=self._shared.compute.busy_s_by_account,
-            busy_s=self._shared.compute.busy_s,
+            job_engine_s=self._dependencies.compute.busy_s_by_account,
+            busy_s=self._dependencies.compute.busy_s,
             wall_s=time.perf_counter() - self._started,
             rss_bytes=psutil.Process().memory_info().rss,
             broken={fault.assignment.ref.uid: fault.words for fault in self._faults.values() if fault.is_the_jobs},

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable
-from marlaas_api.messages import Calibration, StoryEvent
+from marlaas_api.messages import Calibration, JobEvent
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.compute import Compute
@@ -26,7 +26,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shared:
+class TrainerDependencies:
     """What all agents of this trainer share. By policy key, since the start: commits, versions committed; out_of_memory, steps begun anew with a lower
     token budget; skipped, updates without a finite gradient."""
 
@@ -39,10 +39,10 @@ class Shared:
     out_of_memory: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
 
-    async def tell(self, assignment: Assignment, reason: str, message: str) -> None:
+    async def emit(self, assignment: Assignment, reason: str, message: str) -> None:
         """Add a sentence to the job's story; if the bus will not have it, it goes untold."""
         ref = assignment.ref
-        event = StoryEvent(
+        event = JobEvent(
             namespace=ref.namespace,
             job=ref.name,
             uid=ref.uid,

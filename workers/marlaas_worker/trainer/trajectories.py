@@ -129,14 +129,14 @@ def segments_of(
     never fed: it opened a segment of no tokens, of which nothing is left here.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
-    ways = {tip: _way(turns, tip) for tip in sorted({*leaves, *left})}
-    inner = {turn.turn for way in ways.values() for turn in way[:-1]}
+    ways = {leaf: _way(turns, leaf) for leaf in sorted({*leaves, *left})}
+    inner = {turn.turn for path in ways.values() for turn in path[:-1]}
     trained: set[int] = set()
     segments = []
-    for tip, way in ways.items():
-        if tip not in inner:
-            segments.append(_segment(way, trained, advantage))
-            trained |= {turn.turn for turn in way}
+    for leaf, path in ways.items():
+        if leaf not in inner:
+            segments.append(_segment(path, trained, advantage))
+            trained |= {turn.turn for turn in path}
     tokens = sum(int(segment.generated.sum()) for segment in segments)
     whole = (replace(segment, trajectory=trajectory, trajectory_tokens=tokens) for segment in segments)
     return [segment for segment in whole if len(segment)]
@@ -185,24 +185,24 @@ def _check_tokens(turn: Turn, vocab_size: int) -> None:
         raise _invalid(turn, f"a token id is outside the vocabulary of {vocab_size}")
 
 
-def _way(turns: Mapping[int, Turn], tip: int) -> list[Turn]:
+def _way(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
     """The turns of one context, from the one that opens the segment to the tip."""
-    way = [turns[tip]]
-    while not way[-1].opens_segment and way[-1].parent is not None:
-        way.append(turns[way[-1].parent])
-    return way[::-1]
+    path = [turns[leaf]]
+    while not path[-1].opens_segment and path[-1].parent is not None:
+        path.append(turns[path[-1].parent])
+    return path[::-1]
 
 
-def _segment(way: Sequence[Turn], trained: set[int], advantage: float) -> Segment:
+def _segment(path: Sequence[Turn], trained: set[int], advantage: float) -> Segment:
     ids, generated, behaviour = [], [], []
-    for turn in way:
+    for turn in path:
         prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
         ids += [prompt, output]
         generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
         behaviour += [np.zeros(len(prompt), np.float32), unpack_logprobs(turn.logprobs)]
     mask = np.concatenate(generated)
     logprobs = np.where(mask, np.concatenate(behaviour), np.float32(0))
-    return Segment(np.concatenate(ids), mask, logprobs, way[-1].version, advantage)
+    return Segment(np.concatenate(ids), mask, logprobs, path[-1].version, advantage)
 
 
 class _TurnReader:

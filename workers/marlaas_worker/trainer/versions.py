@@ -7,7 +7,7 @@ from marlaas_api.blobs import BlobMissing, BlobRef, Blobs
 from marlaas_api.messages import Calibration, Manifest
 from marlaas_worker.adapters import TENSORS_FILE, read_adapter, tensor_digests, write_adapter
 from marlaas_worker.calibration import tolerance_of
-from marlaas_worker.trainer.commit import Contents, StepResult
+from marlaas_worker.trainer.commit import StepResult, VersionContents
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
 
@@ -67,11 +67,11 @@ class PastVersions:
         return self._manifests[version]
 
 
-def contents_of(learner: Learner, calibration: Calibration, result: StepResult) -> Contents:
+def contents_of(learner: Learner, calibration: Calibration, result: StepResult) -> VersionContents:
     """The learner's present weights as a version; runs on the compute thread."""
     weights = learner.weights()
     probes, noise = learner.measure(calibration.probes)
-    return Contents(
+    return VersionContents(
         result=result,
         rank=learner.config.rank,
         files=write_adapter(weights, learner.config),

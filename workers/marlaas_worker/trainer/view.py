@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Bus, Entry
 from marlaas_api.errors import UnsupportedSchema
-from marlaas_api.messages import JobDocument, Message, PolicyRecord, Progress
+from marlaas_api.messages import BusMessage, JobDocument, PolicyRecord, Progress
 from marlaas_api.wire import BadMessage
 from marlaas_worker.trainer.assignment import Assignment, assignments
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PolicyEntry:
     """An agent's policy key: its entry, for a compare-and-set, and what it says."""
 
     entry: Entry
@@ -27,7 +27,7 @@ class View:
     """wanted, known: by policy key. live: names of trainers of this pool with a live report."""
 
     wanted: dict[str, Assignment]
-    known: dict[str, Known]
+    known: dict[str, PolicyEntry]
     live: frozenset[str]
 
     @property
@@ -40,9 +40,9 @@ class Memory:
     """Messages by bucket and key as they were last read: thousands of jobs that wait are decoded once, not at every look."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[str, tuple[int, Message | None]]] = {}
+        self._known: dict[str, dict[str, tuple[int, BusMessage | None]]] = {}
 
-    def read(self, bucket: str, entries: list[Entry]) -> dict[str, Message | None]:
+    def read(self, bucket: str, entries: list[Entry]) -> dict[str, BusMessage | None]:
         """What present entries say, by key; what is not among them is forgotten."""
         before, now = self._known.get(bucket, {}), {}
         for entry in entries:
@@ -65,7 +65,7 @@ async def look(bus: Bus, pool: str, memory: Memory) -> View:
     reports = await _entries(bus, subjects.REPLICAS, prefix)
     documents = [job for job in jobs if isinstance(job, JobDocument)]
     progress = {key: level for key, level in levels.items() if isinstance(level, Progress)}
-    known = {key: Known(entry, said) for key, (entry, said) in policy.items() if isinstance(said, PolicyRecord)}
+    known = {key: PolicyEntry(entry, said) for key, (entry, said) in policy.items() if isinstance(said, PolicyRecord)}
     wanted = assignments(documents, progress, pool)
     readable = {key: assignment for key, assignment in wanted.items() if key in known or key not in policy}
     return View(readable, known, frozenset(entry.key.removeprefix(prefix) for entry in reports))
@@ -84,7 +84,7 @@ async def _entries(bus: Bus, bucket: str, prefix: str = "") -> list[Entry]:
     return [entry for entry in entries if entry.data is not None]
 
 
-def _read(entry: Entry) -> Message | None:
+def _read(entry: Entry) -> BusMessage | None:
     try:
         return None if entry.data is None else wire.decode(entry.data)
     except (BadMessage, UnsupportedSchema) as error:

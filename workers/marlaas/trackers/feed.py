@@ -1,0 +1,131 @@
+"""Tells trackers what is new, on a thread of its own: a tracker that is slow, unreachable or broken holds up neither training nor Ctrl-C.
+
+A tracker that fails is named once and told no more in this run; the job goes on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marlaas.trackers.ledger import DeliveryLedger
+from marlaas.trackers.rows import rows
+from marlaas.trackers.seam import Open, Tracker, open_tracker
+from marlaas_api.kinds.trackers import Tracker as Name
+from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 60.0
+"""Longest wait at the end for what is still to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Where a job's records stand; finished None: not the end of this run."""
+
+    document: JobDocument
+    steps: Sequence[StepRecord] = ()
+    evals: Sequence[EvalRecord] = ()
+    finished: bool | None = None
+
+
+@dataclass(slots=True)
+class TrackerPaths:
+    """Where things lie. state: the ledgers'; job: a job's own folder, by its document."""
+
+    state: Path
+    job: Callable[[JobDocument], Path]
+
+
+@dataclass(slots=True)
+class TrackerFeed:
+    """note: hears where a tracker's figures can be seen, and why one is told no more."""
+
+    place: TrackerPaths
+    note: Callable[[str], None]
+    open_tracker: Open = open_tracker
+    _orders: "queue.SimpleQueue[_Order | None]" = field(default_factory=queue.SimpleQueue)
+    _thread: threading.Thread | None = None
+    _ledgers: dict[str, DeliveryLedger] = field(default_factory=dict)
+    _trackers: dict[tuple[str, Name], Tracker | None] = field(default_factory=dict)
+
+    def tell(self, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
+        """Take a job's records as they stand; what is new of them is told soon. Returns at once."""
+        if document.spec.export.trackers:
+            self._put(_Order(document, steps, evals))
+
+    async def close(self, jobs: Sequence[JobDocument], finished: Collection[str]) -> None:
+        """Tell the rest and close the trackers; `finished` has the uids of jobs that are over. Gives up after `CLOSE_S`."""
+        if self._thread is None:
+            return
+        for job in jobs:
+            self._put(_Order(job, finished=job.uid in finished))
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        thread = self._thread
+        self._orders.put(None)
+
+        def wait() -> None:
+            thread.join()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(over.set)
+
+        threading.Thread(target=wait, daemon=True, name="trackers' end").start()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await over.wait()
+        except TimeoutError:
+            self.note(f"the trackers have not taken everything within {CLOSE_S:.0f} s; steps.jsonl has it all")
+
+    def _put(self, order: _Order) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True, name="trackers")
+            self._thread.start()
+        self._orders.put(order)
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            for name in order.document.spec.export.trackers:
+                self._serve(name, order)
+
+    def _serve(self, name: Name, order: _Order) -> None:
+        """The task boundary: a library may raise anything, and none of it is the job's business."""
+        key = (order.document.uid, name)
+        try:
+            if order.finished is None:
+                self._tell(name, order)
+            elif (tracker := self._trackers.get(key)) is not None:
+                tracker.close(finished=order.finished)
+        except Exception as error:
+            log.debug("%s", name, exc_info=error)
+            self._trackers[key] = None
+            self.note(f"{order.document.ref}: {name} is told no more in this run: {type(error).__name__}: {error}")
+
+    def _tell(self, name: Name, order: _Order) -> None:
+        ledger = self._ledger(order.document)
+        told = ledger.told(name)
+        fresh = [row for row in rows(order.steps, order.evals) if row.key not in told]
+        tracker = self._tracker(name, order.document) if fresh else None
+        if tracker is None:
+            return
+        for row in fresh:
+            number = len(told)
+            ledger.mark(name, row.key)
+            tracker.log(number, row)
+
+    def _ledger(self, document: JobDocument) -> DeliveryLedger:
+        if document.uid not in self._ledgers:
+            self._ledgers[document.uid] = DeliveryLedger(self.place.state / "trackers" / f"{document.uid}.told")
+        return self._ledgers[document.uid]
+
+    def _tracker(self, name: Name, document: JobDocument) -> Tracker | None:
+        key = (document.uid, name)
+        if key not in self._trackers:
+            opened = self.open_tracker(name, document, self.place.job(document))
+            self._trackers[key] = opened
+            self.note(f"{document.ref}: {opened.where}")
+        return self._trackers[key]

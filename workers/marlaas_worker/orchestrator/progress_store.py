@@ -1,0 +1,76 @@
+"""What `progress` says of every job, as this orchestrator last read or wrote it: while it holds the lease nobody else writes there."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bucket, Bus
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import Progress
+from marlaas_api.names import JobRef
+from marlaas_api.wire import decode_as, encode
+
+MAX_WRITES = 32
+
+log = logging.getLogger(__name__)
+
+
+class ProgressStore:
+    """The levels of all jobs. Every method that writes raises as the bus does; what was not written is not believed."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._bucket: Bucket | None = None
+        self._known: dict[str, Progress] = {}
+        self._writes = asyncio.Semaphore(MAX_WRITES)
+
+    async def load(self) -> None:
+        """Read what an earlier orchestrator said. A level that cannot be read counts as absent: its job is looked at anew."""
+        self._known = {}
+        for entry in await (await self._open()).entries():
+            try:
+                self._known[entry.key] = decode_as(Progress, entry.data or b"")
+            except Permanent as error:
+                log.error("progress of %s cannot be read: %s", entry.key, error)
+
+    def all(self) -> Iterable[Progress]:
+        """Every level."""
+        return self._known.values()
+
+    def of(self, ref: JobRef) -> Progress | None:
+        """The job's level; None while nothing has been said of it."""
+        level = self._known.get(ref.key)
+        return level if level is not None and level.uid == ref.uid else None
+
+    def earlier(self, ref: JobRef) -> Progress | None:
+        """The level that an earlier job of the same name left behind."""
+        level = self._known.get(ref.key)
+        return level if level is not None and level.uid != ref.uid else None
+
+    async def put(self, level: Progress) -> None:
+        """Write a level if it says anything new; the time alone is nothing new."""
+        before = self.of(level.ref)
+        if before is not None and before.model_copy(update={"at": level.at}) == level:
+            return
+        async with self._writes:
+            await (await self._open()).put(level.ref.key, encode(level))
+        self._known[level.ref.key] = level
+
+    async def put_all(self, levels: Iterable[Progress]) -> None:
+        """Write many at a time. Raises the first error once all have been tried."""
+        results = await asyncio.gather(*(self.put(level) for level in levels), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def forget(self, ref: JobRef) -> None:
+        """Remove a job's level, if it is this job's."""
+        if self.of(ref) is not None:
+            await (await self._open()).delete(ref.key)
+            del self._known[ref.key]
+
+    async def _open(self) -> Bucket:
+        if self._bucket is None:
+            self._bucket = await self._bus.bucket(subjects.PROGRESS)
+        return self._bucket
