@@ -9,7 +9,7 @@ _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 Gauges = Mapping[str, float]
 
 
-class Metrics:
+class OperatorMetrics:
     """Counts since the start of the process."""
 
     def __init__(self) -> None:

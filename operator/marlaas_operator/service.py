@@ -14,7 +14,7 @@ from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Cluster, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, RLJOBS
 from marlaas_operator.installation import Installation
-from marlaas_operator.metrics import Metrics
+from marlaas_operator.metrics import OperatorMetrics
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.observe import Observer
 from marlaas_operator.reconcile import Reconciler, ReconcilerDependencies
@@ -48,7 +48,7 @@ class Service:
 
     def __init__(self, outside: Outside, installation: Installation) -> None:
         self._outside = outside
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         self.cache = ObjectCache(self._cluster_changed, installation.namespace)
         self.bus = BusView(outside.open_bus, self._bus_changed, self._bus_state_changed, outside.now)
         observer = Observer(self.cache, self.bus, outside.credentials, outside.now)
