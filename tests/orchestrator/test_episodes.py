@@ -4,7 +4,7 @@ import asyncio
 
 import ormsgpack
 import pytest
-from tests.orchestrator.stage import final, mixed, running
+from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.bus import Stored
@@ -116,13 +116,13 @@ def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored
 
 
 @pytest.mark.parametrize("rewards", [(1.7e308, 1.7e308), (1e30, -1e30), (1e30, 1e30)])
-async def test_rewards_beyond_all_measure_end_no_orchestrator(stage, document, rewards) -> None:
+async def test_rewards_beyond_all_measure_end_no_orchestrator(harness, document, rewards) -> None:
     mine, poisoned = document(), document("poisoned", steps=1)
-    async with running(stage, poisoned, lambda task, member: rewards[member]):
-        await stage.submit(mine)
-        others = [asyncio.create_task(one) for one in (stage.play(mine, mixed), stage.train(mine))]
-        ended = await stage.progress(poisoned, final)
-        level = await stage.progress(mine, final)
+    async with running(harness, poisoned, lambda task, member: rewards[member]):
+        await harness.submit(mine)
+        others = [asyncio.create_task(one) for one in (harness.play(mine, mixed), harness.train(mine))]
+        ended = await harness.progress(poisoned, final)
+        level = await harness.progress(mine, final)
         for other in others:
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -130,15 +130,15 @@ async def test_rewards_beyond_all_measure_end_no_orchestrator(stage, document, r
     assert level.phase is Phase.SUCCEEDED
 
 
-async def test_an_episode_that_no_sandbox_writes_fails_its_own_job_and_no_other(stage, document, episode) -> None:
+async def test_an_episode_that_no_sandbox_writes_fails_its_own_job_and_no_other(harness, document, episode) -> None:
     mine, poisoned = document(), document("poisoned")
     group = f"{poisoned.uid}-t0"
     bad = episode(job="poisoned", uid=poisoned.uid, group=group, episode=f"{group}-1-1", index=0, rewards={})
-    async with running(stage, mine, mixed):
-        await stage.submit(poisoned)
-        await stage.bus.publish(subjects.episode("team-a", "poisoned"), encode(bad))
-        failed = await stage.progress(poisoned, final)
-        level = await stage.progress(mine, final)
+    async with running(harness, mine, mixed):
+        await harness.submit(poisoned)
+        await harness.bus.publish(subjects.episode("team-a", "poisoned"), encode(bad))
+        failed = await harness.progress(poisoned, final)
+        level = await harness.progress(mine, final)
     assert failed.phase is Phase.FAILED
     assert "no reward for policy" in failed.message
     assert level.phase is Phase.SUCCEEDED

@@ -197,7 +197,7 @@ async def vllm(
 
 
 @dataclass(frozen=True)
-class Rig:
+class EngineHarness:
     """An engine, and adapters that are gone from it when the test ends."""
 
     engine: Engine
@@ -228,9 +228,9 @@ def each_engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def rig(each_engine: Engine, slot_ids: Callable[[], int]) -> AsyncIterator[Rig]:
+async def harness(each_engine: Engine, slot_ids: Callable[[], int]) -> AsyncIterator[EngineHarness]:
     await each_engine.start()
-    made = Rig(each_engine, slot_ids, [])
+    made = EngineHarness(each_engine, slot_ids, [])
     yield made
     await made.empty()
 

@@ -123,13 +123,13 @@ class Leaking(Faulty):
 
 
 async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(
-    rig: Any, run_test: Any, publish: Any, tmp_path: Path
+    harness: Any, run_test: Any, publish: Any, tmp_path: Path
 ) -> None:
-    await run_test(rig.engine)
-    await run_test(rig.engine)
+    await run_test(harness.engine)
+    await run_test(harness.engine)
     assert not (tmp_path / "files").exists()
-    for seed in range(rig.engine.limits.slots):
-        await rig.load(publish(seed))
+    for seed in range(harness.engine.limits.slots):
+        await harness.load(publish(seed))
 
 
 @pytest.mark.parametrize(

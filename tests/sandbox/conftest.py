@@ -86,7 +86,7 @@ class Rollout:
             await self.changed.wait()
 
 
-class Stage:
+class SandboxHarness:
     """One job and what it needs; `open` runs a sandbox for it."""
 
     def __init__(self, scratch: Path) -> None:
@@ -176,9 +176,9 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxHarness:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    made, configured = Stage(tmp_path), service._children_config
+    made, configured = SandboxHarness(tmp_path), service._children_config
 
     def with_time_to_load(context: RoleContext, document: JobDocument, socket: Path | None) -> ChildrenConfig:
         """On a slow machine an episode's small time is over before a fork server has even started."""

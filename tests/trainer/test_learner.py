@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from tests.rl.papers import CAP, FORMS
+from tests.trainer.harness import assignment_of, job
 from tests.trainer.sampler import VOCABULARY
-from tests.trainer.worlds import assignment_of, job
 from torch import Tensor
 
 from marlaas_api.kinds import TrainingSpec

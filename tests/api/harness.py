@@ -16,7 +16,7 @@ from marlaas_api.nats_server import EmbeddedNats
 
 
 @dataclass
-class Town:
+class BusHarness:
     """A server with jobs on it, its platform's connections, and what they have heard."""
 
     server: EmbeddedNats

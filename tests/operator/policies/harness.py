@@ -27,7 +27,7 @@ from marlaas_operator.snapshot import JobSnapshot, Meta
 MOST_ROUNDS = 30
 
 
-class World:
+class PolicyHarness:
     """One job and what belongs to it. The clock advances by a second a round."""
 
     def __init__(self, job: RLJob | None = None) -> None:

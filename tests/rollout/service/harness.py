@@ -66,7 +66,7 @@ class Replica:
             await self.task
 
 
-class Town:
+class RolloutHarness:
     """A bus, a blob store, and the replicas, jobs and versions on them."""
 
     def __init__(self, scratch: Path) -> None:
@@ -242,7 +242,7 @@ class Town:
                 await replica.kill()
 
 
-class NatsTown(Town):
+class NatsTown(RolloutHarness):
     """The same on a real nats-server, which can be killed."""
 
     def __init__(self, scratch: Path, nats: EmbeddedNats, bus: Bus) -> None:

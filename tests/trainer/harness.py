@@ -93,7 +93,7 @@ class Clock:
 
 
 @dataclass
-class World:
+class TrainerHarness:
     """Bus and blobs, and the parts of orchestrator, rollout and sandbox."""
 
     model: Path

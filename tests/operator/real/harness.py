@@ -71,7 +71,7 @@ def namespace(name: str) -> Body:
 
 
 @dataclass
-class Rig:
+class OperatorHarness:
     """The pieces. `gateway` is the administrator's; the operator has its own. health: its door's port, 0 until it is asked for."""
 
     plane: ControlPlane
@@ -197,7 +197,11 @@ class Rig:
 
 
 async def eventually(
-    rig: Rig, what: str, look: Callable[[], Awaitable[Any]], timeout_s: float = PATIENCE_S, every_s: float = 0.1
+    harness: OperatorHarness,
+    what: str,
+    look: Callable[[], Awaitable[Any]],
+    timeout_s: float = PATIENCE_S,
+    every_s: float = 0.1,
 ) -> Any:
     """What `look` gives once it is true. Bounded; a real server has no event that could be awaited."""
     deadline = time.monotonic() + timeout_s
@@ -206,12 +210,14 @@ async def eventually(
         if found:
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"after {timeout_s:.0f} s still not: {what}\n{rig.words()}")
+            raise AssertionError(f"after {timeout_s:.0f} s still not: {what}\n{harness.words()}")
         await asyncio.sleep(every_s)
 
 
 @contextlib.asynccontextmanager
-async def rigged(plane: ControlPlane, *, release: str = "marlaas", system: str = SYSTEM) -> AsyncIterator[Rig]:
+async def rigged(
+    plane: ControlPlane, *, release: str = "marlaas", system: str = SYSTEM
+) -> AsyncIterator[OperatorHarness]:
     """API server with our kinds, bus with users, no operator yet."""
     with tempfile.TemporaryDirectory(prefix="marlaas-rig-") as name:
         folder = Path(name)
@@ -225,11 +231,11 @@ async def rigged(plane: ControlPlane, *, release: str = "marlaas", system: str =
         (folder / "installation.yaml").write_text(
             yaml.safe_dump(json.loads(installation.model_dump_json(by_alias=True)))
         )
-        rig = Rig(plane, gateway, keys, nats, installation, folder)
+        harness = OperatorHarness(plane, gateway, keys, nats, installation, folder)
         try:
-            yield rig
+            yield harness
         finally:
-            for process in rig.started:
+            for process in harness.started:
                 process.thaw() if process.alive else None
                 process.kill()
             await nats.stop()

@@ -49,16 +49,16 @@ class Killed(BaseException):
     """The orchestrator died at a failpoint."""
 
 
-class Moody(MemoryBus):
+class FlakyBus(MemoryBus):
     """A connection that refuses every so many calls, if its stage says so."""
 
-    stage: "Stage"
+    harness: "OrchestratorHarness"
 
     async def check(self, subject: str = "x", data: bytes = b"") -> None:
         await super().check(subject, data)
-        self.stage.calls += 1
-        if self.stage.refuse_every and self.stage.calls % self.stage.refuse_every == 0:
-            self.stage.refused += 1
+        self.harness.calls += 1
+        if self.harness.refuse_every and self.harness.calls % self.harness.refuse_every == 0:
+            self.harness.refused += 1
             raise BusUnavailable("not now")
 
 
@@ -90,7 +90,7 @@ def a_turn(job: str, uid: str, group: str, member: int, *, version: int = 0, pro
     )
 
 
-class Stage:
+class OrchestratorHarness:
     """One bus, and everybody around the orchestrator."""
 
     calls = refuse_every = refused = 0
@@ -109,8 +109,8 @@ class Stage:
         self.metrics = {"loss": 0.5}
 
     def context(self, name: str) -> RoleContext:
-        bus = Moody(self.server, name)
-        bus.stage = self
+        bus = FlakyBus(self.server, name)
+        bus.harness = self
         return RoleContext(name, bus, self.blobs, self.scratch)
 
     async def submit(self, document: JobDocument) -> None:
@@ -254,11 +254,12 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def running(stage: Stage, document: JobDocument, rewards: Rewards) -> AsyncIterator[None]:
-    await stage.report(document, -1)
-    await stage.submit(document)
+async def running(harness: OrchestratorHarness, document: JobDocument, rewards: Rewards) -> AsyncIterator[None]:
+    await harness.report(document, -1)
+    await harness.submit(document)
     tasks = [
-        asyncio.create_task(one) for one in (stage.orchestrate(), stage.play(document, rewards), stage.train(document))
+        asyncio.create_task(one)
+        for one in (harness.orchestrate(), harness.play(document, rewards), harness.train(document))
     ]
     try:
         yield
