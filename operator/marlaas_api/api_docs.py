@@ -1,4 +1,4 @@
-"""Reference of the kinds for people, from what the CustomResourceDefinitions say: `python -m marlaas_api.api_docs [--check] FILE`."""
+"""Generator of the field reference from the CustomResourceDefinitions: `python -m marlaas_api.api_docs [--check] FILE`."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,12 +27,12 @@ _SINGULAR = {"characters": "character", "entries": "entry"}
 
 
 def page() -> str:
-    """The whole page; the same kinds give the same bytes."""
+    """Return the whole page; the same kinds give the same bytes."""
     return _PREFACE + "".join("\n" + section(kind) for kind in KINDS)
 
 
 def section(kind: type[Kind]) -> str:
-    """One kind: how it is called, its fields, its status, its conditions."""
+    """Return the section of one kind: its names, fields, status and conditions."""
     body = kind_schema(kind)
     shown = PRESENTATIONS[kind.__name__]
     written: dict[str, Schema] = {}
@@ -53,7 +53,7 @@ def _head(name: str, body: Schema, shown: Presentation) -> str:
 
 
 def _objects(part: Schema, path: str, written: dict[str, Schema]) -> Iterator[str]:
-    """A table for each object, outermost first; one that was written already is only pointed to."""
+    """Yield a table for each object, outermost first; an object that has a table already is left out."""
     written[path] = part
     yield _table(part, path, written)
     for name, field in part["properties"].items():
@@ -80,7 +80,7 @@ def _table(part: Schema, path: str, written: Mapping[str, Schema]) -> str:
 
 
 def _is_refused(field: Schema) -> bool:
-    """One of the keys that people expect and that there are on purpose not (`Spec.refused`)."""
+    """Whether the field is a refused key (`Spec.refused`): expected by users, but deliberately missing."""
     return str(field.get("description", "")).startswith("Refused: ") or "is refused: " in str(
         field.get("description", "")
     )
@@ -95,7 +95,7 @@ def _not_there(part: Schema) -> list[str]:
 
 
 def _rules(part: Schema, there: Mapping[str, Schema]) -> list[str]:
-    """The sentences of the object's rules and of its plain fields' rules."""
+    """Return the messages of the object's own rules and of the rules of its fields that are not objects."""
     own = [
         sentence
         for sentence in _sentences(part)
@@ -118,17 +118,17 @@ def _row(name: str, field: Schema, known: tuple[bool, str]) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Of an object's text, what its row says; the rest is above its own table."""
+    """Return the first sentence of an object's description, for its row; its own table has the whole text."""
     return f"{text.split('. ')[0].rstrip('.')}." if text else ""
 
 
 def _inner(field: Schema, path: str) -> tuple[Schema, str]:
-    """The object inside a list, or the field itself, with its path."""
+    """Return the object inside a list, or the field itself, with its path."""
     return (field["items"], f"{path}[]") if "items" in field else (field, path)
 
 
 def _twin(part: Schema, written: Mapping[str, Schema]) -> str | None:
-    """Path of an object that has a table and says the same."""
+    """Return the path of an equal object that has a table already."""
     return next((path for path, other in written.items() if other == part), None)
 
 
@@ -140,7 +140,7 @@ def _link(inner: Schema, path: str, written: Mapping[str, Schema]) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """GitHub's anchor of a heading."""
+    """Return GitHub's anchor of a heading."""
     return "".join(letter for letter in heading.lower() if letter.isalnum() or letter in "-_")
 
 
@@ -163,7 +163,7 @@ def _default(field: Schema) -> str:
 
 
 def _bounds(field: Schema) -> Iterator[str]:
-    """What a value must be, in words."""
+    """Yield the bounds of a value, in words."""
     if "enum" in field:
         yield "one of " + ", ".join(f"`{value_text(choice)}`" for choice in field["enum"])
     elif "pattern" in field and not field.get("x-kubernetes-int-or-string"):
@@ -217,7 +217,7 @@ def _conditions(name: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with --check compare it; 0 if all is well, 1 if it is stale."""
+    """Write the page, or with --check compare it; return 0 on success, 1 if it is stale."""
     return write_or_check("marlaas_api.api_docs", page, arguments)
 
 

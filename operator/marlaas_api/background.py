@@ -1,4 +1,4 @@
-"""One task beside a block of code: what `Bus.listen` is made of."""
+"""A context manager that runs one task beside a block of code; `Bus.listen` is built on it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -8,10 +8,10 @@ from typing import Any
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` while the block runs; it is cancelled at the block's end.
+    """Run `work` while the block runs; cancel it when the block ends.
 
-    If `work` fails, the block is cancelled and the error comes out of the context: nothing dies in silence. A single
-    error, of either side, comes out as itself rather than as a group of one.
+    If `work` fails, the block is cancelled and the context raises the error, so that no failure goes unnoticed. A
+    single error, of `work` or of the block, is raised as itself and not as an exception group of one.
     """
     try:
         async with asyncio.TaskGroup() as group:

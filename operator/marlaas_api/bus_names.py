@@ -1,4 +1,4 @@
-"""What may be a subject, a key or a prefix on the bus; the gateway and its fake refuse alike. Pure."""
+"""Validation of subjects, keys and prefixes, shared by the bus gateway and its fake. Pure."""
 
 import re
 
@@ -10,21 +10,21 @@ _KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 
 
 def checked_subject(subject: str) -> str:
-    """The subject, if a message can have it: no empty tokens, no wildcards. Raises BusRefused."""
+    """Return the subject if a message can be published to it: no empty tokens, no wildcards. Raises BusRefused."""
     if not _SUBJECT.fullmatch(subject):
         raise BusRefused(f'cannot publish to "{subject}": not a subject')
     return subject
 
 
 def checked_key(key: str) -> str:
-    """The key, if a bucket can hold it. Raises BusRefused."""
+    """Return the key if a bucket accepts it. Raises BusRefused."""
     if not _KEY.fullmatch(key):
         raise BusRefused(f"not a key of a bucket: {key!r}")
     return key
 
 
 def checked_prefix(prefix: str) -> str:
-    """The prefix, if it is empty or whole tokens that end in a dot. Raises BusRefused."""
+    """Return the prefix if it is empty, or consists of whole tokens and ends in a dot. Raises BusRefused."""
     if prefix and not (prefix.endswith(".") and _KEY.fullmatch(prefix[:-1])):
         raise BusRefused(f"not a prefix of whole tokens, ending in a dot: {prefix!r}")
     return prefix

@@ -1,4 +1,4 @@
-"""What `kubectl explain` is to print: it shows a field's description and never its default, so the description says it too."""
+"""Descriptions for `kubectl explain`, which shows a field's description but not its default: append the default."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ Schema = dict[str, Any]
 
 
 def explained(schema: Schema) -> Schema:
-    """The schema with every default that is a value, told at the end of its field's description."""
+    """Return the schema with each default value appended to its field's description; empty objects are left out."""
     told = dict(schema)
     if "properties" in told:
         told["properties"] = {name: explained(part) for name, part in told["properties"].items()}
@@ -20,7 +20,7 @@ def explained(schema: Schema) -> Schema:
 
 
 def value_text(value: object) -> str:
-    """A value as YAML writes it on one line; large numbers with spaces between thousands."""
+    """Format a value as YAML writes it on one line; large numbers have spaces between thousands."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -31,7 +31,7 @@ def value_text(value: object) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number for people: no `.0`, and spaces between thousands from 10 000 on."""
+    """Format a number for people: no `.0`, and spaces between thousands from 10 000 on."""
     return (
         f"{int(value):,}".replace(",", " ") if float(value).is_integer() and abs(value) >= 10_000 else f"{value:.16g}"
     )

@@ -1,4 +1,4 @@
-"""The command line of a page that is generated: write it, or with --check say whether the committed one is current."""
+"""Command line of a generated page: write the file, or with --check compare it with the committed one."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_or_check(module: str, page: Callable[[], str], arguments: Sequence[str] | None) -> int:
-    """`python -m MODULE [--check] FILE`; 0 if all is well, 1 if the file is stale."""
+    """Run `python -m MODULE [--check] FILE`; return 0 on success, 1 if the file is stale."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Generate a page of docs/.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")

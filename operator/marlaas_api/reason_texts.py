@@ -1,4 +1,4 @@
-"""What every reason means and what to do about it: for `kubectl marlaas why`, docs/reasons.md and the README. Pure data."""
+"""Meaning and advice of every reason, for `kubectl marlaas why`, docs/reasons.md and the README. Pure data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from marlaas_api.reasons import Reason
 
 
 class ReasonStage(StrEnum):
-    """What a reason says of its object."""
+    """The state of an object that a reason describes."""
 
     WAITING = "waiting"
     WORKING = "working"
@@ -18,7 +18,7 @@ class ReasonStage(StrEnum):
 
 
 class Actor(StrEnum):
-    """Whose turn it is. The tenant wrote the RLJob; the platform team runs the installation."""
+    """The party that has to act. The tenant wrote the RLJob; the platform team runs the installation."""
 
     NOBODY = "nobody"
     TENANT = "tenant"
@@ -27,7 +27,10 @@ class Actor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """meaning: a whole sentence about the object. advice: whole sentences that begin with a verb, in the words of whoever is the actor."""
+    """Meaning of a reason, and advice.
+
+    meaning: a whole sentence about the object. advice: whole sentences that begin with a verb, addressed to `actor`.
+    """
 
     stage: ReasonStage
     actor: Actor
@@ -36,7 +39,7 @@ class Text:
 
 
 NOTHING = "Do nothing."
-"""The advice of every reason that is as it should be."""
+"""Advice of every reason that needs no action."""
 
 _JOURNEY = {
     Reason.WAITING_FOR_ORCHESTRATOR: Text(
@@ -273,9 +276,9 @@ _PLATFORM = {
 }
 
 TEXTS: Mapping[Reason, Text] = {**_JOURNEY, **_ADMISSION, **_REFUSALS, **_FAULTS, **_FAILURES, **_PLATFORM}
-"""Every reason, in the order in which people meet them."""
+"""Texts of all reasons, in the order in which users meet them."""
 
 
 def text_of(word: str) -> Text | None:
-    """What a reason means; None for a word that is none of ours (a newer operator's)."""
+    """Return meaning and advice of a reason; None for an unknown reason (written by a newer operator)."""
     return TEXTS[Reason(word)] if word in TEXTS else None

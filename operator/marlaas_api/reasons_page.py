@@ -1,4 +1,4 @@
-"""Writes docs/reasons.md from the table of reasons, or checks that it is what the table gives."""
+"""Generator of docs/reasons.md from the table of reasons; with --check, compare the file with the table."""
 
 import sys
 
@@ -32,12 +32,12 @@ The REASON column of `kubectl get rljobs`, the conditions of `kubectl describe` 
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return _PREFACE + "".join(f"\n## {title}\n{words}\n\n{table(stage)}" for stage, (title, words) in _HEADINGS.items())
 
 
 def table(stage: ReasonStage) -> str:
-    """The reasons of one stage as a Markdown table."""
+    """Return the reasons of one stage as a Markdown table."""
     rows = (_row(reason) for reason, text in TEXTS.items() if text.stage is stage)
     return "| reason | what it means | what to do | who |\n|---|---|---|---|\n" + "".join(rows)
 
@@ -52,7 +52,7 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with --check compare it; 0 if all is well, 1 if it is stale."""
+    """Write the page, or with --check compare it; return 0 on success, 1 if the file is stale."""
     return write_or_check("marlaas_api.reasons_page", page, arguments)
 
 

@@ -1,4 +1,4 @@
-"""How a process is asked to end."""
+"""Graceful shutdown of a process by signals."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 @contextlib.asynccontextmanager
 async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
-    """Turn SIGTERM and SIGINT into the stop event."""
+    """Set the stop event on SIGTERM and SIGINT while the context is open."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

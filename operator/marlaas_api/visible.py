@@ -1,4 +1,4 @@
-"""Text of others, to be shown and never obeyed: what a model or a tenant's code wrote may hold what a terminal acts on. Pure."""
+"""Escaping of untrusted text (from a model or a tenant's code) that may contain terminal control characters. Pure."""
 
 import re
 
@@ -6,7 +6,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def visible(text: str) -> str:
-    """The text with control characters (but for newline and tab), and those that turn its direction, written out, as `\\x1b`."""
+    """Escape control characters, except newline and tab, and bidirectional marks, in the form of `\\x1b`."""
     return _CONTROL.sub(_written, text)
 
 

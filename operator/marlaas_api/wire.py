@@ -1,7 +1,7 @@
-"""Messages to bytes and back: msgpack with a tag and a schema version, and claim-check for what is too large for the bus.
+"""Serialization of messages: msgpack with a type tag and a schema version, and claim-check for large payloads.
 
-A worker refuses a message newer than it knows and reads the previous version. A payload above the bus's limit is
-put into the blob store, and what travels is its reference (claim-check).
+A worker refuses messages newer than its own schema version and reads the previous version. A payload above the bus's
+limit is stored as a blob, and the message carries the blob's reference (claim-check).
 """
 
 from typing import TypeVar
@@ -21,7 +21,7 @@ OLDEST_READABLE = 1
 M = TypeVar("M", bound=BusMessage)
 B = TypeVar("B", bound=BaseModel)
 _CLAIM = "Claim"
-# Of what a stranger wrote, in an error that is logged.
+# Limit of untrusted text in an error that is logged.
 _MOST_CHARACTERS = 500
 _TYPES: dict[str, type[BusMessage]] = {
     name: value for name, value in vars(messages).items() if isinstance(value, type) and issubclass(value, BusMessage)
@@ -29,11 +29,11 @@ _TYPES: dict[str, type[BusMessage]] = {
 
 
 class BadMessage(Permanent):
-    """Bytes that are no message of ours; the text says which field."""
+    """The bytes are not a valid message; the text gives the field."""
 
 
 def encode(message: BusMessage) -> bytes:
-    """Message to bytes."""
+    """Serialize a message."""
     body = message.model_dump(mode="python", exclude_defaults=True)
     return ormsgpack.packb(
         {"v": SCHEMA_VERSION, "t": type(message).__name__, "d": body}, option=ormsgpack.OPT_NON_STR_KEYS
@@ -41,12 +41,12 @@ def encode(message: BusMessage) -> bytes:
 
 
 def decode(data: bytes) -> BusMessage:
-    """Bytes to whatever message they are. Raises UnsupportedSchema, BadMessage."""
+    """Deserialize a message of any type. Raises UnsupportedSchema, BadMessage."""
     return _decoded(*_opened(data))
 
 
 def decode_as(kind: type[M], data: bytes) -> M:
-    """Bytes to a message of this kind. Raises UnsupportedSchema, BadMessage (also for another kind)."""
+    """Deserialize a message of this type. Raises UnsupportedSchema, BadMessage (also for another type)."""
     tag, body = _opened(data)
     if tag != kind.__name__:
         raise BadMessage(f"expected {kind.__name__}, found {tag[:_MOST_CHARACTERS]!r}")
@@ -54,7 +54,7 @@ def decode_as(kind: type[M], data: bytes) -> M:
 
 
 def _opened(data: bytes) -> tuple[str, object]:
-    """Tag and body, whoever wrote the bytes. Raises UnsupportedSchema, BadMessage."""
+    """Return type tag and body of untrusted bytes. Raises UnsupportedSchema, BadMessage."""
     try:
         envelope = ormsgpack.unpackb(data)
         version = int(envelope["v"])
@@ -82,7 +82,7 @@ def _validated(kind: type[B], body: object) -> B:
 
 
 async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
-    """Encode; above the limit, store the bytes as a claim of the job and encode its reference instead."""
+    """Serialize a message; above the limit, store the bytes in the job's claims folder and serialize their reference."""
     data = encode(message)
     if len(data) <= limit_bytes:
         return data
@@ -91,7 +91,7 @@ async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
 
 
 async def unpack(data: bytes, blobs: Blobs) -> BusMessage:
-    """Decode, following a claim if the bytes are one. Raises as `decode` and as `Blobs.get`."""
+    """Deserialize a message, and fetch it if the bytes are a claim. Raises as `decode` and as `Blobs.get`."""
     tag, body = _opened(data)
     if tag != _CLAIM:
         return _decoded(tag, body)

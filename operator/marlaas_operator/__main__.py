@@ -38,7 +38,7 @@ _RETRY_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator until it is told to stop; return the exit code."""
+    """Run the operator until SIGTERM or SIGINT; return the exit code."""
     options = _parser().parse_args(arguments)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
@@ -95,13 +95,17 @@ def _service(
 
 
 async def _keys(gateway: ApiServer, installation: Installation) -> BusKeys | None:
-    """The bus's keys, as soon as the API server answers."""
+    """Return the bus's keys; retry until the API server answers.
+
+    Raises:
+        InvalidInput: the API server refuses access to the Secret.
+    """
     while True:
         try:
             keys = await ensure_keys(gateway, installation)
             await renew_platform(gateway, installation, keys, time.time())
             return keys
-        except (Forbidden, Invalid) as error:  # an admission policy says the latter
+        except (Forbidden, Invalid) as error:  # Invalid: refused by an admission policy
             raise InvalidInput(f"{error}; the chart's Role allows it, for a Secret with the label {MANAGED}") from error
         except Retryable as error:
             log.warning("%s (again soon)", error)
@@ -122,7 +126,13 @@ async def _opened(options: argparse.Namespace, service: Service) -> AsyncIterato
 async def _renewing(
     gateway: Cluster, installation: Installation, keys: BusKeys | None, creds: Path
 ) -> AsyncIterator[None]:
-    """Keep the platform's credentials in their Secret, and our own in its file, of the present window. Raises, in a group, what keeps ours from its file."""
+    """Renew bus credentials while the context is open.
+
+    The platform's are renewed in their Secret, the operator's own in the file `creds`.
+
+    Raises:
+        ExceptionGroup: the operator's own credential could not be written to its file.
+    """
     if keys is None:
         yield
         return

@@ -1,4 +1,8 @@
-"""A plan's actions, performed one at a time. Each may be repeated; each is a condition on what was observed where that matters."""
+"""Execution of a plan's actions, one at a time.
+
+Every action may be repeated. Where a concurrent change matters, the request carries the observed uid or
+resource version.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +17,7 @@ _BY_KIND = {resource.kind: resource for resource in (*OWNED, SECRETS)}
 
 
 class Performer:
-    """Performs actions."""
+    """Executes actions against the cluster and the bus, and updates the cache with the results."""
 
     def __init__(self, cluster: Cluster, cache: ObjectCache, bus: BusView) -> None:
         self._cluster = cluster
@@ -21,7 +25,7 @@ class Performer:
         self._bus = bus
 
     async def perform(self, target: Target, action: Action) -> None:
-        """Do one thing for the planned object. Raises as the cluster and the bus do."""
+        """Execute one action for the planned object. Raises the errors of `Cluster` and of `BusView.write`."""
         match action:
             case Apply(manifest):
                 await self._apply(dict(manifest))
@@ -33,7 +37,7 @@ class Performer:
                 await self._cluster.delete(target, uid=uid)
             case AddFinalizer(finalizer):
                 await self._finalizers(target, lambda names: [*(n for n in names if n != finalizer), finalizer])
-                if self._cache.get(target) is None:  # nothing may be made for it that its deletion would not undo
+                if self._cache.get(target) is None:  # later actions need the finalizer
                     raise Conflict(f"{target} went before it had our finalizer")
             case RemoveFinalizer(finalizer):
                 await self._finalizers(target, lambda names: [name for name in names if name != finalizer])
@@ -42,11 +46,14 @@ class Performer:
 
     async def _apply(self, manifest: Body) -> None:
         after = await self._cluster.apply(manifest)
-        if manifest["kind"] != SECRETS.kind:  # what is never read is not remembered either
+        if manifest["kind"] != SECRETS.kind:  # Secrets are never read, hence not cached
             self._cache.see(after, own=True)
 
     async def _finalizers(self, target: Target, change: Callable[[list[str]], list[str]]) -> None:
-        """A list is replaced whole, hence only at the version that was observed."""
+        """Replace the list of finalizers, on condition of the observed resource version.
+
+        The condition is needed because a merge patch replaces whole lists.
+        """
         body = self._cache.get(target)
         if body is None:
             return

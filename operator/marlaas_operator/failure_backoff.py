@@ -1,7 +1,7 @@
-"""What keeps an object's actions from being done: since when, in whose words, and when the same is asked for again. Pure.
+"""Errors that keep an object's actions from being executed: when to report them and when to retry. Pure.
 
-What is refused for good is told at once and asked for again after half a minute. What may pass is told once it lasts; how often it is tried is the
-work queue's to say.
+A refusal is reported at once and retried after 30 s. A transient error is reported once it has lasted
+`LASTING_S`; the work queue sets the interval of its retries.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,12 @@ Actions = tuple[Action, ...]
 
 @dataclass(slots=True)
 class _Failure:
-    """since, until: unix seconds; actions: those that are left alone until then."""
+    """Last error of an object.
+
+    Attributes:
+        since: start of the failures, unix seconds.
+        actions: refused actions, not retried before `until` (unix seconds).
+    """
 
     since: float
     error: MarlaasError
@@ -30,23 +35,23 @@ class _Failure:
 
 
 class FailureBackoff:
-    """The troubles of all objects."""
+    """Current errors of all objects."""
 
     def __init__(self) -> None:
         self._known: dict[Target, _Failure] = {}
 
     def met(self, target: Target, error: MarlaasError, now: float) -> None:
-        """An action failed."""
+        """Record the error of an action."""
         known = self._known.get(target)
         self._known[target] = _Failure(known.since if known is not None else now, error)
 
     def rest(self, target: Target, actions: Actions, now: float) -> None:
-        """Leave these very actions alone for a while: they were refused for good."""
+        """Do not retry these actions for `REFUSED_AGAIN_S`, because they were refused."""
         known = self._known[target]
         known.actions, known.until = actions, now + REFUSED_AGAIN_S
 
     def rests_s(self, target: Target, actions: Actions, now: float) -> float | None:
-        """For how many seconds the actions are still to be left alone; None if they may be tried."""
+        """Return for how many seconds the actions must not be retried; None if they may be."""
         known = self._known.get(target)
         if known is None or known.actions != actions:
             return None
@@ -54,11 +59,14 @@ class FailureBackoff:
         return left_s if 0 < left_s <= REFUSED_AGAIN_S else None  # longer: the clock was set back
 
     def over(self, target: Target) -> bool:
-        """Everything was done, or there is nobody any more to do it for; whether there had been trouble."""
+        """Forget the object's error: all actions succeeded, or the object is gone. Return whether there was one."""
         return self._known.pop(target, None) is not None
 
     def told(self, target: Target, now: float) -> tuple[Reason, str] | None:
-        """What to say of it in the object's status; None if there is no trouble, or none that has lasted."""
+        """Return reason and message of the object's error for its status.
+
+        None if there is no error, or a transient one that has not lasted `LASTING_S`.
+        """
         known = self._known.get(target)
         if known is None or not (is_refusal(known.error) or now - known.since >= LASTING_S):
             return None
@@ -67,10 +75,10 @@ class FailureBackoff:
 
 
 def is_refusal(error: MarlaasError) -> bool:
-    """Whether the same would be refused again."""
+    """Return whether a retry would be refused again."""
     return isinstance(error, Invalid | Forbidden | BusRefused)
 
 
 def is_passing(error: MarlaasError) -> bool:
-    """Whether it only means: look again, be patient, or nobody is there who would take a status. It says nothing of the object, unless it lasts."""
+    """Return whether the error is transient and says nothing about the object: observe again, or wait."""
     return isinstance(error, Conflict | Stale | TooMany | NoAnswer)

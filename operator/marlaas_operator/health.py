@@ -1,4 +1,4 @@
-"""The operator's small HTTP door: /livez, /readyz, /metrics (and /healthz, which is /livez)."""
+"""HTTP server for health checks and metrics: /livez, /readyz, /metrics (and /healthz, which is /livez)."""
 
 import asyncio
 import contextlib
@@ -11,13 +11,18 @@ _LONGEST_LINE = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class HealthEndpoints:
-    """What the door tells. ready: an empty text, or what is still missing. metrics: Prometheus' text."""
+    """Content of the endpoints.
+
+    Attributes:
+        ready: returns an empty text, or the reason why the operator is not ready.
+        metrics: returns the metrics in Prometheus' text format.
+    """
 
     ready: Callable[[], str]
     metrics: Callable[[], str]
 
     def answer(self, path: str) -> tuple[int, str]:
-        """Status and text for a path."""
+        """Return HTTP status and text for a path."""
         match path:
             case "/livez" | "/healthz":
                 return 200, "ok\n"
@@ -32,7 +37,7 @@ class HealthEndpoints:
 
 @contextlib.asynccontextmanager
 async def opened(endpoints: HealthEndpoints, port: int, host: str = "0.0.0.0") -> AsyncIterator[int]:
-    """Answer while the context is open; the port comes back (0 lets the system choose)."""
+    """Serve while the context is open; yield the port. port 0: the system chooses one."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError):

@@ -1,6 +1,7 @@
-"""What the watches and lists said last of every object that matters: raw bodies by target, found by what they belong to.
+"""Cache of the watched Kubernetes objects: raw bodies by target, indexed by the job or pool that they belong to.
 
-A hint, not a truth: it may lag behind the API server, and goes back behind what was once seen of an object only if the server itself does.
+The cache may lag behind the API server. A body is replaced by an older one only if the API server itself was
+restored to an older state.
 """
 
 import math
@@ -13,10 +14,10 @@ from marlaas_operator.cluster import Body, Resource, Target
 from marlaas_operator.cluster.resources import RLJOBS, target_of
 
 Changed = Callable[[Target, Body | None, Body | None], None]
-"""Told of a change: the object, and its body before and after (None: it did not, or does no longer, exist)."""
+"""Callback for a change: the object, its body before (None: it did not exist) and after (None: deleted)."""
 
 Group = tuple[str, str, str]
-"""(`job` or `pool`, namespace or empty, name): whose an object is."""
+"""(`job`, `pool` or `jobs of pool`, namespace or empty, name): the job or pool that an object belongs to."""
 
 JOB_LABEL, POOL_LABEL = "marlaas.dev/job", "marlaas.dev/pool"
 _DROPPED = ("managedFields", "selfLink")
@@ -25,16 +26,22 @@ _LOST_KEPT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class KindSnapshot:
-    """What was known of a kind at a moment: bodies by target, and up to which version an object (by uid) was gone."""
+    """State of the cache for one kind at one moment.
+
+    Attributes:
+        bodies: body by target.
+        lost: by uid, the resource version up to which the object is known as deleted.
+    """
 
     bodies: Mapping[Target, Body]
     lost: Mapping[str, float]
 
 
 class ObjectCache:
-    """The operator's memory of the cluster. What has gone does not come back with an answer that was late.
+    """Cache of the cluster's objects. A late answer does not bring back a deleted object.
 
-    release_namespace: where pools have what is theirs; what is labelled so elsewhere is somebody's who would like to be heard as a pool.
+    release_namespace: namespace of the pools' objects. Pool labels in other namespaces are ignored, because
+    tenants may set any label there.
     """
 
     def __init__(self, changed: Changed, release_namespace: str) -> None:
@@ -48,20 +55,23 @@ class ObjectCache:
         return sum(len(bodies) for bodies in self._bodies.values())
 
     def get(self, target: Target) -> Body | None:
-        """The body, None if there is no such object."""
+        """Return the body, None if there is no such object."""
         return self._bodies[target.resource].get(target)
 
     def all(self, resource: Resource) -> list[Body]:
-        """Every object of a kind."""
+        """Return every object of a kind."""
         return list(self._bodies[resource].values())
 
     def group(self, group: Group) -> list[Body]:
-        """Everything that belongs to a job or a pool."""
+        """Return every object that belongs to a job or a pool."""
         bodies = (self.get(target) for target in self._groups.get(group, ()))
         return [body for body in bodies if body is not None]
 
     def see(self, body: Body, *, own: bool = False) -> None:
-        """An object as the server showed it. What is older than what is known is ignored. own: we wrote that, it is no news."""
+        """Store a body that the server sent, unless it is older than the cached one or than a known deletion.
+
+        own: the body is the result of our own write; do not call `changed`.
+        """
         target = target_of(body)
         before = self.get(target)
         if self._is_late(body) or (before is not None and not _newer(body, before)):
@@ -75,7 +85,11 @@ class ObjectCache:
             self._changed(target, before, body)
 
     def lose(self, target: Target, uid: str, version: float = math.inf) -> None:
-        """The object with this uid is gone. version: up to which it is; a watch by label also calls gone what has lost the label and may have it again."""
+        """Remove the object with this uid.
+
+        version: resource version of the deletion; later bodies of this uid are accepted again. A label-selector
+        watch also sends DELETED when an object loses the label, which it may regain.
+        """
         before = self.get(target)
         if before is None or uid != before["metadata"]["uid"]:
             self._bury(uid, version)
@@ -85,9 +99,14 @@ class ObjectCache:
         self._changed(target, before, None)
 
     def replace(self, bodies: Iterable[Body], before: KindSnapshot) -> int:
-        """A whole list of a kind, asked for after `before` was known: what is not in it is gone.
+        """Replace a kind's objects by a complete list; remove those missing from it.
 
-        Returns how many objects are older in it than before: a list is never late, so the API server itself went back (its store was restored), and is believed.
+        Args:
+            before: snapshot of the kind, taken before the list was requested.
+
+        Returns:
+            The number of objects that are older in the list than in the cache. A list is never late, so the API
+                server's store was restored, and the list is taken.
         """
         present, restored = set(), 0
         for body in bodies:
@@ -103,15 +122,15 @@ class ObjectCache:
         return restored
 
     def targets(self, resource: Resource) -> list[Target]:
-        """Every known object of a kind."""
+        """Return the targets of all cached objects of a kind."""
         return list(self._bodies[resource])
 
     def known(self, resource: Resource) -> KindSnapshot:
-        """What is known of a kind now, for a list that is about to be asked for."""
+        """Return a snapshot of a kind; take it before requesting a list for `replace`."""
         return KindSnapshot(dict(self._bodies[resource]), dict(self._lost))
 
     def groups_of(self, target: Target, body: Body) -> Iterator[Group]:
-        """Whose an object is: by its labels, and a job by the pool that it names."""
+        """Yield the groups of an object: by its labels, or for a job by the pool in its spec."""
         labels = body["metadata"].get("labels") or {}
         if target.resource == RLJOBS:
             yield "jobs of pool", "", pool_of(body)
@@ -121,11 +140,18 @@ class ObjectCache:
             yield "pool", "", labels[POOL_LABEL]
 
     def _is_late(self, body: Body) -> bool:
-        """Whether it was said before the object went. One that had only lost our label may come back with a later version."""
+        """Return whether the body predates the object's deletion.
+
+        An object that only lost our label may return with a later version.
+        """
         return _version(body) <= self._lost.get(body["metadata"]["uid"], -1)
 
     def _was_restored(self, target: Target, body: Body, before: KindSnapshot) -> bool:
-        """Whether what was known when the list was asked for, and has not been contradicted since, is newer than the list, or held it for gone."""
+        """Return whether the list shows an older state than the cache had when the list was requested.
+
+        That is so if the cached body is newer, or if the object was known as deleted, and no event has changed
+        that since.
+        """
         known, uid = self.get(target), body["metadata"]["uid"]
         if known is not None and known is before.bodies.get(target) and _version(body) < _version(known):
             return True
@@ -152,13 +178,16 @@ class ObjectCache:
 
 
 def pool_of(job: Body) -> str:
-    """Name of the pool that a job names; empty if it names none: what is stored may be older than the rules of its kind."""
+    """Return the name of the job's pool; empty if it names none.
+
+    A stored job may predate the rules of its kind.
+    """
     reference = _mapping(_mapping(job.get("spec")).get("poolRef"))
     return str(reference.get("name") or "")
 
 
 def namespaces_of(tenant: Body) -> tuple[str, ...]:
-    """Namespaces that a Tenant lists, whether it parses or not."""
+    """Return the namespaces in a Tenant's spec, even if the Tenant does not parse."""
     listed = _mapping(tenant.get("spec")).get("namespaces")
     return tuple(map(str, listed)) if isinstance(listed, list) else ()
 
@@ -168,7 +197,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _newer(body: Body, known: Body) -> bool:
-    """Resource versions of one kind count upwards (since Kubernetes 1.35 that is a promise)."""
+    """Compare resource versions: those of one kind increase monotonically (guaranteed since Kubernetes 1.35)."""
     return _version(body) > _version(known)
 
 

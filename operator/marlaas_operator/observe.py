@@ -1,6 +1,6 @@
-"""From what is remembered of cluster and bus to the snapshots that policies decide from. Parses; asks nobody.
+"""Builds snapshots for the policies from the object cache and the bus view; makes no requests.
 
-What takes long to parse is kept as long as its source has not changed.
+Parsed objects are memoized until their source changes.
 """
 
 from collections.abc import Callable
@@ -29,25 +29,25 @@ _UID_LABEL = "marlaas.dev/job-uid"
 
 
 class Remembered(Generic[T]):
-    """A value per object, made anew when its source has another mark."""
+    """Memoizes one value per object; recomputes it when the mark of its source differs."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[object, T]] = {}
 
     def of(self, uid: str, mark: object, make: Callable[[], T]) -> T:
-        """The value of the object with this uid."""
+        """Return the value for this uid; call `make` if there is none for this mark."""
         kept = self._kept.get(uid)
         if kept is None or kept[0] != mark:
             kept = self._kept[uid] = mark, make()
         return kept[1]
 
     def forget(self, uid: str) -> None:
-        """The object is gone."""
+        """Drop the value of a deleted object."""
         self._kept.pop(uid, None)
 
 
 class Observer:
-    """Makes snapshots. now: unix seconds."""
+    """Builds snapshots. now: unix seconds."""
 
     def __init__(
         self, cache: ObjectCache, bus: BusView, credentials: CredentialIssuer, now: Callable[[], float]
@@ -63,7 +63,10 @@ class Observer:
         self._going_since: dict[str, float] = {}
 
     def job(self, target: Target, trouble: Trouble | None = None) -> JobSnapshot | None:
-        """Snapshot of an RLJob, None if there is none. trouble: what keeps its actions from being done."""
+        """Return the snapshot of an RLJob, None if there is none.
+
+        trouble: reason and message of the error that keeps the job's actions from being executed.
+        """
         body = self._cache.get(target)
         if body is None:
             return None
@@ -100,7 +103,7 @@ class Observer:
         )
 
     def pool(self, target: Target, trouble: Trouble | None = None) -> PoolSnapshot | None:
-        """Snapshot of a ModelPool, None if there is none. trouble: as of a job."""
+        """Return the snapshot of a ModelPool, None if there is none. trouble: as in `job`."""
         body = self._cache.get(target)
         if body is None:
             return None
@@ -120,7 +123,7 @@ class Observer:
         )
 
     def tenant(self, target: Target) -> TenantSnapshot | None:
-        """Snapshot of a Tenant, None if there is none."""
+        """Return the snapshot of a Tenant, None if there is none."""
         body = self._cache.get(target)
         if body is None:
             return None
@@ -138,7 +141,7 @@ class Observer:
         )
 
     def forget(self, body: Body) -> None:
-        """An object is gone for good."""
+        """Drop everything kept for a deleted object."""
         meta = body["metadata"]
         uid = str(meta["uid"])
         for kept in (self._pools, self._tenants, self._loads):
@@ -151,7 +154,10 @@ class Observer:
             self._credentials.forget_pool(meta["name"])
 
     def _deletion_seen(self, meta: Meta) -> float:
-        """The API server's clock, by which the deletion has a time, may be another than ours."""
+        """Return when this process first saw the deletion, 0.0 if the object is not being deleted.
+
+        The deletionTimestamp is by the API server's clock, which may differ from ours.
+        """
         return self._going_since.setdefault(meta.uid, self._now()) if meta.deleted_at is not None else 0.0
 
     def _belongings(self, group: Group) -> tuple[dict[OwnedKey, Body], list[Body]]:
@@ -202,7 +208,10 @@ class Observer:
 
 
 def parsed(kind: type[B], body: Body) -> B | Problem:
-    """The object, or which fields break which rules: it was stored before there were those, or by another version of its definition."""
+    """Parse a body; return a text with the broken rules if it is invalid.
+
+    A stored object may be invalid: it may predate a rule, or belong to another version of the CRD.
+    """
     try:
         return kind.model_validate(body)
     except ValidationError as error:

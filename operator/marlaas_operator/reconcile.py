@@ -1,7 +1,7 @@
-"""One object's reconcile: observe, plan, apply, status, events, in this order.
+"""Reconcile of one object: observe, plan, apply, write status, emit events, in this order.
 
-Invariant: a crash between any two effects is harmless, for what follows is planned from what is so. The status is one write; events come
-last: a crash may lose one, and never doubles one.
+Invariant: a crash between any two effects is harmless, because the next plan starts from the observed state.
+The status is one write. Events come last: a crash may lose one, but never emits one twice.
 """
 
 import logging
@@ -33,7 +33,7 @@ FIGURES_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReconcilerDependencies:
-    """What a reconcile has around it. instance: who writes the events; now: unix seconds."""
+    """Dependencies of a reconcile. instance: reporter name in events. now: unix seconds."""
 
     cluster: Cluster
     cache: ObjectCache
@@ -45,7 +45,7 @@ class ReconcilerDependencies:
 
 
 class Reconciler:
-    """Brings one object after the other to what it should be."""
+    """Reconciles objects, one per call."""
 
     def __init__(self, around: ReconcilerDependencies) -> None:
         self._around = around
@@ -53,7 +53,11 @@ class Reconciler:
         self._backoff = FailureBackoff()
 
     async def __call__(self, target: Target) -> float | None:
-        """Reconcile; return after how many seconds to look again, None if only on news. Raises what is to be tried again."""
+        """Reconcile one object; return after how many seconds to requeue it, None to wait for a change.
+
+        Raises:
+            MarlaasError: the reconcile must be retried.
+        """
         body = self._around.cache.get(target)
         if body is None:
             self._forget(target)
@@ -91,7 +95,11 @@ class Reconciler:
         return plan_tenant(tenant, around.now()) if tenant is not None else None
 
     async def _act(self, target: Target, plan: Plan) -> MarlaasError | None:
-        """Perform the actions; the error that kept one, and those after it, from being done. Raises what only means: look again."""
+        """Execute the actions; return the error that stopped them, None if all succeeded.
+
+        Raises:
+            MarlaasError: a transient error, which has not lasted long enough to be reported in the status.
+        """
         try:
             for action in plan.actions:
                 await self._around.performer.perform(target, action)
@@ -104,7 +112,10 @@ class Reconciler:
         return None
 
     def _plan_after(self, target: Target, error: MarlaasError | None) -> Plan:
-        """The plan whose status is to be told after an error, or after the end of a trouble; what was refused is left alone for a while."""
+        """Plan again after an error, or after an error's end, to get a status that reports it.
+
+        Actions that were refused are not retried for `REFUSED_AGAIN_S`.
+        """
         plan = self._plan(target) or Plan()
         if error is not None and is_refusal(error):
             log.warning("%s: %s", target, error)
@@ -112,7 +123,12 @@ class Reconciler:
         return plan
 
     async def _tell(self, target: Target, body: Body, plan: Plan) -> float | None:
-        """Write the status, then the events; a time in seconds when it is too early for mere figures."""
+        """Write the status, then emit the events.
+
+        Returns:
+            Seconds to wait if the status has only new numbers and the last write was less than a second ago;
+                else None.
+        """
         if plan.status is not None:
             early_s = self._status_at.get(target, 0.0) + FIGURES_EVERY_S - self._around.now()
             if 0 < early_s <= FIGURES_EVERY_S and not plan.urgent:  # longer: the clock was set back
@@ -126,7 +142,11 @@ class Reconciler:
         return None
 
     async def _write_status(self, target: Target, body: Body, status: dict[str, Any]) -> bool:
-        """False: there is nothing any more that has a status. Our own actions moved the version on since the body was observed."""
+        """Write the status; return False if the object no longer exists.
+
+        The patch carries the cached resource version, because our own actions have changed it since `body` was
+        observed.
+        """
         now_known = self._around.cache.get(target)
         if now_known is None or now_known["metadata"]["uid"] != body["metadata"]["uid"]:
             return False
@@ -141,7 +161,7 @@ class Reconciler:
         return True
 
     async def _emit(self, event: Body) -> None:
-        """Nothing depends on an event: one that cannot be written is only logged."""
+        """Create an event; only log an error, because nothing depends on events."""
         try:
             await self._around.cluster.create(event)
         except Conflict:
@@ -150,7 +170,7 @@ class Reconciler:
             log.debug("an event was lost: %s", error)
 
     async def _look_at(self, target: Target, body: Body) -> None:
-        """What was remembered is not what is: read it."""
+        """Read the object again after a conflict: the cached body is out of date."""
         try:
             self._around.cache.see(await self._around.cluster.get(target))
         except NotFound:
@@ -162,7 +182,7 @@ class Reconciler:
 
 
 def _named(action: Action) -> str:
-    """For failpoints: what was done, and to which kind."""
+    """Return the action's class name and kind, for failpoints."""
     match action:
         case Apply(manifest):
             return f"Apply_{manifest['kind']}"

@@ -1,6 +1,7 @@
-"""Lists of ours, beside the watches: at the start, now and then, and when a watch had to begin anew. And the sweep of orphaned documents.
+"""Lists that confirm the watches, and the sweep of documents without an RLJob.
 
-A watch that begins, or begins anew, does not say what went since we looked last; a list that is made afterwards does.
+Kinds are listed at the start, every ten minutes, and when a watch begins: a new watch does not report earlier
+deletions, a later list shows them.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _RETRY_S = 2.0
 
 
 class Resync:
-    """Keeps what is remembered of the cluster true. synced: set once everything was listed."""
+    """Lists that keep the object cache current. synced: set once every kind was listed."""
 
     def __init__(self, cluster: Cluster, cache: ObjectCache) -> None:
         self._cluster = cluster
@@ -36,16 +37,20 @@ class Resync:
         self.synced = asyncio.Event()
 
     async def first(self) -> None:
-        """List everything, however long the API server is away.
+        """List every kind; retry until the API server answers.
 
-        Raises InvalidInput: our kinds are not installed, or we may not list.
+        Raises:
+            InvalidInput: our kinds are not installed, or listing is forbidden.
         """
         for resource in (*KINDS, *OWNED):
             await self._listed(resource)
         self.synced.set()
 
     async def run(self) -> None:
-        """List what is wanted soon, everything once the watches should have begun, and everything every ten minutes; until cancelled."""
+        """List until cancelled.
+
+        Requested kinds are listed after `_SOON_S`; all kinds after `FIRST_S` and then every ten minutes.
+        """
         at = time.monotonic() + FIRST_S
         while True:
             try:
@@ -61,7 +66,7 @@ class Resync:
                     self.want(resource)
 
     def want(self, resource: Resource) -> None:
-        """Have a kind listed soon: a watch of it has begun."""
+        """Request a list of a kind whose watch has begun."""
         self._wanted.add(resource)
         self._news.set()
 
@@ -72,7 +77,10 @@ class Resync:
             await asyncio.sleep(_RETRY_S)
 
     async def _tried_again(self, resource: Resource) -> bool:
-        """What keeps an operator from beginning does not end one that works: a server that has just begun refuses what it allows a second later."""
+        """List a kind; log an error that would stop a starting operator, and return False.
+
+        A starting API server may refuse a request that it allows a second later.
+        """
         try:
             return await self._tried(resource)
         except InvalidInput as error:
@@ -101,7 +109,10 @@ class Resync:
 
 
 async def sweep(cluster: Cluster, cache: ObjectCache, bus: BusView) -> None:
-    """Mark the documents of jobs that no longer exist as deleted, so that the orchestrator forgets them; until cancelled."""
+    """Mark the documents of jobs that no longer exist as deleted, until cancelled.
+
+    The orchestrator then forgets those jobs.
+    """
     while True:
         for key in bus.keys() if bus.state.available and bus.state.synced else ():
             try:
@@ -112,7 +123,7 @@ async def sweep(cluster: Cluster, cache: ObjectCache, bus: BusView) -> None:
 
 
 async def _swept(cluster: Cluster, cache: ObjectCache, bus: BusView, key: str) -> None:
-    """What is remembered may lag behind: before a document is marked, the API server is asked."""
+    """Mark one document as deleted if the API server confirms that its job is gone; the cache alone may lag."""
     document = bus.document(key)
     if document is None or document.deleted:
         return

@@ -1,4 +1,4 @@
-"""Which objects to look at when something changed. Pure but for asking who belongs to whom."""
+"""Mapping from a changed object or bus key to the objects to reconcile. Pure, except for lookups in the cache."""
 
 from collections.abc import Iterator
 
@@ -8,13 +8,15 @@ from marlaas_operator.object_cache import ObjectCache, namespaces_of, pool_of
 from marlaas_operator.pod_facts import pod_facts
 
 Wish = tuple[Target, float]
-"""What to look at, after how many seconds: what sums up many objects waits for more of them."""
+"""An object to reconcile, and the delay in seconds. Objects with totals of many wait, to take several changes at
+once.
+"""
 
 SUMS_AFTER_S = 1.0
 
 
 def after_change(cache: ObjectCache, target: Target, before: Body | None, after: Body | None) -> Iterator[Wish]:
-    """What a change of an object in the cluster may concern."""
+    """Yield the objects that a change in the cluster may affect."""
     if target.resource == RLJOBS:
         yield target, 0.0
         if _meant(before) != _meant(after):
@@ -32,7 +34,7 @@ def after_change(cache: ObjectCache, target: Target, before: Body | None, after:
 
 
 def after_bus_change(cache: ObjectCache, key: str) -> Iterator[Wish]:
-    """What a change of a job's document or progress may concern."""
+    """Yield the objects that a change of a job's document or progress may affect."""
     namespace, _, name = key.partition(".")
     target = Target(RLJOBS, namespace, name)
     body = cache.get(target)
@@ -42,7 +44,7 @@ def after_bus_change(cache: ObjectCache, key: str) -> Iterator[Wish]:
 
 
 def sums(cache: ObjectCache, before: Body | None, after: Body | None) -> Iterator[Wish]:
-    """The pools and tenants in whose status a job counts."""
+    """Yield the pools and tenants whose status counts a job."""
     for body in (before, after):
         if body is not None:
             yield Target(MODELPOOLS, "", pool_of(body)), SUMS_AFTER_S
@@ -53,12 +55,12 @@ def sums(cache: ObjectCache, before: Body | None, after: Body | None) -> Iterato
 
 
 def jobs_of_pool(cache: ObjectCache, name: str) -> Iterator[Wish]:
-    """Every job that names a pool."""
+    """Return every job that names a pool."""
     return ((target_of(job), 0.0) for job in cache.group(("jobs of pool", "", name)))
 
 
 def jobs_of_tenant(cache: ObjectCache, before: Body | None, after: Body | None) -> Iterator[Wish]:
-    """Every job whose weight may have changed with a Tenant."""
+    """Return every job whose weight may have changed with a Tenant."""
     bodies = [body for body in (before, after) if body is not None]
     namespaces = {namespace for body in bodies for namespace in namespaces_of(body)}
     return ((target_of(job), 0.0) for job in cache.all(RLJOBS) if job["metadata"]["namespace"] in namespaces)
@@ -78,7 +80,7 @@ def _owners(cache: ObjectCache, target: Target, before: Body | None, after: Body
 
 
 def _meant(body: Body | None) -> object:
-    """What a person or a controller changed, as against what was merely reported."""
+    """Return uid, generation and deletion time, which change with the spec or a deletion but not with the status."""
     if body is None:
         return None
     meta = body["metadata"]

@@ -1,4 +1,4 @@
-"""The operator as a whole: memory, mirror, queue and watches, wired together; from the first list to the drain."""
+"""The operator as a whole: wires cache, bus view, work queue and watches, from the first list to the drain."""
 
 import asyncio
 import contextlib
@@ -28,12 +28,16 @@ BUS_PATIENCE_S = 10.0
 DRAIN_S = 10.0
 
 Watch = Callable[[ObjectCache, Callable[[Resource], None], Callable[[str], None]], Awaitable[None]]
-"""Feeds the memory until it is cancelled; tells of which kind a watch has begun, and what is wrong with the watching (empty: nothing)."""
+"""Feeds the cache until cancelled.
+
+The first callback receives each kind whose watch begins. The second receives an error text, empty once the
+watch works again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What the operator stands between. instance: who writes its events. now: unix seconds."""
+    """External systems of the operator. instance: reporter name in events. now: unix seconds."""
 
     cluster: Cluster
     open_bus: Callable[[], Awaitable[Bus]]
@@ -44,7 +48,7 @@ class Outside:
 
 
 class Service:
-    """One operator."""
+    """The operator: all its parts and background tasks."""
 
     def __init__(self, outside: Outside, installation: Installation) -> None:
         self._outside = outside
@@ -70,7 +74,11 @@ class Service:
         self._watch_trouble = ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop`; then finish what was begun. Raises what ends the operator: InvalidInput, or a bug."""
+        """Run until `stop` is set, then finish the reconciles in progress, for at most `DRAIN_S`.
+
+        Raises:
+            ExceptionGroup: a background task failed: InvalidInput, or a bug.
+        """
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(self.bus.run(), name="bus")]
             starting = tasks.create_task(self._start(), name="first lists")
@@ -90,13 +98,13 @@ class Service:
                 task.cancel()
 
     def missing(self) -> str:
-        """What the operator still waits for before it works; empty when it does."""
+        """Return the reason why the operator is not ready; empty when it is ready."""
         if not self.resync.synced.is_set():
             return "the first lists of the API server are not complete"
         return f"the watches ended: {self._watch_trouble}" if self._watch_trouble else ""
 
     def metrics_text(self) -> str:
-        """Prometheus' text."""
+        """Return all metrics in Prometheus' text format."""
         gauges = {
             "queue_depth": float(len(self.queue.schedule)),
             "queue_running": float(self.queue.schedule.running),
@@ -107,7 +115,10 @@ class Service:
         return self.metrics.text(gauges)
 
     async def _start(self) -> None:
-        """A bus that is there is waited for, so that nothing is said of it that is not true; one that is not, is not."""
+        """List everything, wait up to `BUS_PATIENCE_S` for the bus, then queue every object.
+
+        Without the wait, a restart of the operator would publish that the bus is unavailable.
+        """
         await self.resync.first()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BUS_PATIENCE_S):
@@ -138,11 +149,11 @@ class Service:
             raise
         finally:
             self.metrics.reconciled(target.resource.kind, outcome, time.perf_counter() - began)
-            if phase != self._phase(target):  # told by ourselves, hence no news, and yet it counts elsewhere
+            if phase != self._phase(target):  # own writes trigger no callback
                 self._look_at(sums(self.cache, self.cache.get(target), None))
 
     def _phase(self, target: Target) -> str | None:
-        """What a job's status says; None of other kinds."""
+        """Return the phase in a job's status; None for other kinds."""
         body = self.cache.get(target) if target.resource == RLJOBS else None
         return (body.get("status") or {}).get("phase") if body is not None else None
 
@@ -162,12 +173,15 @@ class Service:
         self._everything()
 
     def _look_at(self, wishes: Iterable[Wish]) -> None:
-        """Before everything was listed nothing is looked at: what is not known yet is not absent."""
+        """Queue the objects, unless the first lists are incomplete.
+
+        Until everything was listed, a missing object may be unknown, not absent.
+        """
         if self.resync.synced.is_set():
             for target, delay_s in wishes:
                 self.queue.add(target, delay_s)
 
 
 def _is_same(before: Body, after: Body | None) -> bool:
-    """Whether it is still the same object, and not another of its name."""
+    """Return whether both bodies have the same uid, so are not two objects of the same name."""
     return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]

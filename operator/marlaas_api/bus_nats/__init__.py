@@ -1,6 +1,6 @@
-"""The bus gateway: the `Bus` seam over nats-py and JetStream's own API (nats-server 2.11 or newer; tried with 2.15).
+"""The bus gateway: `Bus` over nats-py and JetStream's API (nats-server 2.11 or newer; tested with 2.15).
 
-`link` and `client` alone import nats-py; everything above them speaks JetStream's documented subjects and JSON.
+Only `link` and `client` import nats-py; the other modules use JetStream's documented subjects and JSON.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
 async def connect(
     url: str, *, name: str, creds: Path | None = None, connect_timeout_s: float = 10.0, inbox_prefix: str | None = None
 ) -> "NatsBus":
-    """Connect, waiting up to `connect_timeout_s` for a server that is not there yet.
+    """Connect; wait up to `connect_timeout_s` for a server that does not run yet.
 
     Args:
         url: `nats://host:port` or `tls://host:port`.
-        name: shown by the server's monitoring and named in refusals.
-        creds: a NATS credentials file; read again at every reconnect. When its token expires, the server ends the connection, and this
-            one goes on with what the file says by then.
-        inbox_prefix: where answers come back; None: where the credentials allow it.
+        name: shown by the server's monitoring and in errors.
+        creds: a NATS credentials file, read again at every reconnect. When its token expires, the server ends the
+            connection, and the client reconnects with the file's current content.
+        inbox_prefix: prefix of the reply subjects; None: the prefix that the credentials allow.
 
     Raises:
         BusUnavailable: no server within the time.
-        BusRefused: the server rejects the credentials, or does not let this user listen to its own inboxes.
+        BusRefused: the server rejects the credentials, or forbids this user to subscribe to its own inboxes.
     """
     link = Link(Dial(url, name, creds, inbox_prefix))
     await link.open(connect_timeout_s)
@@ -45,7 +45,7 @@ async def connect(
 
 
 class NatsBus:
-    """A connection; see the seam. Calls during an outage wait for the server, at most five seconds."""
+    """A connection that implements `Bus`. Calls during an outage wait for the server, at most five seconds."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -58,12 +58,12 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection at this moment."""
+        """Whether the client is connected now."""
         return self._link.connected
 
     @property
     def num_breaks(self) -> int:
-        """How often the connection has broken since it was opened."""
+        """Number of times that the connection has broken since it was opened."""
         return self._link.num_breaks
 
     async def publish(

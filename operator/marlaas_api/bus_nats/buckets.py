@@ -1,6 +1,6 @@
-"""Key-value buckets over JetStream, laid out as every NATS client does it (ADR-8), and their watches.
+"""Key-value buckets over JetStream in the layout that all NATS clients use (ADR-8), and their watches.
 
-Every write carries an id of its own, so that it survives a broken connection without happening twice.
+Every write has a message id of its own, so that it can be retried after a broken connection without happening twice.
 """
 
 import os
@@ -16,12 +16,12 @@ from marlaas_api.bus_nats.routes import Incoming
 from marlaas_api.bus_nats.watches import BucketWatch, StreamReader
 
 _REMOVALS = ("DEL", "PURGE")
-# A removal is told by a marker; a watcher that was away for longer reads the bucket anew, so the marker need not stay for ever.
+# Lifetime of a removal marker. A watcher that was disconnected for longer reads the whole bucket again and does not need it.
 _MARKER_TTL = "1h"
 
 
 class NatsBucket:
-    """One bucket."""
+    """A key-value bucket."""
 
     def __init__(self, jetstream: JetStream, link: Link, name: str) -> None:
         self._jetstream = jetstream
@@ -71,7 +71,7 @@ class NatsBucket:
         return await self._jetstream.publish(self._subject(key), data, {"Nats-Msg-Id": os.urandom(12).hex(), **headers})
 
     async def _snapshot(self, prefix: str) -> list[Entry]:
-        """The newest entry of every key, deletions included, oldest change first."""
+        """Return the newest entry of every key, deletions included, oldest change first."""
         messages = await self._jetstream.read_compacted(bucket_stream(self._name), self._filter(prefix))
         newest: dict[str, Entry] = {}
         for message in messages:

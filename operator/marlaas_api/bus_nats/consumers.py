@@ -1,7 +1,7 @@
 """Durable pull consumers over a `Link`.
 
-A request with `no_wait` and `expires`: the server waits for a first message, sends what there is, and says that this was
-all.
+A fetch is a request with `no_wait` and `expires`: the server waits for a first message, sends all that are available,
+and then marks the end.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from marlaas_api.bus_nats.pulls import InboxPool, Pull
 from marlaas_api.bus_nats.routes import Incoming, status
 from marlaas_api.bus_nats.verdicts import Lost
 
-# How long a request is given beyond its own end, and how long messages in hand wait for more of the same request: the end mark
-# follows at once, unless the consumer's `max_pending` holds the rest back.
+# _GRACE_S: how long to wait for the end mark after a request has expired. _LINGER_S: how long received messages wait for further ones of
+# the same request; its end mark follows at once, unless the consumer's `max_pending` delays the rest.
 _GRACE_S = 1.0
 _LINGER_S = 0.05
 _BACKOFF_S = 0.1
@@ -29,7 +29,7 @@ _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPosition:
-    """What the reply subject of a claimed message says of it."""
+    """Stream, consumer and sequence of a claimed message, parsed from its reply subject."""
 
     stream: str
     consumer: str
@@ -38,7 +38,10 @@ class DeliveryPosition:
 
     @classmethod
     def of(cls, message: Incoming) -> Self:
-        """Read `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>...`; newer servers put domain and account before the stream."""
+        """Parse `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>...`.
+
+        Newer servers put domain and account before the stream.
+        """
         tokens = message.reply.split(".")
         first = 2 if len(tokens) == 9 else 4
         return cls(tokens[first], tokens[first + 1], int(tokens[first + 2]), int(tokens[first + 3]))
@@ -46,7 +49,10 @@ class DeliveryPosition:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """Which consumer. Not `inspected`: the server is never asked about it, which not every user may."""
+    """Identity and ack wait of a consumer.
+
+    inspected: False for users without permission for CONSUMER.INFO; the server is then never asked about the consumer.
+    """
 
     stream: str
     name: str
@@ -106,7 +112,10 @@ class NatsConsumer:
         self._late.append((_now(), message))
 
     def _take_late(self, batch: int) -> list[Incoming]:
-        """Messages that came after their fetch had returned, unless the server has given them to somebody else by now."""
+        """Return messages that arrived after their fetch had returned, unless their ack wait has passed.
+
+        After the ack wait, the server may have delivered them to another client.
+        """
         found: list[Incoming] = []
         while self._late and len(found) < batch:
             arrived, message = self._late.popleft()
@@ -115,7 +124,7 @@ class NatsConsumer:
         return found
 
     async def _explain(self, pull: Pull) -> None:
-        """Raise why a request ended, unless there simply was nothing."""
+        """Raise the reason for which a request ended, unless there were only no messages."""
         if pull.failure is not None:
             raise pull.failure
         code, _, why = (pull.ended or "").partition(" ")
@@ -130,11 +139,11 @@ class NatsConsumer:
 
 
 class NatsDelivery:
-    """One claimed message. All verbs wait for the server's word; they may reach it twice.
+    """One claimed message. All verbs wait for the server's confirmation; they may reach the server twice.
 
-    A killed server may have forgotten its last deliveries, and never answers to what settles one of those. The message is
-    delivered again; until then settling it raises BusUnavailable: at once where the consumer can be asked (`inspector`), else once no answer
-    has come in time.
+    A killed server may have lost its last deliveries, and never answers a verb for one of those. Such a message is
+    delivered again; until then, settling it raises BusUnavailable. With an `inspector` the error is raised at once,
+    because the server can be asked about the consumer; without, at the deadline.
     """
 
     def __init__(self, link: Link, inspector: JetStream | None, message: Incoming) -> None:

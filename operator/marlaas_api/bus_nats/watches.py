@@ -1,7 +1,8 @@
-"""Watching a bucket: what is there, then what changes, over any number of outages.
+"""Watches of buckets: all present keys, then changes, over any number of outages.
 
-An ephemeral consumer follows the bucket's stream. Whenever it may have been lost (the connection broke, the server forgot
-it) the bucket is read again, so that a watcher hears of everything that is there now and of everything that went meanwhile.
+An ephemeral consumer follows the bucket's stream. The bucket is read again whenever the consumer may be lost (the
+connection broke, or the server restarted without it). A watcher therefore receives every key that is present then, and
+every key that was removed meanwhile.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from marlaas_api.bus_nats.pulls import Pull
 from marlaas_api.bus_nats.routes import Incoming
 
 _BATCH = 256
-# A request for changes is renewed this often; a consumer that vanished without a word is noticed by then.
+# Interval at which the request for changes is renewed; a consumer that the server has lost is detected within it.
 _RENEW_S = 15.0
 _GRACE_S = 1.0
 _FORGET_S = 60.0
@@ -26,7 +27,7 @@ _BACKOFF_S = 0.25
 
 
 class StreamReader:
-    """A stream's messages on a subject from a sequence on, for one reader, remembered nowhere. Any failure ends it."""
+    """Reader of a stream's messages on a subject from a sequence on. Its position is not durable, and any failure ends it."""
 
     def __init__(self, jetstream: JetStream, link: Link, stream: str, subject: str) -> None:
         self._jetstream = jetstream
@@ -39,7 +40,7 @@ class StreamReader:
         self.arrived: deque[Incoming] = deque()
 
     async def start(self, sequence: int) -> None:
-        """Begin (again) at a sequence. Raises BusUnavailable, BusRefused."""
+        """Start, or restart, at a sequence. Raises BusUnavailable, BusRefused."""
         await self.end()
         name = f"watch{os.urandom(8).hex()}"
         config = {
@@ -61,7 +62,12 @@ class StreamReader:
         await self._ask(self._pull)
 
     async def more(self) -> None:
-        """Wait until something may have arrived. Raises BusUnavailable: begin again; BusRefused."""
+        """Wait until messages may have arrived.
+
+        Raises:
+            BusUnavailable: the reader has ended; start it again.
+            BusRefused: the server permanently refuses.
+        """
         if self._pull is None:
             raise BusUnavailable("the watch has not begun")
         if not self._pull.over:
@@ -75,13 +81,13 @@ class StreamReader:
             raise BusUnavailable(f"NATS: the watch of {self._stream} ended: {self._pull.ended}")
 
     async def end(self) -> None:
-        """Stop listening; the server forgets an abandoned consumer by itself."""
+        """Stop reading; the server removes the abandoned consumer after a minute."""
         pull, self._pull = self._pull, None
         if pull is not None:
             await pull.close()
 
     async def remove(self) -> None:
-        """Stop, and tell the server, without waiting for it."""
+        """Stop reading and ask the server to delete the consumer, without waiting for an answer."""
         await self.end()
         if self._name and self._link.connected:
             await self._link.send(f"{API}.CONSUMER.DELETE.{self._stream}.{self._name}", b"")

@@ -1,11 +1,11 @@
-"""The nearest right name to a wrong one."""
+"""Suggestions for misspelled names."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that was probably meant, None if none is near. Case, hyphens and underscores count for nothing."""
+    """Return the closest of the names, None if none is close. Case, hyphens and underscores are ignored."""
     by_shape = {_shape(candidate): candidate for candidate in sorted(names, reverse=True)}
     found = difflib.get_close_matches(_shape(name), by_shape, n=1, cutoff=0.6)
     return by_shape[found[0]] if found else None

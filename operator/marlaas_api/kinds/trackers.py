@@ -1,4 +1,4 @@
-"""Experiment trackers that a job's figures also go to."""
+"""Experiment trackers to which a job's metrics can be exported."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The learning side of a job: sampling, optimisation, evaluation, and what is kept."""
+"""Training settings of a job: sampling, optimization, evaluation, checkpoints and export."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -110,7 +110,7 @@ class OptimizerSpec(Spec):
 
 
 class TrainingSpec(Spec):
-    """How the agents learn."""
+    """Algorithm, loss, optimizer and data of the training."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -224,7 +224,7 @@ class EvaluationSpec(Spec):
     """Held-out tasks, played with the training temperature."""
 
     model_config = ConfigDict(
-        # has(): the API server tries the rule on the default `{}` before it fills in what is inside
+        # has(): the API server checks the rule on the default `{}` before it fills in the defaults of inner fields
         json_schema_extra=rules(
             ("!has(self.promote) || self.promote != 'best' || !has(self.tasks) || self.tasks > 0", _PROMOTE_NEEDS_TASKS)
         )
@@ -248,7 +248,7 @@ class EvaluationSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """How much of the past is kept."""
+    """Retention of older adapter versions."""
 
     keep: int = Field(2, ge=1, le=1000, description="Versions whose files are kept besides the promoted one.")
 

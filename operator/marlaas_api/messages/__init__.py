@@ -1,8 +1,12 @@
-"""Every message that a worker sends to another, as frozen pydantic models.
+"""Every message between workers, as frozen pydantic models.
 
-Who writes what (DESIGN, "The picture"): the orchestrator writes Task, GroupReady, StepClosed, StepRecord, EvalRecord, Progress
-and pins of strict and evaluation groups; a sandbox writes GenerateRequest and Episode, and nothing that a bill or a gradient depends on
-but rewards; rollout writes GenerateReply, Turn and the other pins; trainers write PolicyRecord and Manifest.
+Writers (docs/architecture.md):
+
+- The orchestrator writes Task, GroupReady, StepClosed, StepRecord, EvalRecord, Progress, and the pins of strict and
+  evaluation groups.
+- A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
+- A rollout worker writes GenerateReply, Turn and the other pins.
+- A trainer writes PolicyRecord and Manifest.
 """
 
 from marlaas_api.messages.base import BusMessage, JobMessage

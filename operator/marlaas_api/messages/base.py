@@ -1,4 +1,4 @@
-"""What every message has in common."""
+"""Base classes of the messages."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -6,13 +6,13 @@ from marlaas_api.names import JobRef
 
 
 class BusMessage(BaseModel):
-    """Base of everything on the bus; the class name is its tag on the wire (see `marlaas_api.wire`)."""
+    """Base of every message on the bus; the class name is its type tag (see `marlaas_api.wire`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class JobMessage(BusMessage):
-    """A message of one job. The uid tells a job from an earlier one of the same name: readers ignore other uids."""
+    """A message of one job. The uid separates the job from an earlier one of the same name: readers ignore other uids."""
 
     namespace: str
     job: str
@@ -20,5 +20,5 @@ class JobMessage(BusMessage):
 
     @property
     def ref(self) -> JobRef:
-        """The job this belongs to."""
+        """The job of the message."""
         return JobRef(self.namespace, self.job, self.uid)

@@ -1,4 +1,4 @@
-"""A pool: what its workers are started with, how exactly its engines must compute, and what each worker reports."""
+"""Messages about a pool: start parameters of its workers, required numerical precision, and the workers' reports."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from marlaas_api.messages.policies import Probe
 
 
 class PoolDocument(BusMessage):
-    """What a pool's rollout and trainer workers are started with (a file: ConfigMap or the local runner's)."""
+    """Start parameters of a pool's rollout and trainer workers, read from a file (a ConfigMap, or the local runner's)."""
 
     name: str
     model_path: str
@@ -26,10 +26,11 @@ class AdaptedLayer(BusMessage):
 
 
 class SelfTestSpec(BusMessage):
-    """A random adapter on every adaptable layer, by which an engine shows that it applies its slots.
+    """A random adapter on every adaptable layer, with which an engine proves that it applies its slots.
 
-    `marlaas_worker.calibration.draw_adapter` makes it from the rest of this. sha256: `adapters.tensor_digest` in the calibration's dtype.
-    logprobs: the trainer's, in float32, of the calibration's probes under it (float32 bytes [T-1] each). tolerance: as the calibration's, under this adapter.
+    `marlaas_worker.calibration.draw_adapter` makes the adapter from the other fields. sha256: its
+    `adapters.tensor_digest` in the calibration's dtype. logprobs: the trainer's, in float32, of the calibration's
+    probes under the adapter (float32 bytes [T-1] each). tolerance: like the calibration's, under this adapter.
     """
 
     seed: int
@@ -41,10 +42,11 @@ class SelfTestSpec(BusMessage):
 
 
 class Calibration(BusMessage):
-    """KV `calibrations`: how far an engine's logprobs may be from the trainer's, for one base model and dtype; a trainer of the pool writes it.
+    """Largest allowed difference between logprobs of an engine and the trainer, for one base model and dtype.
 
-    base: `marlaas_worker.calibration.fingerprint` of the model. noise: mean |difference| of the trainer's logprobs in `dtype` and in float32 on the
-    probes; tolerance: what follows from it. probes: ids, and the trainer's logprobs in float32 under the bare base model.
+    KV `calibrations`; a trainer of the pool writes it. base: `marlaas_worker.calibration.fingerprint` of the model.
+    noise: mean |difference| of the trainer's logprobs in `dtype` and in float32 on the probes. tolerance: derived from
+    `noise`. probes: ids, and the trainer's logprobs in float32 under the base model without adapter.
     """
 
     pool: str
@@ -59,13 +61,14 @@ class Calibration(BusMessage):
 
 
 class ReplicaReport(BusMessage):
-    """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
+    """State of a running worker; KV `replicas` (expiring). Token counts and seconds are totals since the worker's start.
 
-    max_model_len: longest conversation of the engine, in tokens; 0 if the replica does not say. verified: engine names of the adapter versions that
-    this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by job uid; job_turn_bytes: bytes that this
-    replica added to the stream of turns. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
-    uid, the words in which this worker has given the job up. reason: why it is not ready, for people; empty if it is. probe_tolerance: the
-    calibration's, with which a rollout replica passed its self-test; 0 before.
+    max_model_len: longest conversation of the engine, in tokens; 0 if unknown. verified: engine names of the adapter
+    versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by
+    job uid. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
+    non-empty batch (rollout) or in forward/backward (trainer). broken: by job uid, the error for which this worker gave
+    up the job. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
+    calibration's tolerance with which a rollout replica passed its self-test; 0 before.
     """
 
     role: Literal["rollout", "trainer", "orchestrator"]

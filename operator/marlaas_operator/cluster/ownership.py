@@ -1,6 +1,6 @@
-"""Server-side apply in small: which leaves of an object a manager set, and what applying again does to them. Pure; for the fake.
+"""Server-side apply for the fake: field ownership of one manager. Pure.
 
-An object is taken apart into leaves by path. Items of the lists that Kubernetes merges by key are addressed by that key.
+An object is split into leaves by path. Items of lists that Kubernetes merges by key are addressed by that key.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ _KEYS = {
 
 
 def leaves(value: Any) -> Leaves:
-    """A body's leaves; an empty map or list is one."""
+    """Return the leaves of a body by path; an empty map or list is a leaf."""
     return dict(_walk(value, (), ""))
 
 
 def rebuilt(parts: Leaves) -> dict[str, Any]:
-    """The body that has these leaves."""
+    """Build the body with these leaves."""
     root: dict[Step, Any] = {}
     for path, leaf in parts.items():
         place = root
@@ -42,7 +42,7 @@ def rebuilt(parts: Leaves) -> dict[str, Any]:
 
 
 def applied(body: dict[str, Any], owned: set[tuple[Step, ...]], desired: dict[str, Any]) -> dict[str, Any]:
-    """The body after a manager that owned these leaves applied `desired`."""
+    """Return the body after an apply of `desired` by the manager that owned the leaves `owned`."""
     wanted = leaves(desired)
     kept = {path: leaf for path, leaf in leaves(body).items() if path in wanted or path not in owned}
     return rebuilt({**kept, **wanted})
@@ -65,7 +65,7 @@ def _keyed(items: list[Any], name: str) -> bool:
 
 
 def _closed(value: Any) -> Any:
-    """Items that were addressed by key become a list again."""
+    """Turn items that are addressed by key back into lists."""
     if not isinstance(value, dict):
         return value
     if value and all(isinstance(step, tuple) for step in value):

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch that turns `before` into `after`; empty when they are equal. Lists are replaced whole."""
+    """Return the patch that turns `before` into `after`; empty when they are equal. Lists are replaced whole."""
     patch: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():
         old = before.get(key)
@@ -18,7 +18,7 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def merged(before: Any, patch: Any) -> Any:
-    """What a patch makes of a value."""
+    """Return the value after a patch."""
     if not isinstance(patch, Mapping):
         return patch
     result = dict(before) if isinstance(before, Mapping) else {}

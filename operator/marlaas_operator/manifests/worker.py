@@ -1,16 +1,20 @@
-"""How a worker process is started in a pod; the same command as `marlaas run` uses (`marlaas.local.processes`)."""
+"""Command and environment of a worker process in a pod.
+
+`marlaas run` uses the same command (`marlaas.local.processes`).
+"""
 
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import pods
 from marlaas_operator.manifests.pods import Volume
 
 PYTHON = ("python3", "-P", "-s", "-m")
-"""-P: what lies in the image's working folder is nothing that a role imports. -s: nor what lies below HOME, which a sandbox shares with the
-environment's code, and which outlives a container: a `usercustomize` left there would run in the next supervisor."""
+"""-P: do not import from the image's working folder. -s: nor from below HOME, which a sandbox shares with
+environment code and which outlives a container: a `usercustomize` left there would run in the next supervisor.
+"""
 
 
 def worker_command(role: str, nats_url: str, blobs_url: str) -> list[str]:
-    """Command of a role; its document's file is to follow. The replica's name is its pod's."""
+    """Return the command of a role; the caller appends its document's file. The replica's name is the pod's."""
     return [
         *(*PYTHON, "marlaas_worker", role),
         *("--nats", nats_url, "--blobs", blobs_url),
@@ -20,7 +24,7 @@ def worker_command(role: str, nats_url: str, blobs_url: str) -> list[str]:
 
 
 def packages_volumes(installation: Installation) -> tuple[Volume, ...]:
-    """The Python packages, where the image has none."""
+    """Return the volume with the Python packages, for an image without them."""
     packages = installation.python_environment
     if packages is None:
         return ()
@@ -28,6 +32,6 @@ def packages_volumes(installation: Installation) -> tuple[Volume, ...]:
 
 
 def packages_env(installation: Installation) -> dict[str, str]:
-    """Where Python finds them."""
+    """Return the variable that points Python to that volume."""
     packages = installation.python_environment
     return {} if packages is None else {"PYTHONPATH": packages.python_path}

@@ -1,4 +1,4 @@
-"""When a job's sandboxes have crashed too often (`spec.backoffLimit`)."""
+"""Limit of sandbox crashes per job (`spec.backoffLimit`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,17 @@ from marlaas_operator.snapshot import JobSnapshot
 
 
 def sandbox_crashes(snapshot: JobSnapshot) -> int:
-    """Crashes of the job's sandboxes so far; a pod that was evicted for what it wrote itself crashed once more than it restarted.
+    """Return the number of crashes of the job's sandboxes so far.
 
-    Pods that were replaced take their counts with them, so the stored number is a floor.
+    A pod that was evicted because it wrote too much counts one crash more than its restarts. Replaced pods no
+    longer show their restarts, so the stored number is a lower bound.
     """
     stored: Mapping[str, Any] = snapshot.status or {}
     return max(int(stored.get("sandboxCrashes") or 0), sum(pod.restarts + pod.overran for pod in snapshot.pods))
 
 
 def verdict(snapshot: JobSnapshot) -> JobVerdict | None:
-    """Why the job cannot go on; None if it can."""
+    """Return the verdict that stops a job with too many sandbox crashes; None if it may continue."""
     progress, job = snapshot.own_progress, snapshot.job
     if job is None or progress is None or not progress.admitted or progress.phase.final:
         return None

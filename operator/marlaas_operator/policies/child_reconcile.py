@@ -1,4 +1,4 @@
-"""Keeping owned objects as they are wanted: what is to be applied, in the order of creation, and what stands in the way."""
+"""Actions that bring owned objects to their desired state, in the order of creation."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from marlaas_operator.policies.drift import differs
 from marlaas_operator.snapshot import Owned
 
 STUCK_S = 15.0
-"""A container that is not even created after this long may wait for a Secret that somebody has deleted."""
+"""A container that is not created within this many seconds may wait for a Secret that was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
     """A Secret, applied just before the workload that mounts it, and the pods of that workload.
 
-    It is never read: that it holds what it should is seen by the workload's annotation, that it is gone by pods that cannot begin.
+    The Secret is never read. An outdated content shows in the workload's annotation; a deleted Secret shows in
+    pods that cannot start.
     """
 
     secret: Manifest
@@ -28,7 +29,10 @@ class Mounted:
 def towards(
     objects: Sequence[Manifest], owned: Owned, owner_uid: str, mounted: Mounted, now: float
 ) -> Iterator[Action]:
-    """Actions that make the objects as they should be; the last object is the workload, and the Secret goes before it."""
+    """Yield the actions that bring the objects to their desired state.
+
+    The last object is the workload; the Secret is applied before it.
+    """
     *before, workload = objects
     for manifest in before:
         yield from _put(manifest, _observed(owned, manifest), owner_uid)
@@ -39,13 +43,13 @@ def towards(
 
 
 def put_right(objects: Iterable[Manifest], owned: Owned, owner_uid: str) -> Iterator[Action]:
-    """Actions that make objects without a Secret as they should be."""
+    """Yield the actions that bring objects without a Secret to their desired state."""
     for manifest in objects:
         yield from _put(manifest, _observed(owned, manifest), owner_uid)
 
 
 def is_stuck(pods: Iterable[PodFacts], now: float) -> bool:
-    """Whether a pod has a node and cannot begin."""
+    """Return whether a container of any pod is still in `ContainerCreating` `STUCK_S` after the pod's creation."""
     return any(
         not pod.ready
         and not pod.deleting
@@ -57,8 +61,11 @@ def is_stuck(pods: Iterable[PodFacts], now: float) -> bool:
 
 
 def _put(manifest: Manifest, observed: Mapping[str, Any] | None, owner_uid: str) -> Iterator[Action]:
-    """Apply one object if it is not as it should be. One that an earlier owner of the same name has left cannot be taken over
-    (a selector is fixed, and there is one controller): it goes first."""
+    """Apply one object if it differs from the desired one.
+
+    An object of an earlier owner of the same name is deleted first: its selector is immutable and its
+    controller is another one.
+    """
     if observed is not None and _is_foreign(observed, owner_uid):
         meta = observed["metadata"]
         if not meta.get("deletionTimestamp"):

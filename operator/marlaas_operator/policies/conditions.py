@@ -1,4 +1,7 @@
-"""Conditions as the API conventions want them: a time that moves only with the status, the generation that was looked at, a reason."""
+"""Conditions by the Kubernetes API conventions.
+
+Each has a reason and the observed generation; its transition time changes only with its status.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ _MOST_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ConditionState:
-    """What is found of one aspect of an object now."""
+    """Current state of one condition of an object."""
 
     type: str
     holds: bool
@@ -23,19 +26,19 @@ class ConditionState:
 def conditions(
     findings: Iterable[ConditionState], before: Iterable[RawCondition], generation: int, now: float
 ) -> list[dict[str, Any]]:
-    """Conditions to store: one per finding, and after them those of other types that were there, which are somebody else's."""
+    """Return the conditions to store: one per finding, then those of other types, which other controllers own."""
     known = {str(condition.get("type")): condition for condition in before}
     ours = [_condition(finding, known.pop(finding.type, {}), generation, now) for finding in findings]
     return [*ours, *(dict(condition) for condition in known.values())]
 
 
 def rfc3339(seconds: float) -> str:
-    """Kubernetes' text of a time in unix seconds."""
+    """Format unix seconds as Kubernetes does."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def clipped(message: str) -> str:
-    """A message of a length that a status takes: an environment's own words may be a book."""
+    """Cut a message to the length that a status may have; an environment's error text may be very long."""
     return message if len(message) <= _MOST_CHARS else f"{message[: _MOST_CHARS - 3]}..."
 
 

@@ -1,8 +1,9 @@
-"""What is handed to the orchestrator of a job: its document, and why there may be none. The orchestrator decides admission; this does not.
+"""Publication of a job's document to the orchestrator, and the reasons to refuse it.
 
-A document that stands is kept: a pool that is changed or gone later is no reason to stop a job that runs. What can never fit is judged here, by the
-pool's spec, and judged anew whenever the pool changes: a job may have come a moment before its pool's update, so it waits, loudly. Only what no
-change of a pool could cure is for good.
+The orchestrator decides admission. A published document is kept: a later change or deletion of the pool does
+not stop a running job. A job that does not fit its pool's spec stays queued with a reason, and is checked again
+whenever the pool changes: the job may have been created just before the pool's update. A job fails for good
+only if no change of a pool could help.
 """
 
 from collections.abc import Iterable
@@ -18,12 +19,15 @@ from marlaas_operator.plan import WriteDocument
 from marlaas_operator.snapshot import JobSnapshot
 
 MISFITS = frozenset({Reason.NEVER_FITS, Reason.NAMESPACE_NOT_ALLOWED})
-"""Why a job waits although its pool is there: the pool's spec does not offer what the job asks for."""
+"""Reasons to queue a job although its pool exists: the pool's spec does not allow what the job requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRefusal:
-    """Why a job is not handed over. phase None: as it was; Queued: until the cause is gone; Failed: for good."""
+    """Reason why a job's document is not published.
+
+    phase None: unchanged; Queued: until the cause is gone; Failed: for good.
+    """
 
     phase: Phase | None
     reason: Reason
@@ -31,7 +35,10 @@ class PublishRefusal:
 
 
 def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
-    """Why the job has no document; None if it has one, or may have one, which a bus that was not read yet may hold."""
+    """Return why the job's document is not published.
+
+    None if it is published, may be published, or the bus was not read yet and may have it.
+    """
     if snapshot.own_document is not None or not snapshot.bus.synced:
         return None
     if snapshot.job is None:
@@ -54,8 +61,11 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
 
 
 def is_over(snapshot: JobSnapshot) -> bool:
-    """Whether the stored status is final and the bus knows nothing (any more) that would contradict it: what has ended is not begun again because the
-    bus has lost its memory. A succeeded job that was given more steps is not over."""
+    """Return whether the stored status is final and the bus has no progress of the job.
+
+    A finished job is not started again because the bus lost its data. A succeeded job whose `steps` were raised
+    is not over.
+    """
     status = snapshot.status or {}
     if snapshot.own_progress is not None:
         return False
@@ -65,14 +75,17 @@ def is_over(snapshot: JobSnapshot) -> bool:
 
 
 def outgrown(snapshot: JobSnapshot) -> PublishRefusal | None:
-    """Why a job that has its document and waits for its pool cannot get in as the pool's spec is now; None if it can, or there is no pool."""
+    """Return why a job with a published document no longer fits the pool's spec.
+
+    None if it fits, or if there is no pool.
+    """
     if snapshot.job is None or snapshot.pool is None:
         return None
     return _misfit(snapshot.job, snapshot.pool)
 
 
 def _misfit(job: RLJob, pool: ModelPool) -> PublishRefusal | None:
-    """What the pool's spec does not offer the job; None if the job fits."""
+    """Return what the pool's spec does not allow; None if the job fits."""
     problems = tuple(check_fit(job, pool))
     if not problems:
         return None
@@ -86,7 +99,7 @@ def _sentences(problems: Iterable[Problem]) -> str:
 
 
 def wanted_document(snapshot: JobSnapshot, verdict: JobVerdict | None) -> JobDocument | None:
-    """The document as it should stand; None if the object does not parse."""
+    """Return the document that the bus should have; None if the object does not parse."""
     if snapshot.job is None:
         return None
     meta, own = snapshot.meta, snapshot.own_document
@@ -97,7 +110,10 @@ def wanted_document(snapshot: JobSnapshot, verdict: JobVerdict | None) -> JobDoc
 
 
 def _verdict(snapshot: JobSnapshot, found: JobVerdict | None) -> JobVerdict | None:
-    """The verdict that stands: the one that was given first, unless the job still runs and a raised limit has taken its ground away."""
+    """Return the verdict to publish: the first one is kept.
+
+    It is dropped if it no longer applies (a limit was raised) while the job is still admitted and running.
+    """
     own, progress = snapshot.own_document, snapshot.own_progress
     given = own.verdict if own is not None else None
     is_undecided = progress is not None and progress.admitted and not progress.phase.final
@@ -105,9 +121,11 @@ def _verdict(snapshot: JobSnapshot, found: JobVerdict | None) -> JobVerdict | No
 
 
 def publish_document(snapshot: JobSnapshot, wanted: JobDocument | None) -> WriteDocument | None:
-    """The write that makes the document stand; None if it does, may not, or cannot be known.
+    """Return the write that brings the document up to date.
 
-    A document that an earlier job of this name has left is not overwritten: the orchestrator first forgets that job.
+    None if it is up to date, refused, or the bus is unavailable or was not read yet. A document of an earlier
+    job of the same name is not overwritten: it is marked as deleted, so that the orchestrator first forgets
+    that job.
     """
     stands = snapshot.document
     if not snapshot.bus.synced or not snapshot.bus.available:
@@ -122,5 +140,8 @@ def publish_document(snapshot: JobSnapshot, wanted: JobDocument | None) -> Write
 
 
 def forget(document: JobDocument) -> WriteDocument | None:
-    """Ask the orchestrator to stop a job and forget it; None if it was asked already."""
+    """Return the write that marks a document as deleted; None if it is marked already.
+
+    The orchestrator then stops the job and forgets it.
+    """
     return None if document.deleted else WriteDocument(document.model_copy(update={"deleted": True}), document)

@@ -1,7 +1,7 @@
-"""Whether an observed object still is what we want: only what we set is compared, as the API server may spell it. Pure.
+"""Comparison of a desired object with the observed one. Only fields that we set are compared. Pure.
 
-Others may add to it: labels, annotations, containers, environment variables, whole fields. Lists that Kubernetes merges by a key are compared by that
-key, all others as a whole.
+Others may add labels, annotations, containers, environment variables and fields. Lists that Kubernetes merges
+by key are compared by that key, all others as a whole. Quantities are compared by value.
 """
 
 import re
@@ -25,7 +25,10 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
 def differs(desired: Mapping[str, Any], observed: Mapping[str, Any] | None) -> bool:
-    """Whether the object must be applied: it is absent, was made from another desire, or somebody changed what we set."""
+    """Return whether the object must be applied.
+
+    That is so if it is absent, has another desired hash, or a field that we set was changed.
+    """
     if observed is None:
         return True
     return _annotation(desired) != _annotation(observed) or not _holds(desired, observed, "")
@@ -36,13 +39,13 @@ def _annotation(manifest: Mapping[str, Any]) -> Any:
 
 
 def _holds(desired: Any, observed: Any, key: str) -> bool:
-    """Whether everything that is desired is so."""
+    """Return whether the observed value contains everything desired."""
     if isinstance(desired, Mapping):
         return _mapping_holds(desired, observed, key)
     if isinstance(desired, Sequence) and not isinstance(desired, str):
         return _list_holds(desired, observed, key)
     if observed is None:
-        return not desired  # the server leaves out what is false, zero or empty
+        return not desired  # the server omits false, zero and empty values
     return bool(desired == observed) or (key in ("sizeLimit", "quantity") and _same_quantity(desired, observed))
 
 

@@ -1,6 +1,7 @@
-"""An RLJob: from what was observed of it to what is to be done.
+"""Plan for an RLJob.
 
-Actions come in the order finalizer, document, sandbox, the job's own end; each is worth doing without those after it.
+Actions come in the order finalizer, document, sandbox, deletion by ttl. Each one is useful without those after
+it.
 """
 
 from collections.abc import Mapping
@@ -24,15 +25,18 @@ from marlaas_operator.snapshot import JobSnapshot
 
 FINALIZER = "marlaas.dev/job"
 FORGET_S = 60.0
-"""How long a deletion waits for the bus, the orchestrator and the last pod, counted by our own clock from when this operator first saw that it was asked
-for; then the object goes, and the sweep and Kubernetes' own garbage collection finish what is left."""
+"""Longest wait of a deletion for the bus, the orchestrator and the last pod.
+
+It counts by our own clock from when this operator first saw the deletion. Then the finalizer is removed; the
+sweep and Kubernetes' garbage collector delete the rest.
+"""
 CREDENTIAL_CHECK_S = 600.0
 EXPIRE_AGAIN_S = 10.0
-"""When a deletion by ttl that was refused is asked for again."""
+"""Interval at which a refused deletion by ttl is retried."""
 
 
 def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> Plan:
-    """What to do about a job. now: unix seconds."""
+    """Return the plan for a job. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return _plan_deletion(snapshot, now)
     wanted = document_publishing.wanted_document(snapshot, backoff.verdict(snapshot))
@@ -52,12 +56,12 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
 
 
 def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
-    """Stop the job, remove what it owns, wait until the orchestrator has forgotten it, and let it go."""
+    """Stop the job, delete what it owns, wait until the orchestrator has forgotten it, and remove the finalizer."""
     if FINALIZER not in snapshot.meta.finalizers:
         return Plan()
     own, bus = snapshot.own_document, snapshot.bus
     left_s = snapshot.deletion_seen_at + FORGET_S - now
-    if left_s <= 0:  # alone: whatever is refused for good must not stand before it
+    if left_s <= 0:  # alone: a permanently refused action must not block it
         return Plan((RemoveFinalizer(FINALIZER),))
     write = document_publishing.forget(own) if own is not None and bus.synced and bus.available else None
     forgotten = bus.synced and bus.available and own is None
@@ -70,7 +74,7 @@ def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
 
 
 def _telling(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | None) -> Plan:
-    """The plan with the status that is to stand after it, if that says anything new; None: nothing is to be said."""
+    """Return the plan with the new status and its events; unchanged if the status is None or does not differ."""
     patch = status_patch(snapshot.status, after, RLJobStatus) if after is not None else None
     if after is None or patch is None:
         return plan
@@ -79,14 +83,17 @@ def _telling(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | None)
 
 
 def _expires_s(snapshot: JobSnapshot, now: float) -> float | None:
-    """Seconds until a job that has ended is to be deleted; None: never, or it has not ended, or that is not known."""
+    """Return the seconds until an ended job is to be deleted; None: no ttl, not ended, or unknown."""
     ttl = snapshot.job.spec.ttl_seconds_after_finished if snapshot.job is not None else None
     finished_at = unix_seconds((snapshot.status or {}).get("finishedAt"))
     return None if ttl is None or finished_at is None or not _has_ended(snapshot) else finished_at + ttl - now
 
 
 def _has_ended(snapshot: JobSnapshot) -> bool:
-    """Whether nothing is left to do: what was given more steps goes on, though the orchestrator may not have heard of it yet."""
+    """Return whether the job has ended and has no steps left.
+
+    A job whose `steps` were raised continues, even if the orchestrator has not read the change yet.
+    """
     progress, job = snapshot.own_progress, snapshot.job
     if progress is None:
         return snapshot.progress_known and document_publishing.is_over(snapshot)
@@ -95,7 +102,10 @@ def _has_ended(snapshot: JobSnapshot) -> bool:
 
 
 def _sandbox_check_s(snapshot: JobSnapshot) -> float | None:
-    """A credential is renewed by time; a pod that cannot begin is looked at again; a credential that could not be minted yet too."""
+    """Return after how many seconds to check the sandbox again; None if the job has none.
+
+    A credential is renewed by time; a missing credential and a pod that cannot start are checked sooner.
+    """
     if not sandboxes.is_wanted(snapshot):
         return None
     pods = [pod for pod in snapshot.pods if not pod.ended]

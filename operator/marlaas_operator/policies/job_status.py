@@ -1,4 +1,4 @@
-"""A job's status: the orchestrator's figures, where the job stands, and its conditions, as the columns show them."""
+"""Status of an RLJob: the orchestrator's numbers, the summary, and the conditions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +22,13 @@ _FIGURES = (
 
 
 def job_status(snapshot: JobSnapshot, told: StatusSummary, wanted: JobDocument | None, now: float) -> dict[str, Any]:
-    """The whole status. wanted: the job's document, which says whose it is."""
+    """Return the complete status.
+
+    Args:
+        told: phase, reason and message.
+        wanted: the job's document, which names its tenant; None keeps the stored tenant.
+        now: unix seconds.
+    """
     before: Mapping[str, Any] = snapshot.status or {}
     phase = told.phase or Phase(before.get("phase") or Phase.QUEUED)
     progress = snapshot.own_progress

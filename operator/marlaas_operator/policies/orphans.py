@@ -1,4 +1,4 @@
-"""Documents whose RLJob is gone: what a finalizer that could not wait has left behind."""
+"""Plan for documents whose RLJob no longer exists, because its finalizer was removed after a timeout or by hand."""
 
 from marlaas_api.messages import JobDocument
 from marlaas_operator.plan import Plan
@@ -6,6 +6,6 @@ from marlaas_operator.policies.document_publishing import forget
 
 
 def plan_orphan(document: JobDocument) -> Plan:
-    """What to do about a document of which no RLJob of its uid exists."""
+    """Return the plan for a document without an RLJob of its uid."""
     write = forget(document)
     return Plan(actions=(write,) if write is not None else ())

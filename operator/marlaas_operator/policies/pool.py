@@ -1,7 +1,7 @@
-"""A ModelPool: from what was observed of it to what is to be done.
+"""Plan for a ModelPool.
 
-It owns its workers for as long as it exists, jobs or not: an engine that took a minute to load is not stopped between two jobs. A deleted pool serves on
-until the jobs that it began with have ended.
+The pool owns its workers for as long as it exists, with or without jobs: loading an engine takes minutes. A
+deleted pool keeps serving until the jobs that hold it have ended.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,12 +21,15 @@ from marlaas_operator.snapshot import PoolSnapshot
 
 FINALIZER = "marlaas.dev/pool"
 DRAIN_S = 60.0
-"""How long a deletion waits for the last worker, counted from when no job held the pool any more; then it goes all the same, and Kubernetes'
-own garbage collection finishes what is left."""
+"""Longest wait for the last worker of a deleted pool.
+
+It counts from when no job holds the pool. Then the finalizer is removed and Kubernetes' garbage collector
+deletes the rest.
+"""
 
 
 def plan_pool(snapshot: PoolSnapshot, installation: Installation, now: float) -> Plan:
-    """What to do about a pool. now: unix seconds."""
+    """Return the plan for a pool. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         if FINALIZER not in snapshot.meta.finalizers:
             return Plan()
@@ -52,9 +55,11 @@ def _upkeep(snapshot: PoolSnapshot, installation: Installation, now: float) -> I
 
 
 def _plan_removal(snapshot: PoolSnapshot, installation: Installation, now: float) -> Plan:
-    """Say that the pool is being stopped, remove the workers, then, with the last of their pods gone, what guarded them, and let the pool go.
+    """Report the deletion in the status, delete the workers, then the other objects, then the finalizer.
 
-    It is said first, and the finalizer goes alone: from then on the time runs, and nothing that is refused for good holds the pool.
+    The other objects (network policies, Secrets) go once no pod is left. The status is written first, because
+    its transition time starts the timeout `DRAIN_S`. The finalizer's removal is a plan of its own, so that a
+    refused action cannot block it.
     """
     since = _stopping_since(snapshot)
     if since is None:
@@ -65,7 +70,7 @@ def _plan_removal(snapshot: PoolSnapshot, installation: Installation, now: float
 
 
 def _stopping_since(snapshot: PoolSnapshot) -> float | None:
-    """When the status began to say that the pool is being stopped, unix seconds; None if it does not say so yet."""
+    """Return when the condition `Deleting` became True, in unix seconds; None if it is not True."""
     for condition in (snapshot.status or {}).get("conditions") or ():
         if condition.get("type") == "Deleting" and condition.get("status") == "True":
             return unix_seconds(condition.get("lastTransitionTime"))

@@ -1,4 +1,4 @@
-"""A pool's status: who serves, what is taken, and what is wrong with those that do not serve."""
+"""Status of a ModelPool: ready workers, slots in use, and faults of workers that are not ready."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ _MANY = 5
 
 
 def pool_status(snapshot: PoolSnapshot, now: float) -> dict[str, Any]:
-    """The whole status; figures are absent for an object that does not parse."""
+    """Return the complete status; without counts if the pool does not parse."""
     before = snapshot.status or {}
     found = conditions(_findings(snapshot), before.get("conditions") or (), snapshot.meta.generation, now)
     figures = _figures(snapshot, snapshot.pool) if snapshot.pool is not None else {}
@@ -24,7 +24,10 @@ def pool_status(snapshot: PoolSnapshot, now: float) -> dict[str, Any]:
 
 
 def holders(snapshot: PoolSnapshot) -> list[JobLoad]:
-    """Jobs that keep the pool from going: handed over and not at their end. What the bus has not told yet may be so."""
+    """Return the jobs that block the pool's deletion: published and not ended.
+
+    While the bus was not read, every job that has not ended counts.
+    """
     return [job for job in snapshot.jobs if not job.phase.final and (job.begun or not snapshot.bus.synced)]
 
 
@@ -40,7 +43,7 @@ def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
 
 
 def _held(snapshot: PoolSnapshot, slots: int) -> dict[str, Any]:
-    """What jobs hold; as it was told before, as long as the bus was not read."""
+    """Return the jobs and slots in use; the stored values while the bus was not read."""
     before = snapshot.status or {}
     if not snapshot.bus.synced:
         return {key: before.get(key) for key in ("jobs", "slots", "freeSlots")}

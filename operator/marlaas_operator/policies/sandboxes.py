@@ -1,7 +1,8 @@
-"""What of a job's sandbox is to be made, put right or removed. A job that is not admitted has none.
+"""Actions for a job's sandbox: create, repair, delete. A job that is not admitted has no sandbox.
 
-Made in the order ServiceAccount, NetworkPolicy, Secret, Deployment; removed the other way round, all but the Deployment once no pod is left: nothing of the
-tenant's ever runs unguarded, and the account, as long as it is seen, says that a Secret, which is not, may be left.
+Objects are created in the order ServiceAccount, NetworkPolicy, Secret, Deployment, so that tenant code never
+runs unprotected. Deletion takes the Deployment first and the rest once no pod is left. The ServiceAccount goes
+last: while it exists, a Secret, which the operator cannot read, may exist too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from marlaas_operator.snapshot import JobSnapshot
 
 
 def is_wanted(snapshot: JobSnapshot) -> bool | None:
-    """Whether the job should have a sandbox; None: not known."""
+    """Return whether the job should have a sandbox; None if its progress is unknown."""
     progress = snapshot.own_progress
     if progress is None:
         return False if snapshot.progress_known else None
@@ -28,16 +29,16 @@ def is_wanted(snapshot: JobSnapshot) -> bool | None:
 def plan_sandbox(
     snapshot: JobSnapshot, wanted: JobDocument | None, installation: Installation, now: float
 ) -> tuple[Action, ...]:
-    """Actions towards the sandbox that the job should have."""
+    """Return the actions that create, update or delete the job's sandbox."""
     should = is_wanted(snapshot)
     if should is None:
         return ()
     if not should:
         return tuple(removal(snapshot))
-    document = wanted or snapshot.own_document  # of a job that does not parse any more, as it was handed over
+    document = wanted or snapshot.own_document  # for a job that no longer parses: the published document
     if document is None or snapshot.credential is None:
         return ()
-    if snapshot.pool is None:  # gone by force, or not to be read: what locks its sandboxes is unknown, not absent
+    if snapshot.pool is None:  # pool deleted by force, or invalid: its sandbox bounds are unknown, not absent
         return ()
     sandbox = Sandbox(snapshot.meta, document, snapshot.pool.spec.sandbox, snapshot.credential)
     objects = sandbox_objects(sandbox, installation)
@@ -46,7 +47,7 @@ def plan_sandbox(
 
 
 def removal(snapshot: JobSnapshot) -> Iterator[Action]:
-    """Remove whatever there is of the sandbox."""
+    """Yield the actions that delete the sandbox."""
     if not snapshot.owned:
         return
     name = sandbox_name(snapshot.meta.name)
@@ -60,7 +61,7 @@ def removal(snapshot: JobSnapshot) -> Iterator[Action]:
 
 
 def _delete(kind: str, observed: Mapping[str, Any] | None) -> Iterator[Action]:
-    """Delete an object once; what is on its way out is waited for."""
+    """Delete an object, unless it is absent or already being deleted."""
     meta = observed["metadata"] if observed is not None else {}
     if meta and not meta.get("deletionTimestamp"):
         yield Delete(kind, meta["namespace"], meta["name"], meta["uid"])

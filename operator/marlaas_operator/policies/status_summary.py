@@ -1,7 +1,7 @@
-"""Where a job stands, in a phase, one reason and one sentence: the first of what is wrong, what it waits for, what it does.
+"""Phase, reason and message of a job: the first fault, else the current wait or activity.
 
-The orchestrator decides what becomes of a job. The operator adds what only it sees: objects that are not there, pods that do not serve, a bus that is
-away. Nothing is said on a mere suspicion: what is not known yet leaves the status as it was.
+The orchestrator decides the job's phase. The operator adds what only it observes: missing objects, pods that
+are not ready, an unavailable bus. Incomplete observations leave the status unchanged.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from marlaas_operator.policies.faults import PodFault, first_fault, refusal_of
 from marlaas_operator.snapshot import JobSnapshot
 
 BUS_PATIENCE_S = 10.0
-"""A bus that is away for less is a restart."""
+"""Unavailability of the bus that is not reported: a restart takes less."""
 LEADER_PATIENCE_S = 3.0
-"""An orchestrator that hands over, or comes back, takes the lease within this time; its loss is seen 10 s late anyway."""
+"""Time for a new orchestrator to take the lease, which itself expires 10 s after the last renewal."""
 FIRST_WORD_S = 2.0
-"""How long a new job's first status waits for the orchestrator, so that a queued job costs one patch."""
+"""Wait of a new job's first status for the orchestrator, so that a queued job costs one patch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusSummary:
-    """phase None: as it was."""
+    """Phase, reason and message of a job. phase None: unchanged."""
 
     phase: Phase | None
     reason: str
@@ -32,7 +32,7 @@ class StatusSummary:
 
 
 def status_summary(snapshot: JobSnapshot, sandbox: str, now: float) -> StatusSummary | None:
-    """What to tell of a job; None: nothing new is known. sandbox: name of its Deployment."""
+    """Return the summary of a job; None if there is no new information. sandbox: name of its Deployment."""
     progress = snapshot.own_progress
     if progress is not None:
         return _trouble(snapshot, progress, sandbox, now) or _unread(snapshot, progress) or _doing(snapshot, progress)
@@ -51,7 +51,7 @@ def status_summary(snapshot: JobSnapshot, sandbox: str, now: float) -> StatusSum
 
 
 def look_again_s(snapshot: JobSnapshot, now: float) -> float | None:
-    """Seconds until the clock alone may change what is told."""
+    """Return the seconds until the summary may change by time alone; None if it does not."""
     waits = []
     if snapshot.own_progress is None and not snapshot.status:
         waits.append(snapshot.first_seen_at + FIRST_WORD_S - now)
@@ -71,7 +71,11 @@ def _is_lost(snapshot: JobSnapshot, now: float) -> bool:
 
 
 def _trouble(snapshot: JobSnapshot, progress: Progress, sandbox: str, now: float) -> StatusSummary | None:
-    """What keeps a job from going on; it beats what the orchestrator says of a job that holds slots, or waits for the very pool."""
+    """Return the fault that stops a job; it takes precedence over the orchestrator's reason.
+
+    Faults of the bus count for every job that has not ended; others only for admitted jobs and those that wait
+    for their pool.
+    """
     if progress.phase.final:
         return None
     if snapshot.refusal and snapshot.refusal_reason == Reason.BUS_UNAVAILABLE:
@@ -88,7 +92,7 @@ def _trouble(snapshot: JobSnapshot, progress: Progress, sandbox: str, now: float
 
 
 def _unread(snapshot: JobSnapshot, progress: Progress) -> StatusSummary | None:
-    """What is wrong with an object that was valid when its document was written, and is not any more."""
+    """Return the summary for an object that no longer parses although its document is published."""
     if snapshot.job is not None or progress.phase.final:
         return None
     text = f"{snapshot.problem}; until that is corrected, the job goes on as it was when it was valid"
@@ -96,7 +100,7 @@ def _unread(snapshot: JobSnapshot, progress: Progress) -> StatusSummary | None:
 
 
 def _absent(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSummary | None:
-    """Somebody without whom a running job makes no steps and who is not there, without a fault that is known."""
+    """Return the summary if no orchestrator or no worker of a role is ready, without a known fault; else None."""
     since = snapshot.bus.leaderless_since
     if since is not None and now - since >= LEADER_PATIENCE_S:
         return StatusSummary(progress.phase, Reason.WAITING_FOR_ORCHESTRATOR, _LEADER)
@@ -105,7 +109,7 @@ def _absent(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSumm
 
 
 def late_worker(pods: Sequence[PodFacts], pool: str) -> tuple[Reason, str] | None:
-    """The role of which no worker serves, with the worker that is awaited; None if each role has one."""
+    """Return the first role without a ready worker, as reason and message; None if each role has one."""
     for role, reason in (("rollout", Reason.ROLLOUT_STARTING), ("trainer", Reason.TRAINER_STARTING)):
         mine = [pod for pod in pods if pod.component == role and not pod.deleting]
         if not any(pod.ready for pod in mine):
@@ -116,7 +120,7 @@ def late_worker(pods: Sequence[PodFacts], pool: str) -> tuple[Reason, str] | Non
 
 
 def sandbox_fault(snapshot: JobSnapshot, sandbox: str) -> PodFault | None:
-    """What is wrong with the sandbox, as its pods or those who refuse them say."""
+    """Return the sandbox's fault: a refused action, a fault of its pods, or pods that its Deployment may not create."""
     if snapshot.refusal:
         return PodFault(snapshot.refusal_reason, snapshot.refusal)
     return first_fault(snapshot.pods) or refusal_of(snapshot.owned.get(("Deployment", sandbox)))

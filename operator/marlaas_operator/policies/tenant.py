@@ -1,4 +1,4 @@
-"""A Tenant: which namespaces are its own, and what its jobs hold."""
+"""Plan for a Tenant: its status, with the namespaces that belong to it and the usage of its jobs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,12 +18,12 @@ _HELD = ("jobs", "queued", "adapterSlots", "tokensPerSecond")
 
 
 def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:
-    """Tenants in the order in which they are asked whose a namespace is: the older first."""
+    """Return the tenants by precedence for a namespace that several of them list: the oldest first."""
     return tuple(tenant for _, tenant in sorted(tenants, key=lambda pair: (pair[0].created_at, pair[0].name)))
 
 
 def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
-    """What to do about a Tenant: it owns nothing, so there is only its status. now: unix seconds."""
+    """Return the plan for a Tenant; it owns no objects, so only its status is written. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return Plan()
     before = snapshot.status or {}
@@ -51,8 +51,8 @@ def _active(snapshot: TenantSnapshot) -> ConditionState:
 
 
 def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
-    """What the jobs of namespaces that are really its own hold."""
-    if not snapshot.bus.synced:  # as it was told before
+    """Return the usage of the jobs in namespaces that belong to this tenant by precedence."""
+    if not snapshot.bus.synced:  # keep the stored values
         before = snapshot.status or {}
         return {key: before[key] for key in _HELD if key in before}
     own = [job for job in snapshot.jobs if _is_ours(snapshot, job)]

@@ -1,4 +1,4 @@
-"""`marlaas chat`: the base model and what a run made of it, side by side."""
+"""`marlaas chat`: chat with the base model and the trained adapter side by side."""
 
 import json
 import sys
@@ -81,7 +81,7 @@ def _answer(console: Console, conversation: Chat, text: str, titles: dict[Side, 
 
 
 def _prompts(console: Console, given: Iterable[str] | None) -> Iterator[str]:
-    """What is asked: by option, by a pipe's lines, or from the keyboard; blank lines ask nothing."""
+    """Yield the prompts: from the option, from the lines of a pipe, or from the keyboard. Skip blank lines."""
     if given is not None:
         yield from given
     elif not sys.stdin.isatty():
@@ -101,7 +101,7 @@ def _typed(console: Console) -> Iterator[str]:
 
 
 def _adapter(opened: OpenedJob, agent: str | None) -> Path:
-    """The folder with the agent's adapter. Raises InvalidInput."""
+    """Return the folder with the agent's adapter. Raises InvalidInput."""
     names = [one.name for one in opened.document.spec.agents]
     if agent is not None and agent not in names:
         raise InvalidInput(f"{opened.name} has no agent {agent}: it has {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""The commands that talk to a cluster: submit, watch, suspend, resume, why, adapter. `kubectl marlaas` has them too."""
+"""Commands that work on a cluster: submit, watch, suspend, resume, why, adapter. `kubectl marlaas` offers the same commands."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +160,7 @@ def _set_suspend(kubectl: Kubectl, name: str, wanted: bool) -> None:
 
 
 def _job(kubectl: Kubectl, name: str) -> dict[str, Any]:
-    """One job. Raises NotFound with the name that was perhaps meant."""
+    """Return the job. Raises ObjectMissing, with similar names as a hint."""
     try:
         return kubectl.get(RLJOBS, name)
     except ObjectMissing:
@@ -174,7 +174,7 @@ def _unknown(kubectl: Kubectl, name: str, names: Sequence[str]) -> ObjectMissing
 
 
 def _pool(kubectl: Kubectl, job: ClusterJobView) -> ClusterPoolView | None:
-    """The job's pool, unless there is none or tenants may not see it."""
+    """Return the job's pool; None if it is missing or the user may not read it."""
     try:
         return pool_view(kubectl.get(MODELPOOLS, job.pool))
     except (ObjectMissing, AccessDenied):
@@ -194,7 +194,7 @@ _Look = Callable[[], Sequence[Mapping[str, Any]]]
 
 @dataclass(slots=True)
 class _Looker:
-    """Looks at the jobs of one namespace; the first look raises NotFound for a name that is not there."""
+    """Lists the jobs of one namespace. The first call raises ObjectMissing if one of the names does not exist."""
 
     kubectl: Kubectl
     names: Sequence[str]
@@ -215,7 +215,7 @@ def _within(kubectl: Kubectl, namespace: str) -> Kubectl:
 
 
 def _watch(looks: Sequence[_Look], as_json: bool) -> bool:
-    """Show jobs until they end; whether there were any. Raises Exit when one failed."""
+    """Show jobs until they end. Return whether there were any. Raises Exit when one failed."""
     display = choose(as_json)
     watching = ClusterWatch(lambda: [body for look in looks for body in look()], display, time.time)
     try:

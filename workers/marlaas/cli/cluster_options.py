@@ -1,4 +1,4 @@
-"""The options that say which cluster and namespace, spelt as kubectl spells them."""
+"""The options for cluster and namespace, with the same names as in kubectl."""
 
 from typing import Annotated
 
@@ -18,5 +18,5 @@ Kubeconfig = Annotated[
 
 
 def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) -> Kubectl:
-    """The cluster that the options mean."""
+    """Return the kubectl client for the cluster that the options select."""
     return Kubectl(ClusterTarget(context, namespace, kubeconfig))

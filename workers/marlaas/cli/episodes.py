@@ -1,4 +1,4 @@
-"""`marlaas episodes`: what the policy really did, from a run's own record to the terminal."""
+"""`marlaas episodes`: shows a run's recorded episodes in the terminal."""
 
 import random
 import time

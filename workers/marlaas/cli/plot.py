@@ -1,4 +1,4 @@
-"""`marlaas plot`: one or several runs in one picture."""
+"""`marlaas plot`: plot one or several runs in one figure."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def _title(curves: Sequence[JobCurves]) -> str:
 
 
 def _labelled(folders: Sequence[Path], job: str | None) -> list[tuple[str, OpenedJob]]:
-    """Jobs with names that tell them apart: with their folder's if there are several."""
+    """Return jobs with unique labels. If there are several folders, the label includes the folder's name."""
     opened = [(folder, one) for folder in folders for one in open_jobs(folder, job)]
     several = len({folder.absolute() for folder, _ in opened}) > 1
     return [(f"{folder.absolute().name}: {one.name}" if several else one.name, one) for folder, one in opened]

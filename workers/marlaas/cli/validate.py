@@ -1,4 +1,4 @@
-"""`marlaas validate`: manifests to a verdict."""
+"""`marlaas validate`: check manifests and print the findings."""
 
 import json
 from typing import Annotated, Any

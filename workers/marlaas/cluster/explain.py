@@ -1,4 +1,4 @@
-"""`why`: what a job is doing or waiting for, since when, and what to do, as one paragraph. Pure."""
+"""`marlaas why`: one paragraph about a job: its state or what it waits for, since when, and what to do. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,22 +10,27 @@ from marlaas_api.reasons import Reason
 from marlaas_api.visible import visible
 
 SILENCE_S = 60.0
-"""How long the operator may say nothing of a new job, or of a change, before that is worth a sentence."""
+"""Seconds after which a missing status of a new job is reported as a late operator."""
 RECENT_S = 600.0
-"""Older warnings are not told: what they were about is over, or is told by the reason."""
+"""Older warnings are left out: their cause is over, or is the reported reason."""
 
 _SILENT = "look whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
 _CAUSES = {
     Reason.WAITING_FOR_POOL: "RolloutReady",
     Reason.WAITING_FOR_TRAINER: "TrainerReady",
 }
-"""Reasons whose own cause is what a condition of the pool says."""
+"""Reasons that are caused by a condition of the pool."""
 
 
 def explain(job: ClusterJobView, pool: ClusterPoolView | None, events: Sequence[ClusterEventView], now: float) -> str:
-    """One paragraph; last words of several lines follow it, indented. pool None: there is none, or whoever asks may not see it.
+    """Return one paragraph, followed by the job's multi-line message, indented.
 
-    Statuses and events hold words of tenants' code, and anybody may write events in a namespace of theirs: nothing that a terminal obeys is left in it.
+    Control characters are removed: statuses and events contain text of tenants' code, and tenants can write events
+    in their own namespaces.
+
+    Args:
+        pool: the job's pool; None if it does not exist or the user may not read it.
+        now: unix seconds.
     """
     cause = _cause(job, pool)
     sentences = [_where(job, events, now), *_idle(job), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
@@ -34,7 +39,7 @@ def explain(job: ClusterJobView, pool: ClusterPoolView | None, events: Sequence[
 
 
 def _where(job: ClusterJobView, events: Sequence[ClusterEventView], now: float) -> str:
-    """Where the job is, and since when."""
+    """Return the job's phase and how long it has lasted."""
     status = job.status
     if job.deleted_at is not None:
         return f"{job.key} is being deleted, for {_ago(job.deleted_at, now)} now."
@@ -54,7 +59,11 @@ def _where(job: ClusterJobView, events: Sequence[ClusterEventView], now: float) 
 
 
 def _since(job: ClusterJobView, status: RLJobStatus, events: Sequence[ClusterEventView]) -> float:
-    """When the phase began. Queued and suspended are both not admitted: which of them since when, the last suspension's event tells."""
+    """Return the time when the phase began, in unix seconds.
+
+    Queued and suspended jobs are both not admitted, so the condition does not tell them apart: the latest
+    suspension event does.
+    """
     if status.phase in ("Queued", "Suspended"):
         admitted = condition(status, "Admitted")
         turned = seconds(admitted.last_transition_time) if admitted is not None else None
@@ -76,7 +85,7 @@ def _figures(status: RLJobStatus) -> str:
 
 
 def _idle(job: ClusterJobView) -> Iterator[str]:
-    """Steps that taught nothing, where they are many."""
+    """Yield a sentence about steps without signal, if there are many."""
     status = job.status
     if status is not None and status.phase in ("Running", "Succeeded") and job.deleted_at is None:
         newest = max((agent.policy_version or 0 for agent in status.agents), default=None)
@@ -85,7 +94,7 @@ def _idle(job: ClusterJobView) -> Iterator[str]:
 
 
 def _why(job: ClusterJobView, now: float) -> Iterator[str]:
-    """The reason, in the table's words and in the status's own."""
+    """Yield the reason, with its meaning from the reasons' table and the status's own message."""
     if job.status is None or not job.status.reason:
         return
     reason, message = job.status.reason, (job.status.message or "").strip()
@@ -101,12 +110,12 @@ def _why(job: ClusterJobView, now: float) -> Iterator[str]:
 
 
 def _fault_since(status: RLJobStatus) -> float | None:
-    """When the condition that carries the reason turned."""
+    """Return the last transition time of the condition with the status's reason; None if there is no such condition."""
     return next((seconds(one.last_transition_time) for one in status.conditions if one.reason == status.reason), None)
 
 
 def _cause(job: ClusterJobView, pool: ClusterPoolView | None) -> Condition | None:
-    """The condition of the pool that the job's own reason comes from."""
+    """Return the false condition of the pool that explains the job's reason; None if there is none."""
     reason = job.status.reason if job.status is not None else None
     kind = next((kind for waiting, kind in _CAUSES.items() if waiting == reason), None)
     found = condition(pool.status, kind) if pool is not None and kind is not None else None
@@ -114,7 +123,7 @@ def _cause(job: ClusterJobView, pool: ClusterPoolView | None) -> Condition | Non
 
 
 def _pool(job: ClusterJobView, pool: ClusterPoolView | None, cause: Condition | None) -> Iterator[str]:
-    """How the pool stands, where that matters."""
+    """Yield sentences about the pool's readiness, if the job's state depends on it."""
     if pool is None or not _minds_pool(job):
         return
     status = pool.status
@@ -138,7 +147,7 @@ def _minds_pool(job: ClusterJobView) -> bool:
 
 
 def _unseen(job: ClusterJobView, now: float) -> Iterator[str]:
-    """Whether the operator has seen the job as it is now."""
+    """Yield a sentence if the operator has not yet acted on the job's current generation."""
     status = job.status
     if status is None:
         is_late = now - job.created_at > SILENCE_S
@@ -150,7 +159,7 @@ def _unseen(job: ClusterJobView, now: float) -> Iterator[str]:
 
 
 def _warning(events: Sequence[ClusterEventView], told: str, now: float) -> Iterator[str]:
-    """The last warning of late that says something new."""
+    """Yield the latest recent warning whose message is not already in `told`."""
     warnings = [event for event in events if event.kind == WARNING and now - event.at <= RECENT_S]
     news = [one for one in warnings if one.message.rstrip(".") not in told and not _is_over(one, events)]
     if news:
@@ -159,7 +168,7 @@ def _warning(events: Sequence[ClusterEventView], told: str, now: float) -> Itera
 
 
 def _is_over(warning: ClusterEventView, events: Sequence[ClusterEventView]) -> bool:
-    """The operator has said since that this went away (`marlaas_operator.policies.events`)."""
+    """Return whether the operator has since emitted a recovery event for this warning (`marlaas_operator.policies.events`)."""
     return any(
         event.reason == Reason.RECOVERED and event.at >= warning.at and event.message.startswith(warning.reason)
         for event in events
@@ -182,7 +191,10 @@ def _advice(job: ClusterJobView, cause: Condition | None) -> Iterator[str]:
 
 
 def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
-    """Whose turn it is: what ails a sandbox is the tenant's, what ails a pool the platform team's, whatever the same reason means elsewhere."""
+    """Return who must act: the tenant for a fault of the sandbox, the platform team for a fault of the pool.
+
+    This overrides the actor that the reasons' table names for the reason.
+    """
     if text.actor is Actor.NOBODY or (cause is None and text.stage is not ReasonStage.FAULTY):
         return text.actor
     sandbox = condition(status, "SandboxReady")
@@ -194,14 +206,14 @@ def _published(status: RLJobStatus) -> tuple[AgentStatus, ...]:
 
 
 def _last_words(job: ClusterJobView) -> Iterator[str]:
-    """A message of several lines, such as a traceback, as it is."""
+    """Yield the lines of a multi-line message, such as a traceback, indented."""
     message = (job.status.message or "").strip() if job.status is not None else ""
     if "\n" in message:
         yield from (f"  {line}" for line in message.splitlines())
 
 
 def _sentence(words: str) -> str:
-    """Close a sentence that was not closed; a pool's message of several lines keeps its last one."""
+    """Return the last line of `words`, with a full stop if it has no closing punctuation."""
     last = words.strip().splitlines()[-1] if words.strip() else ""
     return last if last.endswith((".", "!", "?")) else f"{last}."
 

@@ -1,4 +1,4 @@
-"""A job's object in the cluster as a row of the live table of `marlaas run`. Pure."""
+"""Converts an RLJob object of the cluster into a row of the live table of `marlaas run`. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from marlaas_api.messages import JobDocument, Phase, Progress
 
 
 def view(body: Mapping[str, Any], now: float) -> JobView:
-    """The row; `now` is the level's time. Raises InvalidObject for an object of a newer MARLaaS."""
+    """Return the row; `now` is the time of its progress, in unix seconds. Raises InvalidObject for an object of a newer MARLaaS."""
     job = parse(RLJob, body)
     document = JobDocument(
         namespace=job.metadata.namespace,
@@ -27,7 +27,7 @@ def view(body: Mapping[str, Any], now: float) -> JobView:
 
 
 def headline(views: Sequence[JobView]) -> str:
-    """The line above the table: how many are where, and why the first that does not run does not."""
+    """Return the line above the table: the number of jobs per phase, and the reason of the first job that waits or has a fault."""
     phases = [level.phase.value if (level := one.progress) else "Starting" for one in views]
     counts = ", ".join(f"{phases.count(phase)} {phase.lower()}" for phase in dict.fromkeys(phases))
     stuck = next((one for one in views if _is_stuck(one)), None)

@@ -1,7 +1,7 @@
-"""`python -m marlaas.cluster.published`: a published adapter as a tar archive on standard output.
+"""`python -m marlaas.cluster.published`: writes a published adapter as a tar archive to standard output.
 
-Runs where bus and blob store can be reached, in the orchestrator's pod, for `marlaas adapter`, which runs where they cannot. The bus says which of the
-files in the store are the version; names alone do not.
+`marlaas adapter` runs it in the orchestrator's pod, which can reach the bus and the blob store. The bus determines
+which files in the store belong to the version; their names alone do not.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class VersionRequest:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the archive; 0, or 1 with the reason on stderr and nothing on stdout."""
+    """Write the archive and return 0; on an error, return 1 with the reason on stderr and nothing on stdout."""
     parser = argparse.ArgumentParser(prog="python -m marlaas.cluster.published")
     for flag in ("--nats", "--blobs", "--namespace", "--job", "--agent"):
         parser.add_argument(flag, required=True)
@@ -55,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def pack(bus: Bus, blobs: Blobs, wanted: VersionRequest, out: IO[bytes]) -> None:
-    """Write the version's files as a tar archive, once all of them are here and verified.
+    """Write the version's files as a tar archive, after all of them were fetched and verified.
 
-    Raises Permanent when there is no such job or version any more, and as `Bucket.get` and `Blobs.fetch`.
+    Raises Permanent if the job or the version no longer exists, and the errors of `Bucket.get` and `Blobs.fetch`.
     """
     entry = await (await bus.bucket(subjects.JOBS)).get(subjects.job_key(wanted.namespace, wanted.job))
     if entry is None or entry.data is None:

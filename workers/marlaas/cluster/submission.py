@@ -1,4 +1,4 @@
-"""Manifests to a cluster: first the API server says of every object whether it would take it, then all are applied, or none."""
+"""Submit manifests to a cluster: dry-run every object on the API server, then apply all of them, or none."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _NO_NAMESPACE = re.compile(r'namespaces "(?P<name>[^"]+)" not found')
 
 
 class Change(StrEnum):
-    """What an apply did."""
+    """Effect of an apply on an object."""
 
     CREATED = "created"
     CHANGED = "changed"
@@ -26,7 +26,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """An object that the cluster has taken."""
+    """An object that was applied to the cluster."""
 
     kind: str
     namespace: str
@@ -39,7 +39,7 @@ class Applied:
 
 
 def submit(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[Applied]:
-    """Apply all objects. Raises InvalidManifest, before anything is applied, when the API server would not take one."""
+    """Apply all objects. Raises InvalidManifest, before anything is applied, if the API server rejects one in the dry run."""
     previews = preview(kubectl, placed)
     return [
         _applied(dry, kubectl.apply(one.source.body, dry_run=False)) for one, dry in zip(placed, previews, strict=True)
@@ -47,7 +47,7 @@ def submit(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[Applied]:
 
 
 def preview(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[dict[str, Any]]:
-    """What the API server would make of every object. Raises InvalidManifest with everything that it would refuse."""
+    """Dry-run every object and return the API server's results. Raises InvalidManifest with all rejections."""
     previews: list[dict[str, Any]] = []
     findings: list[Finding] = []
     for one in placed:
@@ -61,7 +61,7 @@ def preview(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[dict[str, 
 
 
 def loc_of(field: str) -> Loc:
-    """`spec.agents[1].name`, as the API server writes a field, as a place in the object; the object's root for `<nil>`."""
+    """Parse a field path of the API server, such as `spec.agents[1].name`. `<nil>` is the object's root."""
     if field.startswith("<"):
         return ()
     steps = _STEP.finditer(field)

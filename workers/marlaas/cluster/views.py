@@ -1,4 +1,4 @@
-"""What the API server's JSON says of a job, a pool and events, as values. Tolerant: an older `marlaas` reads a newer operator's words."""
+"""Values parsed from the API server's JSON of jobs, pools and events. Unknown fields of a newer operator are accepted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,11 @@ WARNING = "Warning"
 
 @dataclass(frozen=True, slots=True)
 class ClusterJobView:
-    """One RLJob. Times are unix seconds; status None: the operator has not spoken of it yet; deleted_at: when its deletion was asked for."""
+    """One RLJob. Times are unix seconds.
+
+    `status` is None until the operator sets one. `deleted_at` is the time when deletion was requested; None if it
+    was not.
+    """
 
     namespace: str
     name: str
@@ -26,13 +30,13 @@ class ClusterJobView:
 
     @property
     def key(self) -> str:
-        """`<namespace>/<name>`."""
+        """Name as `<namespace>/<name>`."""
         return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPoolView:
-    """One ModelPool. engines, trainers: how many there should be; slots: adapter slots of one engine."""
+    """One ModelPool. `engines` and `trainers` are the desired replicas; `slots` is the number of adapter slots per engine."""
 
     name: str
     engines: int
@@ -43,7 +47,7 @@ class ClusterPoolView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterEventView:
-    """One Kubernetes event; at: when it was last seen, unix seconds."""
+    """One Kubernetes event. `at` is when it was last seen, in unix seconds."""
 
     kind: str
     reason: str
@@ -52,7 +56,7 @@ class ClusterEventView:
 
 
 def job_view(body: Mapping[str, Any]) -> ClusterJobView:
-    """Read an RLJob."""
+    """Parse an RLJob."""
     meta, status = body["metadata"], body.get("status") or {}
     return ClusterJobView(
         namespace=meta["namespace"],
@@ -68,7 +72,7 @@ def job_view(body: Mapping[str, Any]) -> ClusterJobView:
 
 
 def pool_view(body: Mapping[str, Any]) -> ClusterPoolView:
-    """Read a ModelPool."""
+    """Parse a ModelPool."""
     spec, status = body["spec"], body.get("status") or {}
     return ClusterPoolView(
         name=body["metadata"]["name"],
@@ -80,7 +84,7 @@ def pool_view(body: Mapping[str, Any]) -> ClusterPoolView:
 
 
 def event_view(body: Mapping[str, Any]) -> ClusterEventView:
-    """Read an Event of core/v1."""
+    """Parse an Event of core/v1."""
     series = body.get("series") or {}
     times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))
     last = next((time for time in times if time), body["metadata"].get("creationTimestamp"))
@@ -90,10 +94,10 @@ def event_view(body: Mapping[str, Any]) -> ClusterEventView:
 
 
 def condition(status: ObjectStatus | None, name: str) -> Condition | None:
-    """The condition of this type."""
+    """Return the condition of this type; None if there is none."""
     return next((one for one in status.conditions if one.type == name), None) if status is not None else None
 
 
 def seconds(text: str | None) -> float | None:
-    """An RFC 3339 time as unix seconds."""
+    """Convert an RFC 3339 time to unix seconds; None for None or an empty text."""
     return None if not text else datetime.fromisoformat(text).timestamp()

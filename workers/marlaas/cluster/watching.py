@@ -1,4 +1,4 @@
-"""The live table of jobs in a cluster. Looks again and again rather than holding a watch open: a look cannot silently die."""
+"""Live table of jobs in a cluster. It polls instead of holding a watch open, because a watch can stall unnoticed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ PERIOD_S = 2.0
 
 @dataclass(slots=True)
 class ClusterWatch:
-    """Shows what `look` finds: the bodies of the RLJobs to be watched, those gone left out."""
+    """Displays the jobs that `look` returns: the bodies of the watched RLJobs, without deleted ones."""
 
     look: Callable[[], Sequence[Mapping[str, Any]]]
     display: Display
@@ -27,12 +27,15 @@ class ClusterWatch:
     told: set[str] = field(default_factory=set)
 
     def run(self, pause: Callable[[], None]) -> None:
-        """Look and show until every job is final or gone."""
+        """Poll and display until every job is final or deleted."""
         while self.round():
             pause()
 
     def round(self) -> bool:
-        """One look; False once nothing more will happen. A cluster that is silent for a while is said, and asked again."""
+        """Poll once; return False when every job is final or deleted.
+
+        If the API server does not answer, display that and return True, so that the next round asks again.
+        """
         try:
             bodies = self.look()
         except ClusterSilent as error:
@@ -47,7 +50,7 @@ class ClusterWatch:
 
     @property
     def failed(self) -> bool:
-        """Some job that was seen last has failed."""
+        """Whether any of the jobs that still exist has failed."""
         return any(one.progress is not None and one.progress.phase is Phase.FAILED for one in self.views.values())
 
     def _view(self, body: Mapping[str, Any]) -> JobView | None:
@@ -59,7 +62,7 @@ class ClusterWatch:
         return self._timed(fresh)
 
     def _timed(self, fresh: JobView) -> JobView:
-        """With the time at which the level was new, and when the job will be done."""
+        """Return the view with the time when its progress last changed, and with the estimated time left."""
         level, uid = fresh.progress, fresh.document.uid
         if level is None:
             self.views[uid] = fresh

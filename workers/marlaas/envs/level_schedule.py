@@ -1,7 +1,8 @@
-"""Difficulty by levels: which level each attribute of a curriculum has for a task. Pure arithmetic on the task's index.
+"""Difficulty levels: the level of each curriculum attribute for a task. Pure arithmetic on the task's index.
 
-A task stays a function of (split, index, seed): a level rises with the index, never with how well the policy does, so that a job that
-is resumed, or run again, meets the same tasks. Held-out tasks all have the last level, so that evaluations can be compared.
+A task depends only on (split, index, seed). A level rises with the index, never with the policy's success, so that
+a resumed or repeated job gets the same tasks. Held-out tasks all have the last level, so that evaluations can be
+compared.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ _NUM_ENDS = 2
 
 @dataclass(frozen=True, slots=True)
 class LevelSchedule:
-    """From the first to the last level of each attribute, in equal stretches over `num_tasks` training tasks."""
+    """Raises each attribute from its first to its last level in equal intervals over `num_tasks` training tasks."""
 
     ends: Mapping[str, tuple[int, int]]
     num_tasks: int
@@ -41,7 +42,10 @@ class LevelSchedule:
 def checked_levels(
     what: str, given: Mapping[str, object], num_tasks: int, num_levels: Mapping[str, int]
 ) -> LevelSchedule:
-    """Return the levels of `curriculum: {attribute: level or [first, last]}`. num_levels: of each attribute. Raises InvalidInput."""
+    """Return the schedule for `curriculum: {attribute: level or [first, last]}`. Raises InvalidInput.
+
+    `num_levels` gives the number of levels of each attribute.
+    """
     if num_tasks < 0:
         raise InvalidInput(f"curriculum_tasks is {num_tasks}; expected 0 or more tasks")
     ends = {name: _ends(what, name, value, num_levels) for name, value in given.items()}

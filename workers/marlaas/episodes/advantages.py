@@ -1,4 +1,4 @@
-"""The advantage that training gives a reward, worked out again from what is kept; by the trainer's own mathematics. Pure."""
+"""Advantages of recorded rewards, recomputed with the trainer's own functions. Pure."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from marlaas_worker.rl.algorithms import ALGORITHMS
 
 
 def advantages_of(spec: RLJobSpec) -> Advantages | None:
-    """How the job's groups become advantages; None for an algorithm that compares a whole step's rewards, of which a group knows too little."""
+    """Return the function from a group to its advantages; None if the algorithm compares the rewards of a whole step."""
     rule = ALGORITHMS[spec.training.algorithm]
     if rule.over != "group":
         return None
@@ -26,5 +26,5 @@ def advantages_of(spec: RLJobSpec) -> Advantages | None:
 
 
 def _longest(record: EpisodeRecord, agent: str) -> int:
-    """Tokens of the agent's longest turn."""
+    """Return the number of tokens in the agent's longest turn."""
     return max((len(turn.output_ids) for turn in record.turns if turn.agent == agent), default=0)

@@ -1,7 +1,8 @@
-"""Where a job's episodes lie: `episodes.jsonl`, one line each in the order of their end, and older parts as `episodes-0001.jsonl.gz`, ….
+"""Files of a job's episodes: `episodes.jsonl`, one line per ended episode, and older parts as `episodes-0001.jsonl.gz`, ….
 
-Bounded: when the open part is full it is compressed, and the oldest parts go once all of them exceed the bound. Crash-safe: a line is there
-whole or, cut off by a kill, is removed at the next start; a part replaces the open file by rename. Readers need no lock.
+Bounded: a full open part is compressed, and the oldest parts are deleted once all parts exceed the limit.
+Crash-safe: a line that a kill cut off is removed at the next start, and a compressed part is complete before a
+rename makes it visible. Readers need no lock.
 """
 
 import gzip
@@ -21,26 +22,26 @@ from marlaas_api.errors import InvalidInput
 
 OPEN = "episodes.jsonl"
 DEFAULT_BYTES = 256 << 20
-"""Disk that one job's episodes may take; a short one-turn episode takes about 0.1 KB of it compressed, a thousand tokens 3 KB."""
+"""Default disk limit for one job's episodes. Compressed, a short one-turn episode takes about 0.1 KB, a thousand tokens 3 KB."""
 _OPEN_BYTES = 16 << 20
 _PART = re.compile(r"episodes-(\d{4,})\.jsonl\.gz")
 
 
 def parts(folder: Path) -> list[Path]:
-    """Closed parts, oldest first."""
+    """Return the closed parts, oldest first."""
     return sorted(path for path in folder.glob("episodes-*.jsonl.gz") if _PART.fullmatch(path.name))
 
 
 @dataclass(slots=True)
 class EpisodeWriter:
-    """The writing side; one per job. An episode that the open part already holds is not written again."""
+    """Writer of one job's episodes. It skips episodes that the open part already holds."""
 
     folder: Path
     max_bytes: int = DEFAULT_BYTES
     _known: set[str] | None = field(default=None)
 
     def append(self, records: Iterable[EpisodeRecord]) -> None:
-        """Write what is not there yet. Raises InvalidInput when the folder takes no more."""
+        """Append new episodes. Raises InvalidInput if the folder cannot be written."""
         if self.max_bytes <= 0:
             return
         with translated(self._open):
@@ -57,7 +58,7 @@ class EpisodeWriter:
         return self.folder / OPEN
 
     def _recovered(self) -> set[str]:
-        """Ids in the open part; a line that a kill cut off is removed first."""
+        """Return the ids in the open part, after removing a line that a kill cut off."""
         if self._known is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._known = set()
@@ -96,9 +97,10 @@ class EpisodeWriter:
 
 
 def read(folder: Path) -> Iterator[EpisodeRecord]:
-    """Yield every kept episode, oldest first; of several plays of one member the first counts. Also while a run writes.
+    """Yield every kept episode, oldest first, also while a run writes. If a group's member was played more than once, the first counts.
 
-    Raises InvalidInput for a line that is no episode.
+    Raises:
+        InvalidInput: a line is not an episode.
     """
     seen: set[tuple[str, int]] = set()
     for record in _all(folder):
@@ -108,7 +110,10 @@ def read(folder: Path) -> Iterator[EpisodeRecord]:
 
 
 def _all(folder: Path) -> Iterator[EpisodeRecord]:
-    """The open part is opened before the closed ones are listed: whatever is closed meanwhile is read twice, never not at all."""
+    """Yield all records. The open part is opened before the closed ones are listed.
+
+    A part that is closed meanwhile is then read twice rather than missed.
+    """
     path = folder / OPEN
     current = path.open("rb") if path.exists() else None
     try:
@@ -132,7 +137,7 @@ def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[EpisodeRecord]:
 
 
 class EpisodeFollower:
-    """What is appended after it was made, also across the closing of a part."""
+    """Reads the episodes that are appended after its creation, also when the open part is replaced."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / OPEN
@@ -143,7 +148,7 @@ class EpisodeFollower:
             self._file.seek(0, os.SEEK_END)
 
     def news(self) -> list[EpisodeRecord]:
-        """Episodes since the last call. Raises InvalidInput."""
+        """Return the episodes since the last call. Raises InvalidInput."""
         found = self._complete()
         if self._path.exists() and not self._is_current():
             self.close()
@@ -152,7 +157,7 @@ class EpisodeFollower:
         return found
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 

@@ -1,6 +1,6 @@
-"""A line of a conversation for a terminal: who says it, in the colour of the role, and the words.
+"""One line of a conversation for a terminal: the speaker and the text, in the colour of the role.
 
-What a model wrote is shown, never obeyed: control characters that a terminal would act on are written out.
+Control characters in a model's text are escaped, so that the terminal does not act on them.
 """
 
 from rich.text import Text
@@ -11,10 +11,10 @@ _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "y
 
 
 def said(speaker: str, text: str, role: str) -> Text:
-    """role: of the message, or `raw text`."""
+    """Return the line. `role` is the message's, or `raw text`."""
     return Text.assemble((f"{visible(speaker)}: ", f"bold {_STYLES[role]}"), (visible(text), _STYLES[role]))
 
 
 def speaker(role: str, name: str | None) -> str:
-    """Of a message; name: a tool's."""
+    """Return the speaker of a message. `name` is the tool's."""
     return f"{role} ({name})" if name else role

@@ -1,4 +1,4 @@
-"""Which episodes, and what the rest of the record says of them: step, advantage, their group's rewards. Pure."""
+"""Select episodes and add their context from the run's records: step, advantage, rewards of their group. Pure."""
 
 import random
 from collections import defaultdict
@@ -11,11 +11,11 @@ from marlaas_api.messages import StepRecord
 from marlaas_api.names import Split, group_token
 
 Advantages = Callable[[Sequence[EpisodeRecord], str], Sequence[float]]
-"""The members [G] of a whole group that count, two or more, and an agent, to that agent's advantages [G]."""
+"""Function from the fault-free members [G >= 2] of a complete group, and an agent, to the agent's advantages [G]."""
 
 
 class EpisodeOrder(StrEnum):
-    """Which come first."""
+    """Order in which episodes are shown."""
 
     LATEST = "latest"
     WORST = "worst"
@@ -25,9 +25,11 @@ class EpisodeOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """An episode in its surroundings. step: that it was resolved in, counted from 0; None while open, or held out.
+    """An episode with its context.
 
-    group_rewards, advantages: by agent; rewards of the members that count, in member order, and this episode's own advantage if its group is whole.
+    step: the step that resolved it, counted from 0; None if that step has not ended, or the task is held out.
+    group_rewards: per agent, the rewards of the members without a fault, in member order.
+    advantages: per agent, this episode's own advantage, if its group is complete.
     """
 
     job: str
@@ -39,7 +41,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """What to show; None and False ask for all."""
+    """Criteria for the episodes to show. None and False do not restrict."""
 
     step: int | None = None
     split: Split | None = None
@@ -50,7 +52,7 @@ class EpisodeFilter:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What is needed besides the episodes themselves. advantages None: the algorithm takes more than a group to know them."""
+    """Context of a job's episodes. `advantages` is None if the algorithm needs more than one group to compute them."""
 
     job: str
     group_size: int
@@ -59,7 +61,7 @@ class JobContext:
 
 
 def placed(records: Iterable[EpisodeRecord], around: JobContext) -> list[Played]:
-    """Every episode in its surroundings, in the order given."""
+    """Return every episode with its context, in the given order."""
     all_records = list(records)
     groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
     for record in all_records:
@@ -79,7 +81,10 @@ def placed(records: Iterable[EpisodeRecord], around: JobContext) -> list[Played]
 
 
 def chosen(episodes: Iterable[Played], choice: EpisodeFilter, rng: random.Random) -> list[Played]:
-    """At most `limit` episodes; worst and best by mean reward, and what has none (a fault) comes last. The latest come in time order."""
+    """Return at most `limit` episodes. The latest are returned in time order.
+
+    Worst and best are by mean reward; episodes without one (faults) come last.
+    """
     fitting = [one for one in episodes if _fits(one, choice)]
     if choice.order is EpisodeOrder.LATEST:
         return sorted(fitting, key=lambda one: one.record.at)[max(0, len(fitting) - choice.limit) :]
@@ -109,7 +114,7 @@ def _rewards(group: Sequence[EpisodeRecord]) -> dict[str, tuple[float, ...]]:
 
 
 def _advantages(group: Sequence[EpisodeRecord], around: JobContext) -> Iterable[tuple[str, dict[str, float]]]:
-    """Each member's advantages by agent, once every member has ended; held-out tasks have none."""
+    """Return each member's advantages by agent, once all members have ended. Held-out tasks have none."""
     if around.advantages is None or len(group) < around.group_size or group[0].split is Split.EVAL:
         return []
     counting = sorted((one for one in group if one.fault is None), key=lambda one: one.member)

@@ -1,4 +1,4 @@
-"""From the bus and the blob store to the files that people want of a job: records, curve, adapter, copy, summary."""
+"""Write a job's output files from the bus and the blob store: records, curve, adapter, exported copy, summary."""
 
 import asyncio
 import json
@@ -19,16 +19,16 @@ from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepR
 log = logging.getLogger(__name__)
 
 Tell = Callable[[JobDocument, Sequence[StepRecord], Sequence[EvalRecord]], None]
-"""Called with a job's records as they stand, whenever there are more; must return at once."""
+"""Called with all records of a job so far whenever there are new ones; must return at once."""
 
 
 def _nobody(document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
-    """Nobody else wants to know."""
+    """Default listener: ignore the records."""
 
 
 @dataclass(slots=True)
 class Collector:
-    """Keeps the output folder in step with the bus. Failures of bus and store are told by the caller, or met again at the end."""
+    """Updates the output folder from the bus. Errors of the bus and the store are raised to the caller, and retried later."""
 
     folder: OutFolder
     bus: Bus
@@ -39,7 +39,10 @@ class Collector:
     _published: set[tuple[str, str, int, Phase]] = field(default_factory=set)
 
     async def follow(self, document: JobDocument, level: Progress | None) -> None:
-        """Write what is new of a job; everything once it is final. Raises as the bus and the store do, and InvalidInput."""
+        """Write what is new of a job; once it is final, also its curve and adapters.
+
+        Raises InvalidInput, and the errors of the bus and the store.
+        """
         mark = (level.step, level.eval_last, level.phase, level.versions) if level else ()
         if self._seen.get(document.uid) == mark:
             return
@@ -49,7 +52,7 @@ class Collector:
         self._seen[document.uid] = mark
 
     async def write_records(self, document: JobDocument) -> None:
-        """Rewrite `steps.jsonl` and `evals.jsonl` if the stream has more."""
+        """Rewrite `steps.jsonl` and `evals.jsonl` if the stream has new records."""
         records = self._records.setdefault(document.uid, RecordFile(document.ref))
         if await records.read(self.bus) or not (self.folder.job(document.ref) / "steps.jsonl").exists():
             records.write(self.folder)
@@ -57,14 +60,14 @@ class Collector:
         self.folder.link_logs(document.ref)
 
     async def result(self, document: JobDocument, level: Progress | None, failure: Failure | None) -> JobResult:
-        """Everything that is known of a job now, files included."""
+        """Return the job's current result, after writing all its files."""
         await self.write_records(document)
         result = JobResult(document, level, *self._records[document.uid].in_order(), failure)
         await self.publish(result)
         return result
 
     async def publish(self, result: JobResult) -> None:
-        """Draw the curve, fetch every agent's adapter, copy it to where the job asked for it."""
+        """Draw the curve, fetch every agent's adapter, and copy a succeeded job's adapter to its export path."""
         folder = self.folder.job(result.document.ref)
         if result.steps or result.evals:
             size = result.document.spec.rollout.group_size
@@ -92,12 +95,12 @@ class Collector:
 
 
 def write_summary(folder: OutFolder, results: Sequence[JobResult]) -> None:
-    """Write `summary.json`. Raises InvalidInput when the folder takes no more."""
+    """Write `summary.json`. Raises InvalidInput if the folder cannot be written."""
     write(folder.summary, json.dumps(summary(results), indent=2, ensure_ascii=False).encode() + b"\n")
 
 
 def read_results(folder: OutFolder, record: RunRecord) -> list[JobResult]:
-    """Results of a finished run, from its own files. Raises InvalidInput when they are not as it left them."""
+    """Return the results of a finished run from its files. Raises InvalidInput if the files were damaged or removed."""
     levels = {level.uid: level for level in record.progress}
     return [_read_result(folder.job(job.ref), job, levels.get(job.uid)) for job in record.jobs]
 

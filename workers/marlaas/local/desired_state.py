@@ -1,4 +1,4 @@
-"""From manifests to what a run is to do; the last word on what a person wrote."""
+"""Desired state of a run, read from the manifests."""
 
 import time
 import uuid
@@ -13,12 +13,17 @@ from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import JobDocument
 
 _APART_S = 1e-3
-"""Between the times of creation of two jobs of the same manifests, so that the queue is in the order of the files."""
+"""Difference between the creation times of consecutive jobs, so that the queue has the order of the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """jobs have fresh uids and times of creation, which count for new jobs only. pools: those that jobs use. folders: where environment modules may lie."""
+    """Jobs, pools and module folders of a run.
+
+    jobs: with new uids and creation times, which apply to new jobs only.
+    pools: only pools that the jobs use.
+    folders: folders that may hold environment modules.
+    """
 
     jobs: tuple[JobDocument, ...]
     pools: tuple[ModelPool, ...]
@@ -27,7 +32,7 @@ class DesiredState:
 
 
 def read(files: Sequence[str], seed: int | None) -> DesiredState:
-    """Read the manifests. Raises InvalidManifest with everything that is wrong with them."""
+    """Read the manifests. Raises InvalidManifest with all findings."""
     manifest, now = load(files), time.time()
     jobs = tuple(
         job_document(job, manifest.tenants, str(uuid.uuid4()), seed, now + position * _APART_S)

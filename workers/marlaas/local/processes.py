@@ -1,4 +1,4 @@
-"""One role as a process: how it is started, ended and swept up after. Decides nothing."""
+"""Role processes: start, stop, and clean up after them. Makes no decisions."""
 
 import asyncio
 import contextlib
@@ -20,23 +20,23 @@ from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
 ROLE_COMMAND = (sys.executable, "-P", "-m", "marlaas_worker")
-"""-P: what lies in the folder where the person happens to be is nothing that a role imports."""
+"""-P keeps the current folder off the import path of roles."""
 TAIL_BYTES = 256 << 10
 
 
 class Watchdog:
-    """The runner's side of `marlaas.local.watchdog`. temporary: a folder that ends with the run."""
+    """Client of the process `marlaas.local.watchdog`. `temporary` is a folder that is deleted when the run ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, temporary: Path) -> None:
         self._process = process
         self.temporary = temporary
 
     def add(self, session: int) -> None:
-        """From now on the session ends with the runner."""
+        """Register a session that must end with the runner."""
         self._say(f"+{session}\n")
 
     def remove(self, session: int) -> None:
-        """The session has ended."""
+        """Unregister a session that has ended."""
         self._say(f"-{session}\n")
 
     def _say(self, line: str) -> None:
@@ -47,7 +47,7 @@ class Watchdog:
 
 @contextlib.asynccontextmanager
 async def watchdog() -> AsyncIterator[Watchdog]:
-    """Start the warden; leaving the context ends it, and what it still guards."""
+    """Start the watchdog. Leaving the context stops it, and the sessions that are still registered."""
     temporary = Path(tempfile.mkdtemp(prefix="marlaas-"))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -68,9 +68,10 @@ async def watchdog() -> AsyncIterator[Watchdog]:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What all roles are started with. command: how to run a role, its name comes next. jobs: by key; pools: by name.
+    """Starts roles.
 
-    modules: folders in which a sandbox finds the environments that people wrote.
+    command: command line of a role; the role's name follows. jobs: by key; pools: by name.
+    modules: folders in which a sandbox finds users' environments.
     """
 
     folder: OutFolder
@@ -83,7 +84,7 @@ class Launcher:
     command: tuple[str, ...] = ROLE_COMMAND
 
     async def start(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
-        """Start a role in a session of its own, writing to its log. Raises InvalidInput when the folder takes no more."""
+        """Start a role in its own session, writing to its log. Raises InvalidInput if the folder cannot be written."""
         path = self.log(spec)
         with translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +107,7 @@ class Launcher:
         return process
 
     def user(self, spec: ProcessSpec) -> BusUser:
-        """As whom the role connects."""
+        """Return the bus user of the role."""
         match spec.role:
             case "rollout":
                 return RolloutUser(spec.pool)
@@ -119,13 +120,13 @@ class Launcher:
                 return OrchestratorUser()
 
     def log(self, spec: ProcessSpec) -> Path:
-        """Where the role writes."""
+        """Return the path of the role's log."""
         if spec.job:
             return self.folder.job(self.jobs[spec.job].ref) / "logs" / f"{spec.name}.log"
         return self.folder.logs / f"{spec.key}.log"
 
     def log_tail(self, spec: ProcessSpec) -> str:
-        """The end of the log."""
+        """Return the end of the log."""
         with self.log(spec).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode(errors="replace")
@@ -163,7 +164,7 @@ class Launcher:
         return [*arguments, flag, str(path)]
 
     async def sweep(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for a role's end, end what it left, and return its exit code."""
+        """Wait until a role exits, kill its remaining children, and return its exit code."""
         exit_code = await process.wait()
         await asyncio.to_thread(sessions.kill, process.pid)
         self.watchdog.remove(process.pid)
@@ -171,11 +172,11 @@ class Launcher:
 
 
 def ask_to_end(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM: the role drains."""
+    """Send SIGTERM: the role drains."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
 
 
 def kill(process: asyncio.subprocess.Process) -> None:
-    """SIGKILL for the role and all it started."""
+    """Send SIGKILL to the role and its children."""
     sessions.kill(process.pid)

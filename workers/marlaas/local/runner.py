@@ -1,7 +1,7 @@
-"""`marlaas run`: validate, prepare, start everything, watch until every job is settled, write what came of it, leave nothing behind.
+"""`marlaas run`: validate, prepare, start all processes, watch until every job is settled, write the results, clean up.
 
-The shell around `documents`, `plan`, `restarts`, `table` and `results`, which decide. Nothing is started before everything that a
-person can get wrong has been looked at.
+Runs the decisions of the pure modules `documents`, `plan`, `restarts`, `table` and `results`. Nothing is started
+before everything that users can get wrong has been checked.
 """
 
 import asyncio
@@ -40,11 +40,14 @@ EXIT_SUCCEEDED, EXIT_FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What was asked for. out: the output folder; seed: instead of the manifests' own; nats: a server that is there already, creds: a
-    credentials file for it.
+    """Arguments of a run.
 
-    again: the command line that goes on where this one stops; role_command: how a role is run. episodes_bytes: disk that each job's kept
-    episodes may take, 0 keeps none.
+    out: output folder.
+    seed: replaces the manifests' seeds; None keeps them.
+    nats, creds: URL of an existing NATS server, and its credentials file; None starts an embedded server.
+    again: command line that continues this run.
+    role_command: command line that runs a role.
+    episodes_bytes: disk for each job's episodes; 0 keeps none.
     """
 
     files: tuple[str, ...]
@@ -61,8 +64,8 @@ def run(request: RunRequest, display: Display) -> int:
     """Run to the end and return the exit code: 0 only if every job succeeded.
 
     Raises:
-        Permanent: what a person must change first (InvalidInput, ServerFailed, …); nothing is running.
-        Retryable: a server that was named does not answer.
+        Permanent: the user must change something first (InvalidInput, ServerFailed, …); nothing is running.
+        Retryable: the server of `nats` does not answer.
     """
     try:
         return asyncio.run(_run(request, display))
@@ -84,7 +87,7 @@ async def _run(request: RunRequest, display: Display) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What runs, and where environment modules are looked for."""
+    """Jobs, pools, and the folders of environment modules."""
 
     jobs: tuple[JobDocument, ...]
     pools: tuple[PoolDocument, ...]
@@ -125,9 +128,10 @@ class _Run:
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 
     async def _prepare(self, wanted: DesiredState, guard: Watchdog) -> tuple[PoolDocument, ...]:
-        """Documents of the pools that jobs use, their models prepared.
+        """Prepare the models and return the documents of the pools that jobs use.
 
-        A model that had to be fetched or made can be looked into only now: the manifests are read once more. Raises InvalidInput.
+        The manifests are read again if a model was fetched or built, because it can be inspected only then. Raises
+        InvalidInput.
         """
         is_news = any(_is_unseen(pool.spec.model) for pool in wanted.pools)
         pools = []
@@ -139,7 +143,7 @@ class _Run:
         return tuple(pools)
 
     async def _serve(self, folder: OutFolder, content: "_Content", guard: Watchdog) -> list[JobResult]:
-        """Run the jobs until all are settled or the person asks to stop; return what is known of them then."""
+        """Run the jobs until all are settled or the user asks to stop, and return their results so far."""
         self._display.waiting("starting the message server")
         async with message_server(folder, self._existing(), guard) as server:
             await announce(server.bus, content.jobs)
@@ -187,7 +191,7 @@ class _Run:
         self._display.waiting("ending the roles; Ctrl-C ends them at once")
 
     def _end(self, folder: OutFolder, pools: tuple[PoolDocument, ...], results: Sequence[JobResult]) -> int:
-        """Write what came of it, tell it, and turn it into an exit code."""
+        """Write the summary and the record, display the report, and return the exit code."""
         write_summary(folder, results)
         finished = all(plan.settled(one.document, one.progress) for one in results)
         levels = tuple(one.progress for one in results if one.progress is not None)
@@ -202,12 +206,12 @@ class _Run:
 
 
 def _is_unseen(model: ModelSpec) -> bool:
-    """Whether there was nothing to look into when the manifests were read."""
+    """Return whether the model could not be inspected when the manifests were read."""
     return model.hub is not None or (model.builtin is not None and prepared(model.builtin) is None)
 
 
 async def _first_of(first: asyncio.Event, second: asyncio.Event, timeout_s: float) -> None:
-    """Sleep until one of the events or the timeout; the second is cleared."""
+    """Sleep until one of the events is set or the timeout expires; then clear the second event."""
     waits = [asyncio.ensure_future(event.wait()) for event in (first, second)]
     await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:

@@ -1,4 +1,4 @@
-"""The message server of a run: an embedded one that is kept alive and lets in this run's roles only, or one that is there already."""
+"""NATS server of a run: an embedded one that is restarted after crashes and admits only this run's roles, or an existing one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ MAX_RETRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """A server that is there already. creds: the person's credentials file, None where it asks for none."""
+    """An existing server. `creds` is the user's credentials file; None if it needs none."""
 
     url: str
     creds: Path | None = None
@@ -29,7 +29,7 @@ class Existing:
 
 @dataclass(frozen=True, slots=True)
 class MessageServer:
-    """Where roles connect and as whom, and the runner's own connection."""
+    """URL and credentials of the roles, and the runner's own connection."""
 
     url: str
     bus: Bus
@@ -40,11 +40,11 @@ class MessageServer:
 async def message_server(
     folder: OutFolder, existing: Existing | None, watchdog: Watchdog
 ) -> AsyncIterator[MessageServer]:
-    """Connect to a server that is there already, or else to one of our own; streams and buckets are there then.
+    """Connect to the existing server or start an embedded one, and ensure the streams and buckets.
 
     Raises:
-        ServerFailed: our own server cannot start (port or store taken, disk full), or cannot be kept alive.
-        BusUnavailable, BusRefused: the existing server does not answer, or refuses.
+        ServerFailed: the embedded server cannot start (port or store taken, disk full), or cannot be restarted.
+        BusUnavailable, BusRefused: the existing server does not answer, or rejects the connection.
     """
     if existing is not None:
         async with _connected(existing.url, OneForAll(existing.creds)) as server:
@@ -73,7 +73,7 @@ async def _connected(url: str, credentials: CredentialSource) -> AsyncIterator[M
 
 
 async def _keep_alive(server: EmbeddedNats, watchdog: Watchdog) -> None:
-    """Restart the server on its port and store whenever it dies. Raises ServerFailed when that fails again and again."""
+    """Restart the server on its port and store whenever it exits. Raises ServerFailed after repeated failures."""
     while True:
         session = server.pid
         if session is not None:

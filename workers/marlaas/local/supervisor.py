@@ -1,4 +1,4 @@
-"""Keeps the processes that should run running: starts, restarts and ends them. What should run, and when to give up, is decided elsewhere."""
+"""Starts, restarts and stops role processes. The desired processes and the backoff are decided by `plan` and `restarts`."""
 
 import asyncio
 import signal
@@ -14,14 +14,14 @@ from marlaas_api.last_words import last_words
 from marlaas_api.messages import ReplicaReport
 
 GRACE_S = 20.0
-"""How long a role may drain; nothing is lost by killing it then, as nothing is lost by a crash."""
+"""Time for a role to drain. Killing it afterwards loses nothing, just as a crash loses nothing."""
 IDLE_GRACE_S = 2.0
-"""The same once every job is settled: an engine takes longer to end than anybody would wait for nothing."""
+"""The same once every job is settled: nothing is left to drain, and an engine takes long to exit."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """A process over all its lives; `process` None: between two of them. asked: it was told to end."""
+    """A role process across its restarts. `process` is None between two runs; `asked`: SIGTERM was sent."""
 
     spec: ProcessSpec
     process: asyncio.subprocess.Process | None = None
@@ -41,7 +41,7 @@ class _Place:
 
 
 class Supervisor:
-    """All role processes of one runner. `changed` is set whenever one of them ended."""
+    """All role processes of one runner. `changed` is set whenever one of them exits."""
 
     def __init__(self, launcher: Launcher, tasks: asyncio.TaskGroup, now: Callable[[], float] = time.time) -> None:
         self._launcher = launcher
@@ -52,7 +52,7 @@ class Supervisor:
         self.changed = asyncio.Event()
 
     async def reconcile(self, desired: Sequence[ProcessSpec], reports: Sequence[ReplicaReport]) -> None:
-        """Bring what runs towards what should. Raises InvalidInput when a log cannot be written."""
+        """Start and stop processes to match `desired`. Raises InvalidInput if a log cannot be written."""
         wanted = {spec.key: spec for spec in desired}
         for key, place in self._places.items():
             place.wanted = key in wanted
@@ -65,20 +65,20 @@ class Supervisor:
                 await self._start(place)
 
     def states(self) -> tuple[ProcessState, ...]:
-        """What is to be told of the processes that are wanted."""
+        """Return the states of the wanted processes."""
         return tuple(place.state() for place in self._places.values() if place.wanted)
 
     def given_up(self) -> tuple[tuple[ProcessSpec, str], ...]:
-        """The processes that cannot be made to run, each with a sentence that says why."""
+        """Return the processes that were given up, each with a sentence about the reason."""
         return tuple((place.spec, self._obituary(place)) for place in self._places.values() if place.backoff.gives_up)
 
     def news(self) -> list[str]:
-        """Sentences about deaths since the last call."""
+        """Return sentences about processes that exited since the last call."""
         told, self._news = self._news, []
         return told
 
     async def drain(self, grace_s: float) -> None:
-        """Ask every process to end and wait for it; kill those that take too long."""
+        """Send SIGTERM to every process, wait up to `grace_s` seconds, then kill the rest."""
         watchers = [place.watcher for place in self._places.values() if place.watcher is not None]
         for place in self._places.values():
             place.wanted = False
@@ -90,7 +90,7 @@ class Supervisor:
             await asyncio.wait(watchers)
 
     def kill(self) -> None:
-        """End every process at once."""
+        """Kill every process at once."""
         for place in self._places.values():
             place.wanted = False
             if place.process is not None:
@@ -102,7 +102,7 @@ class Supervisor:
         place.watcher = self._tasks.create_task(self._watch(place, place.process), name=f"watch {place.spec.key}")
 
     def _end(self, place: _Place) -> None:
-        """Ask once; a process that stays is killed after its grace."""
+        """Send SIGTERM once; kill the process if it has not exited after GRACE_S."""
         if place.process is None or place.asked:
             return
         place.asked = True

@@ -1,4 +1,4 @@
-"""The rows of the live table, the plain lines and the JSON objects: from progress to text. Pure."""
+"""Rows of the live table, plain lines and JSON objects, made from progress. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _FEW_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as it is shown; progress None: the orchestrator has not spoken of it yet."""
+    """A job as displayed. `progress` is None until the orchestrator publishes it."""
 
     document: JobDocument
     progress: Progress | None = None
@@ -21,12 +21,12 @@ class JobView:
 
     @property
     def name(self) -> str:
-        """`<namespace>/<name>`."""
+        """Name as `<namespace>/<name>`."""
         return str(self.document.ref)
 
 
 def cells(view: JobView) -> tuple[str, ...]:
-    """One cell per column."""
+    """Return one cell per column."""
     level = view.progress
     steps = view.document.spec.training.steps
     if level is None:
@@ -46,7 +46,7 @@ def cells(view: JobView) -> tuple[str, ...]:
 
 
 def plain_line(view: JobView) -> str:
-    """One line for logs and for terminals that are none."""
+    """Return one line for logs and outputs that are not terminals."""
     level = view.progress
     if level is None:
         return f"{view.name}: starting"
@@ -62,7 +62,7 @@ def plain_line(view: JobView) -> str:
 
 
 def as_json(view: JobView) -> dict[str, object]:
-    """The whole level, for machines; keys as in `summary.json`."""
+    """Return the whole progress for JSON output; keys as in `summary.json`."""
     level = view.progress
     if level is None:
         return {"job": view.name, "phase": "Starting", "steps": view.document.spec.training.steps}
@@ -88,14 +88,14 @@ def as_json(view: JobView) -> dict[str, object]:
 
 
 def why(name: str, reason: str, message: str, max_lines: int) -> str:
-    """A job's failure in a few lines; of a long message, such as a traceback, the last ones. It is shown, never obeyed."""
+    """Return a job's failure in a few lines; of a longer message, such as a traceback, the last ones. Control characters are escaped."""
     lines = visible(message).strip().splitlines()
     kept = [f"  {line}" for line in ["…", *lines[-max_lines:]]] if len(lines) > max_lines else lines
     return "\n".join([f"{name}: {reason}: {kept[0].strip() if kept else ''}", *kept[1:]])
 
 
 def without_signal(step: int, newest: int | None) -> str:
-    """A sentence of a job of which at least half of the finished steps made no version; nothing of others."""
+    """Return a sentence if at least half of the finished steps made no version; else an empty text."""
     if newest is None or step < _FEW_STEPS or 2 * (step - newest) < step:
         return ""
     return (
@@ -105,36 +105,36 @@ def without_signal(step: int, newest: int | None) -> str:
 
 
 def versions(by_agent: Mapping[str, int]) -> str:
-    """`7`, or `solver 7, critic 3` when there are several agents."""
+    """Return `7`, or `solver 7, critic 3` for several agents."""
     if len(by_agent) <= 1:
         return next((str(version) for version in by_agent.values() if version >= 0), "·")
     return ", ".join(f"{agent} {version}" for agent, version in sorted(by_agent.items()))
 
 
 def evaluation(level: Progress) -> str:
-    """`0.31 → 0.87`."""
+    """Return evaluations as `0.31 → 0.87`."""
     if level.eval_last is None or level.eval_last == level.eval_before:
         return number(level.eval_before)
     return f"{number(level.eval_before)} → {number(level.eval_last)}"
 
 
 def faults(by_class: Mapping[str, int]) -> str:
-    """`env 3, infra 1`."""
+    """Return faults as `env 3, infra 1`."""
     return ", ".join(f"{name} {count}" for name, count in sorted(by_class.items()) if count) or "0"
 
 
 def number(value: float | None) -> str:
-    """Two digits, or a dot for nothing yet."""
+    """Return the number with two decimals; a dot for None and NaN."""
     return "·" if finite(value) is None else f"{value:.2f}"
 
 
 def finite(value: float | None) -> float | None:
-    """None for NaN, the mean of nothing, which JSON does not have."""
+    """Return None for NaN (the mean of no values), which JSON lacks."""
     return None if value is None or math.isnan(value) else value
 
 
 def duration(seconds: float | None) -> str:
-    """`42 s`, `3 m 20 s`, `1 h 05 m`, or a dot for unknown."""
+    """Return `42 s`, `3 m 20 s` or `1 h 05 m`; a dot for None."""
     if seconds is None:
         return "·"
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""The runner's eyes: reads the bus, lets `plan` decide what should run, and shows and writes what it sees."""
+"""Polls the bus, reconciles the processes with `plan`, and displays and writes the jobs' state."""
 
 import asyncio
 import time
@@ -20,12 +20,15 @@ from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress
 
 ANSWER_S = 2.0
-"""How long a look at the bus may take; a server that is being restarted must not keep Ctrl-C waiting."""
+"""Timeout of one poll of the bus, so that Ctrl-C does not wait for a server that restarts."""
 
 
 @dataclass(slots=True)
 class JobWatch:
-    """All jobs of a run. seen: what the bus said last; failures: by job key, jobs that the runner gave up; marks: by uid."""
+    """All jobs of a run.
+
+    seen: last observation of the bus. failures: by job key, jobs that the runner gave up. marks: by uid.
+    """
 
     bus: Bus
     collector: Collector
@@ -37,7 +40,7 @@ class JobWatch:
     marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
 
     async def look(self, supervisor: Supervisor) -> bool:
-        """One round; False once nothing is left to run. Raises InvalidInput when the output folder takes no more."""
+        """Run one round; return False once nothing is left to run. Raises InvalidInput if the output folder cannot be written."""
         answered = await self._observe()
         self._give_up(supervisor)
         live = [job for job in self.jobs if job.ref.key not in self.failures]
@@ -50,7 +53,7 @@ class JobWatch:
         return bool(desired)
 
     async def results(self) -> list[JobResult]:
-        """Everything that is known of the jobs, files written."""
+        """Return the results of all jobs, with their files written."""
         await self._observe()
         return [await self._result(job) for job in self.jobs]
 
@@ -60,7 +63,7 @@ class JobWatch:
         return JobResult(job, self._level(job), failure=self.failures[job.ref.key])
 
     async def _observe(self) -> bool:
-        """False when the server does not answer now: it is being restarted, and what was seen last still counts."""
+        """Observe the bus; return False if the server does not answer now. The last observation then stays in use."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 self.seen = await observe(self.bus, {job.ref.key for job in self.jobs})
@@ -73,7 +76,7 @@ class JobWatch:
 
     @contextmanager
     def _blamed_on(self, job: JobDocument) -> Iterator[None]:
-        """What cannot be read of one job (a corrupt blob, a record of a newer version) is that job's failure alone."""
+        """Turn a Permanent error (a corrupt blob, a record of a newer version) into a failure of this job alone."""
         try:
             yield
         except InvalidInput:

@@ -1,8 +1,9 @@
-"""`python -m marlaas.local.watchdog FOLDER`: ends what a killed runner left running, and removes the run's temporary folder.
+"""`python -m marlaas.local.watchdog FOLDER`: kills the processes that a killed runner left, and removes its temporary folder.
 
-It hears on stdin which sessions there are (`+<id>`, `-<id>`, one a line). When the runner is gone, however it went, stdin ends, and the
-warden kills the sessions that are left. What they had put into the temporary folder nobody else could remove: an engine that is killed
-leaves its sockets there, a sandbox its episodes' scratch. The warden leads its own session, so Ctrl-C in the terminal does not reach it.
+The runner writes the sessions to stdin (`+<id>`, `-<id>`, one per line). When the runner exits for any reason,
+stdin closes, and the watchdog kills the remaining sessions. Only it can then remove their files in the temporary
+folder: sockets of a killed engine, episode scratch of a sandbox. The watchdog leads its own session, so Ctrl-C in
+the terminal does not reach it.
 """
 
 import shutil
@@ -14,7 +15,7 @@ from marlaas.local import sessions
 
 
 def watch(lines: Iterable[str]) -> set[int]:
-    """Follow the runner's story to its end; return the sessions that it left."""
+    """Read the runner's lines until end of file; return the sessions that are left."""
     left: set[int] = set()
     for line in lines:
         (left.add if line.startswith("+") else left.discard)(int(line[1:]))
@@ -22,7 +23,7 @@ def watch(lines: Iterable[str]) -> set[int]:
 
 
 def main() -> None:
-    """Wait for the runner's end, then clean up."""
+    """Wait until the runner exits, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for session in watch(sys.stdin):

@@ -1,4 +1,4 @@
-"""The way from paths to a Manifest; everything that is wrong is told at once."""
+"""Load manifests from paths; all errors are reported together."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +24,11 @@ from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
 @dataclass(frozen=True, slots=True)
 class LoadedManifest:
-    """Objects that are right, each and together, in the order of the files.
+    """Valid objects, checked individually and together, in the order of the files.
 
-    folders: where the jobs' files lie, each once; a job's own environment module is found there. notes: what is right and worth knowing;
-    cluster_notes: those of them that matter to whoever submits the jobs.
-    placed: every object with where it stands and as it was written.
+    folders: distinct folders of the jobs' files, searched for environment modules.
+    notes: findings that are not errors; cluster_notes: those that matter for a submission.
+    placed: every object with its place and its source.
     """
 
     pools: tuple[ModelPool, ...]
@@ -43,11 +43,12 @@ class LoadedManifest:
 def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifest:
     """Read multi-document YAML files (`-`: standard input) and check them.
 
-    runnable: the files must hold all that `marlaas run` needs: a job, each job's pool, and nothing that only a cluster can give.
-    Otherwise a cluster is thought to have what they lack.
+    Args:
+        runnable: require everything that `marlaas run` needs: a job, each job's pool, and no setting that only a
+            cluster supports. If False, missing objects are assumed to be in the cluster.
 
     Raises:
-        InvalidManifest: everything that is wrong, in the order of files and lines.
+        InvalidManifest: all errors, in the order of files and lines.
     """
     labels, objects = _read([str(path) for path in paths])
     contents = _sorted_out(objects)
@@ -104,7 +105,7 @@ def _manifest(contents: ManifestObjects, placed: Sequence[Placed[Kind]]) -> Load
 
 
 def _in_order(findings: Iterable[Finding], labels: Sequence[str]) -> list[Finding]:
-    """By file, then line; each once."""
+    """Sort by file, then line, and remove duplicates."""
     return sorted(dict.fromkeys(findings), key=lambda finding: (_rank(finding.file, labels), finding.line))
 
 

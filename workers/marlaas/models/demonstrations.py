@@ -1,7 +1,7 @@
-"""What `tiny` is shown: conversations about the curriculum's tasks, wrong on purpose at fixed rates.
+"""Training conversations of `tiny`: the curriculum's tasks, with deliberate mistakes at fixed rates.
 
-A model trained on them samples the same mistakes at the same rates at temperature 1, whatever machine trained it; its
-greedy reply stays right. That is the room that reinforcement learning has.
+A model trained on them samples the same mistakes at the same rates at temperature 1, on any machine. Its greedy
+reply stays right. Reinforcement learning can improve the sampled replies.
 """
 
 import random
@@ -23,11 +23,11 @@ from marlaas_api.names import Split
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
-    """How often each kind of mistake is shown, as probabilities.
+    """Probability of each kind of mistake.
 
     Attributes:
-        letter: a letter of the reversed word is another one (per letter).
-        untooled: the expression is answered with a guess instead of a call.
+        letter: a letter of the reversed word is replaced by a random one (per letter).
+        untooled: the reply is a guess instead of a call.
         call: one character of the expression is miscopied or lost.
         result: one digit of the tool's result is miscopied.
     """
@@ -48,7 +48,7 @@ def reverse_demonstration(seed: int, mistakes: Mistakes) -> list[TemplateMessage
 
 
 def calculator_demonstration(seed: int, mistakes: Mistakes) -> list[TemplateMessage]:
-    """Return one conversation about the training task of this seed; after an `error` the call is made again."""
+    """Return one conversation about the training task of this seed. After an `error` of the tool, the assistant calls it again."""
     rng, task = random.Random(f"calculator {seed}"), calculator_task(Split.TRAIN, seed)
     first = _first_reply(task, rng, mistakes)
     conversation = [TemplateMessage("user", task.prompt), TemplateMessage("assistant", first)]

@@ -1,4 +1,4 @@
-"""Completions as clients expect them: one JSON body, or the same as server-sent events."""
+"""Chat completions in the API's formats: one JSON body, or server-sent events."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ from marlaas.environment import Message, Reply, StopReason
 
 @dataclass(frozen=True, slots=True)
 class ReplyChoice:
-    """One reply, and the message that the client gets of it."""
+    """One reply, and the message that the client receives for it."""
 
     reply: Reply
     message: Message
 
     @property
     def finish_reason(self) -> str:
-        """`length` when it was cut, whatever it says until there."""
+        """`length` if the reply was cut, even if it contains calls; else `tool_calls` or `stop`."""
         if self.reply.stop_reason is not StopReason.STOP:
             return "length"
         return "tool_calls" if self.message.tool_calls else "stop"
@@ -25,24 +25,24 @@ class ReplyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All choices of one request. created: unix seconds."""
+    """All choices of one request. `created` is in unix seconds."""
 
     model: str
     created: int
     choices: Sequence[ReplyChoice]
 
     def body(self) -> dict[str, Any]:
-        """As one `chat.completion`."""
+        """Return the answer as one `chat.completion`."""
         choices = [_choice(number, one, "message", _message(one.message)) for number, one in enumerate(self.choices)]
         return self._envelope("chat.completion", choices) | {"usage": self.usage()}
 
     def events(self, with_usage: bool) -> bytes:
-        """As a stream of `chat.completion.chunk`."""
+        """Return the answer as a stream of `chat.completion.chunk`."""
         lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in self._chunks(with_usage)]
         return "".join([*lines, "data: [DONE]\n\n"]).encode()
 
     def usage(self) -> dict[str, int]:
-        """Tokens; the prompt counts once."""
+        """Return the token counts. The prompt counts once, also for several choices."""
         replies = [choice.reply for choice in self.choices]
         prompt, output = replies[0].num_prompt_tokens, sum(reply.num_tokens for reply in replies)
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
@@ -70,7 +70,7 @@ def _choice(number: int, ended: ReplyChoice | None, key: str, content: dict[str,
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """Without content if there is nothing but calls."""
+    """Return the message as JSON. Its content is null if it has tool calls only."""
     if not message.tool_calls:
         return {"role": "assistant", "content": message.content}
     calls = [

@@ -1,8 +1,9 @@
-"""Tool calls in a reply's text, in the two common ways of writing them.
+"""Parse tool calls in a reply's text, in the two common formats.
 
-`<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Hermes, Qwen), any number, with text around them; or the whole reply is such an
-object, or a list of them, and names a tool that there is (Llama; `parameters` for `arguments`). What is not well-formed is text: the
-policy learns to write calls from what its text earns, so nothing is mended here.
+First: `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Hermes, Qwen), any number of them, with text around.
+Second: the whole reply is such an object, or a list of them, and names known tools (Llama; `parameters` may replace
+`arguments`). Malformed calls stay text and are not repaired, because the policy learns to write calls from their
+reward.
 """
 
 import json
@@ -17,7 +18,7 @@ _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def find_calls(text: str, names: Collection[str]) -> tuple[str, tuple[ToolCall, ...]]:
-    """Split a reply into what it says and what it calls, ids not yet given; names: of the tools that there are."""
+    """Split a reply into its text and its calls, which have no ids yet. `names` are the known tools."""
     tagged = _TAGGED.findall(text)
     try:
         if tagged:
@@ -28,7 +29,7 @@ def find_calls(text: str, names: Collection[str]) -> tuple[str, tuple[ToolCall, 
 
 
 def tool_names(tools: Sequence[str]) -> frozenset[str]:
-    """Names of tools by their JSON texts."""
+    """Return the names of tools from their JSON texts."""
     return frozenset(json.loads(tool)["function"]["name"] for tool in tools)
 
 
@@ -41,7 +42,7 @@ def _plain(text: str, names: Collection[str]) -> tuple[str, tuple[ToolCall, ...]
 
 
 def _call(given: Any) -> ToolCall:
-    """Raises KeyError, TypeError or ValueError for what is none."""
+    """Parse one call. Raises KeyError, TypeError or ValueError if it is malformed."""
     name, arguments = given["name"], given["arguments"] if "arguments" in given else given["parameters"]
     if not isinstance(name, str) or not name:
         raise ValueError("a name is text")

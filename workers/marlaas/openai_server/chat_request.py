@@ -1,7 +1,7 @@
-"""What a client asks, checked: a chat-completions request as messages, tools and bounds.
+"""Parse and check a chat-completions request: messages, tools and limits.
 
-Sampling is the job's: a field that would change what is sampled, and could not be reproduced in training, is refused in words. So is a
-field that is not known: nothing is left out silently.
+The job determines sampling. A field that would change the sampled distribution, so that training could not
+reproduce it, is rejected with a reason. So is an unknown field: nothing is ignored silently.
 """
 
 import json
@@ -33,12 +33,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("auto", "none"),
 }
-"""Fields with the values at which they change nothing."""
+"""Sampling fields, each with the values that have no effect."""
 _IRRELEVANT = {
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "service_tier", "store"),
     "user",
 }
-"""Fields that say nothing of what is sampled; seeds are the job's."""
+"""Ignored fields, which do not affect sampling. The job determines seeds."""
 _SERVED = {
     *("max_completion_tokens", "max_tokens", "messages", "model", "n", "stream", "stream_options", "temperature"),
     "tools",
@@ -48,7 +48,7 @@ _ROLES = {"developer": "system"} | {role: role for role in ("system", "user", "a
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request. tools: their JSON texts. calls: whether tool calls are looked for in the reply."""
+    """One request. `tools` holds their JSON texts; `calls`: whether tool calls are parsed from the reply."""
 
     model: str
     messages: tuple[Message, ...]
@@ -61,7 +61,7 @@ class ChatRequest:
 
 
 def read(body: object, temperature: float) -> ChatRequest:
-    """Check a request's body; temperature: the job's. Raises Refusal."""
+    """Check a request's body. `temperature` is the job's. Raises RequestError."""
     if not isinstance(body, dict):
         raise RequestError("a request is a JSON object")
     fields = {name: value for name, value in body.items() if value is not None}
@@ -144,7 +144,7 @@ def _message(given: object, where: str) -> Message:
 
 
 def _content(given: object, where: str) -> str:
-    """Text, or the text of several parts."""
+    """Return the text, or the joined text of several parts."""
     if given is None or isinstance(given, str):
         return given or ""
     parts: list[Any] = given if isinstance(given, list) else [given]
@@ -163,7 +163,7 @@ def _call(given: Any, where: str) -> ToolCall:
 
 
 def canonical(arguments: str) -> str:
-    """Arguments as everybody writes them alike: clients parse and print them again. Raises ValueError if they are no object."""
+    """Return the arguments in canonical JSON, because clients parse and print them again. Raises ValueError unless it is an object."""
     parsed = json.loads(arguments)
     if not isinstance(parsed, dict):
         raise ValueError("arguments are an object")

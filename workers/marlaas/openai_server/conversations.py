@@ -1,6 +1,7 @@
-"""Which conversation a list of messages goes on with: the one with the longest beginning that it repeats word for word.
+"""Find the conversation that a list of messages continues: the one with the longest identical beginning.
 
-Assistants' messages count as they were answered, calls and their ids included; the text and the tokens behind them are the rollout role's.
+Assistant messages are compared as they were answered, with calls and their ids. The rollout role keeps their text
+and tokens.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ _NOTHING = b""
 
 @dataclass(frozen=True, slots=True)
 class ConversationState:
-    """Where a conversation stands: its last turn (None: at its beginning), and the tools that its template shows."""
+    """State of a conversation: its last turn (None: no turn yet), and the tools that its template shows."""
 
     turn: int | None = None
     tools: tuple[str, ...] = ()
@@ -24,7 +25,7 @@ class ConversationState:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What to go on with, what is new of the messages, and a digest of all of them."""
+    """The state to continue, the messages to append, and a digest of all messages."""
 
     place: ConversationState
     append: tuple[Message, ...]
@@ -34,8 +35,8 @@ class Found:
 class Conversations:
     """All conversations of an episode, by agent and by digest of their messages.
 
-    Replies may read alike (several choices do, once a policy is sure): then the list goes on with the first of them that nothing followed yet,
-    which is what an agent means that takes its choices in order.
+    Several conversations may have identical messages, for example when several choices are equal. Then the list
+    continues the first of them that nothing has continued yet, which suits an agent that uses its choices in order.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Conversations:
         self._followed: set[int | None] = set()
 
     def find(self, agent: str, messages: Sequence[Message]) -> Found:
-        """Find the longest known beginning that leaves something to append; from here on it counts as followed."""
+        """Find the longest known beginning that leaves messages to append, and mark it as continued."""
         digests = _digests(messages)
         for known in range(len(messages) - 1, 0, -1):
             places = self._places.get((agent, digests[known]), [])
@@ -54,12 +55,12 @@ class Conversations:
         return Found(ConversationState(), tuple(messages), digests[-1])
 
     def note(self, agent: str, found: Found, reply: Message, place: ConversationState) -> None:
-        """Remember where the conversation stands after a reply."""
+        """Store the state of the conversation after a reply."""
         self._places[agent, _digest(found.digest, reply)].append(place)
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:
-    """Digests of the first 0, 1, … messages."""
+    """Return the digests of the first 0, 1, … messages."""
     digests = [_NOTHING]
     for message in messages:
         digests.append(_digest(digests[-1], message))

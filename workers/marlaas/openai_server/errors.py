@@ -1,4 +1,4 @@
-"""What the door answers instead of a completion."""
+"""Errors that the server returns instead of a completion."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ TURN_LIMIT = "turn_limit"
 
 
 class RequestError(Exception):
-    """A request that is not served; `code` is for machines, the text for people, `param` the field that is meant."""
+    """A rejected request. `code` is for programs, the text for people; `param` names the field concerned."""
 
     def __init__(self, text: str, *, param: str | None = None, status: int = 400, code: str = "unsupported") -> None:
         super().__init__(text)
@@ -16,13 +16,13 @@ class RequestError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As clients expect errors."""
+        """The error in the API's JSON format."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 def mentions_turn_limit(error: BaseException) -> bool:
-    """Whether an exception is, wraps or follows the answer that the turns are used up; clients and frameworks dress it up."""
+    """Return whether an exception is, wraps or follows the server's turn-limit error, which clients and frameworks often wrap."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

@@ -1,6 +1,7 @@
-"""A small HTTP server on 127.0.0.1: one thread that accepts, one per connection. Knows no completions, only routes, keys and bodies.
+"""HTTP server on 127.0.0.1: one accepting thread, and one thread per connection.
 
-It ends quickly and leaves nothing behind: an episode's process plays for milliseconds and there are many.
+It handles routes, keys and bodies; completions are the backend's. It stops quickly and leaves no threads, because
+episodes are many and may take milliseconds.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ _BACKLOG = 128
 
 
 class Backend(Protocol):
-    """Who answers."""
+    """Handler of the server's requests."""
 
     @property
     def models(self) -> tuple[str, ...]: ...
@@ -27,12 +28,12 @@ class Backend(Protocol):
     def allows(self, authorization: str | None) -> bool: ...
 
     def complete(self, body: object) -> tuple[ChatRequest, Answer]:
-        """Raises Refusal."""
+        """Answer a request. Raises RequestError."""
         ...
 
 
 class Loopback:
-    """Serves from its making to `close`. `port` was free when it was made."""
+    """HTTP server that runs from its creation until `close`. `port` is a free port chosen at creation."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -45,10 +46,10 @@ class Loopback:
         self._accepting.start()
 
     def close(self) -> None:
-        """Stop; requests under way are finished first, since a turn that was asked for is answered."""
+        """Stop the server after the running requests have been answered."""
         self._closing = True
         with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()  # wakes the thread that accepts
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()  # wakes the accepting thread
         self._accepting.join()
         self._listener.close()
         with self._lock:
@@ -104,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
             asked, answer = self.server.backend.complete(body)
         except RequestError as refusal:
             self._answer(refusal.status, refusal.body)
-        except Exception as error:  # whatever it is, a client waits for an answer
+        except Exception as error:  # the client needs an answer to any error
             broken = RequestError(f"{type(error).__name__}: {error}", status=500, code="broken")
             self._answer(broken.status, broken.body)
         else:
@@ -114,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, answer.body())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Do nothing: requests are not logged."""
 
     def _check_key(self) -> None:
         if not self.server.backend.allows(self.headers.get("Authorization")):
@@ -142,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         if status != 200:
-            self.send_header("x-should-retry", "false")  # asking again would be another turn
+            self.send_header("x-should-retry", "false")  # a retry would be another turn
         self.end_headers()
         self.wfile.write(data)
 

@@ -1,4 +1,4 @@
-"""The door itself: requests become turns of the episode's agents, replies become completions."""
+"""OpenAI server of an episode: converts requests to turns of the episode's agents, and replies to completions."""
 
 import dataclasses
 import secrets
@@ -17,10 +17,10 @@ from marlaas.openai_server.loopback import Loopback
 
 
 class OpenAIServer:
-    """Chat completions for the agents of one episode, while its context is entered.
+    """Context manager that serves chat completions for the agents of one episode.
 
-    Running out of turns answers 403 with code `turn_limit`; if that, or what a framework makes of it, leaves the context, it leaves as
-    TurnLimit and ends the episode, scored.
+    A request beyond the turn limit is answered with 403 and code `turn_limit`. If that error, or an exception that
+    wraps it, leaves the context, it is replaced by TurnLimit, which ends the episode, scored.
     """
 
     def __init__(self, episode: EpisodeState) -> None:
@@ -33,14 +33,14 @@ class OpenAIServer:
 
     @property
     def base_url(self) -> str:
-        """What a client is made with. Raises RuntimeError outside of the context."""
+        """Base URL for a client. Raises RuntimeError outside of the context."""
         if self._loopback is None:
             raise RuntimeError("the door is closed: use it as `with agent.openai() as door:`")
         return f"http://127.0.0.1:{self._loopback.port}/v1"
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables with which a client finds the door by itself, in this process or in one that it starts."""
+        """Environment variables that configure a client in this process or in a child process."""
         return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key}
 
     @property
@@ -62,11 +62,11 @@ class OpenAIServer:
             raise TurnLimit(str(self._limit)) from error
 
     def allows(self, authorization: str | None) -> bool:
-        """Whether a request may come in."""
+        """Return whether the request has the episode's API key."""
         return secrets.compare_digest((authorization or "").encode(), f"Bearer {self.api_key}".encode())
 
     def complete(self, body: object) -> tuple[ChatRequest, Answer]:
-        """Answer one request. Raises Refusal."""
+        """Answer one request. Raises RequestError."""
         asked = read(body, self._episode.temperature)
         if asked.model not in self.models:
             text = f"there is no model {asked.model!r}; the job's agents are {', '.join(self.models)}"
@@ -91,7 +91,10 @@ class OpenAIServer:
 
 
 def _message(asked: ChatRequest, reply: Reply) -> Message:
-    """A reply as the client sees it. Calls are named after their turn: a client that repeats them says where it goes on."""
+    """Return the reply as the client sees it.
+
+    The ids of calls contain the turn, so a client that repeats them identifies the conversation.
+    """
     if not asked.calls:
         return Message("assistant", reply.text)
     text, calls = find_calls(reply.text, tool_names(asked.tools))

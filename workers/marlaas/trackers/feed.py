@@ -1,6 +1,6 @@
-"""Tells trackers what is new, on a thread of its own: a tracker that is slow, unreachable or broken holds up neither training nor Ctrl-C.
+"""Delivers new rows to trackers on a separate thread, so that a slow or broken tracker delays neither training nor Ctrl-C.
 
-A tracker that fails is named once and told no more in this run; the job goes on.
+A tracker that fails is reported once and gets no more rows in this run. The job continues.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
 log = logging.getLogger(__name__)
 
 CLOSE_S = 60.0
-"""Longest wait at the end for what is still to be told."""
+"""Longest wait at the end of a run for undelivered rows, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Where a job's records stand; finished None: not the end of this run."""
+    """A job's records to deliver. `finished` is None until the end of the run."""
 
     document: JobDocument
     steps: Sequence[StepRecord] = ()
@@ -36,7 +36,7 @@ class _Order:
 
 @dataclass(slots=True)
 class TrackerPaths:
-    """Where things lie. state: the ledgers'; job: a job's own folder, by its document."""
+    """Folders. `state` holds the ledgers; `job` returns a job's own folder for its document."""
 
     state: Path
     job: Callable[[JobDocument], Path]
@@ -44,7 +44,7 @@ class TrackerPaths:
 
 @dataclass(slots=True)
 class TrackerFeed:
-    """note: hears where a tracker's figures can be seen, and why one is told no more."""
+    """Delivers the records of all jobs to their trackers. `note` gets the place of each tracker's metrics, and its failures."""
 
     place: TrackerPaths
     note: Callable[[str], None]
@@ -55,12 +55,15 @@ class TrackerFeed:
     _trackers: dict[tuple[str, Name], Tracker | None] = field(default_factory=dict)
 
     def tell(self, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
-        """Take a job's records as they stand; what is new of them is told soon. Returns at once."""
+        """Queue a job's records; new ones are delivered soon. Returns at once."""
         if document.spec.export.trackers:
             self._put(_Order(document, steps, evals))
 
     async def close(self, jobs: Sequence[JobDocument], finished: Collection[str]) -> None:
-        """Tell the rest and close the trackers; `finished` has the uids of jobs that are over. Gives up after `CLOSE_S`."""
+        """Deliver the rest and close the trackers. Gives up after `CLOSE_S`.
+
+        `finished` holds the uids of jobs that have ended.
+        """
         if self._thread is None:
             return
         for job in jobs:
@@ -71,7 +74,7 @@ class TrackerFeed:
 
         def wait() -> None:
             thread.join()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for this
                 loop.call_soon_threadsafe(over.set)
 
         threading.Thread(target=wait, daemon=True, name="trackers' end").start()
@@ -93,7 +96,7 @@ class TrackerFeed:
                 self._serve(name, order)
 
     def _serve(self, name: Name, order: _Order) -> None:
-        """The task boundary: a library may raise anything, and none of it is the job's business."""
+        """Deliver one order. Any exception of a library is caught here, because it must not affect the job."""
         key = (order.document.uid, name)
         try:
             if order.finished is None:

@@ -1,6 +1,7 @@
-"""What a job has told to which tracker: a file of lines, each written *before* the row is told.
+"""Ledger of rows delivered to each tracker: a file of lines, each written *before* its row is delivered.
 
-So nothing is told twice, whatever is killed when; a kill between the two loses that one point of a curve, and the run's own files have it.
+So no row is delivered twice, whenever a process is killed. A kill between the two loses one point of a curve, which
+the run's own files still have.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class DeliveryLedger:
-    """One job's. A line that a kill cut off matches nothing."""
+    """Ledger of one job. A line that a kill cut off matches no row."""
 
     path: Path
     _told: dict[str, set[str]] = field(default_factory=dict)
@@ -25,11 +26,11 @@ class DeliveryLedger:
             self._told.setdefault(tracker, set()).add(key)
 
     def told(self, tracker: str) -> set[str]:
-        """Keys of the rows that this tracker has heard."""
+        """Return the keys of the rows that were delivered to this tracker."""
         return self._told.setdefault(tracker, set())
 
     def mark(self, tracker: str, key: str) -> None:
-        """Note, for good, that a row is about to be told."""
+        """Record that a row is about to be delivered."""
         with self.path.open("a") as file:
             file.write(f"{tracker} {key}\n")
         self.told(tracker).add(key)

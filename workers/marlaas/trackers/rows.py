@@ -1,6 +1,7 @@
-"""From records to rows of figures, by names that group well in every tracker. Pure.
+"""Convert records to rows of metrics, with names that trackers group well. Pure.
 
-`finished` counts finished steps: the evaluation before training is at 0, the first step at 1. Not every figure is a number: NaN is left out.
+`finished` counts finished steps: the evaluation before training is at 0, the first step at 1. NaN and infinite
+values are left out.
 """
 
 import math
@@ -15,7 +16,7 @@ _NOT_ALLOWED = re.compile(r"[^\w\-./ ]")
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One record's figures. key: unique in its job; at: unix seconds."""
+    """Metrics of one record. `key` is unique in its job; `at` is in unix seconds."""
 
     key: str
     finished: int
@@ -24,13 +25,13 @@ class MetricRow:
 
 
 def rows(steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> list[MetricRow]:
-    """All records as rows, in the order in which they happened."""
+    """Return all records as rows, in the order of time."""
     found = [*map(_step_row, steps), *map(_eval_row, evals)]
     return sorted(found, key=lambda row: (row.finished, row.key.startswith("eval")))
 
 
 def settings(document: JobDocument) -> dict[str, object]:
-    """The job's spec as flat pairs, `training.optimizer.learningRate` and the like."""
+    """Return the job's spec as flat pairs, such as `training.optimizer.learningRate`."""
     return dict(_flat(document.spec.model_dump(mode="json", by_alias=True, exclude_none=True)))
 
 

@@ -1,4 +1,4 @@
-"""The seam to trackers, its fake, and which library each needs."""
+"""Interface to trackers, its fake, and the package that each tracker needs."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,29 +21,29 @@ _GATEWAYS: dict[Name, str] = {
 
 
 class Tracker(Protocol):
-    """One job's place in one tracker. Calls come from one thread; whatever a library raises comes out as it is."""
+    """One job's run in one tracker. Called from one thread. Exceptions of the library are not caught."""
 
     @property
     def where(self) -> str:
-        """Where to look at it, in words."""
+        """Where to view it, as text for users."""
         ...
 
     def log(self, number: int, row: MetricRow) -> None:
-        """Tell one row; `number` counts the job's rows from 0, over restarts too."""
+        """Deliver one row. `number` counts the job's rows from 0, also across restarts."""
         ...
 
     def close(self, *, finished: bool) -> None:
-        """Bring everything to where it stays; `finished`: the job will say nothing more."""
+        """Flush and close. `finished`: the job will send no more rows."""
         ...
 
 
 Open = Callable[[Name, JobDocument, Path], Tracker]
-"""Take up a job's place in a tracker, whose files may lie in the folder."""
+"""Open or resume a job's run in a tracker, which may keep its files in the folder."""
 
 
 @dataclass(slots=True)
 class MemoryTracker:
-    """The fake: keeps what it is told; `fails_at` makes the call with that number raise OSError."""
+    """Fake tracker that keeps its rows. The call with number `fails_at` raises OSError."""
 
     rows: list[tuple[int, MetricRow]] = field(default_factory=list)
     closed: list[bool] = field(default_factory=list)
@@ -63,7 +63,7 @@ class MemoryTracker:
 
 
 def open_tracker(name: Name, document: JobDocument, folder: Path) -> Tracker:
-    """The real ones. Raises whatever the library raises."""
+    """Open a job's run in a real tracker. Raises the library's exceptions."""
     tracker: Tracker = import_module(_GATEWAYS[name]).open_tracker(document, folder)
     return tracker
 

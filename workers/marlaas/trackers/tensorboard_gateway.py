@@ -9,7 +9,7 @@ from marlaas_api.messages import JobDocument
 
 
 class TensorBoardTracker:
-    """Every process adds an event file of its own; TensorBoard shows them as one run."""
+    """Writer of event files. Every process adds its own file; TensorBoard shows them as one run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -29,5 +29,5 @@ class TensorBoardTracker:
 
 
 def open_tracker(document: JobDocument, folder: Path) -> TensorBoardTracker:
-    """Write into `tensorboard` in the folder."""
+    """Write into the subfolder `tensorboard`."""
     return TensorBoardTracker(folder / "tensorboard")

@@ -1,4 +1,4 @@
-"""How many faults are too many: a share of the last episodes, so that one bad minute long ago fails nobody."""
+"""Fault limit of a job: a share of its latest episodes, so that a short outage long ago does not fail it."""
 
 from collections import deque
 
@@ -16,13 +16,13 @@ class FaultWatch:
         self._last_text = ""
 
     def add(self, episode: Episode) -> None:
-        """Note an episode once."""
+        """Note an episode; call once per episode."""
         self._recent.append(episode.fault is not None)
         if episode.fault is not None:
             self._last_text = f"{episode.fault.value}: {visible(episode.fault_text)}"
 
     def verdict(self) -> str | None:
-        """Why the job has to fail, in the fault's own words; None while it need not."""
+        """Return why the job must fail, with the last fault's text; None while the share is within the limit."""
         if len(self._recent) < self._at_least:
             return None
         share = sum(self._recent) / len(self._recent)

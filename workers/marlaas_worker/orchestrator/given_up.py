@@ -1,4 +1,4 @@
-"""Whether the trainers of a job's pool have all given the job up. Pure."""
+"""Detects that all trainers of a job's pool have given the job up. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,17 +6,23 @@ from dataclasses import dataclass, field
 from marlaas_api.messages import JobDocument, ReplicaReport
 
 RETURN_S = 120.0
-"""How long a trainer whose report is gone is expected back: a pool that changes replaces its trainers one after the other, and each loads its model."""
+"""Seconds for which a trainer without a report is expected back.
+
+A rolling update of a pool replaces its trainers one after the other, and each of them loads its model.
+"""
 
 
 @dataclass(slots=True)
 class GivenUp:
-    """Remembers which trainers of the pool were there lately, by name; times are the caller's, in seconds."""
+    """Names of the pool's trainers, with the time of their last report in seconds of the caller's clock."""
 
     _seen_at: dict[str, float] = field(default_factory=dict)
 
     def words(self, document: JobDocument, reports: Iterable[ReplicaReport], now: float) -> str | None:
-        """The words of one trainer, once every trainer that reports, or that is expected back, has given the job up."""
+        """Return one trainer's reason if every trainer has given the job up; None otherwise.
+
+        Trainers whose report is missing for less than RETURN_S count as trainers that have not given up.
+        """
         trainers = [report for report in reports if report.role == "trainer" and report.pool == document.pool]
         said = {report.replica: report.broken.get(document.uid) for report in trainers}
         self._seen_at |= dict.fromkeys(said, now)

@@ -1,4 +1,4 @@
-"""One active orchestrator: a key that its holder keeps renewing and that expires with it."""
+"""Leader lease: a key that its holder renews, and that expires if the holder stops."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ KEY = subjects.replica_key("orchestrator", "all", "leader")
 
 @dataclass(slots=True)
 class LeaderLease:
-    """The lease as this replica sees it. A holder that comes back under its own name takes up where it was."""
+    """The lease, as this replica knows it. After a restart under the same name, the holder takes its lease again."""
 
     context: RoleContext
     revision: int | None = None
 
     async def hold(self) -> bool:
-        """Take or renew it; False while another replica is alive and holds it, or took it from us."""
+        """Take or renew the lease; return False while another replica holds it."""
         bucket = await self.context.bus.bucket(subjects.REPLICAS)
         data = encode(self._report())
         try:
@@ -39,7 +39,7 @@ class LeaderLease:
             return False
 
     async def release(self) -> None:
-        """Let a standby take over at once."""
+        """Delete the lease, so that a standby takes over at once."""
         if self.revision is not None:
             bucket = await self.context.bus.bucket(subjects.REPLICAS)
             await bucket.delete(KEY)

@@ -1,4 +1,4 @@
-"""The orchestrator's figures: how many jobs are where, and of each that runs how far it is. Pure."""
+"""Metrics of the orchestrator: jobs by phase, and the progress of each admitted job. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from marlaas_worker.metrics import Sample, of_job
 
 
 def samples(levels: Iterable[Progress], leads: bool) -> list[Sample]:
-    """All of them; a standby knows no jobs."""
+    """Return all samples. leads: whether this replica holds the lease; a standby reports no jobs."""
     known = list(levels) if leads else []
     phases = Counter(level.phase for level in known)
     found = [Sample("marlaas_orchestrator_leads", "gauge", "1 while this replica holds the lease.", float(leads))]

@@ -1,4 +1,4 @@
-"""What `progress` says of every job, as this orchestrator last read or wrote it: while it holds the lease nobody else writes there."""
+"""Cache of the bucket `progress`. Only the holder of the lease writes to the bucket, so its cache is exact."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressStore:
-    """The levels of all jobs. Every method that writes raises as the bus does; what was not written is not believed."""
+    """The progress of all jobs. Methods that write raise errors of the bus; a failed write does not change the cache."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -26,7 +26,7 @@ class ProgressStore:
         self._writes = asyncio.Semaphore(MAX_WRITES)
 
     async def load(self) -> None:
-        """Read what an earlier orchestrator said. A level that cannot be read counts as absent: its job is looked at anew."""
+        """Read the progress that an earlier orchestrator wrote. A record that cannot be parsed counts as absent."""
         self._known = {}
         for entry in await (await self._open()).entries():
             try:
@@ -35,21 +35,21 @@ class ProgressStore:
                 log.error("progress of %s cannot be read: %s", entry.key, error)
 
     def all(self) -> Iterable[Progress]:
-        """Every level."""
+        """Return the progress of every job."""
         return self._known.values()
 
     def of(self, ref: JobRef) -> Progress | None:
-        """The job's level; None while nothing has been said of it."""
+        """Return the job's progress; None if none was written yet."""
         level = self._known.get(ref.key)
         return level if level is not None and level.uid == ref.uid else None
 
     def earlier(self, ref: JobRef) -> Progress | None:
-        """The level that an earlier job of the same name left behind."""
+        """Return the progress of an earlier job of the same name; None if there is none."""
         level = self._known.get(ref.key)
         return level if level is not None and level.uid != ref.uid else None
 
     async def put(self, level: Progress) -> None:
-        """Write a level if it says anything new; the time alone is nothing new."""
+        """Write a job's progress if it has changed in more than its time."""
         before = self.of(level.ref)
         if before is not None and before.model_copy(update={"at": level.at}) == level:
             return
@@ -58,14 +58,14 @@ class ProgressStore:
         self._known[level.ref.key] = level
 
     async def put_all(self, levels: Iterable[Progress]) -> None:
-        """Write many at a time. Raises the first error once all have been tried."""
+        """Write many concurrently. Raises the first error after all writes were tried."""
         results = await asyncio.gather(*(self.put(level) for level in levels), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
     async def forget(self, ref: JobRef) -> None:
-        """Remove a job's level, if it is this job's."""
+        """Delete a job's progress, unless it belongs to another job of the same name."""
         if self.of(ref) is not None:
             await (await self._open()).delete(ref.key)
             del self._known[ref.key]

@@ -1,4 +1,4 @@
-"""What the orchestrator tells the world of a job: records of steps and evaluations, and the progress key. Pure."""
+"""Builds the records of steps and evaluations, and the progress of a job. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,16 @@ from marlaas_worker.orchestrator.usage import JobUsage
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a step's own groups do not say of it: when it began and ended (unix seconds), visits skipped (solved, hopeless) since the step
-    before, the difficulty of its tasks, the tokens of what it dropped, and seconds of the trainer's computing where they are known."""
+    """Facts about a step that its groups do not contain.
+
+    Attributes:
+        began_at: unix seconds.
+        ended_at: unix seconds.
+        skips: visits skipped since the step before, as (solved, hopeless).
+        outcomes: difficulties of its tasks.
+        dropped_tokens: tokens of its dropped groups.
+        train_s: seconds of the trainer's computing; None if not known.
+    """
 
     began_at: float
     ended_at: float
@@ -42,7 +50,7 @@ class Around:
 
 
 def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | None, around: Around) -> StepRecord:
-    """The record of a finished step."""
+    """Return the record of a finished step. manifest: None for a no-op step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
     staleness = [ready.staleness for ready in draft.assigned]
     timed = {} if around.train_s is None else {"train_s": around.train_s}
@@ -76,7 +84,7 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
 def eval_record(
     document: JobDocument, agent: str, run: EvaluationRun, end: tuple[float, tuple[EvalSample, ...]]
 ) -> EvalRecord:
-    """The record of a complete evaluation; `end` is its time, unix seconds, and the samples for people."""
+    """Return the record of a complete evaluation. end: its time in unix seconds, and the samples for people."""
     return EvalRecord(
         namespace=document.namespace,
         job=document.job,
@@ -93,7 +101,7 @@ def eval_record(
 
 
 def sample(episode: Episode, agent: str, turns: Sequence[Turn]) -> EvalSample:
-    """An episode for people: what was first asked, and every reply, joined by arrows."""
+    """Return an episode for people: its first prompt, and all replies joined by arrows."""
     return EvalSample(
         index=episode.index,
         prompt=_prompt(turns[0]) if turns else "",
@@ -111,7 +119,7 @@ def _prompt(turn: Turn) -> str:
 def progress(
     state: JobState, usage: JobUsage, started_at: float, ended: tuple[Phase, str, str] | None, now: float
 ) -> Progress:
-    """The job's level."""
+    """Return the progress of a job whose records are read."""
     document, last = state.document, state.last_step
     phase, reason, message = ended or (Phase.RUNNING, *_doing(state))
     evaluations = {version: record.reward_mean for version, record in sorted(state.evaluations.items())}
@@ -150,7 +158,7 @@ def progress(
 
 
 def queued(document: JobDocument, before: Progress | None, admission: Admission) -> Progress:
-    """The level of a job that is not admitted now; what it had reached stays."""
+    """Return the progress of a job that is not admitted now; its results so far stay."""
     update = {
         "phase": Phase.SUSPENDED if document.spec.suspend else Phase.QUEUED,
         "admitted": False,
@@ -161,7 +169,7 @@ def queued(document: JobDocument, before: Progress | None, admission: Admission)
 
 
 def admitted(document: JobDocument, before: Progress | None, started_at: float) -> Progress:
-    """The level of a job whose records are not read yet."""
+    """Return the progress of an admitted job whose records are not read yet."""
     update = {
         "phase": Phase.RUNNING,
         "admitted": True,
@@ -173,7 +181,7 @@ def admitted(document: JobDocument, before: Progress | None, started_at: float) 
 
 
 def failed(document: JobDocument, before: Progress | None, why: Finding, now: float) -> Progress:
-    """The level of a job that was refused, or ended by somebody else than itself."""
+    """Return the progress of a job that was refused or whose task failed."""
     update = {
         "phase": Phase.FAILED,
         "admitted": False,

@@ -1,4 +1,4 @@
-"""The orchestrator's shell: hold the lease, watch job documents, admit, look after admitted jobs, write `progress`, forget what is deleted."""
+"""The orchestrator's control loop: lease, job documents, admission, jobs, `progress`, and deletions."""
 
 import asyncio
 import logging
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 RENEW_S = 2.0
 PERIOD_S = 1.0
-# Between two looks, so that a thousand documents that come one after another are one look's work.
+# Pause between two reconciles, so that a burst of a thousand documents is handled by one reconcile.
 PAUSE_S = 0.05
 
 
 async def serve(context: RoleContext) -> None:
-    """Run until told to stop: stand by while another orchestrator holds the lease, and look after every job while we do."""
+    """Run until the stop event: run all jobs while this replica holds the lease, and stand by otherwise."""
     await context.bus.ensure()
     context.metrics.ready = lambda: context.metrics.connected()
     lease = LeaderLease(context)
@@ -70,7 +70,7 @@ class _Service:
         context.metrics.samples = lambda: samples(self._progress_store.all(), leads=True)
 
     async def run(self) -> None:
-        """Return when the lease is lost or the process is to stop."""
+        """Run all jobs; return when the lease is lost or the process is to stop."""
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._renew(), name="lease"),
             asyncio.create_task(self._follow(subjects.POLICY), name="watch policy"),
@@ -104,7 +104,7 @@ class _Service:
             await asyncio.sleep(RENEW_S)
 
     async def _follow(self, bucket_name: str) -> None:
-        """A watch is only a reason to look: what is true is read anew each time."""
+        """Watch a bucket. Entries only trigger a new reconcile, which reads the current state."""
         while True:
             try:
                 bucket = await self._context.bus.bucket(bucket_name)
@@ -138,7 +138,7 @@ class _Service:
                 self._changed.clear()
 
     async def _begin(self) -> None:
-        """Read everything once, so that nothing is decided from half of it."""
+        """Read all state once before the first reconcile, so that no decision depends on partial state."""
         while True:
             try:
                 await self._progress_store.load()
@@ -165,7 +165,7 @@ class _Service:
         await self._progress_store.put_all([self._level(owned) for owned, _ in self._owned.values()])
 
     def _report_of(self, entry: Entry) -> ReplicaReport | None:
-        """A replica's report; one that another release of ours wrote says nothing to this one, and ends nothing."""
+        """Parse a replica's report; None if it cannot be parsed, for example because another release has written it."""
         try:
             return decode_as(ReplicaReport, entry.data or b"")
         except Permanent as error:
@@ -175,7 +175,7 @@ class _Service:
             return None
 
     async def _settle(self, uid: str, owned: OwnedJob, task: "asyncio.Task[None]") -> None:
-        """A job's task ended: by itself, or by an error that is the job's and nobody else's, whatever it is."""
+        """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""
         del self._owned[uid]
         error = None if task.cancelled() else task.exception()
         level = owned.progress()
@@ -187,7 +187,7 @@ class _Service:
             await self._end_with(owned.document, level)
 
     async def _died(self, owned: OwnedJob, error: Exception) -> None:
-        """An error of ours ends the job; of one that nobody foresaw it may recover, since all that counts is on record."""
+        """Fail a job after an error. After an unexpected error the job may be restarted, since all its state is on record."""
         document, words = owned.document, str(error)
         log.error("%s failed", document.ref, exc_info=error)
         if not isinstance(error, MarlaasError | AssertionError):
@@ -197,7 +197,7 @@ class _Service:
         await self._fail(document, JobVerdict(reason=Reason.BROKEN_INVARIANT, message=words))
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
-        """Let go of jobs that are to stop, and of those whose loop is to begin anew; the others take their new document as they run."""
+        """Cancel jobs that must stop or whose loop must restart; pass changed documents to the other running jobs."""
         for uid, (owned, task) in list(self._owned.items()):
             document = documents.get(uid)
             if document is None and self._jobs.unreadable(owned.document.ref.key):
@@ -212,7 +212,7 @@ class _Service:
                 owned.revise(document)
 
     def _forget(self, documents: dict[str, JobDocument]) -> None:
-        """Begin to forget deleted jobs, and what is left of jobs whose name belongs to another by now."""
+        """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken."""
         self._deletions.settle()
         for document in documents.values():
             earlier = self._progress_store.earlier(document.ref)
@@ -225,7 +225,7 @@ class _Service:
         self._room.keep(self._owned)
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
-        """Take up what is admitted, whether or not its pool offers the slots now; then decide who else is."""
+        """Start the loops of admitted jobs, whether or not their pool offers the slots now; then decide on waiting jobs."""
         holding = [document for document in documents.values() if self._has_place(document)]
         for document in documents.values():
             if document.verdict is not None and self._waits(document):
@@ -250,17 +250,17 @@ class _Service:
         self._told |= {level.uid: told[level.uid] for level in queued}
 
     def _is_news(self, document: JobDocument, admission: Admission) -> bool:
-        """Whether a waiting job has not been told this: thousands wait, and nothing changes for most of them."""
+        """Return whether this decision differs from the last one published for the job; for most waiting jobs it does not."""
         told = self._told.get(document.uid)
         return told is None or told[0] is not document or told[1] != admission
 
     def _has_place(self, document: JobDocument) -> bool:
-        """Whether the job is admitted: its level says so, which an earlier orchestrator may have written."""
+        """Return whether the job is admitted by its progress, which an earlier orchestrator may have written."""
         level = self._progress_store.of(document.ref)
         return level is not None and level.admitted and not level.phase.final and not _stops(document)
 
     def _unreadable_jobs(self, documents: Container[str]) -> list[JobDocument]:
-        """Jobs that run by their last document, because what replaced it cannot be read."""
+        """Return the last documents of running jobs whose new document cannot be read."""
         return [owned.document for uid, (owned, _) in self._owned.items() if uid not in documents]
 
     def _waits(self, document: JobDocument) -> bool:
@@ -275,7 +275,7 @@ class _Service:
         return more and document.generation > level.generation
 
     async def _take(self, document: JobDocument) -> None:
-        """Say that a job is admitted, then begin: what was begun must be found when the job is deleted."""
+        """Publish that a job is admitted, then start its loop; a deletion must find a job that has started."""
         log.info("%s is admitted", document.ref)
         self._told.pop(document.uid, None)
         before = self._progress_store.of(document.ref)

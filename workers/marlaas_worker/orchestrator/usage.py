@@ -1,4 +1,4 @@
-"""Figures of a job for people: tokens, rates, accelerator seconds, from replicas' running totals."""
+"""Usage of a job for people: tokens, rates and accelerator seconds, from the replicas' running totals."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -8,14 +8,17 @@ from marlaas_api.messages import ReplicaReport
 
 @dataclass(slots=True)
 class RunningTotal:
-    """Sums totals that restart from zero whenever a replica does. `since_seen`: what a replica had at first sight does not count."""
+    """Sum of totals that restart from zero when their replica restarts.
+
+    since_seen: do not count a replica's total at its first report.
+    """
 
     total: float = 0.0
     since_seen: bool = False
     _last: dict[str, float] = field(default_factory=dict)
 
     def see(self, replica: str, value: float) -> None:
-        """Note a replica's total since its start."""
+        """Note a replica's total since the replica's start."""
         before = self._last.get(replica, value if self.since_seen else 0.0)
         self.total += value - before if value >= before else value
         self._last[replica] = value
@@ -33,7 +36,7 @@ class JobUsage:
     _points: deque[tuple[float, float]] = field(default_factory=deque)
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
-        """Take in the live reports."""
+        """Update the totals from the current reports."""
         for report in reports:
             if report.role == "rollout":
                 self.tokens.see(report.replica, report.job_tokens.get(self.uid, 0))
@@ -44,7 +47,7 @@ class JobUsage:
             self._points.popleft()
 
     def tokens_per_s(self) -> float:
-        """Rate over the window; 0 until two points are known."""
+        """Return the rate over the window; 0 until two points are known."""
         if len(self._points) < 2:
             return 0.0
         (start, before), (end, after) = self._points[0], self._points[-1]

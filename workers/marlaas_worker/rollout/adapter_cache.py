@@ -1,7 +1,7 @@
-"""Adapter versions as published: finds a version's manifest and brings its files to this machine.
+"""Cache of published adapter versions: finds a version's manifest and downloads its files.
 
-The policy key names the newest manifest and each manifest its parent, so every version can be reached; a manifest that is not of the
-version it should be (a stale or a foreign pointer) is refused.
+The policy key names the newest manifest and each manifest names its parent, so every version can be reached. A
+manifest of another version than expected (a stale or foreign pointer) is refused.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ _MANIFESTS_KEPT = 512
 
 
 class NotPublished(Retryable):
-    """The policy key does not (yet) reach this version."""
+    """The policy key does not reach this version, or not yet."""
 
 
 class WrongManifest(Permanent):
-    """A pointer leads to the manifest of something else."""
+    """A policy key or a parent pointer leads to the manifest of another adapter or version."""
 
 
 class AdapterCache:
-    """Manifests, kept in memory, and files, kept in `folder` as long as the engine holds the version."""
+    """Cache of manifests, in memory, and of adapter files, in `folder` while the engine holds the version."""
 
     def __init__(self, policies: Policies, blobs: Blobs, folder: Path) -> None:
         self._policies = policies
@@ -37,15 +37,15 @@ class AdapterCache:
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
 
     async def empty(self) -> None:
-        """Remove what an earlier process left."""
+        """Remove the files of an earlier process."""
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def place(self, adapter: AdapterRef) -> Path:
-        """Where a version's files lie; no other bytes are ever put there."""
+        """Return the folder of a version's files; it never holds files of another version."""
         return self._folder / adapter.engine_name
 
     async def manifest(self, adapter: AdapterRef) -> Manifest:
-        """Raises NotPublished, WrongManifest, BusUnavailable, and as `Blobs.get`."""
+        """Return a version's manifest. Raises NotPublished, WrongManifest, BusUnavailable, and errors of `Blobs.get`."""
         record = await self._policies.record(adapter)
         if record is None or record.manifest is None or record.version < adapter.version:
             known = "nothing" if record is None or record.manifest is None else f"v{record.version}"
@@ -58,7 +58,7 @@ class AdapterCache:
         return manifest
 
     async def fetch(self, manifest: Manifest) -> Path:
-        """Bring the files here, verified; return their folder. Raises as `Blobs.fetch`."""
+        """Download a version's files, verify them, and return their folder. Raises as `Blobs.fetch`."""
         folder = self.place(manifest.adapter)
         files = manifest.files.items()
         await asyncio.gather(*(self._blobs.fetch(ref, folder / Path(name).name) for name, ref in files))

@@ -1,4 +1,4 @@
-"""What this replica has to tell of a job, for people. Nothing depends on it: what cannot be told is logged."""
+"""Publishes this replica's job events, for people. Nothing depends on them; a failed publish is only logged."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventEmitter:
-    """Tells in the background, without keeping anybody waiting."""
+    """Publishes events in the background, without delaying callers."""
 
     def __init__(self, context: RoleContext) -> None:
         self._bus = context.bus
@@ -22,7 +22,11 @@ class EventEmitter:
         self._untold: asyncio.Queue[tuple[JobEvent, str | None]] = asyncio.Queue()
 
     def emit(self, job: JobRef, reason: str, message: str, once: str | None = None) -> None:
-        """Say a sentence of a job; with `once`, all replicas together say it once (within two minutes)."""
+        """Queue an event of a job.
+
+        Args:
+            once: message id for deduplication: all replicas together publish it once in two minutes.
+        """
         event = JobEvent(
             namespace=job.namespace,
             job=job.name,
@@ -35,7 +39,7 @@ class EventEmitter:
         self._untold.put_nowait((event, once))
 
     async def run(self) -> None:
-        """Tell what there is to tell, until cancelled."""
+        """Publish queued events, until cancelled."""
         while True:
             event, once = await self._untold.get()
             subject = subjects.event(event.namespace, event.job, _ROLE)

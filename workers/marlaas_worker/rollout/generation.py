@@ -1,7 +1,7 @@
-"""One turn, from the request to its record: who asks, what is appended, which version answers, what is written down.
+"""One turn, from request to record: check, extend the prompt, pin the version, generate, record.
 
-Whatever decides about a token, a gradient or a bill comes from the job's document, the pin and the turns stream, never from the request.
-Knows nothing of replies, duplicates and deadlines (`requests`).
+Everything that affects tokens, gradients or usage is read from the job's document, the pin and the turns
+stream, never from the request. Replies, duplicates and deadlines are handled in `requests`.
 """
 
 import asyncio
@@ -37,18 +37,20 @@ _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
 class EngineKilled(Permanent):
-    """The engine died each time that it had this request. Asking again would kill it for all tenants."""
+    """The engine exited each time that it ran this request. A retry would stop it for all tenants again."""
 
 
 class _EngineReplaced(EngineDown):
-    """The engine died while a request waited outside it: the request has no part in that."""
+    """The engine exited while the request waited outside it. The exit does not count against the request."""
 
 
 @dataclass(slots=True)
 class RequestStage:
-    """What a request is doing, in words that finish "its time was over while …"; `why` may know more.
+    """A request's current stage, as text that completes "the time was over while …".
 
-    generating_since: on the loop's clock; None while the request waits.
+    Attributes:
+        why: returns a more detailed reason; None if there is none.
+        generating_since: on the loop's clock; None while the request waits.
     """
 
     doing: str = ""
@@ -56,11 +58,11 @@ class RequestStage:
     generating_since: float | None = None
 
     def enter(self, doing: str, why: Callable[[], str] | None = None) -> None:
-        """Go on to the next stage, in which the request waits."""
+        """Enter the next stage, in which the request waits."""
         self.doing, self.why, self.generating_since = doing, why, None
 
     def generate(self) -> None:
-        """The engine begins to generate."""
+        """Note that the engine begins to generate."""
         self.doing, self.why, self.generating_since = "it was being generated", None, _clock()
 
     def __str__(self) -> str:
@@ -69,7 +71,7 @@ class RequestStage:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDependencies:
-    """What a generation reads and writes."""
+    """The components that `Generation` uses."""
 
     context: RoleContext
     tokenizer: Tokenizer
@@ -85,7 +87,7 @@ class GenerationDependencies:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A completion, by whom, and how long it waited and ran, in seconds."""
+    """A completion with the version and sha256 of its adapter, and its queue and engine times in seconds."""
 
     completion: Completion
     version: int
@@ -96,17 +98,20 @@ class _Drawn:
 
 @dataclass(slots=True)
 class Generation:
-    """Plays turns; any number at once."""
+    """Plays turns, any number of them concurrently."""
 
     dependencies: GenerationDependencies
     _calls: "count[int]" = field(default_factory=count)
     _long_texts: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def play(self, request: GenerateRequest, stage: RequestStage) -> Turn:
-        """Return the turn's record, made now or earlier.
+        """Return the turn's record, either generated now or recorded earlier.
 
-        Raises RequestRefused, VersionRefused, EngineKilled and other Permanent errors (asking again is no use), NotAdmitted, PinMissing and other
-        Retryable ones. Waits for its version, for an engine that restarts, and for the bus to take the record, until cancelled.
+        Waits until cancelled for the version, for an engine restart, and for the bus to accept the record.
+
+        Raises:
+            RequestRefused, VersionRefused, EngineKilled and other Permanent errors: a retry cannot help.
+            NotAdmitted, PinMissing and other Retryable errors.
         """
         dependencies, began = self.dependencies, _clock()
         served = await dependencies.policies.find(request.ref, request.agent)
@@ -124,8 +129,11 @@ class Generation:
         return await self._record(request, served, prompt, drawn)
 
     async def _recorded(self, request: GenerateRequest) -> Turn | None:
-        """The turn as played before this process, or another replica's. Where group and parent are in memory nobody asks: a record
-        that is missed costs a generation, and counts nevertheless once the new one is to be recorded."""
+        """Return the turn if an earlier process or another replica has recorded it.
+
+        The turns stream is not read if both the group's pin and the parent are in memory. A record missed that
+        way costs one generation; it is still found, and returned, when the new turn is recorded.
+        """
         dependencies = self.dependencies
         if dependencies.pins.knows(request) and dependencies.histories.knows_parent(request):
             return None
@@ -139,8 +147,10 @@ class Generation:
         return await self.dependencies.pins.version(request, served.document, newest)
 
     async def _extended(self, request: GenerateRequest) -> Prompt:
-        """Tokenise, beside the loop if it takes long, and one long text of a job at a time: nobody else's turn, and nothing else that needs a
-        thread, waits for a flood of text."""
+        """Tokenize the prompt. Long texts run in a thread, one at a time for each job.
+
+        So a job that sends much text delays neither other jobs' turns nor other users of the thread pool.
+        """
         parent = await self.dependencies.histories.parent(request)
         append = request.append
         if num_characters(request) < _LONG_CHARACTERS:
@@ -149,7 +159,7 @@ class Generation:
             return await asyncio.to_thread(extend, self.dependencies.tokenizer, parent, append, request.tools)
 
     async def _draw(self, order: "_Order", stage: RequestStage) -> _Drawn:
-        """Generate, again if the engine dies; a request under which it dies every time is not tried for ever."""
+        """Generate, and retry after engine restarts. Raises EngineKilled after MAX_ENGINE_DEATHS exits with this request."""
         versions, adapter, request = self.dependencies.versions, order.adapter, order.request
         deaths = 0
         while True:
@@ -198,7 +208,7 @@ class Generation:
         return await self.dependencies.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)
 
     async def _record(self, request: GenerateRequest, served: Served, prompt: Prompt, drawn: _Drawn) -> Turn:
-        """Write the turn down. Nothing is fed to the engine beyond the context window, so nothing of it is recorded either."""
+        """Record the turn. A prompt beyond the context window was not fed to the engine, so its ids are not recorded."""
         dependencies, completion = self.dependencies, drawn.completion
         fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
         text = read_reply(dependencies.tokenizer, completion.output_ids, completion.stop_reason)
@@ -229,7 +239,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What is to be generated. began: when the request came, on the loop's clock."""
+    """Inputs of one generation. began: when the request arrived, on the loop's clock."""
 
     request: GenerateRequest
     served: Served
@@ -239,10 +249,10 @@ class _Order:
 
 
 def check(request: GenerateRequest, served: Served) -> None:
-    """Refuse names that do not belong together, and turns that no episode has: they decide about pins, seeds and records.
+    """Refuse inconsistent names and turn numbers that no episode can have; pins, seeds and records depend on them.
 
-    A name is part of subjects and keys as it is, so none may be longer than ours are: the server hangs up on who sends it a subject
-    of 32 KiB, and this replica would be who sends it. Raises RequestRefused.
+    Names become parts of subjects and keys, so their length is bounded too: the NATS server disconnects a
+    client that sends a subject of 32 KiB, and that client would be this replica. Raises RequestRefused.
     """
     uid, group, spec = served.document.uid, request.group, served.document.spec
     try:
@@ -266,10 +276,12 @@ def check(request: GenerateRequest, served: Served) -> None:
 
 
 def _as_asked(turn: Turn, request: GenerateRequest) -> Turn:
-    """The recorded turn, if it answers this very question.
+    """Return the recorded turn if it answers this request.
 
-    After a crash of the bus a task may be played a second time under the same names, and its environment may not say the same again. An
-    answer to the other play's words would be scored here and trained with those. Refused, this play ends as a fault and gets a name of its own.
+    Raises RequestRefused if agent, parent or content differ. After a crash of the bus a task may be played
+    twice under the same names, and its environment may write other texts. An answer to the other play's text
+    would be scored here and trained with the other prompt. After the refusal this play ends as a fault and is
+    repeated under a new name.
     """
     if turn.agent != request.agent:
         raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")

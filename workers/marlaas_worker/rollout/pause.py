@@ -1,7 +1,7 @@
-"""Waiting for an event with a bound, without ever losing a cancellation.
+"""Wait for an event with a timeout, without losing a cancellation.
 
-`asyncio.wait_for` of Python 3.11 returns as if nothing had happened when it is cancelled in the moment in which the event is set; a loop around
-it then never ends.
+`asyncio.wait_for` of Python 3.11 swallows a cancellation that arrives at the moment when the event is set; a
+loop around it then never ends.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import contextlib
 
 
 async def pause(event: asyncio.Event, timeout_s: float) -> None:
-    """Sleep until the event or the timeout."""
+    """Sleep until the event is set or the timeout is over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()

@@ -1,7 +1,7 @@
-"""The engine that ships as vLLM's fake: transformers, one sequence at a time on one thread, adapters applied by hand.
+"""Deterministic engine in place of vLLM: transformers, one sequence at a time on one thread.
 
-A result depends on nothing but its request: not on neighbours, order, slots or restarts. That is what exactness tests need; it is slow. It
-keeps the same limits and fails in the same ways as the real one.
+A result depends only on its request: not on other requests, order, slots or restarts. Exactness tests need
+that; it is slow. It has the same limits and raises the same errors as `VllmEngine`.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ Matrices = dict[str, dict[Kind, torch.Tensor]]
 
 
 class ReferenceEngine:
-    """See `engine.Engine`. `end_ids` end a generation. Raises Permanent if the model's folder holds no model."""
+    """See `engine.Engine`. `end_ids` end a generation. Raises Permanent if the folder contains no model."""
 
     def __init__(self, model: Path, spec: ModelPoolSpec, end_ids: frozenset[int]) -> None:
         self._base = read_base_model(model)
@@ -88,7 +88,7 @@ class ReferenceEngine:
         self._held.clear()
 
     def crash(self, reason: str) -> None:
-        """Go down as a killed engine does: everything pending raises EngineDown, and so does every call until `restart`."""
+        """Simulate a crash: all pending calls raise EngineDown, and so does every later call until `restart`."""
         if self._incarnation is not None and not self._incarnation.down.done():
             self._incarnation.down.set_result(reason)
 
@@ -168,20 +168,20 @@ class ReferenceEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Incarnation:
-    """One run of the engine: its thread, its model, and `down`, set with the reason once it is over."""
+    """One run of the engine: its thread, its model, and `down`, which gets the reason when the run is over."""
 
     thread: ThreadPoolExecutor
     down: "asyncio.Future[str]"
     model: "_AdaptedModel"
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Run on the engine's thread, in the order of calls."""
+        """Run on the engine's thread, in the order of calls. Raises EngineDown if the engine goes down."""
         return await unless_down(asyncio.get_running_loop().run_in_executor(self.thread, work), self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One generation. begin: says that the thread has taken it; over: set once nobody waits for it any more."""
+    """One generation. begin: called when the thread starts it; over: set when its result is no longer awaited."""
 
     prompt_ids: npt.NDArray[np.int32]
     sampling: Sampling
@@ -192,7 +192,7 @@ class _Draw:
 
 
 class _AdaptedModel:
-    """A base model whose linear layers add the matrices that are active; used by one thread."""
+    """A base model whose linear layers add the active adapter's matrices. Used by one thread only."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""This replica's report in KV `replicas`: that it lives, what it holds and has proven, and what it spent."""
+"""Publishes this replica's report to KV `replicas`: readiness, proven versions and usage."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes a report every two seconds, and at once when it is told that something changed. `compose` makes it, given resident bytes."""
+    """Publishes a report every two seconds, and at once after `changed`. `compose` builds it from the resident bytes."""
 
     def __init__(self, context: RoleContext, pool: str, compose: Callable[[int], ReplicaReport]) -> None:
         self._bus = context.bus
@@ -28,18 +28,18 @@ class Reporter:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Report soon."""
+        """Wake `run` to publish a report now."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Report, until cancelled."""
+        """Publish reports, until cancelled."""
         while True:
             self._changed.clear()
             await self.write()
             await pause(self._changed, REPORT_S)
 
     async def write(self) -> None:
-        """Report now; a bus that is away hears the next one."""
+        """Publish a report now. If the bus is unavailable, the report is skipped; the next one replaces it."""
         report = self._compose(await asyncio.to_thread(resident_bytes))
         try:
             await (await self._open()).put(self._key, wire.encode(report))
@@ -47,7 +47,7 @@ class Reporter:
             _log.warning("could not report: %s", error)
 
     async def withdraw(self) -> None:
-        """Say that this replica is gone."""
+        """Delete this replica's report."""
         try:
             await (await self._open()).delete(self._key)
         except MarlaasError as error:
@@ -59,7 +59,7 @@ class Reporter:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process and all below it."""
+    """Return the resident memory of this process and all its descendants."""
     me = psutil.Process()
     total = 0
     for process in (me, *me.children(recursive=True)):

@@ -1,7 +1,7 @@
-"""The door of the engine: a bounded number of requests inside, the others wait in queues of their jobs, served in rotation.
+"""Limiter for requests in the engine; the others wait in one queue per job, served round-robin.
 
-A queue inside the engine would serve whoever came first, and one job's flood would keep all others out. What decides about the next one
-is `Rotation`, behind which a fair scheduler can be put.
+The engine's own queue is first come, first served, so one job's requests could delay all other jobs. `Rotation`
+chooses the next request; a fair scheduler can replace it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Rotation(Generic[T]):
-    """Queues by job, served one item of one job at a time, round and round."""
+    """One queue per job, served round-robin, one item at a time."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[T]] = OrderedDict()
@@ -23,11 +23,11 @@ class Rotation(Generic[T]):
         return sum(len(queue) for queue in self._queues.values())
 
     def push(self, job: str, item: T) -> None:
-        """Add at the end of the job's queue; a job without one joins the rotation at its end."""
+        """Append to the job's queue; a new queue joins at the end of the rotation."""
         self._queues.setdefault(job, deque()).append(item)
 
     def pop(self) -> T | None:
-        """Take the next item; its job goes to the end of the rotation."""
+        """Remove and return the next item, and move its job to the end of the rotation; None if there is none."""
         if not self._queues:
             return None
         job, queue = self._queues.popitem(last=False)
@@ -37,7 +37,7 @@ class Rotation(Generic[T]):
         return item
 
     def remove(self, job: str, item: T) -> None:
-        """Take out an item that is still waiting; no error if it is not."""
+        """Remove an item that still waits; does nothing if it does not wait."""
         queue = self._queues.get(job, deque())
         with contextlib.suppress(ValueError):
             queue.remove(item)
@@ -54,12 +54,12 @@ class RequestLimiter:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait outside."""
+        """Requests that wait in the queues."""
         return len(self._waiting)
 
     @contextlib.asynccontextmanager
     async def place(self, job: str) -> AsyncIterator[None]:
-        """Hold one place while the context is open, waiting for it in the job's queue."""
+        """Hold one place while the context is open. Waits for it in the job's queue."""
         await self._take(job)
         try:
             yield

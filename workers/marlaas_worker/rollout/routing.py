@@ -1,7 +1,7 @@
-"""Which replica owns an episode: rendezvous hashing, so that every replica names the same one without asking anybody.
+"""Routes episodes to replicas by rendezvous hashing: all replicas choose the same owner independently.
 
-When a replica comes or goes, only the episodes that it gains or loses move. Two replicas that see different sets may both
-generate a turn; the record of the turn decides (`record`).
+When a replica joins or leaves, only the episodes that it gains or loses move. Two replicas with different sets
+may both generate a turn; then the first record of the turn counts (`record`).
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 
 def owner(episode: str, replicas: Iterable[str]) -> str:
-    """Name of the replica that generates this episode's turns. Raises ValueError if there are no replicas."""
+    """Return the replica that generates this episode's turns. Raises ValueError if there are no replicas."""
     return max(replicas, key=lambda replica: (_weight(episode, replica), replica))
 
 

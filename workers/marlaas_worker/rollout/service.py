@@ -1,4 +1,4 @@
-"""The rollout role: one engine's tenants, versions and requests, put together and taken apart in order."""
+"""The rollout role: builds the parts that serve one engine, and starts, drains and stops them in order."""
 
 import asyncio
 import logging
@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(context: RoleContext, pool: PoolDocument) -> None:
-    """Serve a pool until told to stop. Raises Permanent if its model or engine cannot be had."""
+    """Serve a pool until the role is stopped. Raises Permanent if the model or the engine cannot be loaded."""
     tokenizer = await asyncio.to_thread(PretrainedTokenizer.load, pool.model_path)
     engine = await asyncio.to_thread(open_engine, context, pool, tokenizer.end_ids)
     await serve_engine(context, pool.name, tokenizer, engine)
 
 
 def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int]) -> Engine:
-    """The engine that the pool asks for, not yet started; the other one's libraries stay unread."""
+    """Build the engine that the pool asks for, not started yet. Imports only the libraries of that engine."""
     model = Path(pool.model_path)
     if pool.spec.rollout.engine == "reference":
         from marlaas_worker.rollout.reference_engine import ReferenceEngine
@@ -56,7 +56,7 @@ def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int
 
 
 async def serve_engine(context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine) -> None:
-    """Serve a pool with a given engine, started and stopped here, until told to stop."""
+    """Start the given engine, serve a pool with it until the role is stopped, and stop it."""
     try:
         async with asyncio.TaskGroup() as tasks:
             await _Rollout(context, pool, tokenizer, engine, tasks).live()
@@ -65,7 +65,7 @@ async def serve_engine(context: RoleContext, pool: str, tokenizer: EndingTokeniz
 
 
 class _Rollout:
-    """The parts and how they call each other."""
+    """All components of the role, connected with each other."""
 
     def __init__(
         self, context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine, tasks: asyncio.TaskGroup
@@ -111,7 +111,7 @@ class _Rollout:
         )
 
     async def live(self) -> None:
-        """From the engine's start to its drain."""
+        """Run the role: start the engine, serve until the stop event, then drain."""
         self._background = [self._tasks.create_task(self._reporter.run(), name="report")]
         await self._adapter_cache.empty()
         try:
@@ -147,7 +147,7 @@ class _Rollout:
             self._background.append(self._tasks.create_task(work, name=name))
 
     async def _steer(self) -> None:
-        """Follow the jobs: their newest versions, and their requests."""
+        """Apply changes of the jobs: preload their newest versions, and subscribe to their requests."""
         try:
             while True:
                 self._changed.clear()
@@ -172,7 +172,10 @@ class _Rollout:
         await self._requests.drain(DRAIN_S)
 
     async def _test(self, engine: Engine) -> None:
-        """What every life of the engine must pass before it serves. Raises SelfTestFailed, EngineDown."""
+        """Wait for the calibration, then run the self-test. Raises SelfTestFailed, EngineDown.
+
+        Each engine incarnation must pass it before it serves.
+        """
         self._phase = ""
         self._reporter.changed()
         calibration = await self._calibrations.wait()
@@ -184,7 +187,7 @@ class _Rollout:
         return self._engine.up and not self._draining
 
     def _reason(self) -> str:
-        """Why the replica is not ready; empty if it is."""
+        """Return the reason why the replica is not ready; empty if it is ready."""
         if self._ready():
             return ""
         return "the replica is draining" if self._draining else self._phase or self._calibrations.reason

@@ -1,7 +1,8 @@
-"""How much a sandbox wrote into a request, and what is kept of it where the model never saw it. Pure.
+"""Limits on the text of a request, and the part that is recorded if the model never saw it. Pure.
 
-Turns of all jobs lie in one log that forgets its oldest. What is fed to the engine is bounded by the context, and costs its job time in the engine; what
-is not costs nothing, and could push other jobs' turns out before they are trained.
+The turns of all jobs share one stream, which removes the oldest. Text that is fed to the engine is bounded by
+the context window and costs its job engine time. Text that is not fed to the engine costs the job nothing.
+Without a limit it could push other jobs' turns out of the stream before they are trained.
 """
 
 import hashlib
@@ -11,27 +12,33 @@ from marlaas_api.messages import ChatMessage, GenerateRequest
 KEPT_CHARACTERS = 1024
 _HIDDEN_CHARACTERS = 64 << 10
 _CHARACTERS_PER_ID = 64
-"""More than any text has that is really tokenised, but for long runs of white space."""
+"""More characters per id than any tokenized text has, except for long runs of white space."""
 
 Asked = tuple[tuple[ChatMessage, ...] | str, tuple[str, ...] | None]
-"""What is appended, and the tools that are shown from then on."""
+"""The appended messages or text, and the tools that the template shows from then on."""
 
 
 def num_characters(request: GenerateRequest) -> int:
-    """Characters of everything that a request wants appended and shown."""
+    """Return the number of characters of all text in a request, tools included."""
     append = request.append
     texts = [append] if isinstance(append, str) else [text for message in append for text in _texts(message)]
     return sum(map(len, (*texts, *(request.tools or ()))))
 
 
 def is_shown(request: GenerateRequest, num_ids: int) -> bool:
-    """Whether a request in a conversation of so many ids holds about what the model sees of it, not much that no template shows. (Tools may come
-    again with every turn, and are tokens of the first.)"""
+    """Return whether the text of a request is plausible for a conversation of `num_ids` ids.
+
+    False means that the chat template shows little of the text. The limit has a fixed allowance, because tools
+    may be sent with every turn but are tokens of the first turn only.
+    """
     return num_characters(request) <= _HIDDEN_CHARACTERS + _CHARACTERS_PER_ID * num_ids
 
 
 def beginning(request: GenerateRequest) -> Asked:
-    """What is recorded of a request that was not fed to the engine: all of it if it is short, else its beginning and a digest of the whole."""
+    """Return the part to record of a request that was not fed to the engine.
+
+    Short text is recorded whole; of long text, the beginning and a digest of the whole.
+    """
     length = num_characters(request)
     if length <= KEPT_CHARACTERS:
         return request.append, request.tools

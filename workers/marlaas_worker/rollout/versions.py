@@ -1,8 +1,9 @@
-"""Adapter versions inside the engine: which to bring in, and the one gate through which a request gets one.
+"""Adapter versions in the engine: loads and evicts them, and gives them to requests.
 
-Invariant: a version is given out only between its proof and its unloading, within one life of the engine. The newest version of every
-served agent is brought in ahead of any request for it; others come when they are asked for, and what nobody asks for goes when its slot
-is needed. One slot is kept free if it can be, so that a commit need not wait for an unload.
+Invariant: a version is given to requests only after its proof and before its unloading, in one incarnation of
+the engine. The newest version of every served agent is loaded before any request for it. Other versions are
+loaded on request, and evicted when their slot is needed. If possible one slot stays free, so that a new version
+need not wait for an unload.
 """
 
 import asyncio
@@ -31,12 +32,12 @@ LoadProven = Callable[[Engine, Manifest, LoadedAdapter], Awaitable[object]]
 
 
 class VersionRefused(Permanent):
-    """A version that is not what it claims to be, or that the engine will not have; it is never served."""
+    """A version that failed its proof or that the engine refused; it is never served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A proven version while a request runs on it. `life` is the engine's in which it was proven."""
+    """A proven version while a request runs on it. incarnation: the engine incarnation in which it was proven."""
 
     loaded: LoadedAdapter
     manifest: Manifest
@@ -44,7 +45,10 @@ class Held:
 
 
 class Versions:
-    """Reconciles the engine's slots towards what is newest and what is asked for. `changed` is called when the proven set changes."""
+    """Reconciles the engine's slots with the newest and the requested versions.
+
+    `changed` is called when the proven set changes.
+    """
 
     def __init__(
         self,
@@ -77,14 +81,14 @@ class Versions:
         return tuple(self._ready)
 
     def prefer(self, newest: Iterable[AdapterRef]) -> None:
-        """Say what the newest version of every served agent is."""
+        """Set the newest version of every served agent."""
         self._newest = {adapter.at(0): adapter for adapter in newest}
         self._wake.set()
         self._tell_news()
 
     @contextlib.asynccontextmanager
     async def hold(self, adapter: AdapterRef) -> AsyncIterator[Held]:
-        """Keep a proven version from being unloaded while the context is open; waits for it. Raises VersionRefused."""
+        """Wait for a proven version, and prevent its unloading while the context is open. Raises VersionRefused."""
         held = await self._acquire(adapter)
         try:
             yield held
@@ -94,7 +98,10 @@ class Versions:
                 self._wake.set()
 
     async def newest_verified(self, agent: AdapterRef) -> int:
-        """Newest proven version of an agent (named by any version); waits for the first. Raises VersionRefused."""
+        """Return the newest proven version of an agent; wait for the first one. Raises VersionRefused.
+
+        agent: an adapter of the agent at any version.
+        """
         while True:
             proven = [ref.version for name, ref in self._resident.items() if name in self._ready and _same(ref, agent)]
             if proven:
@@ -107,7 +114,7 @@ class Versions:
                 await self._waits.wait(newest)
 
     def explain(self, adapter: AdapterRef) -> str:
-        """Why a version is not served yet, for people."""
+        """Return why a version is not served yet, for people."""
         name = adapter.engine_name
         if (trouble := self._retries.trouble(name)) is not None:
             return f"the last attempt failed: {trouble.error}"
@@ -118,7 +125,7 @@ class Versions:
         return f"no free slot: all {self._table.num_slots} hold versions in use"
 
     def engine_stopped(self) -> None:
-        """The engine is gone: nothing is loaded, nothing is proven."""
+        """Discard all state of the engine's incarnation: nothing is loaded or proven any more."""
         for load in self._loading:
             load.cancel()
         self._leftover += self._resident.values()
@@ -130,11 +137,11 @@ class Versions:
         self._changed()
 
     def engine_restarted(self) -> None:
-        """The engine is back, and empty."""
+        """Start loading again, into the empty engine."""
         self._wake.set()
 
     async def reconcile(self) -> None:
-        """Bring in and give up versions, until cancelled."""
+        """Load and evict versions, until cancelled."""
         async with asyncio.TaskGroup() as loads:
             while True:
                 self._wake.clear()
@@ -156,7 +163,7 @@ class Versions:
             raise VersionRefused(f"{name} is refused: {refusal}") from refusal
 
     async def _step(self, loads: asyncio.TaskGroup) -> None:
-        """One round: give up, bring in, and let those go on whose version is there. Ends early if the engine dies meanwhile."""
+        """Run one round: evict, load, and release requests whose version is ready. Returns early if the engine goes down."""
         incarnation = self._engine.incarnation
         while self._leftover:
             await self._adapter_cache.discard(self._leftover.pop())
@@ -177,7 +184,11 @@ class Versions:
                 self._settle(name)
 
     def _wanted(self) -> dict[str, AdapterRef]:
-        """By urgency: asked for, first come; then newest, resident ones first so that they are not given up for each other."""
+        """Return the wanted versions by urgency.
+
+        Requested versions come first, in order of request. Then come the newest versions, resident ones first,
+        so that newest versions do not evict each other.
+        """
         now = _clock()
         newest = sorted(self._newest.values(), key=lambda ref: ref.engine_name not in self._resident)
         refs = [*self._waits.adapters(), *newest]
@@ -214,7 +225,7 @@ class Versions:
             self._engine.report(incarnation, f"its slots are not what they should be: {error}")
 
     async def _bring_in(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
-        """Load and prove; whatever goes wrong, the version is not served and the role lives on."""
+        """Load and prove a version. On any error the version is not served, and the role continues."""
         incarnation = self._engine.incarnation
         try:
             manifest = await self._adapter_cache.manifest(adapter)

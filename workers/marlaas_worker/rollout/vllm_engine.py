@@ -1,7 +1,8 @@
-"""The real engine: vLLM's `AsyncLLM` embedded, token ids in, token ids and logprobs out.
+"""Production engine: vLLM's `AsyncLLM`, with token ids as input, and token ids and logprobs as output.
 
-The gateway to vLLM: with `vllm_extension`, which runs inside vLLM's processes, the only module that imports it, and only once an engine
-starts. vLLM runs as a core process and worker processes below ours; `vllm_life.EngineIncarnation` is one run of them. It knows no tokenizer, job or bus.
+Only this package's vLLM modules import vllm, and only when an engine starts. vLLM runs as a core process and
+worker processes below this one; `vllm_incarnation.EngineIncarnation` is one run of them. Uses no tokenizer, job
+or bus.
 """
 
 import asyncio
@@ -39,13 +40,15 @@ from marlaas_worker.rollout.vllm_settings import vllm_settings
 
 ANSWER_BOUND_S = 30.0
 _LAST_AT_ONCE = 1 << 30
-"""Tokens per message after the first: vLLM sends the first token as soon as it is drawn, and the others with the last."""
+"""Tokens per message after the first. vLLM sends the first token at once, and all others with the last one."""
 
 
 class VllmEngine:
-    """See `engine.Engine`. `end_ids` end a generation; `answer_bound_s` is how long an engine may be silent before it counts as hung.
+    """See `engine.Engine`. Raises Permanent if the folder contains no model.
 
-    Raises Permanent if the model's folder holds no model.
+    Args:
+        end_ids: tokens that end a generation.
+        answer_bound_s: seconds without an answer after which the engine counts as hung.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class VllmEngine:
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
-        """vLLM's processes below ours, the core first; none while the engine is not running."""
+        """vLLM's processes, the core first; empty while the engine is not running."""
         return self._incarnation.processes if self._incarnation else ()
 
     async def start(self) -> None:
@@ -96,7 +99,7 @@ class VllmEngine:
             _rank(adapter)
             await incarnation.call(incarnation.llm.add_lora(_lora_request(adapter)))
         except asyncio.CancelledError:
-            raise  # the engine may have it or not: the caller unloads
+            raise  # The adapter may be loaded or not: the caller unloads it.
         except Exception as error:
             self._residents.remove(adapter)
             raise refusal(adapter, error) from error
@@ -163,7 +166,7 @@ class VllmEngine:
     async def _run(
         self, request: str, adapter: LoadedAdapter, ids: npt.NDArray[np.int32], params: Any, began: Began
     ) -> list[Any]:
-        """Return what vLLM sends of a request, in order; the last message has the reason of its end."""
+        """Return vLLM's messages of a request, in order; the last one has the finish reason."""
         incarnation = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
         streamed = incarnation.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
@@ -193,7 +196,10 @@ def _rank(adapter: LoadedAdapter) -> int:
 
 
 def refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
-    """What an error of vLLM's about an adapter means. A refused adapter is never served, so an error of the device must not pass for one."""
+    """Convert vLLM's error about an adapter into this role's errors.
+
+    Device errors become EngineDown or OutOfMemory, not LoadFailed: a refused adapter is never served again.
+    """
     if isinstance(error, EngineDown | LoadFailed):
         return error
     words = (
@@ -201,7 +207,7 @@ def refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
         if isinstance(error, AdapterInvalid | PromptInvalid)
         else str(error).partition("failed: ")[2] or repr(error)
     )
-    if says_lost(words):  # vLLM answers such a call with its error and lives on, until the next step ends it
+    if says_lost(words):  # vLLM returns this error and continues to run, until the next step ends it.
         return EngineDown(f"its device is lost: {words}")
     return (OutOfMemory if says_no_memory(words) else LoadFailed)(f"{adapter.name}: {words}")
 

@@ -1,7 +1,7 @@
-"""One run of vLLM's processes: begun, watched, ended, so that nothing waits for a dead engine and nothing outlives us.
+"""One run of vLLM's processes: start, watch and end them, so that no call waits for an engine that has exited.
 
-vLLM starts a core process, which starts the workers. If the core dies, this module's watch notices; if we die, the watch within the workers
-does (`vllm_extension`).
+vLLM starts a core process, which starts the workers. This module notices when the core exits. If this process
+exits, the watch in the workers ends vLLM's processes (`vllm_extension`).
 """
 
 import asyncio
@@ -32,13 +32,13 @@ ABANDON_CHECK_S = 0.5
 
 
 class EngineIncarnation:
-    """One run of vLLM's processes. `down` is set, with the reason, once they are gone or were given up."""
+    """One run of vLLM's processes. `down` gets the reason when they have exited or were given up."""
 
     def __init__(self, llm: Any, settings: VllmSettings) -> None:
         self.llm = llm
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._log = settings.log
-        self._answered = 0  # the log's length when vLLM last refused something and lived on
+        self._answered = 0  # The log's length at vLLM's last error that did not end it.
         self._cores = tuple(llm.engine_core.resources.engine_manager.processes)
         for core in self._cores:
             self.down.get_loop().add_reader(core.sentinel, self._core_ended)
@@ -46,7 +46,7 @@ class EngineIncarnation:
         self.processes = tuple(owners + [child for owner in owners for child in owner.children(recursive=True)])
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await an answer of vLLM's, or raise EngineDown when it dies first (its own calls would wait for ever)."""
+        """Await an answer of vLLM. Raises EngineDown if vLLM exits first, since vLLM's own calls would wait for ever."""
         from vllm.exceptions import VLLMClientError
 
         try:
@@ -56,19 +56,19 @@ class EngineIncarnation:
         except EngineDown:
             raise
         except Exception as error:
-            if self.llm.errored:  # vLLM raises one and the same exception in every request: no chaining
+            if self.llm.errored:  # Not chained: vLLM raises the same exception object in every request.
                 raise EngineDown(last_words(self._log, self._answered) or str(error)) from None
             self._answered = self._log.stat().st_size
             raise
 
     def declare_down(self, reason: str) -> None:
-        """Give the engine up."""
+        """Set `down`, with the reason and the first error in vLLM's log."""
         if not self.down.done():
             words = last_words(self._log, self._answered)
             self.down.set_result(f"{reason}: {words}" if words else reason)
 
     async def end(self) -> None:
-        """End every process of this life; what is still pending raises EngineDown."""
+        """End every process of this incarnation; pending calls raise EngineDown."""
         was_down = self.down.done()
         self.declare_down("the engine was stopped")
         for core in self._cores:
@@ -77,7 +77,7 @@ class EngineIncarnation:
         await asyncio.sleep(0)  # vLLM closes its sockets in a callback of this loop
         self.llm.engine_core.resources.ctx.destroy(linger=0)
         self.llm = None
-        gc.collect()  # vLLM's objects form cycles, and complain if the interpreter's exit finds them
+        gc.collect()  # vLLM's objects form cycles, and print errors if they are collected at the interpreter's exit.
 
     def _core_ended(self) -> None:
         for core in self._cores:
@@ -92,7 +92,10 @@ class EngineIncarnation:
 
 
 async def start_incarnation(settings: VllmSettings) -> EngineIncarnation:
-    """Start vLLM. Raises Permanent with the words of the process that failed; cancelling waits until what was started has ended."""
+    """Start vLLM. Raises Permanent with the error text of the process that failed.
+
+    On cancellation, waits until the started processes have ended.
+    """
     others = {child.pid for child in multiprocessing.active_children()}
     building = asyncio.ensure_future(asyncio.to_thread(_build, settings))
     try:
@@ -126,7 +129,7 @@ def _construct(arguments: dict[str, Any]) -> Any:
 
 
 def _close_sockets(trace: TracebackType | None) -> None:
-    """Close what a client whose constructor failed leaves open; only the failure's frames still know it."""
+    """Close the sockets that a client leaves open when its constructor fails. Only the traceback's frames refer to them."""
     while trace is not None:
         resources = getattr(trace.tb_frame.f_locals.get("self"), "resources", None)
         if resources is not None:

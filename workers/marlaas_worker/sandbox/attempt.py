@@ -1,6 +1,7 @@
-"""One play of one member of a group: a child runs the environment, the supervisor asks for its turns and judges its end.
+"""One play of one member of a group.
 
-Time that passes while a turn waits or is generated is not the episode's: `turn_clock` counts it.
+A child runs the environment; the supervisor requests its turns and judges its end. Time in which a turn waits
+or is generated does not count against the episode's timeout; `turn_clock` counts it.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class Fault(Exception):
-    """The episode does not count; unless `by_policy` and a tool call was open: then the policy caused it."""
+    """The episode does not count, unless `by_policy` is set and a tool call was open: then the policy caused it."""
 
     def __init__(self, fault: FaultClass, text: str, by_policy: bool = False) -> None:
         super().__init__(text)
@@ -50,7 +51,7 @@ class _Gone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """What a counting episode was worth."""
+    """Result of an episode that counts."""
 
     ending: Ending
     rewards: dict[str, float]
@@ -60,7 +61,7 @@ class EpisodeResult:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDependencies:
-    """What all attempts of a job share."""
+    """Dependencies that all attempts of a job share."""
 
     document: JobDocument
     children: Children
@@ -73,7 +74,7 @@ class AttemptDependencies:
 
 
 class Attempt:
-    """Plays once. No two plays of a member have the same `number`, which is part of the episode's id."""
+    """One play. Each play of a member has its own `number`, which is part of the episode's id."""
 
     def __init__(self, dependencies: AttemptDependencies, task: TaskMessage, member: int, number: int) -> None:
         self._dependencies = dependencies
@@ -86,7 +87,7 @@ class Attempt:
         self._tool_s = 0.0
 
     async def play(self, prior_faults: tuple[FaultClass, ...]) -> Episode:
-        """Play and report; whatever environment code does ends in an Episode."""
+        """Play and return an Episode, whatever the environment's code does."""
         started = time.monotonic()
         try:
             verdict: EpisodeResult | Fault = await self._played()
@@ -142,7 +143,7 @@ class Attempt:
                     return EpisodeResult(self._ledger.ending(saying), saying.rewards, saying.metrics, saying.tool_s)
 
     async def _heard(self, child: Child) -> Saying:
-        """Wait for what the child says next, as long as the episode has time; this is time of the environment."""
+        """Wait for the child's next message within the episode's time, which counts as the environment's."""
         started = time.monotonic()
         try:
             async with asyncio.timeout(max(0.0, self._left_s)):
@@ -219,12 +220,15 @@ class Attempt:
 
 
 def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:
-    """Return what is known of an episode before it is played."""
+    """Return the fields of an episode that are known before it is played."""
     return Episode(**_job(task), group=task.group, split=task.split, index=task.index, member=member, episode=episode)
 
 
 def _bounded(text: str) -> str:
-    """Keep the beginning and, for tracebacks, most of the end. It ends in statuses, and so on the terminals of people of other namespaces."""
+    """Keep the beginning and most of the end of a fault's text, and escape its control characters.
+
+    The text ends up in statuses, and so in terminals of people of other namespaces.
+    """
     text = visible(text)
     if len(text) <= _MAX_FAULT_TEXT:
         return text
@@ -236,14 +240,14 @@ def _job(task: TaskMessage) -> dict[str, str]:
 
 
 async def _tell(child: Child, message: dict[str, Any]) -> None:
-    """Answer the child; if it is gone, the next thing heard of it says so."""
+    """Send a message to the child; ignore a closed connection, which the next read reports."""
     with contextlib.suppress(ConnectionError):
         child.writer.write(frames.encode(message))
         await child.writer.drain()
 
 
 async def _unless_gone(child: Child, work: Coroutine[Any, Any, _T], grace_s: float = 0.0) -> _T:
-    """Await the work, but at most `grace_s` longer than the child lives. Raises _Gone, and whatever the work raises."""
+    """Await `work`, but at most `grace_s` after the child's end. Raises _Gone, and the errors of `work`."""
     task = asyncio.create_task(work)
     try:
         either: set[asyncio.Future[Any]] = {task, child.ended}

@@ -1,4 +1,4 @@
-"""What a child may say, checked: everything it sends is foreign until it has been through `parse`."""
+"""Messages of a child, validated: a child runs foreign code, so its messages are untrusted until `parse`."""
 
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME), AfterVal
 
 
 class BadChildMessage(Exception):
-    """A child said something that is no message, or not one that makes sense here."""
+    """A child sent a malformed message, or one that is not valid in this state."""
 
 
 class _ChildMessage(BaseModel):
@@ -29,7 +29,7 @@ class _ChildMessage(BaseModel):
 
 
 class TurnMessage(_ChildMessage):
-    """It asks for a turn."""
+    """Request for a turn."""
 
     kind: Literal["turn"]
     agent: str
@@ -40,7 +40,7 @@ class TurnMessage(_ChildMessage):
 
 
 class ToolMessage(_ChildMessage):
-    """It begins or ends a tool call; `rewards` is what the agents have earned so far."""
+    """Start or end of a tool call. rewards: rewards of the agents so far."""
 
     kind: Literal["tool"]
     is_open: bool
@@ -48,7 +48,7 @@ class ToolMessage(_ChildMessage):
 
 
 class ScoreMessage(_ChildMessage):
-    """It has played to the end."""
+    """Result of a completed episode."""
 
     kind: Literal["score"]
     rewards: _Rewards
@@ -58,7 +58,7 @@ class ScoreMessage(_ChildMessage):
 
 
 class FaultMessage(_ChildMessage):
-    """The environment raised."""
+    """Exception of the environment."""
 
     kind: Literal["fault"]
     text: str
@@ -69,7 +69,7 @@ _ADAPTER: TypeAdapter[Saying] = TypeAdapter(Annotated[Saying, Field(discriminato
 
 
 def parse(body: bytes, agents: tuple[str, ...]) -> Saying:
-    """Check one message of a child of a job with these agents. Raises BadSaying."""
+    """Validate one message of a child. agents: the job's agents. Raises BadChildMessage."""
     try:
         saying = _ADAPTER.validate_json(body)
     except ValidationError as error:

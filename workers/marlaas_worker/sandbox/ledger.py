@@ -1,6 +1,6 @@
-"""What the supervisor knows of an episode, whatever the child says: its turns, how they hang together, how it ended.
+"""The supervisor's own record of an episode: its turns, their parents, and its ending.
 
-Pure: values in, values out; no clock, no process, no bus.
+It does not depend on the child's claims. Pure: no clock, no process, no bus.
 """
 
 import signal
@@ -25,7 +25,10 @@ class _Turn:
 
 @dataclass(slots=True)
 class TurnLedger:
-    """The turns of one play, numbered from 0 over all agents, and the rewards known while a tool runs."""
+    """The turns of one play, numbered from 0 over all agents.
+
+    tool_rewards: rewards so far, while a tool call is open; else None.
+    """
 
     agents: tuple[str, ...]
     max_turns: int
@@ -36,11 +39,15 @@ class TurnLedger:
 
     @property
     def num_turns(self) -> int:
-        """Turns that were generated."""
+        """Number of generated turns."""
         return len(self._turns)
 
     def admits(self, asked: TurnMessage) -> bool:
-        """Say whether the agent has a turn left. Raises BadSaying when the turn it goes on from is not its own."""
+        """Return whether the agent has a turn left.
+
+        Raises:
+            BadChildMessage: the parent turn does not exist or belongs to another agent.
+        """
         if asked.parent is not None and (
             asked.parent >= len(self._turns) or self._turns[asked.parent].agent != asked.agent
         ):
@@ -50,12 +57,12 @@ class TurnLedger:
         return has_turn
 
     def note(self, asked: TurnMessage, stop: StopReason) -> None:
-        """Book a generated turn."""
+        """Record a generated turn."""
         self._turns.append(_Turn(asked.agent, asked.parent))
         self._last_stop = stop
 
     def leaves(self) -> dict[str, tuple[int, ...]]:
-        """Return, per agent that took turns, those from which none goes on."""
+        """Return, per agent with turns, its turns that are no other turn's parent."""
         parents = {turn.parent for turn in self._turns}
         return {
             agent: leaves
@@ -64,7 +71,7 @@ class TurnLedger:
         }
 
     def ending(self, score: ScoreMessage) -> Ending:
-        """Return how the policy's side ended: its tool broke, it ran out of turns, out of tokens, or none of these."""
+        """Return the episode's ending: tool error, turn limit, token limit, or completed."""
         said = _ENDINGS[score.ending]
         if said is not Ending.COMPLETED:
             return said
@@ -77,7 +84,10 @@ class TurnLedger:
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """How a child without a score is judged. by_policy: it would be scored if it happened in a tool call."""
+    """Fault of a child that ended without a score.
+
+    by_policy: if a tool call was open, the policy caused it, and the episode is scored.
+    """
 
     fault: FaultClass
     text: str
@@ -85,7 +95,7 @@ class ChildExit:
 
 
 def judge(ended: Ended, memory: str) -> ChildExit:
-    """Say what a child died of: `memory` is the limit as the manifest has it."""
+    """Return the fault of an ended child. memory: the limit as in the manifest."""
     if ended.cause == "memory":
         return ChildExit(
             FaultClass.ENV, f"out of memory: the environment held more than {memory} (environment.memory)", True

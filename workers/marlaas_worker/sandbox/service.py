@@ -1,7 +1,8 @@
-"""The supervisor: claims tasks of its job, plays their groups, publishes every member's episode, and then acks.
+"""The supervisor: claims tasks of its job, plays their groups, publishes the episodes, then acks the task.
 
-Invariant: a task is acked only after each of its members has an Episode in the stream. A crash in between repeats the task;
-episodes carry their group and member as message id, and the store takes the first of each, so a repetition adds nothing.
+Invariant: a task is acked only after each of its members has an Episode in the stream. A crash in between
+repeats the task. Episodes carry their group and member as message id and the stream keeps the first of each, so
+a repetition adds nothing.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ MAX_DELIVERIES = 10
 _FETCH_S = 0.5
 _PAUSE_S = 1.0
 _MOST_PRIOR_FAULTS = 50
-"""An orchestrator believes no more of one episode."""
+"""The orchestrator rejects an episode with more."""
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,12 @@ log = logging.getLogger(__name__)
 async def serve(
     context: RoleContext, document: JobDocument, patience: Patience = PATIENCE, environment_socket: Path | None = None
 ) -> None:
-    """Play the job's tasks until told to stop; then finish what ends soon, and give the rest back to other sandboxes.
+    """Play the job's tasks until `context.stop`, then finish those that end within `DRAIN_S` and nak the others.
 
-    `environment_socket` is where the container of an environment with an image of its own listens.
+    environment_socket: socket of the environment's own container; None for a builtin environment.
 
-    Raises InvalidInput when the job's environment is none that this sandbox can load.
+    Raises:
+        InvalidInput: the job's environment cannot be loaded by this sandbox.
     """
     kernel.hide_from_siblings()
     kernel.open_many_files()
@@ -107,7 +109,10 @@ class _Supervisor:
             await self._drain()
 
     async def _consumer(self) -> Consumer | None:
-        """Claims of the consumer that the orchestrator makes when it admits the job; None when told to stop while the bus is away."""
+        """Return the consumer that the orchestrator created when it admitted the job.
+
+        None if stopped while the bus is unavailable.
+        """
         name = subjects.consumer(self._document.namespace, self._document.job, "sandbox")
         while not self._context.stop.is_set():
             try:
@@ -118,7 +123,7 @@ class _Supervisor:
         return None
 
     async def _has_place(self) -> bool:
-        """Wait until an episode could begin, so that tasks are left to sandboxes that are free; False when told to stop."""
+        """Wait until an episode may start, so that other sandboxes get the tasks meanwhile; return False if stopped."""
         stopping = asyncio.create_task(self._context.stop.wait())
         acquiring = asyncio.create_task(self._places.acquire())
         await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,7 +134,7 @@ class _Supervisor:
         return not self._context.stop.is_set()
 
     async def _claim(self, consumer: Consumer, group: asyncio.TaskGroup) -> None:
-        """Claim one task, if there is one, and see its members queue for their places."""
+        """Claim one task, if there is one, and wait until its members are queued for their places."""
         try:
             deliveries = await consumer.fetch(1, _FETCH_S)
         except BusUnavailable as error:
@@ -144,14 +149,14 @@ class _Supervisor:
             await queued.wait()
 
     async def _drain(self) -> None:
-        """Let what runs end within the grace; what does not is cancelled, and given back."""
+        """Wait for running tasks up to `DRAIN_S`; cancel the others, which naks them."""
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=DRAIN_S)
             for running in late:
                 running.cancel()
 
     async def _handle(self, delivery: Delivery, queued: asyncio.Event) -> None:
-        """Play one claimed task and settle it. A BusUnavailable leaves it unsettled: it is delivered again."""
+        """Play one claimed task and settle it. After a BusUnavailable it stays unsettled and is redelivered."""
         try:
             async with background(_beat(delivery)):
                 await self._settle(delivery, queued)
@@ -183,7 +188,10 @@ class _Supervisor:
         await delivery.ack()
 
     async def _decline(self, delivery: Delivery) -> None:
-        """A task of another job of this name: forget it if that job is past, leave it to its own sandboxes if ours is."""
+        """Settle a task of another job of this name.
+
+        Term it if ours is the current job, or there is none; else nak it for the current job's sandboxes.
+        """
         jobs = await self._bus.bucket(subjects.JOBS, inspected=False)
         entry = await jobs.get(subjects.job_key(self._document.namespace, self._document.job))
         current = decode_as(JobDocument, entry.data).uid if entry is not None and entry.data is not None else None
@@ -206,7 +214,10 @@ class _Supervisor:
         failpoint("sandbox.episode.after_publish")
 
     async def _played(self, task: TaskMessage, member: int, num_delivered: int) -> Episode:
-        """Play until an attempt counts or `max_attempts` have failed; return the last one. A play that was given up for waiting is no attempt."""
+        """Play until an attempt counts or `max_attempts` have failed; return the last one.
+
+        A play that was abandoned because a turn waited too long is not an attempt.
+        """
         max_attempts = self._document.spec.environment.max_attempts
         attempt = (num_delivered - 1) * max_attempts + 1
         if num_delivered > MAX_DELIVERIES:
@@ -225,7 +236,7 @@ class _Supervisor:
             log.info("%s: %s fault: %s", episode.episode, episode.fault, episode.fault_text)
             prior = (*prior, episode.fault)[-_MOST_PRIOR_FAULTS:]
             if episode.fault is not FaultClass.ENV:
-                await asyncio.sleep(_PAUSE_S)  # the platform's trouble may be over in a moment
+                await asyncio.sleep(_PAUSE_S)  # a fault of the platform may pass quickly
 
     def _samples(self) -> list[Sample]:
         labels = of_job(self._document.ref)
@@ -240,7 +251,7 @@ class _Supervisor:
         ]
 
     async def _publish(self, episode: Episode) -> None:
-        """Publish, again and again while the bus is away; a drain cancels it."""
+        """Publish the episode; retry while the bus is unavailable, until cancelled by a drain."""
         subject, name = subjects.episode(episode.namespace, episode.job), f"{episode.group}-{episode.member}"
         while True:
             try:
@@ -252,14 +263,17 @@ class _Supervisor:
 
 
 def _given_up(task: TaskMessage, member: int, attempt: int) -> Episode:
-    """A task whose sandbox never lives to see its end would otherwise be repeated for ever."""
+    """Return an episode with an ENV fault, for a task that was delivered too often.
+
+    Otherwise a task that crashes its sandbox would be redelivered forever.
+    """
     text = f"its task was claimed {MAX_DELIVERIES} times and never finished: the sandbox dies with it"
     blank = unplayed(task, member, names.episode_id(task.group, member, attempt))
     return blank.model_copy(update={"fault": FaultClass.ENV, "fault_text": text})
 
 
 async def _beat(delivery: Delivery) -> None:
-    """Keep a claimed task."""
+    """Extend the claim of a task every `BEAT_S`."""
     while True:
         await asyncio.sleep(BEAT_S)
         with contextlib.suppress(BusUnavailable):

@@ -1,4 +1,4 @@
-"""What one program may use."""
+"""Limits of one program."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ _SLEEP_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use.
+    """Limits of one program.
 
-    cpu_s: processor time, whole seconds; this is the limit that does not depend on how busy the machine is.
-    wall_s: time on the clock, generous (None: four times `cpu_s`), for a program that sleeps or waits.
-    memory_bytes: address space, the interpreter's 30 MiB included.
+    cpu_s: processor time in whole seconds. Unlike `wall_s`, it does not depend on the machine's load.
+    wall_s: wall-clock seconds, generous, for a program that sleeps or waits. None: four times `cpu_s`.
+    memory_bytes: address space, including the interpreter's 30 MiB.
     file_bytes, scratch_bytes: largest file, and all files of the scratch folder together.
-    output_bytes: what it may print before it is stopped.
+    output_bytes: printed bytes after which the program is stopped.
     """
 
     cpu_s: int = 5
@@ -25,5 +25,5 @@ class Limits:
 
     @property
     def clock_s(self) -> float:
-        """Seconds on the clock."""
+        """Wall-clock limit in seconds."""
         return self.cpu_s * _SLEEP_FACTOR if self.wall_s is None else self.wall_s
