@@ -1,6 +1,7 @@
-"""The sandbox role alone: memory of a child, latency of a fork, and episodes per second with a rollout role that answers at once.
+"""The sandbox role alone: memory of a child, latency of a fork, and episodes per second with a rollout role that replies at once.
 
-Memory: resident (shared pages counted in every process), proportional (shared pages divided), private (this process alone).
+Memory: resident (shared pages counted in every process), proportional (shared pages divided), private (this process
+alone).
 """
 
 import asyncio
@@ -33,9 +34,9 @@ from marlaas_api.wire import decode, encode
 from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox import frames
 from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.seclusion import clean_variables
 from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.service import serve
-from marlaas_worker.sandbox.variables import clean_variables
 
 NUM_FORKS = 200
 NUM_GROUPS = 60
@@ -114,7 +115,7 @@ async def _measure_episodes(name: str) -> None:
 
 
 async def _play(bus: Bus, document: JobDocument, indices: range) -> None:
-    """Put tasks and wait for the episodes of all."""
+    """Submit tasks and wait for all episodes."""
     consumer = await bus.consumer(subjects.EPISODES, "bench", subjects.episode(document.namespace, document.job))
     for index in indices:
         await bus.publish(subjects.task(document.namespace, document.job), encode(_task(document, index)))

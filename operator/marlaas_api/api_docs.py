@@ -1,16 +1,32 @@
 """Generator of the field reference from the CustomResourceDefinitions: `python -m marlaas_api.api_docs [--check] FILE`."""
 
+import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from marlaas_api.crd import PRESENTATIONS, Presentation
-from marlaas_api.explained import number_text, value_text
-from marlaas_api.generated_page import write_or_check
+from marlaas_api.crd import PRESENTATIONS, Presentation, number_text, value_text
 from marlaas_api.kinds import API_VERSION, KINDS, Kind
 from marlaas_api.kinds.base import expected_text
 from marlaas_api.kinds.status import CONDITIONS
 from marlaas_api.structural import kind_schema
+
+
+def write_or_check(module: str, page: Callable[[], str], arguments: Sequence[str] | None) -> int:
+    """Run `python -m MODULE [--check] FILE`; return 0 on success, 1 if the file is stale."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Generate a page of docs/.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
+    options = parser.parse_args(arguments)
+    if not options.check:
+        options.file.write_text(page(), encoding="utf-8")
+        return 0
+    if options.file.is_file() and options.file.read_text(encoding="utf-8") == page():
+        return 0
+    sys.stderr.write(f"{options.file} is stale, it is not what {module} gives: run `make crds`\n")
+    return 1
+
 
 Schema = Mapping[str, Any]
 

@@ -1,9 +1,24 @@
 """A context manager that runs one task beside a block of code; `Bus.listen` is built on it."""
 
 import asyncio
+import contextlib
+import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
+
+
+@contextlib.asynccontextmanager
+async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
+    """Set the stop event on SIGTERM and SIGINT while the context is open."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 @asynccontextmanager

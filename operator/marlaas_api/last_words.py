@@ -7,6 +7,19 @@ Therefore the first specific error is preferred to the last error.
 
 import re
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Escape control characters, except newline and tab, and bidirectional marks, in the form of `\\x1b`."""
+    return _CONTROL.sub(_written, text)
+
+
+def _written(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
 START_MARK = "=== start"
 """Prefix of the line that the runner writes into a log before each start of the role."""
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from marlaas_api.generated_page import write_or_check
+from marlaas_api.api_docs import write_or_check
 from marlaas_api.reason_texts import TEXTS, ReasonStage
 from marlaas_api.reasons import Reason
 

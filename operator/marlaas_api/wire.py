@@ -4,8 +4,11 @@ A worker refuses messages newer than its own schema version and reads the previo
 limit is stored as a blob, and the message carries the blob's reference (claim-check).
 """
 
+from collections.abc import Iterable
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import ormsgpack
 from pydantic import BaseModel, ValidationError
 
@@ -14,6 +17,27 @@ from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.errors import Permanent, UnsupportedSchema
 from marlaas_api.messages import BusMessage, JobMessage
 from marlaas_api.names import job_prefix
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Serialize token ids [T]."""
+    return np.fromiter(ids, dtype=np.int32).astype("<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
+    """Deserialize token ids [T]."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+def pack_logprobs(logprobs: Iterable[float]) -> bytes:
+    """Serialize logprobs [T]; they are rounded to float32."""
+    return np.fromiter(logprobs, dtype=np.float64).astype("<f4").tobytes()
+
+
+def unpack_logprobs(data: bytes) -> npt.NDArray[np.float32]:
+    """Deserialize logprobs [T]."""
+    return np.frombuffer(data, dtype="<f4")
+
 
 SCHEMA_VERSION = 1
 OLDEST_READABLE = 1

@@ -16,11 +16,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+from marlaas_api.background import stop_on_signals
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect as connect_bus
 from marlaas_api.bus_users import BusKeys, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable, first_cause
-from marlaas_api.stopping import stop_on_signals
 from marlaas_operator.bus_keys import CredentialIssuer, ensure_keys, renew_platform
 from marlaas_operator.cluster import Cluster, Forbidden, Invalid, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect

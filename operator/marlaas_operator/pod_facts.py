@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from marlaas_api.visible import visible
+from marlaas_api.last_words import visible
 
 COMPONENT = "app.kubernetes.io/component"
 

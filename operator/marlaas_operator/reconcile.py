@@ -20,8 +20,7 @@ from marlaas_operator.failure_backoff import REFUSED_AGAIN_S, FailureBackoff, is
 from marlaas_operator.installation import Installation
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.observe import Observer
-from marlaas_operator.plan import Action, Apply, Delete, Plan
-from marlaas_operator.policies.clock import soonest
+from marlaas_operator.plan import Action, Apply, Delete, Plan, soonest
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.policies.pool import plan_pool
 from marlaas_operator.policies.tenant import plan_tenant

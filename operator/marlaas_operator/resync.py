@@ -14,7 +14,7 @@ from marlaas_operator.cluster import Cluster, Forbidden, NotFound, Resource, Tar
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.plan import WriteDocument
-from marlaas_operator.policies.orphans import plan_orphan
+from marlaas_operator.policies.job import plan_orphan
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import torch
 from tests.rollout.chats import CHATML, bpe
 
 from marlaas.models.tokenizer import save_tokenizer
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Manifest, Probe
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import AdapterConfig, tensor_digests, tensor_name, write_adapter
 from marlaas_worker.rollout.engine import Engine, LoadedAdapter
 from marlaas_worker.rollout.reference_engine import ReferenceEngine

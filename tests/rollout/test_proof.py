@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marlaas_api.arrays import pack_logprobs, unpack_logprobs
 from marlaas_api.messages import Manifest
+from marlaas_api.wire import pack_logprobs, unpack_logprobs
 from marlaas_worker.adapters import CONFIG_FILE, TENSORS_FILE
 from marlaas_worker.rollout.engine import Engine, LoadedAdapter, LoadFailed, Sampling
 from marlaas_worker.rollout.proof import Check, ProofFailed, load_proven

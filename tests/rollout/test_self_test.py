@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTestSpec
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import tensor_digest, write_adapter
 from marlaas_worker.calibration import draw_adapter, fingerprint
 from marlaas_worker.rollout import self_test

@@ -9,8 +9,8 @@ import pytest
 from marlaas_api import failpoints, subjects
 from marlaas_api.messages import FaultClass, TaskMessage
 from marlaas_api.wire import decode_as, encode
+from marlaas_worker.sandbox.seclusion import clean_variables, given_variables
 from marlaas_worker.sandbox.service import MAX_DELIVERIES
-from marlaas_worker.sandbox.variables import clean_variables, given_variables
 
 
 class Died(BaseException):

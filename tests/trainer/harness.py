@@ -13,7 +13,6 @@ from tests.trainer.sampler import VOCABULARY, Sampler
 from torch import Tensor
 
 from marlaas_api import subjects, wire
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
@@ -33,6 +32,7 @@ from marlaas_api.messages import (
     Turn,
 )
 from marlaas_api.names import derive_seed, episode_id, train_group
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.metrics import Metrics
 from marlaas_worker.role import RoleContext

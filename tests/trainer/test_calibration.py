@@ -10,9 +10,9 @@ import torch
 from tests.trainer.harness import TrainerHarness, job
 
 from marlaas_api import subjects, wire
-from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Calibration, PoolDocument
+from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker import calibration as agreed
 from marlaas_worker.adapters import as_held, tensor_digest
 from marlaas_worker.trainer import calibration

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.trainer.harness import TrainerHarness
 
 from marlaas_api import wire
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import Ending, GroupReady, Meter, StopReason, TrajectoryRef, Turn
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,

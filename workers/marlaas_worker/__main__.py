@@ -1,6 +1,7 @@
-"""`python -m marlaas_worker ROLE …`: one role as a process, from its arguments to its exit code.
+"""`python -m marlaas_worker ROLE …`: run one role as a process, from its arguments to its exit code.
 
-Exit codes: 0 drained, 1 crashed (the log ends with the traceback; start it again), 2 only a person can help (`InvalidInput`).
+Exit codes: 0 drained; 1 crashed (the log ends with the traceback; restart it); 2 invalid input that a person
+must correct (`InvalidInput`).
 """
 
 import argparse
@@ -15,11 +16,11 @@ import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
+from marlaas_api.background import stop_on_signals
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
-from marlaas_api.stopping import stop_on_signals
 from marlaas_worker.health import health_server
 from marlaas_worker.home import make_home
 from marlaas_worker.metrics import Metrics
@@ -30,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class OneRecordFormatter(logging.Formatter):
-    """`<UTC time> <LEVEL> <name> <logger>: <text>`; what does not fit into one line (a traceback) follows indented."""
+    """Format a record as `<UTC time> <LEVEL> <name> <logger>: <text>`; further lines, such as a traceback, are indented."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03dZ %(levelname)s {name} %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
@@ -41,7 +42,7 @@ class OneRecordFormatter(logging.Formatter):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one role until it is told to stop; return the exit code."""
+    """Run one role until it is asked to stop; return the exit code."""
     options = _parser().parse_args(arguments)
     _set_up_logging(options.name)
     _die_with_parent()
@@ -76,7 +77,7 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
-    """Import one role only: a sandbox must not carry torch."""
+    """Import only the chosen role, so that a sandbox process does not load torch."""
     match options.role:
         case "orchestrator":
             from marlaas_worker.orchestrator.service import serve as orchestrator
@@ -139,7 +140,7 @@ def _set_up_logging(name: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Under a local runner, be killed when it is; it says who it is in MARLAAS_PARENT_PID."""
+    """Have the kernel kill this process when the local runner exits; the runner passes its process id in MARLAAS_PARENT_PID."""
     parent = os.environ.get("MARLAAS_PARENT_PID")
     if parent is None or sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""A bucket's messages by key, as they are now: a watch brings changes at once, and re-reading brings what a watch has missed."""
+"""In-memory copy of a bucket's messages by key: a watch delivers changes at once, and a periodic re-read repairs missed ones."""
 
 import asyncio
 import logging
@@ -20,8 +20,11 @@ M = TypeVar("M", bound=BusMessage)
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[M]):
-    """What a key last held (None: deleted, or no message that this worker can read), whether it holds anything, and when that came, on the loop's
-    clock."""
+    """Cached state of a key.
+
+    message: the parsed value; None if the key is deleted or this worker cannot parse it.
+    present: whether the key holds a value. at: arrival time on the event loop's clock, in seconds.
+    """
 
     message: M | None
     present: bool
@@ -30,7 +33,7 @@ class Seen(Generic[M]):
 
 
 class BucketCache(Generic[M]):
-    """Keeps the messages of a bucket; `changed` is called after each change. Reading it costs nothing."""
+    """Cache of a bucket's messages; `changed` is called after each change. Reads do no I/O."""
 
     def __init__(self, bus: Bus, bucket: str, kind: type[M], changed: Callable[[], None], prefix: str = "") -> None:
         self._bus = bus
@@ -42,23 +45,23 @@ class BucketCache(Generic[M]):
         self._bucket: Bucket | None = None
 
     def get(self, key: str) -> M | None:
-        """What is known of a key; it may be a moment old."""
+        """Return the cached message of a key, which may lag behind the bus; None if absent or unreadable."""
         seen = self._seen.get(key)
         return None if seen is None else seen.message
 
     def unreadable(self, key: str) -> bool:
-        """Whether the key holds something that this worker cannot read, such as a newer release's message."""
+        """Return whether the key holds a value that this worker cannot parse, such as a newer release's message."""
         seen = self._seen.get(key)
         return seen is not None and seen.present and seen.message is None
 
     def items(self) -> Iterator[tuple[str, M, float]]:
-        """Key, message and time of the last change of every present key."""
+        """Yield key, message and time of the last change of every present, readable key."""
         for key, seen in list(self._seen.items()):
             if seen.message is not None:
                 yield key, seen.message, seen.at
 
     async def read(self, key: str) -> M | None:
-        """What a key holds now, from the bus. Raises BusUnavailable."""
+        """Read a key's current message from the bus, and update the cache. Raises BusUnavailable."""
         entry = await (await self._open()).get(key)
         if entry is None:
             self._forget(key)
@@ -67,7 +70,7 @@ class BucketCache(Generic[M]):
         return self.get(key)
 
     async def follow(self) -> None:
-        """Keep up with the bucket, until cancelled."""
+        """Keep the cache up to date until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(), name=f"watch {self._name}")
             group.create_task(self._reread(), name=f"re-read {self._name}")
@@ -91,7 +94,7 @@ class BucketCache(Generic[M]):
             await asyncio.sleep(REREAD_S)
 
     async def refresh(self) -> None:
-        """Read everything once. Raises BusUnavailable."""
+        """Read all entries of the bucket once. Raises BusUnavailable."""
         bucket = await self._open()
         known = set(self._seen)
         entries = await bucket.entries(self._prefix)

@@ -1,7 +1,9 @@
-"""A worker's small HTTP door for a kubelet and for Prometheus: GET /livez, /readyz and /metrics, in the role's own event loop.
+"""HTTP server for a worker's health checks and metrics: GET /livez, /readyz and /metrics, in the role's own event loop.
 
-That it answers at all shows that the loop turns, and a role whose tasks have ended has ended its process; /livez fails besides when the role says that
-its process can do nothing more (`Metrics.alive`), in case its end hangs. It speaks just enough HTTP/1.1 for its two callers (one request a connection) and knows nothing of roles.
+A response shows that the event loop runs; a role whose tasks have ended has also ended its process. /livez also
+fails when the role reports that its process can do no more work (`Metrics.alive`), in case its shutdown hangs.
+The server implements only the HTTP/1.1 that a kubelet and Prometheus need (one request per connection). It
+knows nothing of roles.
 """
 
 import asyncio
@@ -29,7 +31,9 @@ log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def health_server(port: int | None, metrics: Metrics) -> AsyncIterator[int | None]:
-    """Answer on all addresses while the context is open; yields the port (0 has one chosen). `port` None: no door.
+    """Serve on all addresses while the context is open, and yield the port.
+
+    port: 0 lets the system choose a port; None starts no server and yields None.
 
     Raises:
         InvalidInput: the port is taken.
@@ -38,7 +42,7 @@ async def health_server(port: int | None, metrics: Metrics) -> AsyncIterator[int
         yield None
         return
     try:
-        host = None if port else "0.0.0.0"  # a chosen port is one of IPv4 alone
+        host = None if port else "0.0.0.0"  # with port 0, IPv4 and IPv6 sockets would get different ports
         server = await asyncio.start_server(_HealthEndpoints(metrics).answer, host, port, limit=MAX_REQUEST_BYTES)
     except OSError as error:
         raise InvalidInput(f"--health {port}: {error.strerror or error}") from error
@@ -49,7 +53,7 @@ async def health_server(port: int | None, metrics: Metrics) -> AsyncIterator[int
 
 
 def answer_to(method: str, path: str, metrics: Metrics) -> Answer:
-    """Status, content type and body of a request."""
+    """Return status, content type and body for a request."""
     if method not in ("GET", "HEAD"):
         return 405, "text/plain", "only GET\n"
     match path.partition("?")[0]:
@@ -68,7 +72,7 @@ class _HealthEndpoints:
         self._metrics = metrics
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request; a caller that goes away or talks too long is let go."""
+        """Answer one request; close the connection if the client disconnects or exceeds REQUEST_S."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 method, answer = await self._ask(reader)

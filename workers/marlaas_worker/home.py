@@ -1,7 +1,7 @@
-"""A process's surroundings where nobody made it a home: a container's read-only root, and a uid that no password file knows.
+"""Home folder and user name for a process without them: a container with a read-only root, and a uid without a passwd entry.
 
-Libraries keep caches below the home folder (vLLM, triton, matplotlib, the hub's client) and ask for the user's name (torch's compiler). Where
-there is a home, as on a person's machine, nothing is touched.
+Libraries keep caches below the home folder (vLLM, triton, matplotlib, the hub's client), and torch's compiler
+asks for the user's name. A writable home and an existing user name, as on a workstation, are left unchanged.
 """
 
 import getpass
@@ -13,7 +13,7 @@ USER = "marlaas"
 
 
 def make_home(scratch: Path) -> None:
-    """Give this process a home below its scratch folder if it has none that it can write, and a name if it has none."""
+    """Create a home below the scratch folder if the process has no writable one, and set a user name if it has none."""
     if not _has_home():
         home = scratch / "home"
         home.mkdir(parents=True, exist_ok=True)
@@ -23,7 +23,10 @@ def make_home(scratch: Path) -> None:
 
 
 def _has_home() -> bool:
-    """Trying is the only proof: root may write where the disk is read-only for everybody."""
+    """Return whether a file can be written below the home folder.
+
+    Permissions are not enough: root passes every permission check but cannot write on a read-only file system.
+    """
     try:
         with tempfile.TemporaryFile(dir=Path.home()):
             return True

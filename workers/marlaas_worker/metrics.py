@@ -1,6 +1,7 @@
-"""What a worker tells of itself to whoever looks after it: whether it is ready, and figures as Prometheus reads them.
+"""A worker's readiness, liveness and Prometheus metrics.
 
-A role fills in its context's `Metrics` once; whoever asks (`health`) calls them at that moment. Nothing here does I/O.
+A role sets the callables of its context's `Metrics` once; `health` calls them at each request. This module does
+no I/O.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,11 @@ from marlaas_api.names import JobRef
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample. name: with its unit, `_total` for what only grows; text: what it counts, the same for every sample of the name."""
+    """One value of a Prometheus metric.
+
+    name: includes the unit, and ends in `_total` for a counter. text: the help text, the same for every sample
+    of the name.
+    """
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -28,8 +33,14 @@ def _no_figures() -> Iterable[Sample]:
 
 @dataclass(slots=True)
 class Metrics:
-    """alive: whether the process can still do work; False asks for its restart. ready: whether this worker does its work now (a standby's is to stand by). connected: whether there is a connection to the
-    bus. num_breaks: how often it broke. figures: the role's own."""
+    """Callables that report a worker's state.
+
+    alive: whether the process can still do work; False requests a restart.
+    ready: whether this worker is doing its work now (for a standby: whether it is standing by).
+    connected: whether there is a connection to the bus. num_breaks: number of lost connections to the bus so
+    far.
+    samples: the role's own metrics.
+    """
 
     alive: Callable[[], bool] = lambda: True
     ready: Callable[[], bool] = lambda: False
@@ -38,7 +49,7 @@ class Metrics:
     samples: Callable[[], Iterable[Sample]] = _no_figures
 
     def all_samples(self) -> list[Sample]:
-        """The role's figures and those that every worker has."""
+        """Return the role's samples and those common to all workers."""
         return [
             Sample("marlaas_ready", "gauge", "1 while this worker does its work.", float(self.ready())),
             Sample("marlaas_bus_connected", "gauge", "1 while connected to the bus.", float(self.connected())),
@@ -48,12 +59,12 @@ class Metrics:
 
 
 def of_job(ref: JobRef) -> dict[str, str]:
-    """Labels of a job's figures."""
+    """Return the labels of a job's metrics."""
     return {"namespace": ref.namespace, "job": ref.name}
 
 
 def of_report(report: ReplicaReport, jobs: Mapping[str, JobRef]) -> list[Sample]:
-    """The figures of a rollout or trainer replica; `jobs` are those it knows, by uid: of others there is nothing to tell."""
+    """Return the metrics of a rollout or trainer replica. Jobs that are missing from `jobs` (by uid) are left out."""
     prefix = f"marlaas_{report.role}"
     samples = [
         Sample(f"{prefix}_busy_seconds_total", "counter", "Seconds of work since the start.", report.busy_s),
@@ -73,7 +84,7 @@ def of_report(report: ReplicaReport, jobs: Mapping[str, JobRef]) -> list[Sample]
 
 
 def exposition(samples: Iterable[Sample]) -> str:
-    """Prometheus' text format 0.0.4; samples of one name stand together."""
+    """Format samples in Prometheus' text format 0.0.4, grouped by name."""
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
         by_name.setdefault(sample.name, []).append(sample)

@@ -1,7 +1,8 @@
-"""The same bits twice: what a process must ask of MKL before its first computation, since MKL reads its settings once. Knows no torch.
+"""MKL settings for bitwise reproducible results. Set them before the first computation: MKL reads them once. Does not import torch.
 
-Unless told not to, MKL picks its order of summation by the alignment of what it is given, and its number of threads as it goes (Intel, "Obtaining Numerically
-Reproducible Results"). An adapter that was read from a file lies anywhere, so the same job could get other last bits in another process.
+By default, MKL chooses its order of summation by the alignment of its operands, and changes its number of
+threads at run time (Intel, "Obtaining Numerically Reproducible Results"). Tensors read from a file have
+arbitrary alignment, so the same job could differ in the last bits between processes.
 """
 
 import os
@@ -10,6 +11,6 @@ SETTINGS = {"MKL_CBWR": "AUTO,STRICT", "MKL_DYNAMIC": "FALSE"}
 
 
 def ask_for_the_same_bits() -> None:
-    """Set this process up, and those that it starts. What the user has set stays."""
+    """Set the environment for this process and its children; keep values that the user has set."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -11,12 +11,21 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from marlaas_api.background import background
-from marlaas_api.bus import Bucket, BusRefused, BusUnavailable, Consumer, Position, Request, Stored, StreamState
+from marlaas_api.bus import (
+    Bucket,
+    BusRefused,
+    BusUnavailable,
+    Consumer,
+    Position,
+    Request,
+    Stored,
+    StreamState,
+    checked_subject,
+)
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.bus_memory.server import Listener, SharedServer
 from marlaas_api.bus_memory.stream import ConsumerState, MemoryStream
-from marlaas_api.bus_names import checked_subject
 from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
 
 MAX_PAYLOAD_BYTES = (8 << 20) - 4096

@@ -4,10 +4,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marlaas_api.bus import BusUnavailable, Entry, RevisionConflict, Stored
+from marlaas_api.bus import BusUnavailable, Entry, RevisionConflict, Stored, checked_key, checked_prefix
 from marlaas_api.bus_memory.server import Gate, SharedServer
 from marlaas_api.bus_memory.stream import Kept, MemoryStream
-from marlaas_api.bus_names import checked_key, checked_prefix
 
 
 class MemoryBucket:

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from marlaas_api.background import background
-from marlaas_api.bus import Bucket, Consumer, Position, Request, Stored, StreamState
-from marlaas_api.bus_names import checked_subject
+from marlaas_api.bus import Bucket, Consumer, Position, Request, Stored, StreamState, checked_subject
 from marlaas_api.bus_nats.buckets import NatsBucket
 from marlaas_api.bus_nats.consumers import Durable, NatsConsumer
 from marlaas_api.bus_nats.dial import Dial

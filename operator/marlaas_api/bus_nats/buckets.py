@@ -7,8 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marlaas_api.bus import Entry, RevisionConflict
-from marlaas_api.bus_names import checked_key, checked_prefix
+from marlaas_api.bus import Entry, RevisionConflict, checked_key, checked_prefix
 from marlaas_api.bus_nats.jetstream import JetStream, sequence
 from marlaas_api.bus_nats.layout import bucket_stream, bucket_subject
 from marlaas_api.bus_nats.link import Link

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from marlaas_api.kinds.base import quantity
+from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
-from marlaas_api.kinds.nearest import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.rljob import RLJob, RLJobSpec
 from marlaas_api.kinds.tenant import QuotaSpec, Tenant

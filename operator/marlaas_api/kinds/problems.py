@@ -16,8 +16,7 @@ from pydantic_core import ErrorDetails
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.base import Kind, expected_text
-from marlaas_api.kinds.fields import field_at, field_names, find_field, model_at
-from marlaas_api.kinds.nearest import did_you_mean, listed
+from marlaas_api.kinds.fields import did_you_mean, field_at, field_names, find_field, listed, model_at
 
 Loc = tuple[str | int, ...]
 K = TypeVar("K", bound=Kind)

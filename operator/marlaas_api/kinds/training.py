@@ -4,10 +4,15 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, PathText, Spec, refuse, rules
+from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, Distinct, PathText, Spec, refuse, rules
 from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.objective import ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
-from marlaas_api.kinds.trackers import Trackers
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+"""Names of the trackers' own libraries; which server, project and credentials is said to them as ever, by their environment variables."""
+
+Trackers = Distinct[Tracker]
+
 
 _SAMPLING_CONTRACT = (
     "refused: in training only what the trainer can reproduce is allowed, and that is the temperature; {key} makes the engine "

@@ -115,7 +115,7 @@ class Meter(BusMessage):
 class Turn(JobMessage):
     """One generation, recorded by the rollout role; `turn.<ns>.<job>.<episode>.<n>`, the first writer wins.
 
-    prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.arrays`). logprobs: float32 bytes, one per output id, under
+    prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.wire`). logprobs: float32 bytes, one per output id, under
     the sampling policy at `temperature`. `prompt_ids` are only the tokens that this turn appended after its parent's
     output; with `opens_segment` they are a whole prompt (the first turn, or after a template that rewrote earlier
     text). text: the reply's text. append, tools: from the request. A prompt too long for the context window is not fed

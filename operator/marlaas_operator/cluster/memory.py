@@ -16,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_operator.cluster import AlreadyExists, Body, Conflict, Invalid, NotFound, Resource, Target
-from marlaas_operator.cluster.ownership import Step, applied, leaves
-from marlaas_operator.cluster.patches import merged
+from marlaas_operator.cluster.ownership import Step, applied, leaves, merged
 from marlaas_operator.cluster.resources import NAMESPACES, target_of
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")

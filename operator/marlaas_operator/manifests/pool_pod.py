@@ -6,9 +6,16 @@ from urllib.parse import urlsplit
 from marlaas_api.kinds import ModelPool, WorkersSpec
 from marlaas_operator.installation import BlobSettings, Installation
 from marlaas_operator.manifests import names, pods
-from marlaas_operator.manifests.pods import Part, Placement, Volume
+from marlaas_operator.manifests.pods import (
+    PYTHON,
+    Part,
+    Placement,
+    Volume,
+    packages_env,
+    packages_volumes,
+    worker_command,
+)
 from marlaas_operator.manifests.pool_document import MODEL_MOUNT
-from marlaas_operator.manifests.worker import PYTHON, packages_env, packages_volumes, worker_command
 
 DOCUMENT = "pool.json"
 PREPARE = "model"

@@ -18,13 +18,12 @@ from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import JobDocument
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import names, pods
-from marlaas_operator.manifests.pods import Part, Placement, Volume
-from marlaas_operator.manifests.worker import packages_env, packages_volumes, worker_command
+from marlaas_operator.manifests.pods import Part, Placement, Volume, packages_env, packages_volumes, worker_command
 from marlaas_operator.snapshot import Meta
 
 JOB_FILE = "job.json"
 ENVIRONMENT_PREFIX = "MARLAAS_ENVIRONMENT_"
-"""Prefix of the variables that the supervisor passes on to environment code (`marlaas_worker.sandbox.variables`)."""
+"""Prefix of the variables that the supervisor passes on to environment code (`marlaas_worker.sandbox.seclusion`)."""
 
 _SOCKET_FOLDER = "/run/marlaas"
 _SOCKET = f"{_SOCKET_FOLDER}/environment.sock"

@@ -1,14 +1,133 @@
 """Actions that bring owned objects to their desired state, in the order of creation."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marlaas_operator.manifests.names import SECRET_HASH
+from marlaas_api.kinds.base import quantity
+from marlaas_api.messages import JobDocument
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests.names import DESIRED_HASH, SECRET_HASH, sandbox_name
+from marlaas_operator.manifests.sandbox import sandbox_objects, sandbox_secret
+from marlaas_operator.manifests.sandbox_pod import Sandbox
 from marlaas_operator.plan import Action, Apply, Delete, Manifest
 from marlaas_operator.pod_facts import PodFacts
-from marlaas_operator.policies.drift import differs
-from marlaas_operator.snapshot import Owned
+from marlaas_operator.policies import child_reconcile
+from marlaas_operator.snapshot import JobSnapshot, Owned
+
+
+def is_wanted(snapshot: JobSnapshot) -> bool | None:
+    """Return whether the job should have a sandbox; None if its progress is unknown."""
+    progress = snapshot.own_progress
+    if progress is None:
+        return False if snapshot.progress_known else None
+    return progress.admitted and not progress.phase.final
+
+
+def plan_sandbox(
+    snapshot: JobSnapshot, wanted: JobDocument | None, installation: Installation, now: float
+) -> tuple[Action, ...]:
+    """Return the actions that create, update or delete the job's sandbox."""
+    should = is_wanted(snapshot)
+    if should is None:
+        return ()
+    if not should:
+        return tuple(removal(snapshot))
+    document = wanted or snapshot.own_document  # for a job that no longer parses: the published document
+    if document is None or snapshot.credential is None:
+        return ()
+    if snapshot.pool is None:  # pool deleted by force, or invalid: its sandbox bounds are unknown, not absent
+        return ()
+    sandbox = Sandbox(snapshot.meta, document, snapshot.pool.spec.sandbox, snapshot.credential)
+    objects = sandbox_objects(sandbox, installation)
+    secret = child_reconcile.Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
+    return tuple(child_reconcile.towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))
+
+
+def removal(snapshot: JobSnapshot) -> Iterator[Action]:
+    """Yield the actions that delete the sandbox."""
+    if not snapshot.owned:
+        return
+    name = sandbox_name(snapshot.meta.name)
+    deployment = snapshot.owned.get(("Deployment", name))
+    if deployment is not None:
+        yield from _delete("Deployment", deployment)
+    elif not snapshot.pods:
+        yield Delete("Secret", snapshot.meta.namespace, name)
+        for kind in ("NetworkPolicy", "ServiceAccount"):
+            yield from _delete(kind, snapshot.owned.get((kind, name)))
+
+
+def _delete(kind: str, observed: Mapping[str, Any] | None) -> Iterator[Action]:
+    """Delete an object, unless it is absent or already being deleted."""
+    meta = observed["metadata"] if observed is not None else {}
+    if meta and not meta.get("deletionTimestamp"):
+        yield Delete(kind, meta["namespace"], meta["name"], meta["uid"])
+
+
+_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+    "ownerReferences": "uid",
+}
+_QUANTITIES = frozenset({"requests", "limits"})
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+def differs(desired: Mapping[str, Any], observed: Mapping[str, Any] | None) -> bool:
+    """Return whether the object must be applied.
+
+    That is so if it is absent, has another desired hash, or a field that we set was changed.
+    """
+    if observed is None:
+        return True
+    return _annotation(desired) != _annotation(observed) or not _holds(desired, observed, "")
+
+
+def _annotation(manifest: Mapping[str, Any]) -> Any:
+    return (manifest["metadata"].get("annotations") or {}).get(DESIRED_HASH)
+
+
+def _holds(desired: Any, observed: Any, key: str) -> bool:
+    """Return whether the observed value contains everything desired."""
+    if isinstance(desired, Mapping):
+        return _mapping_holds(desired, observed, key)
+    if isinstance(desired, Sequence) and not isinstance(desired, str):
+        return _list_holds(desired, observed, key)
+    if observed is None:
+        return not desired  # the server omits false, zero and empty values
+    return bool(desired == observed) or (key in ("sizeLimit", "quantity") and _same_quantity(desired, observed))
+
+
+def _mapping_holds(desired: Mapping[str, Any], observed: Any, key: str) -> bool:
+    if observed is None:
+        return not desired
+    inside = "quantity" if key in _QUANTITIES else ""
+    return isinstance(observed, Mapping) and all(
+        _holds(value, observed.get(name), inside or name) for name, value in desired.items()
+    )
+
+
+def _list_holds(desired: Sequence[Any], observed: Any, key: str) -> bool:
+    if observed is None:
+        return not desired
+    if key in _KEYS:
+        named = {item.get(_KEYS[key]): item for item in observed}
+        return all(_holds(item, named.get(item[_KEYS[key]]), "") for item in desired)
+    return len(desired) == len(observed) and all(
+        _holds(mine, theirs, "") for mine, theirs in zip(desired, observed, strict=True)
+    )
+
+
+def _same_quantity(desired: object, observed: object) -> bool:
+    texts = str(desired), str(observed)
+    return all(_QUANTITY.fullmatch(text) for text in texts) and quantity(texts[0]) == quantity(texts[1])
+
 
 STUCK_S = 15.0
 """A container that is not created within this many seconds may wait for a Secret that was deleted."""

@@ -10,8 +10,7 @@ from marlaas_api.messages import Phase
 from marlaas_api.reasons import Reason
 from marlaas_operator.plan import Plan
 from marlaas_operator.policies import events
-from marlaas_operator.policies.conditions import ConditionState, conditions
-from marlaas_operator.policies.status_patch import is_urgent, status_patch
+from marlaas_operator.policies.conditions import ConditionState, conditions, is_urgent, status_patch
 from marlaas_operator.snapshot import JobLoad, Meta, TenantSnapshot
 
 _HELD = ("jobs", "queued", "adapterSlots", "tokensPerSecond")

@@ -12,7 +12,6 @@ from tests.rollout.service.asking import Asked, Job
 from tests.rollout.service.scripted import POOL, CharacterTokenizer, ScriptedEngine, adapter_files, calibration_of, gain
 
 from marlaas_api import subjects, wire
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs import BlobRef
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus, Request
@@ -38,6 +37,7 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import AdapterRef
 from marlaas_api.nats_server import EmbeddedNats
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import read_adapter, tensor_digests
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.service import serve_engine

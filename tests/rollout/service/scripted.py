@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import AdaptedLayer, Calibration, ChatMessage, Probe, SelfTestSpec, StopReason
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import (
     AdapterConfig,
     read_adapter,

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from tests.rollout.service.scripted import CharacterTokenizer
 
-from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
 from marlaas_api.names import derive_seed
-from marlaas_api.wire import encode
+from marlaas_api.wire import encode, unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.metrics import exposition
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.chat.sides import Side
-from marlaas_api.visible import visible
+from marlaas_api.last_words import visible
 
 _STYLES = {Side.BASE: "yellow", Side.ADAPTER: "green"}
 

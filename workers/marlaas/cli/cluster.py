@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
 from marlaas.cli.failures import FAILED, INTERRUPTED, complain
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import AccessDenied, ObjectMissing
 from marlaas.cluster.explain import explain
 from marlaas.cluster.fetching import fetch, published
-from marlaas.cluster.kubectl import Kubectl
+from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.submission import submit as submit_objects
 from marlaas.cluster.views import ClusterEventView, ClusterJobView, ClusterPoolView, event_view, job_view, pool_view
 from marlaas.cluster.watching import PERIOD_S, ClusterWatch
@@ -24,7 +23,23 @@ from marlaas.local.display import LiveDisplay, choose, failures, table
 from marlaas.manifest import load
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import RLJob
-from marlaas_api.kinds.nearest import did_you_mean
+from marlaas_api.kinds.fields import did_you_mean
+
+Context = Annotated[
+    str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; its current one.")
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; the context's own when absent.")
+]
+Kubeconfig = Annotated[
+    str | None, typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig; kubectl's own choice.")
+]
+
+
+def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) -> Kubectl:
+    """Return the kubectl client for the cluster that the options select."""
+    return Kubectl(ClusterTarget(context, namespace, kubeconfig))
+
 
 RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
 

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 
 from marlaas.episodes import files, show
-from marlaas.episodes.advantages import advantages_of
 from marlaas.episodes.record import EpisodeRecord
-from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, chosen, placed
+from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, advantages_of, chosen, placed
 from marlaas.local.opened import OpenedJob, open_jobs
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
+from marlaas.cli.cluster import Context, Kubeconfig, Namespace, gateway
 from marlaas.cli.failures import INVALID, complain
 from marlaas.cli.summaries import summary
 from marlaas.cluster.submission import preview

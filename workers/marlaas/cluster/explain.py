@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from marlaas.cluster.views import WARNING, ClusterEventView, ClusterJobView, ClusterPoolView, condition, seconds
 from marlaas.local.table import duration, number, versions, without_signal
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
+from marlaas_api.last_words import visible
 from marlaas_api.reason_texts import NOTHING, Actor, ReasonStage, Text, text_of
 from marlaas_api.reasons import Reason
-from marlaas_api.visible import visible
 
 SILENCE_S = 60.0
 """Seconds after which a missing status of a new job is reported as a late operator."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.messages import ChatMessage, Ending, Episode, FaultClass, StopReason, Turn
 from marlaas_api.names import Split
+from marlaas_api.wire import unpack_ids, unpack_logprobs
 
 _DIGITS = 4
 """Decimals of a stored logprob. They are for display; trainers use the exact ones of the stream."""

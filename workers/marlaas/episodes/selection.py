@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from marlaas.episodes.record import EpisodeRecord
+from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import StepRecord
 from marlaas_api.names import Split, group_token
+from marlaas_worker.rl.advantages import advantages, overlong_penalty
+from marlaas_worker.rl.algorithms import ALGORITHMS
 
 Advantages = Callable[[Sequence[EpisodeRecord], str], Sequence[float]]
 """Function from the fault-free members [G >= 2] of a complete group, and an agent, to the agent's advantages [G]."""
@@ -123,3 +126,24 @@ def _advantages(group: Sequence[EpisodeRecord], around: JobContext) -> Iterable[
         for one, advantage in zip(counting, around.advantages(counting, agent), strict=True):
             by_episode[one.episode][agent] = advantage
     return by_episode.items()
+
+
+def advantages_of(spec: RLJobSpec) -> Advantages | None:
+    """Return the function from a group to its advantages; None if the algorithm compares the rewards of a whole step."""
+    rule = ALGORITHMS[spec.training.algorithm]
+    if rule.over != "group":
+        return None
+    max_tokens, asked = spec.rollout.max_tokens, spec.training.overlong.tokens
+    overlong = int(rule.overlong * max_tokens) if asked is None else asked
+
+    def of(members: Sequence[EpisodeRecord], agent: str) -> list[float]:
+        penalties = [overlong_penalty(_longest(one, agent), max_tokens, overlong) for one in members]
+        rewards = [one.rewards[agent] + penalty for one, penalty in zip(members, penalties, strict=True)]
+        return advantages(rule.advantage, rewards)
+
+    return of
+
+
+def _longest(record: EpisodeRecord, agent: str) -> int:
+    """Return the number of tokens in the agent's longest turn."""
+    return max((len(turn.output_ids) for turn in record.turns if turn.agent == agent), default=0)

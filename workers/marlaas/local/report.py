@@ -11,8 +11,8 @@ from rich.text import Text
 
 from marlaas.local.results import Exchange, JobResult, exchanges, reason, summary
 from marlaas.local.table import faults, number, why, without_signal
+from marlaas_api.last_words import visible
 from marlaas_api.messages import EvalSample, Phase
-from marlaas_api.visible import visible
 
 MAX_TEXT = 160
 MAX_LINES = 40

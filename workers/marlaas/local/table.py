@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from marlaas_api.last_words import visible
 from marlaas_api.messages import JobDocument, Progress
-from marlaas_api.visible import visible
 
 COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
 _FEW_STEPS = 3

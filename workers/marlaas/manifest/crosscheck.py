@@ -18,7 +18,7 @@ from marlaas_api.kinds.checks import (
     slots_needed,
     tenant_remarks,
 )
-from marlaas_api.kinds.nearest import did_you_mean, nearest
+from marlaas_api.kinds.fields import did_you_mean, nearest
 from marlaas_api.kinds.problems import Problem
 
 _POOL = ("spec", "poolRef", "name")

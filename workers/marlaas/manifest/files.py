@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marlaas.manifest.findings import Finding
-from marlaas_api.kinds.nearest import nearest
+from marlaas_api.kinds.fields import nearest
 
 STDIN = "-"
 _STDIN_LABEL = "<stdin>"

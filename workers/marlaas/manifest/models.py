@@ -15,7 +15,7 @@ from marlaas.models.architectures import ADAPTABLE
 from marlaas.models.hub import cached
 from marlaas.models.memory import Demand, Machine, demands, has_gpu, machine, shortage
 from marlaas_api.kinds import ModelPool, ModelSpec, RLJob
-from marlaas_api.kinds.nearest import did_you_mean, listed
+from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 
 _MODEL = ("spec", "model")

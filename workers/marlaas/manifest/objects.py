@@ -8,7 +8,7 @@ from marlaas.manifest.documents import Document, YamlError, read_documents
 from marlaas.manifest.files import File
 from marlaas.manifest.findings import Finding, Placed, Source
 from marlaas_api.kinds import API_VERSION, GROUP, KINDS, Kind
-from marlaas_api.kinds.nearest import did_you_mean, listed
+from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.problems import InvalidObject, Problem, found, parse
 
 _BY_NAME = {kind.__name__: kind for kind in KINDS}

@@ -139,7 +139,7 @@ def _recipe(name: str) -> _Recipe:
     try:
         return _RECIPES[name]
     except KeyError:
-        from marlaas_api.kinds.nearest import did_you_mean, listed
+        from marlaas_api.kinds.fields import did_you_mean, listed
 
         names = [model.name for model in list_models()]
         raise UnknownModel(

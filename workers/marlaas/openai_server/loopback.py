@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 
 from marlaas.openai_server.answers import Answer
-from marlaas.openai_server.chat_request import ChatRequest
-from marlaas.openai_server.errors import RequestError
+from marlaas.openai_server.chat_request import ChatRequest, RequestError
 
 MAX_BODY_BYTES = 4 << 20
 _BACKLOG = 128

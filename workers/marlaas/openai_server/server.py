@@ -10,9 +10,8 @@ from typing import Self
 from marlaas.environment import EpisodeState, Message, Reply, TurnLimit, TurnRequest
 from marlaas.openai_server.answers import Answer, ReplyChoice
 from marlaas.openai_server.calls import find_calls, tool_names
-from marlaas.openai_server.chat_request import ChatRequest, read
+from marlaas.openai_server.chat_request import TURN_LIMIT, ChatRequest, RequestError, mentions_turn_limit, read
 from marlaas.openai_server.conversations import Conversations, ConversationState, Found
-from marlaas.openai_server.errors import TURN_LIMIT, RequestError, mentions_turn_limit
 from marlaas.openai_server.loopback import Loopback
 
 

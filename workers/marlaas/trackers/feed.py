@@ -12,11 +12,39 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marlaas.trackers.ledger import DeliveryLedger
 from marlaas.trackers.rows import rows
 from marlaas.trackers.seam import Open, Tracker, open_tracker
-from marlaas_api.kinds.trackers import Tracker as Name
+from marlaas_api.kinds.training import Tracker as Name
 from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
+
+
+@dataclass(slots=True)
+class DeliveryLedger:
+    """Ledger of one job. A line that a kill cut off matches no row."""
+
+    path: Path
+    _told: dict[str, set[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = self.path.read_text() if self.path.exists() else ""
+        if content and not content.endswith("\n"):
+            with self.path.open("a") as file:
+                file.write("\n")
+        for line in content.splitlines():
+            tracker, _, key = line.partition(" ")
+            self._told.setdefault(tracker, set()).add(key)
+
+    def told(self, tracker: str) -> set[str]:
+        """Return the keys of the rows that were delivered to this tracker."""
+        return self._told.setdefault(tracker, set())
+
+    def mark(self, tracker: str, key: str) -> None:
+        """Record that a row is about to be delivered."""
+        with self.path.open("a") as file:
+            file.write(f"{tracker} {key}\n")
+        self.told(tracker).add(key)
+
 
 log = logging.getLogger(__name__)
 

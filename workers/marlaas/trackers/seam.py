@@ -9,7 +9,7 @@ from typing import Protocol
 
 from marlaas.trackers.rows import MetricRow
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds.trackers import Tracker as Name
+from marlaas_api.kinds.training import Tracker as Name
 from marlaas_api.messages import JobDocument
 
 _PACKAGES: dict[Name, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}

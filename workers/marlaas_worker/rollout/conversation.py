@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from marlaas_api.arrays import unpack_ids
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import ChatMessage, StopReason, Turn
+from marlaas_api.wire import unpack_ids
 
 Ids = npt.NDArray[np.int32]
 NO_IDS: Ids = np.empty(0, np.int32)

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakValueDictionary
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import GenerateRequest, Meter, StopReason, Turn
 from marlaas_api.names import AdapterRef, derive_seed, group_token, request_id
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.conversation import Prompt, Tokenizer, conclude, extend, read_reply
 from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
 from marlaas_worker.rollout.histories import Histories, key_of
-from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies, RequestRefused, Served
 from marlaas_worker.rollout.record import TurnLog
+from marlaas_worker.rollout.report import EngineMeter
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.text_limits import beginning, is_shown, num_characters

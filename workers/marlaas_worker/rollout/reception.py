@@ -7,8 +7,9 @@ in a request must match its subject. They do not limit the reply subject, so tha
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
+from hashlib import blake2b
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Request
@@ -17,7 +18,16 @@ from marlaas_api.messages import CancelRequest, GenerateRequest, KeepRequest, Re
 from marlaas_worker.bucket_cache import BucketCache
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.requests import Requests
-from marlaas_worker.rollout.routing import owner
+
+
+def owner(episode: str, replicas: Iterable[str]) -> str:
+    """Return the replica that generates this episode's turns. Raises ValueError if there are no replicas."""
+    return max(replicas, key=lambda replica: (_weight(episode, replica), replica))
+
+
+def _weight(episode: str, replica: str) -> bytes:
+    return blake2b(f"{episode}/{replica}".encode(), digest_size=8).digest()
+
 
 QUEUE = "rollout"
 Handler = Callable[[Request], Awaitable[None]]

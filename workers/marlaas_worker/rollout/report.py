@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -10,8 +12,39 @@ from marlaas_api import subjects, wire
 from marlaas_api.bus import Bucket
 from marlaas_api.errors import MarlaasError
 from marlaas_api.messages import ReplicaReport
-from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.pause import pause
+from marlaas_worker.role import RoleContext, wait_for
+
+
+@dataclass(slots=True)
+class EngineMeter:
+    """Totals since the role's start. Tokens are generated tokens; keys are job uids; times are in seconds on the caller's clock."""
+
+    busy_s: float = 0.0
+    num_running: int = 0
+    job_tokens: Counter[str] = field(default_factory=Counter)
+    job_engine_s: dict[str, float] = field(default_factory=dict)
+    _share_s: float = 0.0
+    _at: float = 0.0  # Only used while a request runs; the first `enter` sets it.
+
+    def enter(self, now: float) -> float:
+        """Note that a request enters the engine; return the mark to pass to `leave`."""
+        self.advance(now)
+        self.num_running += 1
+        return self._share_s
+
+    def leave(self, mark: float, uid: str, now: float) -> None:
+        """Note that a request left the engine, and charge its share of the time to its job."""
+        self.advance(now)
+        self.num_running -= 1
+        self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + self._share_s - mark
+
+    def advance(self, now: float) -> None:
+        """Update the totals to `now`."""
+        if self.num_running:
+            self.busy_s += now - self._at
+            self._share_s += (now - self._at) / self.num_running
+        self._at = now
+
 
 REPORT_S = 2.0
 _log = logging.getLogger(__name__)
@@ -36,7 +69,7 @@ class Reporter:
         while True:
             self._changed.clear()
             await self.write()
-            await pause(self._changed, REPORT_S)
+            await wait_for(self._changed, REPORT_S)
 
     async def write(self) -> None:
         """Publish a report now. If the bus is unavailable, the report is skipped; the next one replaces it."""

@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from marlaas_api import wire
-from marlaas_api.arrays import unpack_ids
 from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
 from marlaas_api.names import request_id
+from marlaas_api.wire import unpack_ids
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.histories import key_of

@@ -8,7 +8,7 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import PoolDocument, ReplicaReport
 from marlaas_worker.bucket_cache import REREAD_S
 from marlaas_worker.metrics import Sample, of_report
-from marlaas_worker.role import RoleContext
+from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.conversation import Tokenizer
@@ -16,14 +16,12 @@ from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.event_emitter import EventEmitter
 from marlaas_worker.rollout.generation import Generation, GenerationDependencies
 from marlaas_worker.rollout.histories import Histories
-from marlaas_worker.rollout.metering import EngineMeter
-from marlaas_worker.rollout.pause import pause
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.record import TurnLog
-from marlaas_worker.rollout.report import Reporter
+from marlaas_worker.rollout.report import EngineMeter, Reporter
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.self_test import EngineSelfTest
@@ -153,7 +151,7 @@ class _Rollout:
                 self._changed.clear()
                 self._versions.prefer(self._policies.newest())
                 await self._listen()
-                await pause(self._changed, REREAD_S)
+                await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
 

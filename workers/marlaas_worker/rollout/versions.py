@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef, JobRef
+from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.event_emitter import EventEmitter
-from marlaas_worker.rollout.pause import pause
 from marlaas_worker.rollout.retries import Retries
 from marlaas_worker.rollout.slots import SlotTable
 from marlaas_worker.rollout.supervision import SupervisedEngine
@@ -147,7 +147,7 @@ class Versions:
                 self._wake.clear()
                 if self._engine.up:
                     await self._step(loads)
-                await pause(self._wake, self._until_retry())
+                await wait_for(self._wake, self._until_retry())
 
     async def _acquire(self, adapter: AdapterRef) -> Held:
         name = adapter.engine_name

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from marlaas_api import names
+from marlaas_api.last_words import visible
 from marlaas_api.messages import Ending, Episode, FaultClass, GenerateRequest, JobDocument, StopReason, TaskMessage
-from marlaas_api.visible import visible
 from marlaas_worker.sandbox import frames
 from marlaas_worker.sandbox.child_messages import (
     BadChildMessage,

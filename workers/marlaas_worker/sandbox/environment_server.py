@@ -22,7 +22,7 @@ from typing import NoReturn
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.forkserver import keep
-from marlaas_worker.sandbox.variables import FIXED
+from marlaas_worker.sandbox.seclusion import FIXED
 
 _SETUP_BYTES = 64
 

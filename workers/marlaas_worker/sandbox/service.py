@@ -27,10 +27,9 @@ from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import Attempt, AttemptDependencies, unplayed
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.environment_socket import connect_server
-from marlaas_worker.sandbox.seclusion import secluded
+from marlaas_worker.sandbox.seclusion import clean_variables, given_variables, secluded
 from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
-from marlaas_worker.sandbox.variables import clean_variables, given_variables
 
 BEAT_S = 3.0
 DRAIN_S = 5.0

@@ -1,6 +1,6 @@
 """One agent's training while it is bound: restore, replay, accumulate, step, commit, ack.
 
-Whatever ends it, the committed version and the log of groups are all that counts: a later bind goes on from them.
+However it ends, all progress is in the committed version and the log of groups; a later bind continues from them.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def weighing(spec: RLJobSpec) -> Weighing:
-    """How a job's rewards become advantages: what it says, and else what its algorithm says."""
+    """Return a job's conversion of rewards to advantages: the job's settings, with the algorithm's defaults."""
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
     overlong = spec.training.overlong
     tokens = int(rule.overlong * max_tokens) if overlong.tokens is None else overlong.tokens
@@ -49,7 +49,7 @@ def weighing(spec: RLJobSpec) -> Weighing:
 
 
 class _DoesNotFit(Exception):
-    """The device has no memory for a micro-batch of these rows; the learner has forgotten the step so far."""
+    """The device has no memory for a micro-batch of these rows; the learner has dropped the gradients of the step so far."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         super().__init__()
@@ -57,7 +57,10 @@ class _DoesNotFit(Exception):
 
 
 class AgentTraining:
-    """A bound agent. `lease` says what is true of it; `over`, that nothing more is trained and what it holds is being given back."""
+    """Training of a bound agent.
+
+    lease: the last committed policy record. over: True while resources are being released; nothing more is trained.
+    """
 
     def __init__(
         self, dependencies: TrainerDependencies, assignment: Assignment, policy: PolicyKey, lease: AgentLease
@@ -78,11 +81,11 @@ class AgentTraining:
         self._num_redone = 0
 
     async def run(self) -> None:
-        """Train until cancelled; a frozen agent is done with version 0.
+        """Train until cancelled; for a frozen agent, return after version 0.
 
         Raises:
             LeaseLost: another trainer has the agent.
-            Permanent: what it has to train on, or to go on from, is broken.
+            Permanent: the training data, or the version to continue from, is invalid.
         """
         made: list[Learner] = []
         try:
@@ -93,11 +96,11 @@ class AgentTraining:
                 await self._train(learner)
         finally:
             self.over = True
-            for learner in made:  # also one whose making was cancelled: the thread has made it all the same
+            for learner in made:  # also after a cancellation during creation: the thread completes it anyway
                 await self._compute(learner.close)
 
     async def _restore(self, learner: Learner) -> None:
-        """Take up the committed version, or publish version 0."""
+        """Restore the committed version, or publish version 0."""
         blobs, ref = self._dependencies.context.blobs, self.lease.record.manifest
         if ref is None:
             await self._compute(learner.begin)
@@ -128,7 +131,7 @@ class AgentTraining:
                         await intake.changed.wait()
 
     async def _advance(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
-        """Train the next group, or finish the step that is due; False if there is neither. Raises _DoesNotFit."""
+        """Train the next group, or finish the step that is due; return False if there is neither. Raises _DoesNotFit."""
         if (group := inbox.next_group()) is not None:
             await self._accumulate(learner, group)
             inbox.take(group)
@@ -144,7 +147,7 @@ class AgentTraining:
         return True
 
     async def _redo(self, learner: Learner, inbox: StepInbox, rows: Sequence[Row]) -> None:
-        """Begin the step anew with a lower token budget: its groups are read again, so that none need be kept. Raises RowTooLarge."""
+        """Restart the step with a lower token budget; its groups are read again, so none is kept in memory. Raises RowTooLarge."""
         before = learner.token_budget
         learner.token_budget = lowered_budget(before, rows)
         self._held, self._pending, self._num_filtered = [], [], 0
@@ -155,7 +158,11 @@ class AgentTraining:
         await self._dependencies.emit(self._assignment, "OutOfMemory", said)
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
-        """Backward of every micro-batch that the group fills; the rest waits for the next group, or for the step if rewards are compared across it."""
+        """Run backward for every micro-batch that the group fills.
+
+        Remaining rows wait for the next group. If rewards are compared across the step, the group waits until the
+        step is complete.
+        """
         trajectories = await self._read(group)
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             trajectories = await self._less_kl(learner, trajectories)
@@ -165,7 +172,10 @@ class AgentTraining:
             await self._learn(learner)
 
     async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
-        """The group with its rewards lowered by the KL of each trajectory; micro-batches of this group alone, so the sums depend on nothing else."""
+        """Return the group with each reward lowered by its trajectory's KL.
+
+        Its micro-batches hold this group only, so the sums do not depend on other groups.
+        """
         batches = await asyncio.to_thread(self._batches_of, group, learner.token_budget)
         kl = [0.0] * len(group)
         for batch in batches:
@@ -187,7 +197,10 @@ class AgentTraining:
         return [*full, rest] if rest else full
 
     async def _move_reference(self, learner: Learner) -> None:
-        """Take up the KL reference of the step to come, if it follows the policy; read from the store, so a restart finds the same one."""
+        """Load the KL reference of the next step, if it follows the policy.
+
+        The weights come from the blob store, so that a restart finds the same reference.
+        """
         behind, record = self._kl.reference.versions_behind, self.lease.record
         if behind is None or self._kl.coefficient == 0 or record.manifest is None:
             return
@@ -198,9 +211,9 @@ class AgentTraining:
             self._reference_version = version
 
     async def _learn(self, learner: Learner) -> None:
-        """Backward of every micro-batch that the held groups fill."""
+        """Run backward for every micro-batch that the held groups fill."""
         held, self._held = self._held, []
-        # Of long groups it takes a while, in which leases must be kept.
+        # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
         rows = await asyncio.to_thread(self._rows, held, learner.token_budget)
         full, self._pending = pack(self._pending, rows, learner.token_budget)
         for batch in full:
@@ -217,7 +230,7 @@ class AgentTraining:
         ]
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
-        """Backward of what is left, the optimizer step, the commit."""
+        """Run backward for the remaining rows, take the optimizer step, and commit."""
         if self._held:
             await self._learn(learner)
         if self._pending:
@@ -244,7 +257,7 @@ class AgentTraining:
         )
 
     async def _read(self, group: GroupReady) -> list[Trajectory]:
-        """The group's trajectories; a turn that stays missing is lost. Raises TrajectoryInvalid."""
+        """Read the group's trajectories, retrying a missing turn for missing_turn_s. Raises TrajectoryInvalid."""
         context = self._dependencies.context
         expected = Expectation(self._spec.rollout.temperature, self._dependencies.model.vocab_size, self._adapters)
         since = context.now()
@@ -258,7 +271,7 @@ class AgentTraining:
                 await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def _forget_state(self) -> None:
-        """Training states older than what is kept are of no use to anybody."""
+        """Delete the training state that checkpoint.keep no longer covers."""
         old = self.lease.record.version - self._spec.checkpoint.keep
         await self._patiently(lambda: self._policy.forget_state(old))
 

@@ -1,4 +1,4 @@
-"""The GROUPS log of one agent, as it comes in: a replay first, then a durable consumer; acks when a step is committed."""
+"""Reads one agent's GROUPS log: first a replay, then a durable consumer; acks the messages of committed steps."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,10 @@ FETCH_BATCH = 256
 
 
 class Intake:
-    """Fills an inbox. `changed` is set whenever something came.
+    """Fills an inbox, and sets `changed` after each message.
 
-    The consumer is for what comes from now on; a claim that an earlier trainer left unsettled is not waited for, since the replay has it.
+    The consumer delivers new messages. Messages that an earlier trainer claimed and did not ack are in the replay, so
+    they need not be redelivered first.
     """
 
     def __init__(self, dependencies: TrainerDependencies, assignment: Assignment, inbox: StepInbox) -> None:
@@ -35,14 +36,14 @@ class Intake:
         self.changed = asyncio.Event()
 
     async def replay(self) -> None:
-        """Take in the log as it stands. Raises LogInvalid."""
+        """Read the log up to now. Raises LogInvalid."""
         bus = self._dependencies.context.bus
         stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.groups))
         for message in stored:
             await self._take(message.data)
 
     async def follow(self) -> None:
-        """Take in what comes, for ever; a consumer that somebody deleted is made again. Raises LogInvalid, BusRefused."""
+        """Read new messages until cancelled; recreate a consumer that was deleted. Raises LogInvalid, BusRefused."""
         while True:
             consumer = await self._patiently(self._consumer)
             try:
@@ -52,7 +53,7 @@ class Intake:
                 await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def settle(self) -> None:
-        """Ack what belongs to committed steps; what cannot be acked now comes again, and is acked then."""
+        """Ack the messages of committed steps. A message whose ack fails is redelivered and acked then."""
         committed = [delivery for step, delivery in self._unsettled if step <= self._inbox.committed_step]
         self._unsettled = [pair for pair in self._unsettled if pair[0] > self._inbox.committed_step]
         with contextlib.suppress(BusUnavailable, BusRefused):
@@ -79,7 +80,7 @@ class Intake:
         )
 
     async def _take(self, data: bytes) -> GroupReady | StepClosed | None:
-        """Put a message into the inbox and return it; None for one of another job of the same name."""
+        """Add a message to the inbox and return it; None for a message of another job of the same name."""
         message = await wire.unpack(data, self._dependencies.context.blobs)
         if not isinstance(message, GroupReady | StepClosed):
             raise LogInvalid(f"{self._assignment.groups} carries a {type(message).__name__}")
@@ -90,7 +91,7 @@ class Intake:
         return message
 
     async def _renew(self) -> None:
-        """Keep the claims on what waits for its step."""
+        """Extend the claims on messages whose step is not committed yet."""
         now = asyncio.get_running_loop().time()
         if now - self._renewed_at > ACK_WAIT_S / 3:
             self._renewed_at = now

@@ -1,7 +1,8 @@
-"""Matrix products of a 16-bit model: rounded where an engine rounds, and fast on CPUs that cannot multiply 16-bit numbers.
+"""Matrix products of a 16-bit model, rounded where an engine rounds, and fast on CPUs without 16-bit multiplication.
 
-Every such product sums in float32 and rounds its result once; that holds for tensor cores, for AMX and for oneDNN. A CPU without such instructions multiplies
-bfloat16 six times slower than float32 (bench/trainer.py), so here it multiplies in float32 and rounds then: the same result, but for the order of the sum.
+Each product is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU without such
+instructions multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module
+multiplies in float32 and then rounds: the same result, except for the order of summation.
 """
 
 from functools import cache
@@ -13,18 +14,18 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def working_dtype(weight: Tensor) -> torch.dtype:
-    """The dtype in which to multiply by this weight."""
+    """Return the dtype in which to multiply by this weight."""
     if weight.dtype in HALF and weight.device.type == "cpu" and not _multiplies_bfloat16():
         return torch.float32
     return weight.dtype
 
 
 def precise_product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in float32, or in the operands' own dtype if that is wider: for gradients of float32 parameters."""
+    """Return left @ right in float32, or in the operands' own dtype if that is wider; for gradients of float32 parameters."""
     if left.dtype not in HALF and right.dtype not in HALF:
         return left @ right
     if left.device.type == "cuda" and left.dtype == right.dtype:
-        return torch.mm(left, right, out_dtype=torch.float32)  # tensor cores; nothing is rounded on the way out
+        return torch.mm(left, right, out_dtype=torch.float32)  # tensor cores; the result is not rounded to 16 bits
     return left.float() @ right.float()
 
 

@@ -1,7 +1,7 @@
-"""The trainer role: which agents it trains at the moment, its report, and its end.
+"""The trainer role: selection of the agents to train, reports, and shutdown.
 
-Watches say when to look, `view.look` says what is there, `_reconcile` decides; each bound agent has a task of its own. What ends in one
-agent's task ends that agent's training and no other's.
+Bucket watches wake the reconcile loop, `view.look` reads the current state, and `_reconcile` decides. Each bound
+agent has its own task; an error in one agent's task ends only that agent's training.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 
 async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None = None) -> None:
-    """Train the pool's agents until told to stop.
+    """Train the pool's agents until asked to stop.
 
     Raises:
         ModelUnusable: the pool's base model cannot be loaded.
-        CalibrationFailed: it is too coarse in the engines' dtype to tell a wrong adapter from rounding.
-        DeviceLost: the device failed; only a new process can go on.
+        CalibrationFailed: the model is too coarse in the engines' dtype to distinguish a wrong adapter from rounding.
+        DeviceLost: the device failed, and only a new process can continue.
     """
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
     context.metrics.alive = lambda: not compute.lost
@@ -61,7 +61,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
 
 
 def default_threads(num_cpus: int) -> int:
-    """Half of the machine: where there is no GPU, the engine needs the other half."""
+    """Return half of the CPUs: without a GPU, the engine on the same machine needs the other half."""
     return max(1, num_cpus // 2)
 
 
@@ -78,12 +78,15 @@ class _Running:
         return -1 if self.training is None else self.training.lease.record.version
 
     def end(self) -> None:
-        """Cancel the task, again and again until it lets go: of adapter, lease and consumer, and that must not be cut off."""
+        """Cancel the task, unless it is already releasing adapter, lease and consumer, which must not be interrupted.
+
+        May be repeated.
+        """
         if self.training is None or not self.training.over:
             self.task.cancel()
 
     def lost_to(self, record: PolicyRecord | None) -> bool:
-        """Whether the key says that another bind came after ours."""
+        """Return whether the policy record is gone, belongs to another job, or has a later epoch than this trainer's bind."""
         if self.training is None:
             return False
         ours = self.training.lease.record
@@ -99,7 +102,7 @@ class _Fault:
 
 
 class Trainer:
-    """One trainer of a pool."""
+    """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
 
     def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
         self._dependencies, self._context, self._timing, self._pool = (
@@ -118,7 +121,7 @@ class Trainer:
         self._context.metrics.samples = self._samples
 
     async def run(self) -> None:
-        """Reconcile until told to stop; every agent is then left at its last committed version."""
+        """Reconcile until asked to stop; every agent then stays at its last committed version."""
         await patiently(self._report, "report", self._timing.retry_s)
         async with asyncio.TaskGroup() as tasks:
             beside = [
@@ -157,7 +160,7 @@ class Trainer:
                 self._running[key] = _Running(assignment, task)
 
     def _drop(self, view: View) -> None:
-        """End the tasks of agents that are not ours any more, or whose job says something else now."""
+        """End the tasks of agents that this trainer no longer has to train, whose job changed, or whose lease is lost."""
         for key, running in self._running.items():
             known = view.known.get(key)
             running.over = key not in view.wanted
@@ -178,7 +181,7 @@ class Trainer:
         self._wake.set()
 
     async def _train(self, assignment: Assignment, current: Entry | None) -> None:
-        """One agent's task; what it ends with is recorded here, and ends nothing else. Raises DeviceLost, which is no agent's, and ends the role."""
+        """Run one agent's task and record its error. Raises DeviceLost only: it affects all agents and ends the role."""
         self._faults.pop(assignment.key, None)
         try:
             await self._bind_and_train(assignment, current)
@@ -210,13 +213,16 @@ class Trainer:
             raise
 
     async def _clean_up(self, assignment: Assignment) -> None:
-        """Nobody reads the groups of a job that is over; should it come back, it is bound with a replay."""
+        """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups."""
         if self._running[assignment.key].over:
             with contextlib.suppress(BusUnavailable):
                 await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
 
     async def _lack_memory(self, assignment: Assignment, error: OutOfMemory) -> None:
-        """Adapter, moments or probes of an agent do not fit: beside other agents that is how full this trainer is, and no fault of the job."""
+        """Record that an agent's adapter, optimizer moments or probes do not fit the device's memory.
+
+        With other agents on this trainer, the trainer is full, and this is not a fault of the job.
+        """
         num_others = len(self._running) - 1
         advice = "lower its adapter's rank in a new job, or give the pool's trainer more memory"
         if num_others:
@@ -229,7 +235,7 @@ class Trainer:
         await self._leave_alone(_Fault(assignment, self._until(), words))
 
     async def _leave_alone(self, fault: _Fault) -> None:
-        """Leave an agent alone for a while; of a fault of its job the report says why, and once all trainers say so, the job fails."""
+        """Suspend an agent for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
         log.warning("%s is left alone for %g s: %s", fault.assignment.key, self._timing.fault_s, fault.words)
         self._faults[fault.assignment.key] = fault
         await self._dependencies.emit(
@@ -241,7 +247,7 @@ class Trainer:
         return self._context.now() + self._timing.fault_s
 
     async def _watch(self, bucket: str) -> None:
-        """Wake up when something that decides has changed."""
+        """Wake the reconcile loop whenever an entry changes in a part that `what_decides` covers."""
         seen: dict[str, Hashable] = {}
         while True:
             try:
@@ -312,7 +318,7 @@ class Trainer:
         )
 
     async def _withdraw(self) -> None:
-        """Take the report back, so that others need not wait for it to expire."""
+        """Delete the report, so that others need not wait until it expires."""
         try:
             bucket = await self._context.bus.bucket(subjects.REPLICAS)
             await bucket.delete(self._report_key)

@@ -1,4 +1,4 @@
-"""What all agents of one trainer share, and how a trainer tells a job's story."""
+"""Dependencies, timing and event publishing that all agents of one trainer share."""
 
 import contextlib
 from collections import Counter
@@ -15,8 +15,11 @@ from marlaas_worker.trainer.model import BaseModel
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: between reports; between looks at all keys; before a call is tried again; until a missing turn counts as lost; before an
-    agent that failed is tried again."""
+    """Intervals in seconds.
+
+    report_s: between reports. reconcile_s: between reads of all keys. retry_s: before a call is tried again.
+    missing_turn_s: until a missing turn counts as lost. fault_s: before an agent that failed is tried again.
+    """
 
     report_s: float = 2.0
     reconcile_s: float = 3.0
@@ -27,8 +30,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainerDependencies:
-    """What all agents of this trainer share. By policy key, since the start: commits, versions committed; out_of_memory, steps begun anew with a lower
-    token budget; skipped, updates without a finite gradient."""
+    """Dependencies and counters that all agents of one trainer share.
+
+    The counters are by policy key, since the process started.
+    commits: committed versions. out_of_memory: steps restarted with a lower token budget. skipped: updates without a
+    finite gradient.
+    """
 
     context: RoleContext
     model: BaseModel
@@ -40,7 +47,7 @@ class TrainerDependencies:
     skipped: Counter[str] = field(default_factory=Counter)
 
     async def emit(self, assignment: Assignment, reason: str, message: str) -> None:
-        """Add a sentence to the job's story; if the bus will not have it, it goes untold."""
+        """Publish an event of the job; drop it if the bus refuses it or is unavailable."""
         ref = assignment.ref
         event = JobEvent(
             namespace=ref.namespace,

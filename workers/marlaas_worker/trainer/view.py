@@ -1,4 +1,4 @@
-"""One look at everything that decides what a trainer does: jobs, progress, policy keys, and which trainers are alive."""
+"""A trainer's inputs, read at one moment: jobs, progress, policy keys, and live trainers."""
 
 import logging
 from collections.abc import Hashable
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """An agent's policy key: its entry, for a compare-and-set, and what it says."""
+    """An agent's policy key: its entry, for a compare-and-set, and the parsed record."""
 
     entry: Entry
     record: PolicyRecord
@@ -24,7 +24,10 @@ class PolicyEntry:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """wanted, known: by policy key. live: names of trainers of this pool with a live report."""
+    """The state on which a trainer decides.
+
+    wanted, known: by policy key. live: names of this pool's trainers with a live report.
+    """
 
     wanted: dict[str, Assignment]
     known: dict[str, PolicyEntry]
@@ -32,18 +35,21 @@ class View:
 
     @property
     def holders(self) -> set[str]:
-        """Trainers that hold a lease of a wanted agent."""
+        """Trainers that hold the lease of a wanted agent."""
         return {known.record.holder for key, known in self.known.items() if key in self.wanted and known.record.holder}
 
 
 class Memory:
-    """Messages by bucket and key as they were last read: thousands of jobs that wait are decoded once, not at every look."""
+    """Cache of parsed messages by bucket, key and revision.
+
+    Thousands of waiting jobs are thus parsed once, not at every look.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, tuple[int, BusMessage | None]]] = {}
 
     def read(self, bucket: str, entries: list[Entry]) -> dict[str, BusMessage | None]:
-        """What present entries say, by key; what is not among them is forgotten."""
+        """Return the parsed messages of the given entries by key (None: unreadable); cached keys that are not given are dropped."""
         before, now = self._known.get(bucket, {}), {}
         for entry in entries:
             known = before.get(entry.key)
@@ -55,7 +61,7 @@ class Memory:
 
 
 async def look(bus: Bus, pool: str, memory: Memory) -> View:
-    """Read all keys. An agent whose keys cannot be read is not wanted, and the log says so. Raises BusUnavailable."""
+    """Read all keys. An agent whose policy key cannot be parsed is not wanted, and an error is logged. Raises BusUnavailable."""
     jobs = memory.read(subjects.JOBS, await _entries(bus, subjects.JOBS)).values()
     levels = memory.read(subjects.PROGRESS, await _entries(bus, subjects.PROGRESS))
     records = await _entries(bus, subjects.POLICY)
@@ -72,7 +78,10 @@ async def look(bus: Bus, pool: str, memory: Memory) -> View:
 
 
 def what_decides(entry: Entry) -> Hashable:
-    """Changes whenever an entry's change may change what a trainer does; progress is written far more often than that."""
+    """Return a value that changes whenever the entry changes in a way that affects a trainer.
+
+    Progress is written far more often than the fields that matter here.
+    """
     message = _read(entry)
     if isinstance(message, Progress):
         return message.uid, message.admitted, message.phase.final

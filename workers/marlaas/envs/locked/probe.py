@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from marlaas.envs.locked.limits import Limits
-from marlaas.envs.locked.program import NotLocked, run_program
+from marlaas.envs.locked.program import Limits, NotLocked, run_program
 
 _HOLDS = "the locks hold"
 _PROBE = f"""
