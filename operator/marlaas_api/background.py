@@ -1,4 +1,4 @@
-"""A context manager that runs one task beside a block of code; `Bus.listen` is built on it."""
+"""Tasks beside a block of code (`Bus.listen` is built on it), and the graceful shutdown of a process by signals."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Extraction of the error that ended a role from the end of its log, as one sentence. Pure.
+"""Text from outside, for messages to people: escaping of control characters, and the error that ended a role as one sentence. Pure.
 
 A log holds our own records (`<time> <LEVEL> <name> <logger>: <text>`, followed by an indented traceback) and the output
 of libraries. An engine logs its own error long before the "engine core initialization failed" that the role gets.

@@ -2,6 +2,9 @@
 
 A worker refuses messages newer than its own schema version and reads the previous version. A payload above the bus's
 limit is stored as a blob, and the message carries the blob's reference (claim-check).
+
+Token ids and logprobs travel as little-endian int32 and float32 bytes, four bytes per token: smaller than lists, and hashable. A float32
+logprob survives the round trip bit for bit.
 """
 
 from collections.abc import Iterable

@@ -16,8 +16,8 @@ import torch
 
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.kinds import ModelPoolSpec
+from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.device_errors import OutOfMemory
-from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, LoadFailed, Sampling, read_base_model
 from marlaas_worker.rollout.vllm_engine import refusal

@@ -22,10 +22,9 @@ from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_worker.health import health_server
-from marlaas_worker.home import make_home
 from marlaas_worker.metrics import Metrics
+from marlaas_worker.process_setup import ask_for_the_same_bits, make_home
 from marlaas_worker.role import RoleContext
-from marlaas_worker.same_bits import ask_for_the_same_bits
 
 _PR_SET_PDEATHSIG = 1
 

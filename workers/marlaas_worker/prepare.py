@@ -25,7 +25,7 @@ from marlaas.models.cache import cache_folder
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import PoolDocument
-from marlaas_worker.home import make_home
+from marlaas_worker.process_setup import make_home
 
 MOUNT = "MARLAAS_MODEL_MOUNT"
 _TOLD_SHARE = 0.1

@@ -1,4 +1,4 @@
-"""Lookup of the kinds' fields by their path in a manifest."""
+"""Lookup of the kinds' fields by their path in a manifest, and suggestions for misspelled names."""
 
 import difflib
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Server-side apply for the fake: field ownership of one manager. Pure.
+"""Server-side apply for the fake: field ownership of one manager, and JSON merge patches (RFC 7386). Pure.
 
 An object is split into leaves by path. Items of lists that Kubernetes merges by key are addressed by that key.
 """

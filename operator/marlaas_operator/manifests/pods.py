@@ -1,6 +1,7 @@
-"""Parts that all our pods share: restricted Pod Security, probes, and volumes of limited size.
+"""Parts that all our pods share: restricted Pod Security, probes, volumes of limited size, the command of a worker.
 
-A pod has no field for the number of processes: the kubelet limits it (`podPidsLimit`, see docs/operations.md).
+A pod has no field for the number of processes: the kubelet limits it (`podPidsLimit`, see docs/operations.md). `marlaas run` starts
+workers with the same command (`marlaas.local.processes`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,12 @@
-"""Actions that bring owned objects to their desired state, in the order of creation."""
+"""Reconciliation of owned objects: whether one differs from its desired state, and the actions that create, repair and delete.
+
+Comparison (`differs`) looks only at fields that we set. Others may add labels, annotations, containers, environment variables and
+fields. Lists that Kubernetes merges by key are compared by that key, all others as a whole; quantities are compared by value.
+
+A sandbox's objects are created in the order ServiceAccount, NetworkPolicy, Secret, Deployment, so that tenant code never runs
+unprotected. Deletion takes the Deployment first and the rest once no pod is left. The ServiceAccount goes last: while it exists, a Secret,
+which the operator cannot read, may exist too.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Conditions by the Kubernetes API conventions.
+"""Conditions by the Kubernetes API conventions, and the merge patch from the stored to the computed status.
 
-Each has a reason and the observed generation; its transition time changes only with its status.
+Each condition has a reason and the observed generation; its transition time changes only with its status.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Faults of pods, as a reason and a message. A fault lasts until the pod is ready.
+"""Faults of pods, as a reason and a message, and the limit of sandbox crashes per job (`spec.backoffLimit`).
 
-A container that crashed and runs again counts as faulty until its pod is ready, so that a crash loop emits one
-event, not one per restart.
+A fault lasts until the pod is ready. A container that crashed and runs again counts as faulty until its pod is ready, so that a crash loop
+emits one event, not one per restart.
 """
 
 from collections.abc import Iterable, Mapping

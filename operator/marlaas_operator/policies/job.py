@@ -1,7 +1,6 @@
-"""Plan for an RLJob.
+"""Plan and status of an RLJob, and the plan for a document whose RLJob no longer exists.
 
-Actions come in the order finalizer, document, sandbox, deletion by ttl. Each one is useful without those after
-it.
+Actions come in the order finalizer, document, sandbox, deletion by ttl. Each one is useful without those after it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
-"""Plan for a ModelPool.
+"""Plan and status of a ModelPool.
 
-The pool owns its workers for as long as it exists, with or without jobs: loading an engine takes minutes. A
-deleted pool keeps serving until the jobs that hold it have ended.
+The pool owns its workers for as long as it exists, with or without jobs: loading an engine takes minutes. A deleted pool keeps serving until
+the jobs that hold it have ended.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Parse and check a chat-completions request: messages, tools and limits.
+"""Parse and check a chat-completions request: messages, tools and limits; and the errors that the server returns instead of a completion.
 
 The job determines sampling. A field that would change the sampled distribution, so that training could not
 reproduce it, is rejected with a reason. So is an unknown field: nothing is ignored silently.

@@ -1,6 +1,8 @@
 """Delivers new rows to trackers on a separate thread, so that a slow or broken tracker delays neither training nor Ctrl-C.
 
-A tracker that fails is reported once and gets no more rows in this run. The job continues.
+A tracker that fails is reported once and gets no more rows in this run. The job continues. A ledger has a line for each row, written
+*before* the row is delivered, so no row is delivered twice, whenever a process is killed. A kill between the two loses one point of a
+curve, which the run's own files still have.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Fault limit of a job: a share of its latest episodes, so that a short outage long ago does not fail it."""
+"""Reasons to fail a job: too large a share of faults in its latest episodes, or trainers that have all given it up. Pure.
+
+A share of the latest episodes, so that a short outage long ago does not fail the job.
+"""
 
 from collections import deque
 from collections.abc import Iterable

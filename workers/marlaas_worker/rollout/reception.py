@@ -1,7 +1,10 @@
 """Receives generation requests, and forwards each to the replica that owns its episode.
 
 NATS distributes a pool's requests over its replicas (queue group); each replica also listens on a subject of
-its own for forwarded requests. A sandbox's permissions limit the subjects on which it publishes, so the names
+its own for forwarded requests. All replicas choose the same owner independently, by rendezvous hashing: when a replica joins or leaves, only
+the episodes that it gains or loses move. Two replicas that see different sets may both generate a turn; then the first record counts (`record`).
+
+A sandbox's permissions limit the subjects on which it publishes, so the names
 in a request must match its subject. They do not limit the reply subject, so that is checked here too.
 """
 

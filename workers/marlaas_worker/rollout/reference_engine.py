@@ -20,8 +20,7 @@ import torch
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
-from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, read_adapter, slot_digest
-from marlaas_worker.dtypes import choose_dtype
+from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, choose_dtype, read_adapter, slot_digest
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,

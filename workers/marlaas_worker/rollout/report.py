@@ -1,4 +1,8 @@
-"""Publishes this replica's report to KV `replicas`: readiness, proven versions and usage."""
+"""Publishes this replica's report to KV `replicas`: readiness, proven versions and usage.
+
+Engine time is the seconds with a non-empty batch. While n requests are in the engine, each is charged 1/n of the time, so the shares of all
+jobs add up to the busy time.
+"""
 
 import asyncio
 import logging

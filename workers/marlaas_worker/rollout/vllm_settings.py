@@ -23,8 +23,8 @@ import torch
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.kinds.base import quantity
+from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.calibration import is_adaptable
-from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 
 BLOCK_TOKENS = 32

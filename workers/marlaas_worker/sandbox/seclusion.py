@@ -1,4 +1,4 @@
-"""Landlock sandbox that hides the supervisor's credential from its children, which run as the same user.
+"""Landlock sandbox that hides the supervisor's credential from its children, which run as the same user; and their environment variables.
 
 Reading is allowed everywhere except below one path. Any Landlock domain also denies access to processes outside
 it (their memory and open files). Without kernel support (before Linux 5.19, or disabled) nothing is restricted.

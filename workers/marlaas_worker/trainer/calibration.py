@@ -13,7 +13,7 @@ import torch
 from marlaas_api import subjects, wire
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import AdaptedLayer, Calibration, PoolDocument, SelfTestSpec
-from marlaas_worker.adapters import tensor_digest
+from marlaas_worker.adapters import choose_dtype, tensor_digest
 from marlaas_worker.calibration import (
     LEAST_SHIFT,
     draw_adapter,
@@ -23,7 +23,6 @@ from marlaas_worker.calibration import (
     mean_gap,
     tolerance_of,
 )
-from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.probes import measured, write_probes

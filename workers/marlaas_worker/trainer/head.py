@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marlaas_worker.trainer.products import HALF, working_dtype
+from marlaas_worker.trainer.lora import HALF, working_dtype
 
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 """Bytes of float32 logits in a chunk, by device; the peak while computing a chunk is up to three times as much."""

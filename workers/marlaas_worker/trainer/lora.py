@@ -9,16 +9,41 @@ On a 16-bit base model an adapter stays float32. The forward pass computes with 
 B times the scaling, in the base's dtype (`adapters.as_held`). It rounds where vLLM does (`lora/ops`): the layer's
 output, the input times A, that times B, and the sum. Gradients pass through the rounding unchanged and are summed in
 float32. PEFT would add the adapter's output in float32, which no engine does.
+
+Each product of a 16-bit model is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU without such instructions
+multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module multiplies in float32 and then rounds: the
+same result, except for the order of summation.
 """
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
-from marlaas_worker.trainer.products import HALF, precise_product, working_dtype
+HALF = (torch.bfloat16, torch.float16)
+
+
+def working_dtype(weight: Tensor) -> torch.dtype:
+    """Return the dtype in which to multiply by this weight."""
+    if weight.dtype in HALF and weight.device.type == "cpu" and not _multiplies_bfloat16():
+        return torch.float32
+    return weight.dtype
+
+
+def precise_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right in float32, or in the operands' own dtype if that is wider; for gradients of float32 parameters."""
+    if left.dtype not in HALF and right.dtype not in HALF:
+        return left @ right
+    if left.device.type == "cuda" and left.dtype == right.dtype:
+        return torch.mm(left, right, out_dtype=torch.float32)  # tensor cores; the result is not rounded to 16 bits
+    return left.float() @ right.float()
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def fuse(model: nn.Module) -> None:

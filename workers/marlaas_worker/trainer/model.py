@@ -24,16 +24,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from marlaas_api.errors import Permanent
 from marlaas_api.names import derive_seed
-from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
-from marlaas_worker.dtypes import choose_dtype
+from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype, tensor_name
 from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_beginnings
 from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.compute import compute_reproducibly
 from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies
 from marlaas_worker.trainer.lora import fuse
 from marlaas_worker.trainer.memory import free_memory, memory_errors
 from marlaas_worker.trainer.precise import in_float32, precise_token_logprobs
 from marlaas_worker.trainer.recompute import LayerRecompute
-from marlaas_worker.trainer.reproducible import compute_reproducibly
 from marlaas_worker.trainer.rows import chain
 
 log = logging.getLogger(__name__)
