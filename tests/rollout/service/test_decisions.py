@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from marlaas_api.errors import Permanent, Retryable
+from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.reception import owner
-from marlaas_worker.rollout.report import EngineMeter
 from marlaas_worker.rollout.request_limiter import RequestLimiter, Rotation
 from marlaas_worker.rollout.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 from marlaas_worker.rollout.waits import to_yield

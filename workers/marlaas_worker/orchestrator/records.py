@@ -15,7 +15,6 @@ from marlaas_api.messages import (
     GroupReady,
     IssueLedger,
     JobDocument,
-    JobEvent,
     Manifest,
     Pin,
     PolicyRecord,
@@ -27,6 +26,7 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
+from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import History
 from marlaas_worker.role import RoleContext
@@ -226,16 +226,7 @@ class Records:
 
     async def emit(self, reason: str, message: str) -> None:
         """Publish an event of the job."""
-        story = JobEvent(
-            namespace=self.ref.namespace,
-            job=self.ref.name,
-            uid=self.ref.uid,
-            role="orchestrator",
-            at=self.context.now(),
-            reason=reason,
-            message=message,
-        )
-        await self.bus.publish(subjects.event(self.ref.namespace, self.ref.name, "orchestrator"), encode(story))
+        await EventEmitter(self.context, "orchestrator").emit(self.ref, reason, message)
 
     async def forget_tasks(self) -> None:
         """Purge the queued tasks of a job that is over. Its last episodes stay for readers, until they expire."""

@@ -20,10 +20,10 @@ from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.conversation import Prompt, Tokenizer, conclude, extend, read_reply
 from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
 from marlaas_worker.rollout.histories import Histories, key_of
+from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies, RequestRefused, Served
 from marlaas_worker.rollout.record import TurnLog
-from marlaas_worker.rollout.report import EngineMeter
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.text_limits import beginning, is_shown, num_characters

@@ -7,21 +7,22 @@ from pathlib import Path
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import PoolDocument, ReplicaReport
 from marlaas_worker.bucket_cache import REREAD_S
+from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
+from marlaas_worker.reporter import Reporter
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.conversation import Tokenizer
 from marlaas_worker.rollout.engine import Engine
-from marlaas_worker.rollout.event_emitter import EventEmitter
 from marlaas_worker.rollout.generation import Generation, GenerationDependencies
 from marlaas_worker.rollout.histories import Histories
+from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.record import TurnLog
-from marlaas_worker.rollout.report import EngineMeter, Reporter
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.self_test import EngineSelfTest
@@ -82,9 +83,9 @@ class _Rollout:
         self._meter = EngineMeter()
         self._limiter = RequestLimiter(engine.limits.max_num_seqs)
         self._policies = Policies(context.bus, pool, self._changed.set)
-        self._emitter = EventEmitter(context)
+        self._emitter = EventEmitter(context, "rollout")
         self._template = TemplateNotice(self._emitter, tokenizer)
-        self._reporter = Reporter(context, pool, self._report)
+        self._reporter = Reporter(context, ("rollout", pool), self._report)
         self._adapter_cache = AdapterCache(self._policies, context.blobs, context.scratch / "adapters")
         self._versions = Versions(self._engine, self._adapter_cache, load_proven, self._emitter, self._reporter.changed)
         self._log = TurnLog(context.bus, context.blobs)
@@ -200,7 +201,7 @@ class _Rollout:
         self._reporter.changed()
         said = f"the engine of {self._context.name} was restarted ({self._death}); its requests are tried again"
         for job in {served.document.ref for served in self._policies.served()}:
-            self._emitter.emit(job, "EngineRestarted", said)
+            self._emitter.queue(job, "EngineRestarted", said)
 
     def _samples(self) -> list[Sample]:
         report = self._report(0)

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_api.names import JobRef
+from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.rollout.conversation import BadAppend, Tokenizer, conclude, extend, read_reply
-from marlaas_worker.rollout.event_emitter import EventEmitter
 
 REASON = "TemplateRewritesPast"
 _REPLIES = {
@@ -54,7 +54,7 @@ class TemplateNotice:
         """Emit the warning to jobs that have not received it. The first call logs it, even without jobs."""
         for job in set(jobs) - self._told if self._text else ():
             self._told.add(job)
-            self._emitter.emit(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
+            self._emitter.queue(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
 
     @cached_property
     def _text(self) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef, JobRef
+from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
-from marlaas_worker.rollout.event_emitter import EventEmitter
 from marlaas_worker.rollout.retries import Retries
 from marlaas_worker.rollout.slots import SlotTable
 from marlaas_worker.rollout.supervision import SupervisedEngine
@@ -247,7 +247,7 @@ class Versions:
         self._changed()
         self._wake.set()
         said = f"version {adapter.version} of agent {adapter.agent} is verified and served"
-        self._emitter.emit(_job(adapter), "VersionVerified", said, once=f"verified/{name}")
+        self._emitter.queue(_job(adapter), "VersionVerified", said, once=f"verified/{name}")
 
     async def _failed(self, adapter: AdapterRef, loaded: LoadedAdapter, error: Exception) -> None:
         incarnation = self._engine.incarnation
@@ -266,7 +266,7 @@ class Versions:
         _log.error("%s is refused and never served", name, exc_info=error)
         self._settle(name)
         said = f"version {adapter.version} of agent {adapter.agent} is refused and never served: {error}"
-        self._emitter.emit(_job(adapter), "VersionRefused", said)
+        self._emitter.queue(_job(adapter), "VersionRefused", said)
 
     def _settle(self, name: str) -> None:
         self._waits.settle(name)

@@ -13,9 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 
-import psutil
-
-from marlaas_api import subjects, wire
+from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.kinds import quantity
@@ -23,6 +21,7 @@ from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
 from marlaas_worker.metrics import Sample, of_job, of_report
+from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
 from marlaas_worker.trainer.assignment import Assignment
@@ -111,6 +110,7 @@ class Trainer:
             dependencies.timing,
             pool,
         )
+        self._reporter = Reporter(self._context, ("trainer", pool), self._report, self._timing.report_s)
         self._running: dict[str, _Running] = {}
         self._faults: dict[str, _Fault] = {}
         self._absences = Absences()
@@ -122,10 +122,10 @@ class Trainer:
 
     async def run(self) -> None:
         """Reconcile until asked to stop; every agent then stays at its last committed version."""
-        await patiently(self._report, "report", self._timing.retry_s)
+        await patiently(self._reporter.publish, "report", self._timing.retry_s)
         async with asyncio.TaskGroup() as tasks:
             beside = [
-                tasks.create_task(self._report_for_ever(), name="report"),
+                tasks.create_task(self._reporter.run(), name="report"),
                 tasks.create_task(self._watch(subjects.JOBS), name="watch jobs"),
                 tasks.create_task(self._watch(subjects.PROGRESS), name="watch progress"),
                 tasks.create_task(self._wake_to_stop(), name="stop"),
@@ -138,7 +138,7 @@ class Trainer:
                 task.cancel()
             for running in self._running.values():
                 running.end()
-        await self._withdraw()
+        await self._reporter.withdraw()
 
     async def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -241,7 +241,7 @@ class Trainer:
         await self._dependencies.emit(
             fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.words
         )
-        await self._try_to_report()
+        await self._reporter.write()
 
     def _until(self) -> float:
         return self._context.now() + self._timing.fault_s
@@ -264,20 +264,11 @@ class Trainer:
         await self._context.stop.wait()
         self._wake.set()
 
-    async def _report_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._timing.report_s)
-            await self._try_to_report()
-
-    async def _try_to_report(self) -> None:
-        try:
-            await self._report()
-        except BusUnavailable as error:
-            log.warning("cannot report: %s", error)
-
     def _samples(self) -> list[Sample]:
         running = [running.assignment for running in self._running.values()]
-        found = of_report(self._report_now(), {assignment.ref.uid: assignment.ref for assignment in running})
+        found = of_report(
+            self._report(resident_bytes()), {assignment.ref.uid: assignment.ref for assignment in running}
+        )
         counters = (
             ("marlaas_trainer_commits_total", "Versions committed.", self._dependencies.commits),
             (
@@ -296,11 +287,7 @@ class Trainer:
             found += [Sample(name, "counter", text, counts[one.key], labels) for name, text, counts in counters]
         return found
 
-    async def _report(self) -> None:
-        bucket = await self._context.bus.bucket(subjects.REPLICAS)
-        await bucket.put(self._report_key, wire.encode(self._report_now()))
-
-    def _report_now(self) -> ReplicaReport:
+    def _report(self, rss_bytes: int) -> ReplicaReport:
         versions = [(running, running.version) for running in self._running.values()]
         bound = [running.assignment.adapter(version).engine_name for running, version in versions if version >= 0]
         return ReplicaReport(
@@ -312,19 +299,7 @@ class Trainer:
             job_engine_s=self._dependencies.compute.busy_s_by_account,
             busy_s=self._dependencies.compute.busy_s,
             wall_s=time.perf_counter() - self._started,
-            rss_bytes=psutil.Process().memory_info().rss,
+            rss_bytes=rss_bytes,
             broken={fault.assignment.ref.uid: fault.words for fault in self._faults.values() if fault.is_the_jobs},
             at=self._context.now(),
         )
-
-    async def _withdraw(self) -> None:
-        """Delete the report, so that others need not wait until it expires."""
-        try:
-            bucket = await self._context.bus.bucket(subjects.REPLICAS)
-            await bucket.delete(self._report_key)
-        except BusUnavailable as error:
-            log.warning("cannot withdraw the report: %s", error)
-
-    @property
-    def _report_key(self) -> str:
-        return subjects.replica_key("trainer", self._pool, self._context.name)

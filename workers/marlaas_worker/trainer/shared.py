@@ -1,12 +1,10 @@
 """Dependencies, timing and event publishing that all agents of one trainer share."""
 
-import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from marlaas_api import subjects, wire
-from marlaas_api.bus import BusRefused, BusUnavailable
-from marlaas_api.messages import Calibration, JobEvent
+from marlaas_api.messages import Calibration
+from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.compute import Compute
@@ -47,16 +45,6 @@ class TrainerDependencies:
     skipped: Counter[str] = field(default_factory=Counter)
 
     async def emit(self, assignment: Assignment, reason: str, message: str) -> None:
-        """Publish an event of the job; drop it if the bus refuses it or is unavailable."""
-        ref = assignment.ref
-        event = JobEvent(
-            namespace=ref.namespace,
-            job=ref.name,
-            uid=ref.uid,
-            role="trainer",
-            at=self.context.now(),
-            reason=reason,
-            message=f"agent {assignment.agent.name}: {message}",
-        )
-        with contextlib.suppress(BusRefused, BusUnavailable):
-            await self.context.bus.publish(subjects.event(ref.namespace, ref.name, "trainer"), wire.encode(event))
+        """Publish an event of the agent's job."""
+        text = f"agent {assignment.agent.name}: {message}"
+        await EventEmitter(self.context, "trainer").emit(assignment.ref, reason, text)
