@@ -23,12 +23,12 @@ def view(body: Mapping[str, Any], now: float) -> JobView:
         tenant=(job.status.tenant if job.status is not None else None) or job.metadata.namespace,
         spec=job.spec,
     )
-    return JobView(document, _level(document, job.status, now))
+    return JobView(document, _progress(document, job.status, now))
 
 
 def headline(views: Sequence[JobView]) -> str:
     """Return the line above the table: the number of jobs per phase, and the reason of the first job that waits or has a fault."""
-    phases = [level.phase.value if (level := one.progress) else "Starting" for one in views]
+    phases = [progress.phase.value if (progress := one.progress) else "Starting" for one in views]
     counts = ", ".join(f"{phases.count(phase)} {phase.lower()}" for phase in dict.fromkeys(phases))
     stuck = next((one for one in views if _is_stuck(one)), None)
     if stuck is None or stuck.progress is None:
@@ -37,13 +37,13 @@ def headline(views: Sequence[JobView]) -> str:
 
 
 def _is_stuck(one: JobView) -> bool:
-    level = one.progress
-    waits = level is not None and level.phase in (Phase.QUEUED, Phase.SUSPENDED)
-    ails = level is not None and level.phase is Phase.RUNNING and level.reason not in ("Admitted", "Training")
-    return level is not None and bool(level.message) and (waits or ails)
+    progress = one.progress
+    waits = progress is not None and progress.phase in (Phase.QUEUED, Phase.SUSPENDED)
+    ails = progress is not None and progress.phase is Phase.RUNNING and progress.reason not in ("Admitted", "Training")
+    return progress is not None and bool(progress.message) and (waits or ails)
 
 
-def _level(document: JobDocument, status: RLJobStatus | None, now: float) -> Progress | None:
+def _progress(document: JobDocument, status: RLJobStatus | None, now: float) -> Progress | None:
     if status is None or status.phase is None:
         return None
     admitted = condition(status, "Admitted")

@@ -63,16 +63,16 @@ class ClusterWatch:
 
     def _timed(self, fresh: JobView) -> JobView:
         """Return the view with the time when its progress last changed, and with the estimated time left."""
-        level, uid = fresh.progress, fresh.document.uid
-        if level is None:
+        progress, uid = fresh.progress, fresh.document.uid
+        if progress is None:
             self.views[uid] = fresh
             return fresh
         before = self.views[uid].progress if uid in self.views else None
-        if before is not None and before.model_copy(update={"at": level.at}) == level:
-            level = before
-        if level.phase is Phase.RUNNING:
-            self.marks[uid] = advanced(self.marks.get(uid, ()), level.step, self.now())
-        timed = replace(fresh, progress=level, eta_s=eta_s(self.marks.get(uid, ()), level.steps, self.now()))
+        if before is not None and before.model_copy(update={"at": progress.at}) == progress:
+            progress = before
+        if progress.phase is Phase.RUNNING:
+            self.marks[uid] = advanced(self.marks.get(uid, ()), progress.step, self.now())
+        timed = replace(fresh, progress=progress, eta_s=eta_s(self.marks.get(uid, ()), progress.steps, self.now()))
         self.views[uid] = timed
         return timed
 

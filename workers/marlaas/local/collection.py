@@ -38,17 +38,17 @@ class Collector:
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _published: set[tuple[str, str, int, Phase]] = field(default_factory=set)
 
-    async def follow(self, document: JobDocument, level: Progress | None) -> None:
+    async def follow(self, document: JobDocument, progress: Progress | None) -> None:
         """Write what is new of a job; once it is final, also its curve and adapters.
 
         Raises InvalidInput, and the errors of the bus and the store.
         """
-        mark = (level.step, level.eval_last, level.phase, level.versions) if level else ()
+        mark = (progress.step, progress.eval_last, progress.phase, progress.versions) if progress else ()
         if self._seen.get(document.uid) == mark:
             return
         await self.write_records(document)
-        if level is not None and level.phase.final:
-            await self.publish(JobResult(document, level, *self._records[document.uid].in_order()))
+        if progress is not None and progress.phase.final:
+            await self.publish(JobResult(document, progress, *self._records[document.uid].in_order()))
         self._seen[document.uid] = mark
 
     async def write_records(self, document: JobDocument) -> None:
@@ -59,10 +59,10 @@ class Collector:
             self.tell(document, *records.in_order())
         self.folder.link_logs(document.ref)
 
-    async def result(self, document: JobDocument, level: Progress | None, failure: Failure | None) -> JobResult:
+    async def result(self, document: JobDocument, progress: Progress | None, failure: Failure | None) -> JobResult:
         """Return the job's current result, after writing all its files."""
         await self.write_records(document)
-        result = JobResult(document, level, *self._records[document.uid].in_order(), failure)
+        result = JobResult(document, progress, *self._records[document.uid].in_order(), failure)
         await self.publish(result)
         return result
 
@@ -101,11 +101,11 @@ def write_summary(folder: OutFolder, results: Sequence[JobResult]) -> None:
 
 def read_results(folder: OutFolder, record: RunRecord) -> list[JobResult]:
     """Return the results of a finished run from its files. Raises InvalidInput if the files were damaged or removed."""
-    levels = {level.uid: level for level in record.progress}
+    levels = {progress.uid: progress for progress in record.progress}
     return [_read_result(folder.job(job.ref), job, levels.get(job.uid)) for job in record.jobs]
 
 
-def _read_result(folder: Path, document: JobDocument, level: Progress | None) -> JobResult:
+def _read_result(folder: Path, document: JobDocument, progress: Progress | None) -> JobResult:
     try:
         steps = [read_line(StepRecord, line) for line in (folder / "steps.jsonl").read_bytes().splitlines()]
         evals = [read_line(EvalRecord, line) for line in (folder / "evals.jsonl").read_bytes().splitlines()]
@@ -113,4 +113,4 @@ def _read_result(folder: Path, document: JobDocument, level: Progress | None) ->
         raise InvalidInput(
             f"{folder}: the records of this finished job cannot be read: choose another --out"
         ) from error
-    return JobResult(document, level, tuple(steps), tuple(evals))
+    return JobResult(document, progress, tuple(steps), tuple(evals))

@@ -123,7 +123,7 @@ def table(views: Sequence[JobView]) -> Table:
 def failures(views: Sequence[JobView]) -> list[Text]:
     """Return the reasons of failed jobs: the end of each message, because a traceback ends with the actual error."""
     failed = [(view.name, view.progress) for view in views if view.progress and view.progress.phase is Phase.FAILED]
-    return [Text(why(name, level.reason, level.message, MAX_LINES), style="red") for name, level in failed]
+    return [Text(why(name, progress.reason, progress.message, MAX_LINES), style="red") for name, progress in failed]
 
 
 class PlainDisplay:

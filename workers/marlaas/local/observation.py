@@ -20,10 +20,10 @@ class Observation:
 
 async def observe(bus: Bus, keys: Collection[str]) -> Observation:
     """Read the current progress of these jobs and all replica reports. Raises the errors of `Bucket.entries`."""
-    levels = await (await bus.bucket(subjects.PROGRESS)).entries()
+    entries = await (await bus.bucket(subjects.PROGRESS)).entries()
     reports = await (await bus.bucket(subjects.REPLICAS)).entries()
     return Observation(
-        {entry.key: decode_as(Progress, entry.data) for entry in levels if entry.data and entry.key in keys},
+        {entry.key: decode_as(Progress, entry.data) for entry in entries if entry.data and entry.key in keys},
         tuple(decode_as(ReplicaReport, entry.data) for entry in reports if entry.data),
     )
 

@@ -96,8 +96,8 @@ def _whys(results: Sequence[JobResult]) -> list[Text]:
 def _idle(results: Sequence[JobResult]) -> Iterator[Text]:
     """Yield a sentence for each job with many steps without signal."""
     for result in results:
-        level = result.progress
-        words = without_signal(level.step, level.versions.get(result.agent)) if level is not None else ""
+        progress = result.progress
+        words = without_signal(progress.step, progress.versions.get(result.agent)) if progress is not None else ""
         if words:
             yield Text(
                 f"\n{result.document.ref}: {words} `marlaas episodes DIR --best` shows what they were.", style="yellow"

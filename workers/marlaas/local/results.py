@@ -81,24 +81,24 @@ def summary(results: Sequence[JobResult]) -> dict[str, object]:
 
 
 def _job_summary(result: JobResult) -> dict[str, object]:
-    level, before, after = result.progress, result.first_eval, result.last_eval
+    progress, before, after = result.progress, result.first_eval, result.last_eval
     return {
         "phase": result.phase.value,
-        "evalBefore": finite(before.reward_mean if before else (level.eval_before if level else None)),
-        "evalAfter": finite(after.reward_mean if after else (level.eval_last if level else None)),
-        "steps": level.step if level else 0,
+        "evalBefore": finite(before.reward_mean if before else (progress.eval_before if progress else None)),
+        "evalAfter": finite(after.reward_mean if after else (progress.eval_last if progress else None)),
+        "steps": progress.step if progress else 0,
         "policyVersion": result.version,
-        "wallSeconds": _wall_s(level),
-        "faults": dict(level.faults) if level else {},
-        "trainingFaults": dict(level.training_faults) if level else {},
+        "wallSeconds": _wall_s(progress),
+        "faults": dict(progress.faults) if progress else {},
+        "trainingFaults": dict(progress.training_faults) if progress else {},
         **reason(result),
     }
 
 
-def _wall_s(level: Progress | None) -> float:
-    if level is None or level.started_at is None:
+def _wall_s(progress: Progress | None) -> float:
+    if progress is None or progress.started_at is None:
         return 0.0
-    return round((level.finished_at or level.at or level.started_at) - level.started_at, 3)
+    return round((progress.finished_at or progress.at or progress.started_at) - progress.started_at, 3)
 
 
 def reason(result: JobResult) -> Mapping[str, str]:

@@ -194,9 +194,11 @@ class _Run:
         """Write the summary and the record, display the report, and return the exit code."""
         write_summary(folder, results)
         finished = all(plan.settled(one.document, one.progress) for one in results)
-        levels = tuple(one.progress for one in results if one.progress is not None)
+        all_progress = tuple(one.progress for one in results if one.progress is not None)
         folder.write_record(
-            RunRecord(jobs=tuple(one.document for one in results), pools=pools, progress=levels, finished=finished)
+            RunRecord(
+                jobs=tuple(one.document for one in results), pools=pools, progress=all_progress, finished=finished
+            )
         )
         self._display.result(Report(results, folder.root))
         if self._interrupts.first.is_set() and not finished:

@@ -27,35 +27,35 @@ class JobView:
 
 def cells(view: JobView) -> tuple[str, ...]:
     """Return one cell per column."""
-    level = view.progress
+    progress = view.progress
     steps = view.document.spec.training.steps
-    if level is None:
+    if progress is None:
         return (view.name, "Starting", f"0/{steps}", *["·"] * (len(COLUMNS) - 3))
     return (
         view.name,
-        level.phase.value,
-        f"{level.step}/{steps}",
-        versions(level.versions),
-        number(level.reward),
-        evaluation(level),
-        f"{level.tokens_per_s:,.0f}",
-        f"{level.staleness:.2f}",
-        faults(level.faults),
-        "·" if level.phase.final else duration(view.eta_s),
+        progress.phase.value,
+        f"{progress.step}/{steps}",
+        versions(progress.versions),
+        number(progress.reward),
+        evaluation(progress),
+        f"{progress.tokens_per_s:,.0f}",
+        f"{progress.staleness:.2f}",
+        faults(progress.faults),
+        "·" if progress.phase.final else duration(view.eta_s),
     )
 
 
 def plain_line(view: JobView) -> str:
     """Return one line for logs and outputs that are not terminals."""
-    level = view.progress
-    if level is None:
+    progress = view.progress
+    if progress is None:
         return f"{view.name}: starting"
     _, phase, step, version, reward, score, speed, staleness, fault, eta = cells(view)
     figures = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
-    tail = "" if level.phase.final else f", done in {eta}" if view.eta_s is not None else ""
+    tail = "" if progress.phase.final else f", done in {eta}" if view.eta_s is not None else ""
     why = (
-        f" · {level.reason}: {visible(level.message)}"
-        if level.phase not in ("Running", "Succeeded") and level.message
+        f" · {progress.reason}: {visible(progress.message)}"
+        if progress.phase not in ("Running", "Succeeded") and progress.message
         else ""
     )
     return f"{view.name}: {phase}, {figures}, faults {fault}{tail}{why}"
@@ -63,27 +63,27 @@ def plain_line(view: JobView) -> str:
 
 def as_json(view: JobView) -> dict[str, object]:
     """Return the whole progress for JSON output; keys as in `summary.json`."""
-    level = view.progress
-    if level is None:
+    progress = view.progress
+    if progress is None:
         return {"job": view.name, "phase": "Starting", "steps": view.document.spec.training.steps}
     return {
         "job": view.name,
-        "phase": level.phase.value,
-        "reason": level.reason,
-        "message": level.message,
-        "step": level.step,
-        "steps": level.steps,
-        "versions": dict(level.versions),
-        "reward": finite(level.reward),
-        "evalBefore": finite(level.eval_before),
-        "evalLast": finite(level.eval_last),
-        "tokens": level.tokens,
-        "tokensPerSecond": round(level.tokens_per_s, 1),
-        "staleness": level.staleness,
-        "faults": dict(level.faults),
-        "trainingFaults": dict(level.training_faults),
+        "phase": progress.phase.value,
+        "reason": progress.reason,
+        "message": progress.message,
+        "step": progress.step,
+        "steps": progress.steps,
+        "versions": dict(progress.versions),
+        "reward": finite(progress.reward),
+        "evalBefore": finite(progress.eval_before),
+        "evalLast": finite(progress.eval_last),
+        "tokens": progress.tokens,
+        "tokensPerSecond": round(progress.tokens_per_s, 1),
+        "staleness": progress.staleness,
+        "faults": dict(progress.faults),
+        "trainingFaults": dict(progress.training_faults),
         "etaSeconds": None if view.eta_s is None else round(view.eta_s),
-        "at": level.at,
+        "at": progress.at,
     }
 
 
@@ -111,11 +111,11 @@ def versions(by_agent: Mapping[str, int]) -> str:
     return ", ".join(f"{agent} {version}" for agent, version in sorted(by_agent.items()))
 
 
-def evaluation(level: Progress) -> str:
+def evaluation(progress: Progress) -> str:
     """Return evaluations as `0.31 → 0.87`."""
-    if level.eval_last is None or level.eval_last == level.eval_before:
-        return number(level.eval_before)
-    return f"{number(level.eval_before)} → {number(level.eval_last)}"
+    if progress.eval_last is None or progress.eval_last == progress.eval_before:
+        return number(progress.eval_before)
+    return f"{number(progress.eval_before)} → {number(progress.eval_last)}"
 
 
 def faults(by_class: Mapping[str, int]) -> str:

@@ -59,8 +59,8 @@ class JobWatch:
 
     async def _result(self, job: JobDocument) -> JobResult:
         with self._blamed_on(job):
-            return await self.collector.result(job, self._level(job), self.failures.get(job.ref.key))
-        return JobResult(job, self._level(job), failure=self.failures[job.ref.key])
+            return await self.collector.result(job, self._progress(job), self.failures.get(job.ref.key))
+        return JobResult(job, self._progress(job), failure=self.failures[job.ref.key])
 
     async def _observe(self) -> bool:
         """Observe the bus; return False if the server does not answer now. The last observation then stays in use."""
@@ -69,7 +69,7 @@ class JobWatch:
                 self.seen = await observe(self.bus, {job.ref.key for job in self.jobs})
             for job in self.jobs:
                 with self._blamed_on(job):
-                    await self.collector.follow(job, self._level(job))
+                    await self.collector.follow(job, self._progress(job))
         except (Retryable, TimeoutError):
             return False
         return True
@@ -84,14 +84,14 @@ class JobWatch:
         except Permanent as error:
             self.failures.setdefault(job.ref.key, Failure("ResultUnreadable", str(error)))
 
-    def _level(self, job: JobDocument) -> Progress | None:
-        level = self.seen.progress.get(job.ref.key)
-        return level if level is not None and level.uid == job.uid else None
+    def _progress(self, job: JobDocument) -> Progress | None:
+        progress = self.seen.progress.get(job.ref.key)
+        return progress if progress is not None and progress.uid == job.uid else None
 
     def _give_up(self, supervisor: Supervisor) -> None:
         for spec, text in supervisor.given_up():
             for job in plan.affected(spec, self.jobs):
-                if not plan.settled(job, self._level(job)):
+                if not plan.settled(job, self._progress(job)):
                     self.failures.setdefault(job.ref.key, Failure("RoleFailed", text))
 
     def _show(self, supervisor: Supervisor, answered: bool) -> None:
@@ -102,13 +102,13 @@ class JobWatch:
         self.display.jobs(views)
 
     def _view(self, job: JobDocument, now: float) -> JobView:
-        level = self._level(job)
-        if level is None:
+        progress = self._progress(job)
+        if progress is None:
             return JobView(job)
         failure = self.failures.get(job.ref.key)
         if failure is not None:
             update = {"phase": Phase.FAILED, "reason": failure.reason, "message": failure.message}
-            return JobView(job, level.model_copy(update=update))
-        if level.phase is Phase.RUNNING:
-            self.marks[job.uid] = advanced(self.marks.get(job.uid, ()), level.step, now)
-        return JobView(job, level, eta_s(self.marks.get(job.uid, ()), level.steps, now))
+            return JobView(job, progress.model_copy(update=update))
+        if progress.phase is Phase.RUNNING:
+            self.marks[job.uid] = advanced(self.marks.get(job.uid, ()), progress.step, now)
+        return JobView(job, progress, eta_s(self.marks.get(job.uid, ()), progress.steps, now))

@@ -49,20 +49,20 @@ class Doomed:
         return Doomed(document.ref, names, document.spec.adapter_retention == "keep")
 
     @staticmethod
-    def by_progress(level: Progress) -> "Doomed":
+    def by_progress(progress: Progress) -> "Doomed":
         """Describe a job whose document was replaced by a later job of the same name.
 
         Its adapters are kept: the document, which could allow their removal, no longer exists.
         """
-        return Doomed(level.ref, tuple(level.versions))
+        return Doomed(progress.ref, tuple(progress.versions))
 
 
 class Deletion:
     """Deletes one job."""
 
-    def __init__(self, context: RoleContext, levels: ProgressStore, reports: Reports, doomed: Doomed) -> None:
+    def __init__(self, context: RoleContext, progress_store: ProgressStore, reports: Reports, doomed: Doomed) -> None:
         self._bus, self._blobs = context.bus, context.blobs
-        self._progress_store, self._reports, self._doomed = levels, reports, doomed
+        self._progress_store, self._reports, self._doomed = progress_store, reports, doomed
         self._ref = doomed.ref
 
     async def run(self) -> None:
@@ -82,8 +82,8 @@ class Deletion:
 
     def _has_begun(self) -> bool:
         """Return whether the job was ever admitted. Otherwise it owns nothing: its progress is written before anything else."""
-        level = self._progress_store.of(self._ref)
-        return level is not None and (level.admitted or level.started_at is not None)
+        progress = self._progress_store.of(self._ref)
+        return progress is not None and (progress.admitted or progress.started_at is not None)
 
     async def _let_go(self) -> None:
         """Wait until no trainer reports the job as bound, at most GONE_S.
@@ -159,11 +159,11 @@ class Deletion:
 
         Only a job that succeeded has promoted versions. Version 0 is kept only if it was promoted.
         """
-        level = self._progress_store.of(self._ref)
-        if level is None or not self._doomed.keep_adapter:
+        progress = self._progress_store.of(self._ref)
+        if progress is None or not self._doomed.keep_adapter:
             return []
         ref = self._ref
-        versions = {agent: version for agent, version in level.versions.items() if version > 0} | level.promoted
+        versions = {agent: version for agent, version in progress.versions.items() if version > 0} | progress.promoted
         return [AdapterRef(ref.namespace, ref.name, ref.uid, agent, version) for agent, version in versions.items()]
 
     async def _kept(self, adapter: AdapterRef, newest: BlobRef | None, folder: list[str]) -> set[str]:

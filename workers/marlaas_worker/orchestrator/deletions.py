@@ -20,9 +20,9 @@ class Deletions:
     """Jobs that are being deleted, by namespace and name. `changed` is called when a deletion ends."""
 
     def __init__(
-        self, context: RoleContext, levels: ProgressStore, reports: Reports, changed: Callable[[], None]
+        self, context: RoleContext, progress_store: ProgressStore, reports: Reports, changed: Callable[[], None]
     ) -> None:
-        self._context, self._progress_store, self._reports, self._changed = context, levels, reports, changed
+        self._context, self._progress_store, self._reports, self._changed = context, progress_store, reports, changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(MAX_DELETES)
 

@@ -307,8 +307,8 @@ class OwnedJob:
         """Return the job's progress as of now; None until its records are read."""
         if self._state is None:
             return None
-        level = job_reports.progress(self._state, self._usage, self.started_at, self.ended, self._context.now())
-        return level.model_copy(update={"admitted_s": self._admitted_s})
+        progress = job_reports.progress(self._state, self._usage, self.started_at, self.ended, self._context.now())
+        return progress.model_copy(update={"admitted_s": self._admitted_s})
 
     @property
     def _admitted_s(self) -> float:

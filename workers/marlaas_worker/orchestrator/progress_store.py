@@ -40,26 +40,26 @@ class ProgressStore:
 
     def of(self, ref: JobRef) -> Progress | None:
         """Return the job's progress; None if none was written yet."""
-        level = self._known.get(ref.key)
-        return level if level is not None and level.uid == ref.uid else None
+        progress = self._known.get(ref.key)
+        return progress if progress is not None and progress.uid == ref.uid else None
 
     def earlier(self, ref: JobRef) -> Progress | None:
         """Return the progress of an earlier job of the same name; None if there is none."""
-        level = self._known.get(ref.key)
-        return level if level is not None and level.uid != ref.uid else None
+        progress = self._known.get(ref.key)
+        return progress if progress is not None and progress.uid != ref.uid else None
 
-    async def put(self, level: Progress) -> None:
+    async def put(self, progress: Progress) -> None:
         """Write a job's progress if it has changed in more than its time."""
-        before = self.of(level.ref)
-        if before is not None and before.model_copy(update={"at": level.at}) == level:
+        before = self.of(progress.ref)
+        if before is not None and before.model_copy(update={"at": progress.at}) == progress:
             return
         async with self._writes:
-            await (await self._open()).put(level.ref.key, encode(level))
-        self._known[level.ref.key] = level
+            await (await self._open()).put(progress.ref.key, encode(progress))
+        self._known[progress.ref.key] = progress
 
-    async def put_all(self, levels: Iterable[Progress]) -> None:
+    async def put_all(self, all_progress: Iterable[Progress]) -> None:
         """Write many concurrently. Raises the first error after all writes were tried."""
-        results = await asyncio.gather(*(self.put(level) for level in levels), return_exceptions=True)
+        results = await asyncio.gather(*(self.put(progress) for progress in all_progress), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

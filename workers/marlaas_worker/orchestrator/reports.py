@@ -165,7 +165,7 @@ def queued(document: JobDocument, before: Progress | None, admission: Admission)
         "reason": admission.reason,
         "message": admission.message,
     }
-    return _level(document, before, update)
+    return _progress(document, before, update)
 
 
 def admitted(document: JobDocument, before: Progress | None, started_at: float) -> Progress:
@@ -177,7 +177,7 @@ def admitted(document: JobDocument, before: Progress | None, started_at: float) 
         "message": "admitted; reading what is on record",
         "started_at": started_at,
     }
-    return _level(document, before, update)
+    return _progress(document, before, update)
 
 
 def failed(document: JobDocument, before: Progress | None, why: Finding, now: float) -> Progress:
@@ -190,10 +190,10 @@ def failed(document: JobDocument, before: Progress | None, why: Finding, now: fl
         "finished_at": now,
         "at": now,
     }
-    return _level(document, before, update)
+    return _progress(document, before, update)
 
 
-def _level(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
+def _progress(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
     update = {**said, "generation": document.generation, "steps": document.spec.training.steps}
     if before is not None:
         return before.model_copy(update=update)

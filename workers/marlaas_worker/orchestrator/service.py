@@ -144,7 +144,7 @@ class _Service:
                 await self._progress_store.load()
                 await self._jobs.refresh()
                 self._room.state = await self._context.bus.state(subjects.TURNS)
-                ended = (level.ref for level in self._progress_store.all() if level.phase.final)
+                ended = (progress.ref for progress in self._progress_store.all() if progress.phase.final)
                 self._leftovers.ended(self._room.state.last_sequence, *ended)
                 return
             except BusUnavailable as error:
@@ -162,7 +162,7 @@ class _Service:
         await self._apply_documents(documents)
         self._forget(documents)
         await self._admit(documents)
-        await self._progress_store.put_all([self._level(owned) for owned, _ in self._owned.values()])
+        await self._progress_store.put_all([self._progress(owned) for owned, _ in self._owned.values()])
 
     def _report_of(self, entry: Entry) -> ReplicaReport | None:
         """Parse a replica's report; None if it cannot be parsed, for example because another release has written it."""
@@ -178,20 +178,20 @@ class _Service:
         """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""
         del self._owned[uid]
         error = None if task.cancelled() else task.exception()
-        level = owned.progress()
+        progress = owned.progress()
         if isinstance(error, Exception) and not isinstance(error, LostLease):
             await self._died(owned, error)
         elif error is not None:
             raise error
-        elif level is not None and owned.ended is not None:
-            await self._end_with(owned.document, level)
+        elif progress is not None and owned.ended is not None:
+            await self._end_with(owned.document, progress)
 
     async def _died(self, owned: OwnedJob, error: Exception) -> None:
         """Fail a job after an error. After an unexpected error the job may be restarted, since all its state is on record."""
         document, words = owned.document, str(error)
         log.error("%s failed", document.ref, exc_info=error)
         if not isinstance(error, MarlaasError | AssertionError):
-            if self._restarts.note(document.uid, self._level(owned).step, self._context.now()):
+            if self._restarts.note(document.uid, self._progress(owned).step, self._context.now()):
                 return
             words = f"the orchestrator failed {MOST_DEATHS} times in a row to go on with this job: {error!r}"
         await self._fail(document, JobVerdict(reason=Reason.BROKEN_INVARIANT, message=words))
@@ -247,7 +247,7 @@ class _Service:
 
     async def _tell(self, queued: list[Progress], told: dict[str, tuple[JobDocument, Admission]]) -> None:
         await self._progress_store.put_all(queued)
-        self._told |= {level.uid: told[level.uid] for level in queued}
+        self._told |= {progress.uid: told[progress.uid] for progress in queued}
 
     def _is_news(self, document: JobDocument, admission: Admission) -> bool:
         """Return whether this decision differs from the last one published for the job; for most waiting jobs it does not."""
@@ -256,8 +256,8 @@ class _Service:
 
     def _has_place(self, document: JobDocument) -> bool:
         """Return whether the job is admitted by its progress, which an earlier orchestrator may have written."""
-        level = self._progress_store.of(document.ref)
-        return level is not None and level.admitted and not level.phase.final and not _stops(document)
+        progress = self._progress_store.of(document.ref)
+        return progress is not None and progress.admitted and not progress.phase.final and not _stops(document)
 
     def _unreadable_jobs(self, documents: Container[str]) -> list[JobDocument]:
         """Return the last documents of running jobs whose new document cannot be read."""
@@ -268,11 +268,11 @@ class _Service:
             return False
         if self._restarts.rests(document.uid, self._context.now()):
             return False
-        level = self._progress_store.of(document.ref)
-        if level is None or not level.phase.final:
+        progress = self._progress_store.of(document.ref)
+        if progress is None or not progress.phase.final:
             return True
-        more = level.phase is Phase.SUCCEEDED and document.spec.training.steps > level.step
-        return more and document.generation > level.generation
+        more = progress.phase is Phase.SUCCEEDED and document.spec.training.steps > progress.step
+        return more and document.generation > progress.generation
 
     async def _take(self, document: JobDocument) -> None:
         """Publish that a job is admitted, then start its loop; a deletion must find a job that has started."""
@@ -280,13 +280,13 @@ class _Service:
         self._told.pop(document.uid, None)
         before = self._progress_store.of(document.ref)
         owned = OwnedJob(self._context, document, before, lambda: self._reports, self._room)
-        await self._progress_store.put(self._level(owned))
+        await self._progress_store.put(self._progress(owned))
         failpoint("orchestrator.admit.after_level")
         task = asyncio.create_task(owned.run(), name=f"job {document.ref}")
         task.add_done_callback(lambda _: self._changed.set())
         self._owned[document.uid] = (owned, task)
 
-    def _level(self, owned: OwnedJob) -> Progress:
+    def _progress(self, owned: OwnedJob) -> Progress:
         before = self._progress_store.of(owned.document.ref)
         return owned.progress() or job_reports.admitted(owned.document, before, owned.started_at)
 
@@ -294,12 +294,12 @@ class _Service:
         before = self._progress_store.of(document.ref)
         await self._end_with(document, job_reports.failed(document, before, why, self._context.now()))
 
-    async def _end_with(self, document: JobDocument, level: Progress) -> None:
+    async def _end_with(self, document: JobDocument, progress: Progress) -> None:
         turns = await self._context.bus.state(subjects.TURNS)
-        await self._progress_store.put(level)
+        await self._progress_store.put(progress)
         self._leftovers.ended(turns.last_sequence, document.ref)
         records = Records(self._context, document)
-        await records.emit(level.reason, level.message)
+        await records.emit(progress.reason, progress.message)
         await records.forget_tasks()
 
 

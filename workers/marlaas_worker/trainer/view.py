@@ -63,14 +63,14 @@ class Memory:
 async def look(bus: Bus, pool: str, memory: Memory) -> View:
     """Read all keys. An agent whose policy key cannot be parsed is not wanted, and an error is logged. Raises BusUnavailable."""
     jobs = memory.read(subjects.JOBS, await _entries(bus, subjects.JOBS)).values()
-    levels = memory.read(subjects.PROGRESS, await _entries(bus, subjects.PROGRESS))
+    found = memory.read(subjects.PROGRESS, await _entries(bus, subjects.PROGRESS))
     records = await _entries(bus, subjects.POLICY)
     said_by = memory.read(subjects.POLICY, records)
     policy = {entry.key: (entry, said_by[entry.key]) for entry in records}
     prefix = subjects.replica_key("trainer", pool, "")
     reports = await _entries(bus, subjects.REPLICAS, prefix)
     documents = [job for job in jobs if isinstance(job, JobDocument)]
-    progress = {key: level for key, level in levels.items() if isinstance(level, Progress)}
+    progress = {key: one for key, one in found.items() if isinstance(one, Progress)}
     known = {key: PolicyEntry(entry, said) for key, (entry, said) in policy.items() if isinstance(said, PolicyRecord)}
     wanted = assignments(documents, progress, pool)
     readable = {key: assignment for key, assignment in wanted.items() if key in known or key not in policy}
