@@ -175,7 +175,7 @@ async def test_an_outage_of_the_bus_costs_nothing_but_time(
         await harness.play(document, 1)
         await harness.assign(document, 1, [0, 1])
         harness.server.available = False
-        while "cannot report" not in caplog.text or "cannot look" not in caplog.text:
+        while "could not report" not in caplog.text or "cannot look" not in caplog.text:
             await harness.server.change(0.01, None)
         harness.server.available = True
         await harness.close(document, 1, 2)
