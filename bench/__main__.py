@@ -1,4 +1,4 @@
-"""Take the measurements: all of them (about an hour and a half), those named, or one with options of its own."""
+"""Run the measurements: all of them (about an hour and a half), the named ones, or one with options of its own."""
 
 import argparse
 import ast
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tree(name: str) -> ast.Module:
-    """Read, not imported: half of them load torch."""
+    """Parse a measurement without importing it, because half of them load torch."""
     return ast.parse((Path(__file__).parent / f"{name}.py").read_text())
 
 

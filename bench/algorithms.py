@@ -1,8 +1,9 @@
 """Every algorithm on `reverse`: both forms of the ratio, maxStaleness 0 and 1, three seeds; the recipe of examples/quickstart.yaml, T = 1.
 
-One `marlaas run` for each form, staleness and seed, with a job for each algorithm side by side: a job's results do not depend on its neighbours. Each run's
-figures are kept under --out, and a run whose figures are there is not repeated. Prints held-out evaluations over the seeds, and draws docs/algorithms.png
-when everything is there: reward in training at staleness 1, smoothed over three steps.
+One `marlaas run` for each form, staleness and seed, with one job per algorithm side by side: a job's results do not
+depend on its neighbours. Each run's results are kept under --out, and a run whose results exist is not repeated.
+Prints held-out evaluations over the seeds, and draws docs/algorithms.png when all runs are complete: reward in
+training at staleness 1, smoothed over three steps.
 """
 
 import argparse
@@ -31,7 +32,7 @@ HEADERS += ["mean gap", "ess", "grad norm", "entropy at the end"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """What the jobs of one run have in common."""
+    """Settings that the jobs of one run share."""
 
     form: Ratio
     staleness: int
@@ -42,19 +43,19 @@ class Setting:
 
     @property
     def algorithms(self) -> list[str]:
-        """All that the staleness allows."""
+        """Algorithms that the staleness allows."""
         return [name for name, rule in ALGORITHMS.items() if self.staleness or rule.over == "group"]
 
 
 def manifests(setting: Setting, steps: int) -> list[dict[str, Any]]:
-    """One pool, and a job in a namespace of its own for each algorithm, with the bounds of its paper."""
+    """Return one pool, and for each algorithm a job in its own namespace, with the bounds of its paper."""
     pool, *_, first, _ = documents("quickstart.yaml")
     pool["spec"]["adapterSlots"] = 3 * len(setting.algorithms)
     return [pool, *(_job(first, name, setting, steps) for name in setting.algorithms)]
 
 
 def measure(setting: Setting, steps: int, folder: Path) -> dict[str, Any]:
-    """Figures of a run's jobs by algorithm: those that are kept, or of a run taken now."""
+    """Return the results of a run's jobs by algorithm: stored ones, or those of a new run."""
     wanted = manifests(setting, steps)
     digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
     path = folder / f"{setting}.json"
@@ -89,7 +90,7 @@ def main(words: Sequence[str] = ()) -> None:
 
 
 def draw(found: dict[Setting, dict[str, Any]], path: Path) -> None:
-    """One small picture per algorithm, a line for each form: mean of the seeds, at staleness 1."""
+    """Draw one small plot per algorithm, with a line for each form: mean of the seeds, at staleness 1."""
     figure = style.blank(10, 4.6)
     panels = figure.subplots(2, 4, sharex=True, sharey=True).flatten()
     for panel, name in zip(panels, ALGORITHMS, strict=False):

@@ -1,4 +1,4 @@
-"""Does a real LLM learn? `examples/arithmetic.yaml`: SmolLM2-135M-Instruct on reasoning-gym sums."""
+"""Whether a real LLM learns: `examples/arithmetic.yaml`, SmolLM2-135M-Instruct on reasoning-gym sums."""
 
 from bench.runs import EXAMPLES, run, table
 

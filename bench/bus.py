@@ -1,10 +1,10 @@
-"""What the bus gateway costs against raw nats-py, in one process over an embedded server.
+"""Cost of the bus gateway against raw nats-py, in one process over an embedded server.
 
     python -m bench bus [--number N]
 
-Publish: eight callers at once, each waiting for its ack, and one caller alone. Fetch: batches of 50, every message acked and the
-ack confirmed (`ack_sync`), a batch's acks at once. Replay: a whole subject read back. Best of three rounds each,
-gateway and raw in turn. Prints messages per second and the ratio gateway / raw.
+Publish: eight concurrent callers that each wait for the ack, and one caller alone. Fetch: batches of 50; every
+message is acked and the ack confirmed (`ack_sync`), a batch's acks concurrently. Replay: read a whole subject. Best
+of three rounds each, gateway and raw in turn. Prints messages per second and the ratio gateway / raw.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ async def timed(work: Awaitable[object], number: int) -> float:
 
 
 class Gateway:
-    """The measured calls, by the gateway."""
+    """The measured calls through the gateway."""
 
     def __init__(self, bus: NatsBus) -> None:
         self.bus = bus
@@ -62,7 +62,7 @@ class Gateway:
 
 
 class Raw:
-    """The same with nats-py."""
+    """The measured calls with nats-py."""
 
     def __init__(self, client: nats.NATS) -> None:
         self.js = client.jetstream()

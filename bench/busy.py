@@ -1,4 +1,4 @@
-"""How much of the time does the engine have work? Strict against maxStaleness 1, one job against four, with tools that take 300 ms."""
+"""Share of time in which the engine has work: strict against maxStaleness 1, one job against four, with tools that take 300 ms."""
 
 import asyncio
 import copy
@@ -18,7 +18,7 @@ STEPS = 4
 
 
 def manifest(num_jobs: int, staleness: int) -> list[dict[str, Any]]:
-    """The quickstart's calculator, slowed down, so many times."""
+    """Return `num_jobs` jobs of the quickstart's calculator with slow tools, and their pool."""
     found = documents("quickstart.yaml")
     pool = next(one for one in found if one["kind"] == "ModelPool")
     pool["spec"]["adapterSlots"] = num_jobs * (staleness + 2)
@@ -35,7 +35,10 @@ def manifest(num_jobs: int, staleness: int) -> list[dict[str, Any]]:
 
 
 async def measure(objects: list[dict[str, Any]]) -> tuple[Run, list[tuple[float, float]]]:
-    """Run them around a server of our own; also (unix time, seconds with a non-empty batch) as the engine's role reported it."""
+    """Run the jobs on a server of our own.
+
+    Also return, from the engine role's reports, pairs of Unix time and seconds with a non-empty batch.
+    """
     points: list[tuple[float, float]] = []
     async with EmbeddedNats(Path(tempfile.mkdtemp(prefix="marlaas-busy-"))) as server:
         bus = await connect(server.url, name="bench")
@@ -57,7 +60,7 @@ async def _watch(bucket: Bucket, points: list[tuple[float, float]]) -> None:
 
 
 def share(points: list[tuple[float, float]], begin: float, end: float) -> float:
-    """Share of the time between two moments that the batch was not empty, from the reports nearest to them."""
+    """Return the share of the time between two moments in which the batch was not empty, from the nearest reports."""
     first = min(points, key=lambda point: abs(point[0] - begin))
     last = min(points, key=lambda point: abs(point[0] - end))
     return (last[1] - first[1]) / (last[0] - first[0])

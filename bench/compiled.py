@@ -1,6 +1,7 @@
-"""`torch.compile` of the decoder beside eager, in the trainer's forward and backward pass on SmolLM2: `python -m bench compiled`.
+"""`torch.compile` of the decoder against eager, in the trainer's forward and backward pass on SmolLM2: `python -m bench compiled`.
 
-Both models lie in one process and take their steps in turns. What compiling costs is told too: it comes again with every process.
+Both models are in one process and take their steps in turns. The compile time is reported too: every new process pays
+it again.
 """
 
 import statistics
@@ -19,7 +20,7 @@ MODEL, RANK, ALPHA, BUDGET, SEQUENCES, PAIRS = "smollm2-135m-instruct", 16, 32, 
 
 
 def stepper(compiled: bool) -> Callable[[], float]:
-    """A step of a model of its own; it returns how long it took, in seconds."""
+    """Return a function that takes a step of its own model and returns the step's seconds."""
     model = BaseModel(str(prepare(MODEL)))
     adapter = model.attach(RANK, ALPHA, ())
     if compiled:

@@ -1,8 +1,8 @@
-"""What a bind and a take-up read of the GROUPS log, on a real nats-server: with all of a job's history in it, and as the orchestrator keeps it.
+"""Time of a bind and a take-up that read the GROUPS log on a real nats-server, with a job's full history and with the pruned log.
 
-Every job has the log of all of its groups, eight a step, and a record of every step but the last. bind: what a trainer reads and sorts before it
-goes on. take-up: what an orchestrator reads of a job. Then the steps on record are forgotten, as the orchestrator does step by step, and both are
-measured again in the same run.
+Every job has the log of all of its groups, eight a step, and a record of every step but the last. bind: a trainer
+reads and sorts the log before it continues. take-up: an orchestrator reads a job's state. Then the recorded steps are
+deleted, as the orchestrator does step by step, and both are measured again in the same run.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ def document(number: int) -> JobDocument:
 
 
 async def fill(bus: Bus, job: JobDocument, num_steps: int) -> None:
-    """The log of all steps, the records of all but the last, and the ledger."""
+    """Write the log of all steps, the records of all but the last, and the ledger."""
     names = {"namespace": job.namespace, "job": job.job, "uid": job.uid}
     subject = subjects.group(job.namespace, job.job, "policy")
     for step in range(num_steps):
@@ -135,7 +135,7 @@ def record(job: JobDocument, step: int, indices: tuple[int, ...]) -> StepRecord:
 
 
 async def times(context: RoleContext, jobs: Sequence[JobDocument], num_steps: int) -> dict[str, float]:
-    """Median seconds of a bind and of a take-up."""
+    """Return the median seconds of a bind and of a take-up."""
 
     async def bind(job: JobDocument) -> None:
         inbox = StepInbox(num_steps - 2, num_steps - 1)

@@ -1,4 +1,4 @@
-"""Do the tiny model's two jobs learn? `examples/quickstart.yaml` with three seeds; also what each role holds in memory."""
+"""Whether the tiny model's two jobs learn: `examples/quickstart.yaml` with three seeds; also the memory of each role."""
 
 from bench.runs import EXAMPLES, run, table
 

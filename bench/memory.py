@@ -1,8 +1,9 @@
-"""Estimates of memory beside measured peaks, of trainer and engine, by component: `python -m bench memory`.
+"""Estimates of memory against measured peaks, of trainer and engine, by component: `python -m bench memory`.
 
-Each side is a process of its own that loads the model, does its work and reads its own highest resident memory (VmHWM, reset before each phase). The trainer
-binds agents one after the other, trains a micro-batch and publishes a version; the engine fills its slots and its KV cache and scores probes.
-A part's measure is the rise of the peak over what was resident before it, once the heap has given back what was free.
+Each side is a process of its own that loads the model, does its work and reads its own highest resident memory
+(VmHWM, reset before each phase). The trainer binds agents one after the other, trains a micro-batch and publishes a
+version; the engine fills its slots and its KV cache and scores probes. A part's measured size is the peak minus the
+memory resident before it, after the heap has returned its free memory.
 """
 
 import argparse
@@ -28,11 +29,11 @@ DTYPES = ("float32", "bfloat16")
 RANK, AGENTS, SLOTS, WIDTH, KV_CACHE = 16, 3, 4, 256, "64Mi"
 MIB = 2**20
 SMALL = 64 * MIB
-"""Parts below this are no more than what an allocator and a page round to; they count in the totals alone."""
+"""Parts smaller than this are within the rounding of allocator and pages; they count in the totals only."""
 
 
 def resident(name: str = "VmRSS") -> int:
-    """Bytes of this process, by a name of /proc/self/status."""
+    """Return bytes of this process, by a name of /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -40,23 +41,24 @@ def resident(name: str = "VmRSS") -> int:
 
 
 def trimmed() -> int:
-    """Bytes resident once the heap has given back what is free."""
+    """Return the resident bytes after the heap has returned its free memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return resident()
 
 
 def peak_from_here() -> int:
-    """Let VmHWM begin anew; returns what is resident."""
+    """Reset VmHWM; return the resident bytes."""
     held = trimmed()
     Path("/proc/self/clear_refs").write_text("5")
     return held
 
 
 def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
-    """Peaks of a trainer's parts, in bytes, by the names that `estimate` has.
+    """Return the peaks of a trainer's parts in bytes, under the names that `estimate` uses.
 
-    A tiny model is loaded first, so that what every process takes once (PEFT's code, buffers of MKL) counts as the process.
+    A tiny model is loaded first, so that memory that every process allocates once (PEFT's code, buffers of MKL)
+    counts as the process.
     """
     import torch
 
@@ -74,7 +76,7 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     assignment = Assignment(job := document(num_tokens), job.spec.agents[0])
 
     def bound(base: BaseModel) -> Learner:
-        """An agent in the middle of its second step: weights, moments and gradients are there."""
+        """Return an agent in the middle of its second step, with weights, moments and gradients in memory."""
         learner = Learner(base, assignment)
         learner.begin()
         for _ in range(2):
@@ -113,7 +115,7 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
 
 
 def pool(model: Path, dtype: str) -> "ModelPoolSpec":
-    """The pool that is measured."""
+    """Return the measured pool."""
     from marlaas_api.kinds import ModelPoolSpec
 
     return ModelPoolSpec.model_validate(
@@ -135,7 +137,7 @@ def _rows(vocab_size: int, num_tokens: int) -> list[Any]:
 
 
 def estimate(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
-    """The parts of `marlaas.models.memory`, in the same words."""
+    """Return the parts of `marlaas.models.memory`, under the same names."""
     from bench.trainer import document
     from marlaas.models import inspect
     from marlaas.models.memory import activation_bytes, demands, head_bytes
@@ -158,7 +160,7 @@ def estimate(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
 
 
 async def _engine(model: Path, dtype: str) -> int:
-    """Highest memory of vLLM's processes with full slots and a full KV cache; what they share is divided among them."""
+    """Return the highest memory of vLLM's processes with full slots and a full KV cache; shared memory is divided among them."""
     import numpy as np
     import psutil
 
@@ -207,7 +209,7 @@ def main(words: Sequence[str] = ()) -> None:
 
 
 def compare(name: str, dtype: str, tokens: int, only: str | None) -> str:
-    """A table of one model and dtype."""
+    """Return a table of one model and dtype."""
     from bench.trainer import child, random_model
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
-"""The orchestrator alone with 2,000 jobs that wait for slots, on a real nats-server: first words, its processor time at rest, its memory, deletion.
+"""The orchestrator alone with 2,000 jobs that wait for slots, on a real nats-server: first progress, idle CPU time, memory, deletion.
 
-A rollout replica's report with one job's slots stands in for a pool, so that one job is admitted and all others wait. First words: from the last
-document to the last job's level. At rest: processor seconds of the orchestrator's process over ten seconds in which nothing changes but the report.
+A rollout replica's report with one job's slots stands in for a pool, so that one job is admitted and all others wait.
+First progress (`first words` in the output): from the last document to the last job's first progress message. Idle
+(`at rest`): CPU seconds of the orchestrator's process over ten seconds in which nothing changes but the report.
 """
 
 import asyncio
@@ -88,7 +89,7 @@ async def submit(bus: Bus, num_jobs: int, *, deleted: bool) -> None:
 
 
 async def report(bus: Bus) -> None:
-    """A rollout replica with room for one job."""
+    """Return the report of a rollout replica with room for one job."""
     bucket = await bus.bucket(subjects.REPLICAS)
     while True:
         one = ReplicaReport(role="rollout", pool="tiny", replica="r0", slots=3, max_rank=64, at=time.time())

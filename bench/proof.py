@@ -1,8 +1,11 @@
-"""Does delivery's proof refuse good versions, and does it let wrong ones pass? `--model tiny|smollm2 --dtype float32|bfloat16 --versions N --wrong N`.
+"""Error rates of delivery's proof: good versions refused, wrong ones accepted.
 
-Good ones: versions of four agents, trained by AdamW on random advantages of text that the model writes, at learning rates 1e-6 to 1e-3. Wrong ones come in two
-kinds: another adapter in the slot than the manifest's, its file's sha256 forged; and an engine that applies right slots wrongly, or has another base
-model (`bench/proof_faults.py`). Each is counted by the part of the proof that found it.
+`--model tiny|smollm2 --dtype float32|bfloat16 --versions N --wrong N`.
+
+Good versions: versions of four agents, trained by AdamW on random advantages of text that the model generates, at
+learning rates 1e-6 to 1e-3. Wrong versions come in two kinds: the slot holds another adapter than the manifest's,
+with a forged file sha256; or the engine applies correct slots wrongly, or has another base model
+(`bench/proof_faults.py`). Each is counted by the part of the proof that detected it.
 """
 
 import argparse
@@ -30,10 +33,10 @@ from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Calibration, Manifest, PoolDocument
 from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_digests, write_adapter
 from marlaas_worker.calibration import fingerprint, tolerance_of
-from marlaas_worker.rollout import vllm_life
+from marlaas_worker.rollout import vllm_incarnation
 from marlaas_worker.rollout.engine import LoadedAdapter
 from marlaas_worker.rollout.proof import ProofFailed, load_proven
-from marlaas_worker.rollout.self_test import SelfTest, SelfTestFailed
+from marlaas_worker.rollout.self_test import EngineSelfTest, SelfTestFailed
 from marlaas_worker.rollout.vllm_engine import VllmEngine
 from marlaas_worker.rollout.vllm_settings import engine_arguments
 from marlaas_worker.trainer.calibration import calibrate
@@ -44,7 +47,7 @@ MODELS = {"tiny": "tiny", "smollm2": "smollm2-135m-instruct"}
 RATES = (1e-6, 1e-5, 1e-4, 1e-3)
 RANK, SLOTS = 16, 8
 OTHER_BASE = 0.02
-"""Noise on each matrix of another base model, against the matrix's own scale."""
+"""Noise on each matrix of another base model, relative to the matrix's own scale."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Version:
 
 
 class Publisher:
-    """A trainer's side: the base model, its calibration, and versions."""
+    """The trainer's side: the base model, its calibration, and versions."""
 
     def __init__(self, pool: PoolDocument, dtype: str, folder: Path) -> None:
         self.path = pool.model_path
@@ -70,7 +73,7 @@ class Publisher:
         self._ids = [probe.ids for probe in self.calibration.probes]
 
     def chain(self, number: int, num_versions: int) -> Iterator[Version]:
-        """One agent's versions 1, 2, ...; each is one AdamW step from the one before."""
+        """Yield one agent's versions 1, 2, ...; each is one AdamW step after the one before."""
         rate = RATES[number % len(RATES)]
         adapter = self.model.attach(RANK, 2 * RANK, ())
         adapter.load(initial_weights(adapter.parameters, number, "bench"))
@@ -110,7 +113,7 @@ class Publisher:
 
 
 class Bench:
-    """An engine, and what is tried on it."""
+    """An engine, and the proofs tried on it."""
 
     def __init__(self, engine: VllmEngine, publisher: Publisher, folder: Path) -> None:
         self.engine, self.publisher, self._folder = engine, publisher, folder
@@ -120,8 +123,8 @@ class Bench:
         self.caught: dict[str, Counter[str]] = {}
 
     async def self_test(self, base: str = "") -> str:
-        """The part that found something; empty if nothing did."""
-        test = SelfTest(self.publisher.calibration, self._folder / "self-test", self.slot_numbers)
+        """Return the part of the self-test that failed; empty if it passed."""
+        test = EngineSelfTest(self.publisher.calibration, self._folder / "self-test", self.slot_numbers)
         try:
             await test.run(self.engine)
         except SelfTestFailed:
@@ -148,7 +151,10 @@ class Bench:
                 self.gaps[version.rate].append((gap, gap / version.manifest.probe_tolerance))
 
     async def wrong(self, kind: str, published: Version, held: Version) -> None:
-        """`held` lies where `published` should, with forged file digests; which part finds it, and whether the probes alone would."""
+        """Put `held` into the slot of `published`, with forged file digests.
+
+        Records which part of the proof detects it, and whether the probes alone would.
+        """
         for name, digests in (
             (kind, published.manifest.tensor_digests),
             (f"{kind}: probes alone", held.manifest.tensor_digests),
@@ -166,7 +172,10 @@ class Bench:
         self.caught.setdefault(kind, Counter())[await self.self_test() or "nothing"] += 1
 
     def other_base(self, seed: int) -> None:
-        """Another base model's files, all matrices changed a little: does an engine that has them take the calibration for its own?"""
+        """Test whether an engine with another base model's files accepts the calibration as its own.
+
+        All matrices of the other model differ slightly.
+        """
         folder = self._folder / "other-base"
         write_other_base(Path(self.publisher.path), folder, seed)
         found = "nothing" if fingerprint(folder) == self.publisher.calibration.base else "fingerprint"
@@ -174,13 +183,13 @@ class Bench:
         shutil.rmtree(folder)
 
     async def tell(self, method: str, *arguments: Any) -> None:
-        """Switch a fault within the engine's worker."""
-        assert self.engine._life is not None
-        await self.engine._life.llm.collective_rpc(method, args=arguments)
+        """Switch a fault in the engine's worker."""
+        assert self.engine._incarnation is not None
+        await self.engine._incarnation.llm.collective_rpc(method, args=arguments)
 
 
 def changed(publisher: Publisher, version: Version, change: str, number: int) -> Version:
-    """The version's adapter scaled by 2, or without one of its layers."""
+    """Return the version's adapter scaled by 2, or without one of its layers."""
     tensors = dict(version.tensors)
     ups = sorted(name for name in tensors if ".lora_B." in name)
     if change == "scaled":
@@ -207,12 +216,12 @@ def write_other_base(model: Path, folder: Path, seed: int) -> None:
 
 @asynccontextmanager
 async def started(pool: PoolDocument, scratch: Path) -> AsyncIterator[VllmEngine]:
-    """An engine whose worker can be made faulty."""
+    """Start an engine whose worker can be made faulty."""
 
     def faulty(*arguments: Any) -> dict[str, Any]:
         return {**engine_arguments(*arguments), "worker_extension_cls": "bench.proof_faults.FaultySlots"}
 
-    vars(vllm_life)["engine_arguments"] = faulty
+    vars(vllm_incarnation)["engine_arguments"] = faulty
     engine = VllmEngine(Path(pool.model_path), pool.spec, frozenset(), scratch / "vllm")
     await engine.start()
     try:
@@ -248,7 +257,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
 
 
 async def good(bench: Bench, options: argparse.Namespace) -> list[list[Version]]:
-    """Prove all versions; of each agent the last few stay for what follows, the others' files go."""
+    """Prove all versions; keep each agent's last versions for the later tests, and delete the files of the others."""
     chains = [bench.publisher.chain(number, -(-options.versions // len(RATES))) for number in range(len(RATES))]
     kept: list[list[Version]] = []
     for chain in chains:
@@ -265,7 +274,7 @@ async def good(bench: Bench, options: argparse.Namespace) -> list[list[Version]]
 
 
 async def wrong(bench: Bench, kept: list[list[Version]], num: int) -> None:
-    """Every kind of wrong one, so many times each."""
+    """Try every kind of wrong version, `num` times each."""
     pairs = [pair for chain in kept for pair in itertools.pairwise(chain)]
     others = list(zip(kept[1], kept[2], strict=False))
     for number in range(num):

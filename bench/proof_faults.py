@@ -1,6 +1,7 @@
-"""Faults for `bench.proof`, inside vLLM's worker process: adapters that are not applied, or wrongly, and a base model that is another one.
+"""Faults for `bench.proof` inside vLLM's worker process: adapters not applied or applied wrongly, and another base model.
 
-Beside the product's extension of vLLM's worker, never in it. Works with the CPU's way of applying adapters alone.
+Beside the product's extension of vLLM's worker, never in it. Works only with the CPU's implementation of applying
+adapters.
 """
 
 from typing import Any
@@ -11,10 +12,13 @@ from marlaas_worker.rollout.vllm_extension import SlotReader
 
 
 class FaultySlots(SlotReader):
-    """Faults are switched on and off by name through `collective_rpc`."""
+    """Worker extension whose faults are switched on and off by name through `collective_rpc`."""
 
     def bench_fault(self, name: str, number: int) -> None:
-        """Apply from now on: `none` what is right; `unapplied` no adapter; `one slot` none of one slot; `doubled` twice; `one layer` all but one layer."""
+        """Set the fault for later forward passes.
+
+        `none`; `unapplied`: no adapter; `one slot`: skip one slot; `doubled`: apply twice; `one layer`: skip one layer.
+        """
         manager = self.model_runner.lora_manager._adapter_manager
         layers = list(dict.fromkeys(manager.modules.values()))
         chosen = layers[number % len(layers)]
@@ -27,7 +31,7 @@ class FaultySlots(SlotReader):
             wrapper.add_lora_linear = _Fault(name, number, chosen, wrapper.add_lora_linear, wrapper)
 
     def bench_base(self, seed: int, size: float) -> None:
-        """Make the base model another one: every matrix plus noise of `size` times its own scale; size 0 puts the right one back."""
+        """Replace the base model: every matrix plus noise of `size` times its own scale; size 0 restores the original."""
         if not hasattr(self, "_bench_kept"):
             self._bench_kept = [
                 (one, one.detach().clone()) for one in self.model_runner.model.parameters() if one.dim() == 2
@@ -40,7 +44,7 @@ class FaultySlots(SlotReader):
 
 
 class _Fault:
-    """In the place of the wrapper's `add_lora_linear`."""
+    """Faulty replacement of the wrapper's `add_lora_linear`."""
 
     def __init__(self, name: str, number: int, layer: Any, right: Any, wrapper: Any) -> None:
         self._name, self._number, self._layer, self._right, self._wrapper = name, number, layer, right, wrapper

@@ -1,6 +1,7 @@
-"""What the engine gateway costs and how exact it is: `python bench/rollout_engine.py --shape tiny --dtype float32 --threads 1`.
+"""Cost and accuracy of the engine gateway: `python bench/rollout_engine.py --shape tiny --dtype float32 --threads 1`.
 
-Prints one line per figure. Raw vLLM is `AsyncLLM.generate` of the very same engine with the same parameters, side by side in turns.
+Prints one line per figure. Raw vLLM is `AsyncLLM.generate` of the same engine with the same parameters, measured in
+turns with the gateway.
 """
 
 import argparse
@@ -19,10 +20,10 @@ import numpy as np
 import psutil
 import torch
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Manifest, Probe
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import AdapterConfig, tensor_digests, tensor_name, write_adapter
 from marlaas_worker.rollout.engine import LoadedAdapter, Sampling
 from marlaas_worker.rollout.proof import load_proven
@@ -59,7 +60,7 @@ def base_model(model: Path) -> Any:
 
 
 def make_adapter(base: Any, folder: Path, number: int) -> Manifest:
-    """Write a random adapter of all linear layers and return its manifest, probes scored by transformers."""
+    """Write a random adapter of all linear layers and return its manifest, with probes scored by transformers."""
     from peft import PeftModel
 
     generator = torch.Generator().manual_seed(number)
@@ -98,7 +99,7 @@ def prompts(vocabulary: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class Rate:
-    """Tokens per second of wall time, and processor milliseconds per token of this process and of vLLM's."""
+    """Tokens per second of wall time, and CPU milliseconds per token of this process and of vLLM's processes."""
 
     tokens_per_s: float
     own_ms: float
@@ -126,7 +127,7 @@ def medians(rates: list[Rate]) -> dict[str, float]:
 
 
 def at_the_end(params: Any) -> Any:
-    """The same sampling, all of whose tokens come in one message at the end: what a caller does who asks for nothing else."""
+    """Return the same sampling parameters, with all tokens in one message at the end, as a caller without streaming would use."""
     from vllm.sampling_params import RequestOutputKind
 
     params.output_kind, params.stream_interval = RequestOutputKind.FINAL_ONLY, None
@@ -134,16 +135,16 @@ def at_the_end(params: Any) -> Any:
 
 
 async def num_tokens(streamed: Any) -> int:
-    """Tokens of a generation of vLLM's own."""
+    """Return the number of tokens of a raw vLLM generation."""
     return sum([len(output.outputs[0].token_ids) async for output in streamed])
 
 
 async def throughput(engine: VllmEngine, adapters: list[LoadedAdapter], vocabulary: int, rounds: int) -> dict[str, Any]:
-    """Rates of our generate and of raw vLLM, in turns; medians."""
+    """Return the median rates of our generate and of raw vLLM, measured in turns."""
     ids = prompts(vocabulary)
     numbers = iter(range(10**6))
-    assert engine._life is not None
-    raw_engine = engine._life.llm
+    assert engine._incarnation is not None
+    raw_engine = engine._incarnation.llm
 
     async def ours(n: int) -> int:
         sampling = Sampling(1.0, NEW_TOKENS, n)
@@ -167,7 +168,7 @@ async def throughput(engine: VllmEngine, adapters: list[LoadedAdapter], vocabula
 async def load_latency(
     engine: VllmEngine, manifests: list[Manifest], folder: Path, busy: list[LoadedAdapter]
 ) -> list[Any]:
-    """Load and prove versions one after another while 16 requests run; seconds of each phase."""
+    """Load and prove versions one after another while 16 requests run; return the seconds of each phase."""
     stop = asyncio.Event()
 
     async def keep_busy(n: int) -> None:

@@ -1,4 +1,4 @@
-"""A served pool to measure: a random model, adapters, jobs, one replica on a real nats-server, and who asks it for turns."""
+"""A served pool to measure: a random model, adapters, jobs, one replica on a real nats-server, and a client that requests turns."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ FEWEST_TOKENS, MOST_TOKENS = 16, 48
 
 @dataclass
 class Client:
-    """A sandbox's side: one inbox, answers by the request's name."""
+    """A sandbox's side: one inbox; replies are matched to requests by the request's name."""
 
     bus: NatsBus
     inbox: str
@@ -60,7 +60,7 @@ class Client:
             self.waiting.pop(reply.request).set_result(reply)
 
     async def ask(self, request: GenerateRequest) -> int:
-        """Ask for a turn; return its number of tokens."""
+        """Request a turn; return its number of tokens."""
         answer: asyncio.Future[GenerateReply] = asyncio.get_running_loop().create_future()
         self.waiting[request_id(request.episode, request.turn)] = answer
         subject = subjects.generation(request.namespace, request.job, request.agent)
@@ -73,7 +73,7 @@ class Client:
 
 @dataclass
 class Bench:
-    """A served pool: its engine, its jobs, and who asks."""
+    """A served pool: its engine, its jobs, and a client."""
 
     bus: NatsBus
     blobs: Blobs
@@ -108,7 +108,7 @@ class Bench:
         await self.commit(job, 1, await self.publish(job, 1, self.manifests[number]))
 
     async def publish(self, job: JobDocument, version: int, made: Manifest) -> BlobRef:
-        """Put a version of a job with the tensors of an adapter that was made."""
+        """Publish a version of a job with the tensors of an adapter created earlier."""
         folder = f"{job.namespace}/{job.job}/{job.uid}/policy/v{version}"
         source = self.folder / made.agent
         files = {name: await self.blobs.put(folder, name, (source / name).read_bytes()) for name in made.files}
@@ -121,7 +121,7 @@ class Bench:
         await self.put(subjects.POLICY, key, PolicyRecord(uid=job.uid, version=version, manifest=ref))
 
     async def verified(self, name: str) -> None:
-        """Wait until the role says that it has proven a version."""
+        """Wait until the role reports that it has proven a version."""
         bucket = await self.bus.bucket(subjects.REPLICAS)
         async with bucket.watch(f"rollout.{POOL}.") as entries:
             async for entry in entries:
@@ -148,7 +148,7 @@ class Bench:
         )
 
     def plan(self, num_jobs: int) -> list[list[GenerateRequest]]:
-        """Per conversation, its requests, one after another; groups of eight share a prompt, as in training."""
+        """Return each conversation's consecutive requests; groups of eight share a prompt, as in training."""
         first = [next(self.indices) for _ in range(TURNS_EACH)]
         jobs = self.jobs[:num_jobs]
         return [
@@ -159,7 +159,7 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def served(scratch: Path) -> AsyncIterator[Bench]:
-    """A random model of the tiny one's shape, ten random adapters, eight jobs, one replica."""
+    """Serve a random model of the tiny model's shape, with ten random adapters, eight jobs and one replica."""
     model = make_model(scratch / "model")
     base = base_model(model)
     manifests = [make_adapter(base, scratch / f"a{number}", number) for number in range(JOBS + 2)]

@@ -1,8 +1,8 @@
-"""The rollout role against the bare engine: 64 conversations at once, the same prompts, lengths, seeds and adapters, in the same vLLM, in turns.
+"""The rollout role against the bare engine: 64 concurrent conversations, the same prompts, lengths, seeds and adapters, in the same vLLM, in turns.
 
-The role is asked over a real nats-server by a client in the same process (so its cost counts as the role's); bare is `AsyncLLM.generate`
-with nothing around it. Then how soon a committed version speaks while 16 other requests run: from the write of the policy key to the answer
-of a one-token request that is pinned to the new version.
+The role receives requests over a real nats-server from a client in the same process (so the client's cost counts as
+the role's); bare is `AsyncLLM.generate` alone. Then the latency of a committed version while 16 other requests run:
+from the write of the policy key to the reply to a one-token request that is pinned to the new version.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ ROUNDS, COMMITS, RUNNING = 15, 30, 16
 
 
 async def rate(plan: list[list[GenerateRequest]], one: Callable[[GenerateRequest], Awaitable[int]]) -> float:
-    """Tokens per second of all conversations at once."""
+    """Return the tokens per second of all conversations at once."""
 
     async def converse(requests: list[GenerateRequest]) -> int:
         return sum([await one(request) for request in requests])
@@ -40,9 +40,9 @@ async def rate(plan: list[list[GenerateRequest]], one: Callable[[GenerateRequest
 
 
 def bare(bench: Bench) -> Callable[[GenerateRequest], Awaitable[int]]:
-    """`AsyncLLM.generate` for the same request, tokenised beforehand."""
-    assert bench.engine._life is not None
-    llm = bench.engine._life.llm
+    """Run `AsyncLLM.generate` for the same request, tokenised beforehand."""
+    assert bench.engine._incarnation is not None
+    llm = bench.engine._incarnation.llm
     held: dict[str, LoadedAdapter] = {one.name: one for one in bench.engine._residents._held.values()}
     calls = iter(range(10**6))
     jobs = {job.job: job for job in bench.jobs}
@@ -63,7 +63,7 @@ def bare(bench: Bench) -> Callable[[GenerateRequest], Awaitable[int]]:
 
 
 async def throughput(bench: Bench, num_jobs: int) -> list[Any]:
-    """Medians over rounds, each side first in every other round; CPU of our process per request, in ms."""
+    """Return medians over rounds, with the first side alternating; CPU of our process per request, in ms."""
     sides = {"role": bench.client.ask, "bare": bare(bench)}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
@@ -81,7 +81,7 @@ async def throughput(bench: Bench, num_jobs: int) -> list[Any]:
 
 
 async def commit_to_first_token(bench: Bench) -> list[float]:
-    """Seconds from the write of the policy key to the answer of a request pinned to the new version, one per commit."""
+    """Return seconds from the write of the policy key to the reply to a request pinned to the new version, one per commit."""
     stop = asyncio.Event()
 
     async def keep_running(number: int) -> None:

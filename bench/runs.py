@@ -1,4 +1,4 @@
-"""Run `marlaas run` as a user would, and watch it from outside: wall time, summary, peak memory of each role, engine busy share."""
+"""Run `marlaas run` as a user would, and measure it from outside: wall time, summary, peak memory of each role, engine busy share."""
 
 import json
 import subprocess
@@ -18,7 +18,10 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run left behind. pss_bytes: peak per role, children included; what processes share is divided among them."""
+    """Results of a run.
+
+    pss_bytes: peak proportional memory per role, children included; shared memory is divided among the processes.
+    """
 
     wall_s: float
     summary: dict[str, Any]
@@ -30,7 +33,7 @@ class Run:
 
 
 def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | None = None) -> Run:
-    """Run manifests to their end. Raises RuntimeError with the run's last words if no summary came of it."""
+    """Run manifests to their end. Raises RuntimeError with the end of the run's log if it wrote no summary."""
     folder = Path(tempfile.mkdtemp(prefix="marlaas-bench-"))
     if isinstance(manifest, list):
         path = folder.with_suffix(".yaml")
@@ -59,7 +62,7 @@ def _watch(process: "subprocess.Popen[bytes]") -> dict[str, int]:
             now[child[0]] += child[1]
         for role, size in now.items():
             peak[role] = max(peak[role], size)
-        time.sleep(5)  # reading what hundreds of processes share takes the kernel a while
+        time.sleep(5)  # reading the shared memory of hundreds of processes is slow
     return dict(peak)
 
 
@@ -78,7 +81,7 @@ def _children(pid: int) -> list[tuple[str, int]]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The role that a process belongs to, by its own or its nearest ancestor's command line."""
+    """Return the role of a process, from its own or its nearest ancestor's command line."""
     for one in [process, *process.parents()]:
         line = one.cmdline()
         if "marlaas_worker" in line:
@@ -91,11 +94,11 @@ def _role(process: psutil.Process) -> str:
 
 
 def documents(example: str) -> list[dict[str, Any]]:
-    """The objects of an example manifest."""
+    """Return the objects of an example manifest."""
     return [dict(one) for one in yaml.safe_load_all((EXAMPLES / example).read_text()) if one]
 
 
 def table(headers: list[str], rows: list[list[Any]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

@@ -1,6 +1,7 @@
-"""The sandbox role alone: memory of a child, latency of a fork, and episodes per second with a rollout role that answers at once.
+"""The sandbox role alone: memory of a child, latency of a fork, and episodes per second with a rollout role that replies at once.
 
-Memory: resident (shared pages counted in every process), proportional (shared pages divided), private (this process alone).
+Memory: resident (shared pages counted in every process), proportional (shared pages divided), private (this process
+alone).
 """
 
 import asyncio
@@ -19,15 +20,23 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus, Request
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import ChatMessage, GenerateReply, GenerateRequest, JobDocument, ReplyPhase, StopReason, Task
+from marlaas_api.messages import (
+    ChatMessage,
+    GenerateReply,
+    GenerateRequest,
+    JobDocument,
+    ReplyPhase,
+    StopReason,
+    TaskMessage,
+)
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, encode
 from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox import frames
 from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.seclusion import clean_variables
 from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.service import serve
-from marlaas_worker.sandbox.variables import clean_variables
 
 NUM_FORKS = 200
 NUM_GROUPS = 60
@@ -106,7 +115,7 @@ async def _measure_episodes(name: str) -> None:
 
 
 async def _play(bus: Bus, document: JobDocument, indices: range) -> None:
-    """Put tasks and wait for the episodes of all."""
+    """Submit tasks and wait for all episodes."""
     consumer = await bus.consumer(subjects.EPISODES, "bench", subjects.episode(document.namespace, document.job))
     for index in indices:
         await bus.publish(subjects.task(document.namespace, document.job), encode(_task(document, index)))
@@ -145,8 +154,8 @@ def _document(name: str) -> JobDocument:
     return JobDocument(namespace="bench", job="job", uid="u1", pool="tiny", tenant="bench", spec=spec)
 
 
-def _task(document: JobDocument, index: int) -> Task:
-    return Task(
+def _task(document: JobDocument, index: int) -> TaskMessage:
+    return TaskMessage(
         namespace=document.namespace,
         job=document.job,
         uid=document.uid,

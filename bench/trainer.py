@@ -1,7 +1,8 @@
-"""Trainer throughput beside a plain transformers + peft loop on the same batch: `python -m bench trainer --shape tiny`.
+"""Trainer throughput against a plain transformers + peft loop on the same batch: `python -m bench trainer --shape tiny`.
 
-Both run one step (GRPO, groups of 8, micro-batches of the same segments): for speed side by side in one process, in turns; for memory in a process of their
-own each. The plain loop is what one writes first: attention mask, logits of every position, log_softmax, gather.
+Both run one step (GRPO, groups of 8, micro-batches of the same segments): for speed side by side in one process, in
+turns; for memory each in its own process. The plain loop is the obvious implementation: attention mask, logits of
+every position, log_softmax, gather.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import collate, pack
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Row, Segment, plant
+from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
 
 SHAPES = {
     "tiny": {
@@ -51,7 +52,7 @@ def random_model(shape: str, folder: Path) -> None:
 
 
 def groups(vocab_size: int, count: int) -> list[list[Segment]]:
-    """Trajectories by group; the members of a group share their prompt, as they do in GRPO."""
+    """Return trajectories by group; the members of a group share their prompt, as in GRPO."""
     draw = np.random.default_rng(0)
     made = []
     for _ in range(count // GROUP):
@@ -67,7 +68,7 @@ def groups(vocab_size: int, count: int) -> list[list[Segment]]:
 
 
 def microbatches(parts: list[list[Segment]], pairs_per_token: int, budget: int) -> list[list[Row]]:
-    full, rest = pack([], [row for group in parts for row in plant(group, pairs_per_token, budget)], budget)
+    full, rest = pack([], [row for group in parts for row in pack_prefix_tree(group, pairs_per_token, budget)], budget)
     return [*full, rest] if rest else full
 
 
@@ -139,8 +140,10 @@ def backward(model: Any, rows: list[Row]) -> None:
 
 
 def speeds(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of both, medians over steps taken in turns after a warm-up; by the wall's clock, and by the processor's, which neighbours
-    on the machine disturb less."""
+    """Return the tokens per second of both, medians over steps taken in turns after a warm-up.
+
+    They are by wall time and by CPU time, which other load on the machine disturbs less.
+    """
     parts = prepared(arguments)
     steps = {
         which: make(arguments.folder, parts, arguments.budget, dtype=arguments.dtype) for which, make in MAKERS.items()
@@ -161,7 +164,7 @@ def speeds(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(arguments: argparse.Namespace) -> dict[str, int]:
-    """Highest resident memory of one of them, in MiB, after three steps."""
+    """Return the highest resident memory of one of them, in MiB, after three steps."""
     step = MAKERS[arguments.memory](arguments.folder, prepared(arguments), arguments.budget, dtype=arguments.dtype)
     for _ in range(3):
         step()
@@ -177,7 +180,7 @@ MAKERS: dict[str, Callable[..., Callable[[], None]]] = {"ours": ours, "plain": p
 
 
 def main(words: Sequence[str] = ()) -> None:
-    """Measure the shapes one after the other, or the one that is named."""
+    """Measure the shapes one after the other, or the named one."""
     parser = options("trainer", __doc__)
     parser.add_argument("--shape", choices=SHAPES, help="default: all of them")
     parser.add_argument("--threads", type=int, default=1)
@@ -196,7 +199,7 @@ def main(words: Sequence[str] = ()) -> None:
 
 
 def compare(shape: str, words: list[str]) -> dict[str, Any]:
-    """All figures of one shape."""
+    """Measure and print all results of one shape."""
     with tempfile.TemporaryDirectory() as folder:
         random_model(shape, Path(folder))
         common = [sys.executable, "-m", "bench.trainer", *words, "--shape", shape, "--folder", folder]
@@ -205,7 +208,7 @@ def compare(shape: str, words: list[str]) -> dict[str, Any]:
 
 
 def child(command: list[str]) -> dict[str, Any]:
-    """The last line that a process prints, as JSON."""
+    """Return the last line that a process prints, parsed as JSON."""
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
     return figures

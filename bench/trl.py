@@ -1,8 +1,9 @@
 """The arithmetic example trained by TRL's `GRPOTrainer`: `python -m bench trl --seed N [--steps N]`; its last line is JSON.
 
-Same weights, adapter, hyper-parameters, training tasks, rewards and held-out tasks as `marlaas run examples/arithmetic.yaml --seed N`. wall_s is the whole process, from its
-start to its end, as `marlaas run`'s is; train_s leaves out loading and the first evaluation. TRL samples with Hugging Face's generate on the policy itself,
-so it is on-policy; it keeps groups without signal where MARLaaS replaces them.
+Same weights, adapter, hyper-parameters, training tasks, rewards and held-out tasks as `marlaas run
+examples/arithmetic.yaml --seed N`. wall_s is the whole process, from its start to its end, as `marlaas run`'s is;
+train_s leaves out loading and the first evaluation. TRL samples with Hugging Face's generate on the policy itself, so
+it is on-policy; it keeps groups without signal where MARLaaS replaces them.
 """
 
 import json
@@ -20,7 +21,7 @@ from marlaas.models import prepare
 
 
 def train(words: Sequence[str], threads: int) -> dict[str, Any]:
-    """Run TRL's side, its lines passed on as they come; returns its last one. Raises RuntimeError if it fails."""
+    """Run TRL's side, printing its lines as they arrive; return the last one. Raises RuntimeError if it fails."""
     model = prepare("smollm2-135m-instruct")
     command = [str(trl_python()), "-m", "bench.trl_loop", "--model", str(model), "--manifest"]
     command += [str(EXAMPLES / "arithmetic.yaml"), *words]

@@ -1,4 +1,7 @@
-"""The batches of `bench trl_step`, and what both sides say of themselves. Standard library only: TRL's environment imports it too."""
+"""The batches of `bench trl_step`, and the results that both sides report.
+
+Standard library only: TRL's environment imports it too.
+"""
 
 import ctypes
 import gc
@@ -18,7 +21,10 @@ LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """So many groups of so many completions; lengths in tokens, drawn between two ends. budget: our microbatchTokens; per_device: TRL's batch sizes."""
+    """Groups and completions of a batch; lengths in tokens, drawn from a range.
+
+    budget: our microbatchTokens. per_device: TRL's batch sizes.
+    """
 
     groups: int
     members: int
@@ -46,7 +52,7 @@ class Group:
 
 
 def batch(shape: Shape, vocab_size: int = 49152) -> list[Group]:
-    """The same random tokens wherever it is called. Speed does not depend on which tokens they are."""
+    """Return the same random tokens at every call. Speed does not depend on the choice of tokens."""
     draw = random.Random(0)
 
     def tokens(length: tuple[int, int]) -> list[int]:
@@ -63,12 +69,12 @@ def batch(shape: Shape, vocab_size: int = 49152) -> list[Group]:
 
 
 def num_tokens(groups: list[Group]) -> int:
-    """Tokens of all sequences, padding not counted: what both sides are credited with."""
+    """Return the number of tokens of all sequences without padding; the speeds of both sides use it."""
     return sum(len(group.prompt) + len(reply) for group in groups for reply in group.replies)
 
 
 def answer(step: Callable[[], None]) -> None:
-    """Take one step per line on stdin and say what it cost; first, what the loaded process holds."""
+    """Take one step per line on stdin and report its cost; first report the resident memory of the loaded process."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     _forget_peak()
@@ -86,11 +92,11 @@ def _say(**values: Any) -> None:
 
 
 def _status(name: str) -> int:
-    """A figure of this process in KiB."""
+    """Return a value of /proc/self/status in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 def _forget_peak() -> None:
-    """VmHWM counts from here: loading a model may need more than training it."""
+    """Reset VmHWM, because loading a model may need more memory than training it."""
     Path("/proc/self/clear_refs").write_text("5")

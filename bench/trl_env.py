@@ -1,4 +1,4 @@
-"""TRL in an environment of its own, in the user's cache folder: its pins are not ours, and `.venv` stays as it is."""
+"""TRL in its own environment in the user's cache folder: its pinned versions differ from ours, and `.venv` is not changed."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def trl_python() -> Path:
-    """The environment's interpreter; built when it is not there or its requirements have changed (a minute, 5 GB)."""
+    """Return the environment's interpreter; build the environment if it is missing or its requirements changed (a minute, 5 GB)."""
     digest = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
     folder = cache_folder() / f"bench-trl-{digest}"
     done = folder / ".complete"
@@ -30,7 +30,10 @@ def trl_python() -> Path:
 
 
 def surroundings(threads: int) -> dict[str, str]:
-    """Environment variables of a measured process: so many threads, no network, and our sources, which need no installation."""
+    """Return the environment variables of a measured process.
+
+    They set the number of threads, disable the network, and add our sources to the path, so that no installation is needed.
+    """
     paths = [str(ROOT / room) for room in ("operator", "workers")] + [str(ROOT)]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),

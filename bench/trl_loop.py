@@ -1,7 +1,8 @@
 """TRL's side of `bench trl`, run in TRL's environment: a manifest's job with `GRPOTrainer`, on the same tasks, prompts and rewards.
 
-Settings: those of the manifest; what it does not say is TRL's default, except what makes TRL faster here: no gradient checkpointing, float32 (bfloat16 is
-slower on most CPUs), one generation of the whole step's completions at once, no saving. Task k of a step is the job's own k-th training task.
+Settings are those of the manifest; others have TRL's defaults, except where another value makes TRL faster here: no
+gradient checkpointing, float32 (bfloat16 is slower on most CPUs), one generation of the whole step's completions at
+once, no saving. Task k of a step is the job's own k-th training task.
 """
 
 import argparse
@@ -28,11 +29,11 @@ from marlaas_api.names import derive_seed
 
 AGENT = "policy"
 SAME_LOSS = {"grpo": ("grpo", 0.2, 0.2), "dapo": ("dapo", 0.2, 0.28)}
-"""Our algorithm: TRL's loss_type, epsilon and epsilon_high. grpo is the mean over sequences in both, dapo the mean over tokens."""
+"""TRL's loss_type, epsilon and epsilon_high by our algorithm. grpo is the mean over sequences in both, dapo the mean over tokens."""
 
 
 class Tasks:
-    """The job's environment, asked for prompts and for rewards."""
+    """The job's environment, as a source of prompts and rewards."""
 
     def __init__(self, job: dict[str, Any], seed: int) -> None:
         environment = job["environment"]
@@ -40,7 +41,7 @@ class Tasks:
         self._seed = seed
 
     def prompt(self, split: Split, index: int) -> list[dict[str, str]]:
-        """The messages that an episode begins with."""
+        """Return the messages with which an episode begins."""
         messages = self._play(split, index, "").asked[0].request.append
         assert not isinstance(messages, str)
         return [{"role": message.role, "content": message.content} for message in messages]
@@ -59,7 +60,7 @@ class Tasks:
 
 
 class Run:
-    """One training run; `figures` gathers what it says at the end."""
+    """One training run; `figures` collects the results printed at the end."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         documents = list(yaml.safe_load_all(options.manifest.read_text()))
@@ -124,7 +125,7 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Mean reward of one reply to each held-out task, at the training temperature."""
+        """Return the mean reward of one reply to each held-out task, at the training temperature."""
         model, number = self.trainer.model, self.job["evaluation"]["tasks"]
         was_training = model.training
         model.eval()
@@ -142,7 +143,7 @@ class Run:
 
 
 class Story(TrainerCallback):  # type: ignore[misc]
-    """A line per step, as it happens; evaluations where the job has them."""
+    """Print a line per step, and evaluate at the job's evaluation steps."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._began = run, time.monotonic()

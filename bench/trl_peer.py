@@ -40,8 +40,10 @@ def trainer(model: str, per_device: int, checkpointing: bool) -> Any:
 
 
 def inputs(groups: list[Group], per_device: int) -> list[dict[str, torch.Tensor]]:
-    """What `_generate_and_score_completions` hands to the loss: prompts padded on the left and completions on the right, to the longest of the
-    whole batch, and cut into per-device batches."""
+    """Return the loss inputs that `_generate_and_score_completions` would produce, split into per-device batches.
+
+    Prompts are padded on the left and completions on the right, to the longest of the whole batch.
+    """
     prompts = [group.prompt for group in groups for _ in group.replies]
     replies = [reply for group in groups for reply in group.replies]
     longest_prompt, longest = max(map(len, prompts)), max(map(len, replies))

@@ -1,8 +1,9 @@
-"""The trainer beside TRL's `GRPOTrainer` on the same weights, LoRA and batch: `python -m bench trl_step`.
+"""The trainer against TRL's `GRPOTrainer` on the same weights, LoRA and batch: `python -m bench trl_step`.
 
-Each side is a process of its own (TRL in an environment of its own); they take their steps in turns, one resting while the other computes, after a warm-up
-each. A step is the loss and the backward pass of the whole batch, clipping and AdamW, in float32. Speed: TRL without gradient checkpointing, at the best of several
-per-device batch sizes. Memory: the highest resident memory of a fresh process, above what it held when the model was loaded, and in all.
+Each side is a process of its own (TRL in its own environment). After a warm-up they take their steps in turns; one is
+idle while the other computes. A step is the loss and the backward pass of the whole batch, clipping and AdamW, in
+float32. Speed: TRL without gradient checkpointing, at the best of several per-device batch sizes. Memory: the highest
+resident memory of a fresh process, in total and above its memory after loading the model.
 """
 
 import json
@@ -24,7 +25,7 @@ MODEL = "smollm2-135m-instruct"
 
 
 class Side:
-    """A loaded process that takes a step when asked."""
+    """A loaded process that takes a step on request."""
 
     def __init__(self, command: Sequence[str], threads: int) -> None:
         self._process = subprocess.Popen(
@@ -67,7 +68,7 @@ def trl_command(model: Path, shape: str, per_device: int, *more: str) -> list[st
 
 
 def speed(model: Path, shape: str, threads: int, repeats: int) -> list[Any]:
-    """Tokens per second of both: medians of so many steps each."""
+    """Return the tokens per second of both: medians over steps."""
     commands = {"ours": our_command(model, shape, threads)}
     commands |= {f"TRL, {size} at once": trl_command(model, shape, size) for size in SHAPES[shape].per_device}
     sides = {name: Side(command, threads) for name, command in commands.items()}
@@ -91,7 +92,7 @@ def speed(model: Path, shape: str, threads: int, repeats: int) -> list[Any]:
 
 
 def memory(model: Path, shape: str, threads: int) -> list[list[Any]]:
-    """Peak memory in MiB after two steps, each in a process of its own."""
+    """Return the peak memory in MiB after two steps, each in a process of its own."""
     commands = {
         "ours": our_command(model, shape, threads),
         "ours, layers recomputed": our_command(model, shape, threads, "--activation-bytes", "0"),

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from marlaas_worker.same_bits import ask_for_the_same_bits
+from marlaas_worker.process_setup import ask_for_the_same_bits
 
 ask_for_the_same_bits()
 hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair

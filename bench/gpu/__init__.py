@@ -1,1 +1,1 @@
-"""Measurements for a GPU that is at hand for half an hour: `python -m bench.gpu NAME --shape 8b --device cuda`. See README.md."""
+"""Measurements for a GPU that is available for half an hour: `python -m bench.gpu NAME --shape 8b --device cuda`. See README.md."""

@@ -1,4 +1,4 @@
-"""Take one of the measurements for a GPU; small shapes run on a CPU."""
+"""Run one of the measurements for a GPU; small shapes run on a CPU."""
 
 import importlib
 import sys

@@ -1,6 +1,7 @@
-"""The ceiling of fused multi-agent training: tokens/s of forward and backward by the tokens of one pass, with one adapter.
+"""Upper bound on the gain of fused multi-agent training: tokens/s of forward and backward by tokens per pass, with one adapter.
 
-Where more tokens at once are no faster, computing several agents' micro-batches in one pass can win nothing. No vllm is needed.
+Where more tokens per pass are no faster, computing several agents' micro-batches in one pass gains nothing. No vllm
+is needed.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""The engine: start, adapters loaded and read back, a version's proof and first token, and tokens/s with and without adapters. Needs vllm."""
+"""The engine: start, adapters loaded and read back, a version's proof and first token, and tokens/s with and without adapters.
+
+Needs vllm.
+"""
 
 import argparse
 import asyncio
@@ -27,7 +30,7 @@ def main(words: Sequence[str] = ()) -> None:
 
 @asynccontextmanager
 async def started(folder: Path, chosen: argparse.Namespace, slots: int, requests: int = 64) -> AsyncIterator[Any]:
-    """A running engine of the chosen dtype."""
+    """Start an engine of the chosen dtype."""
     from marlaas_api.kinds import ModelPoolSpec
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
@@ -93,7 +96,7 @@ async def _load(engine: Any, folder: Path, count: int) -> tuple[list[Any], float
 
 
 def write_adapter_of(folder: Path, number: int) -> Path:
-    """A random adapter of all linear layers."""
+    """Write a random adapter of all linear layers."""
     draw, tensors = torch.Generator().manual_seed(number), {}
     for name, shape in _modules(folder):
         tensors[tensor_name(name, "A")] = torch.randn(shapes.RANK, shape[1], generator=draw) / shape[1] ** 0.5

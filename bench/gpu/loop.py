@@ -1,6 +1,7 @@
 """The whole loop: one job of an example, and several jobs side by side, by wall time, episodes and the share of time in which the trainer computes.
 
-Needs everything that `marlaas run` needs. With `--jobs 1,8,32` the ratios to one job are those of many tenants on one pool.
+Needs everything that `marlaas run` needs. With `--jobs 1,8,32` the ratios to one job are those of many tenants on one
+pool.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def _rows(chosen: argparse.Namespace) -> Iterator[Sequence[Any]]:
 
 
 def manifest(example: Path, count: int, dtype: str, steps: int | None) -> list[dict[str, Any]]:
-    """The example's objects, its first job so many times, its pool in `dtype`."""
+    """Return the example's objects, with its first job repeated `count` times and its pool in `dtype`."""
     import yaml
 
     objects = [one for one in yaml.safe_load_all(example.read_text()) if one]

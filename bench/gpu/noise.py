@@ -1,8 +1,9 @@
-"""Noise of 16-bit logprobs: how far two right computations of one model lie apart, and which tokens and sequences that clips at staleness 0.
+"""Noise of 16-bit logprobs: the distance between two correct computations of one model, and the tokens and sequences clipped for it at staleness 0.
 
-Beside the trainer's own computation: the same model with another attention implementation, every row in another padding, and float32 from the same
-weights. Rows are sampled from the model itself. With `--engine` also vLLM's logprobs of what it samples (needs vllm). The clipped shares are those of the
-form of a ratio whose denominator comes from the other computation: GRPO's tokens outside [0.8, 1.28], GSPO's sequences outside 1 +- 3e-4 and 4e-4.
+Compared with the trainer's own computation: the same model with another attention implementation, every row with
+other padding, and float32 from the same weights. Rows are sampled from the model itself. With `--engine` also vLLM's
+logprobs of its own samples (needs vllm). The clipped shares use a ratio whose denominator comes from the other
+computation: GRPO's tokens outside [0.8, 1.28], GSPO's sequences outside 1 +- 3e-4 and 4e-4.
 """
 
 import argparse
@@ -80,7 +81,7 @@ def _others(
 
 
 def _figures(difference: Tensor) -> tuple[str, ...]:
-    """difference [rows, tokens], of logprobs."""
+    """Return statistics of the logprob differences [rows, tokens]."""
     size = difference.abs().flatten()
     ratio, sequence = difference.exp(), difference.mean(1).exp()
     grpo = ((ratio < 0.8) | (ratio > 1.28)).float().mean()
@@ -90,7 +91,7 @@ def _figures(difference: Tensor) -> tuple[str, ...]:
 
 
 def _attach(base: BaseModel) -> AttachedAdapter:
-    """An adapter as large as a few hundred steps make one."""
+    """Attach an adapter as large as after a few hundred training steps."""
     adapter = base.attach(shapes.RANK, shapes.ALPHA, ())
     draw = torch.Generator().manual_seed(1)
     weights = {}
@@ -126,7 +127,7 @@ def _segment(ids: npt.NDArray[np.int32], prompt: int) -> Segment:
 
 
 async def _engine(folder: Path, chosen: argparse.Namespace, adapter: AttachedAdapter) -> tuple[list[Segment], Tensor]:
-    """What vLLM samples with the adapter, and its logprobs."""
+    """Return vLLM's samples with the adapter, and their logprobs."""
     from bench.gpu.engine import started
     from marlaas_worker.rollout.engine import LoadedAdapter, Sampling
 

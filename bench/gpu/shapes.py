@@ -1,4 +1,4 @@
-"""Model shapes with random weights, made on the machine that measures them; options and clocks that the measurements share."""
+"""Model shapes with random weights, created on the measuring machine; options and clocks that the measurements share."""
 
 import argparse
 import tempfile
@@ -40,7 +40,7 @@ def options(name: str, about: str | None) -> argparse.ArgumentParser:
 
 
 def random_model(chosen: argparse.Namespace) -> Path:
-    """A Llama of the chosen shape, drawn on the device and saved in the chosen dtype; a folder that has one is left alone."""
+    """Create a Llama of the chosen shape and dtype on the device and save it; keep a folder that already has one."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = Path(chosen.model or tempfile.mkdtemp(prefix="marlaas-gpu-"))
@@ -57,7 +57,7 @@ def random_model(chosen: argparse.Namespace) -> Path:
 
 
 def random_rows(vocab_size: int, rows: int, width: int) -> MicroBatch:
-    """Rows of random tokens; the later half of each is generated."""
+    """Return rows of random tokens; the later half of each is generated."""
     draw = np.random.default_rng(0)
     behaviour = np.full(width, -np.log(vocab_size), np.float32)
     made = []
@@ -68,7 +68,7 @@ def random_rows(vocab_size: int, rows: int, width: int) -> MicroBatch:
 
 
 def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
-    """The shortest of some runs, after one that warms up."""
+    """Return the shortest time of several runs, after one warm-up run."""
     taken = []
     for _ in range(repeats + 1):
         synchronise(device)
@@ -85,7 +85,7 @@ def synchronise(device: str) -> None:
 
 
 def release(device: str) -> None:
-    """Give cached memory back and count peaks anew."""
+    """Free cached memory and reset the peak counter."""
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -96,7 +96,7 @@ def peak_gib(device: str) -> str:
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a markdown table, row by row as they come."""
+    """Print a markdown table row by row, as the rows arrive."""
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
     for row in rows:
         print("| " + " | ".join(str(value) for value in row) + " |", flush=True)

@@ -1,6 +1,7 @@
-"""The trainer alone beside plain PEFT and a plain loss: tokens/s and peak memory; switching agents; seconds of a commit.
+"""The trainer alone against plain PEFT and a plain loss: tokens/s and peak memory; switching agents; seconds of a commit.
 
-Both sides compute the same batch, one after the other in one process, and take the clipped policy gradient of the later half of each row. No vllm is needed.
+Both sides compute the same batch, one after the other in one process, and take the clipped policy gradient of the
+later half of each row. No vllm is needed.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def _rate(
 
 
 def _plain(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatch], None]:
-    """What one writes first: PEFT as it comes, logits of every position."""
+    """Return a step of the obvious implementation: unmodified PEFT, with logits of every position."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -119,7 +120,7 @@ def _attach(base: BaseModel, number: int) -> AttachedAdapter:
 
 
 def _switches(chosen: argparse.Namespace, base: BaseModel, counts: Sequence[int]) -> Iterator[Sequence[Any]]:
-    """A small forward pass with another adapter each time, less one with the same adapter."""
+    """Measure a small forward pass with another adapter each time, minus one with the same adapter."""
     batch = shapes.random_rows(base.vocab_size, 1, 16)
     adapters: list[AttachedAdapter] = []
     for count in counts:
@@ -138,7 +139,7 @@ def _switches(chosen: argparse.Namespace, base: BaseModel, counts: Sequence[int]
 
 
 def _commit(chosen: argparse.Namespace, base: BaseModel) -> Sequence[Any]:
-    """What publishing a version takes on this machine, but for the bus and the blob store's network."""
+    """Measure publishing a version on this machine, without the bus and the blob store's network."""
     adapter = _attach(base, 0)
     marks = [time.perf_counter()]
     tensors = adapter.tensors()

@@ -1,4 +1,4 @@
-"""What crosses a process boundary: kinds, job documents, messages, subjects, names, and the two gateways (bus, blobs).
+"""Everything that crosses a process boundary: kinds, job documents, messages, subjects, names, and the bus and blob gateways.
 
-Control plane and data plane meet here and nowhere else. This package knows neither Kubernetes nor torch.
+The control plane and the data plane share only this package. It imports neither Kubernetes nor torch.
 """

@@ -1,16 +1,32 @@
-"""Reference of the kinds for people, from what the CustomResourceDefinitions say: `python -m marlaas_api.api_docs [--check] FILE`."""
+"""Generator of the field reference from the CustomResourceDefinitions: `python -m marlaas_api.api_docs [--check] FILE`."""
 
+import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from marlaas_api.crd import PRESENTATIONS, Presentation
-from marlaas_api.explained import number_text, value_text
-from marlaas_api.generated_page import write_or_check
+from marlaas_api.crd import PRESENTATIONS, Presentation, number_text, value_text
 from marlaas_api.kinds import API_VERSION, KINDS, Kind
 from marlaas_api.kinds.base import expected_text
 from marlaas_api.kinds.status import CONDITIONS
 from marlaas_api.structural import kind_schema
+
+
+def write_or_check(module: str, page: Callable[[], str], arguments: Sequence[str] | None) -> int:
+    """Run `python -m MODULE [--check] FILE`; return 0 on success, 1 if the file is stale."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Generate a page of docs/.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
+    options = parser.parse_args(arguments)
+    if not options.check:
+        options.file.write_text(page(), encoding="utf-8")
+        return 0
+    if options.file.is_file() and options.file.read_text(encoding="utf-8") == page():
+        return 0
+    sys.stderr.write(f"{options.file} is stale, it is not what {module} gives: run `make crds`\n")
+    return 1
+
 
 Schema = Mapping[str, Any]
 
@@ -27,12 +43,12 @@ _SINGULAR = {"characters": "character", "entries": "entry"}
 
 
 def page() -> str:
-    """The whole page; the same kinds give the same bytes."""
+    """Return the whole page; the same kinds give the same bytes."""
     return _PREFACE + "".join("\n" + section(kind) for kind in KINDS)
 
 
 def section(kind: type[Kind]) -> str:
-    """One kind: how it is called, its fields, its status, its conditions."""
+    """Return the section of one kind: its names, fields, status and conditions."""
     body = kind_schema(kind)
     shown = PRESENTATIONS[kind.__name__]
     written: dict[str, Schema] = {}
@@ -53,7 +69,7 @@ def _head(name: str, body: Schema, shown: Presentation) -> str:
 
 
 def _objects(part: Schema, path: str, written: dict[str, Schema]) -> Iterator[str]:
-    """A table for each object, outermost first; one that was written already is only pointed to."""
+    """Yield a table for each object, outermost first; an object that has a table already is left out."""
     written[path] = part
     yield _table(part, path, written)
     for name, field in part["properties"].items():
@@ -80,7 +96,7 @@ def _table(part: Schema, path: str, written: Mapping[str, Schema]) -> str:
 
 
 def _is_refused(field: Schema) -> bool:
-    """One of the keys that people expect and that there are on purpose not (`Spec.refused`)."""
+    """Whether the field is a refused key (`Spec.refused`): expected by users, but deliberately missing."""
     return str(field.get("description", "")).startswith("Refused: ") or "is refused: " in str(
         field.get("description", "")
     )
@@ -95,7 +111,7 @@ def _not_there(part: Schema) -> list[str]:
 
 
 def _rules(part: Schema, there: Mapping[str, Schema]) -> list[str]:
-    """The sentences of the object's rules and of its plain fields' rules."""
+    """Return the messages of the object's own rules and of the rules of its fields that are not objects."""
     own = [
         sentence
         for sentence in _sentences(part)
@@ -118,17 +134,17 @@ def _row(name: str, field: Schema, known: tuple[bool, str]) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Of an object's text, what its row says; the rest is above its own table."""
+    """Return the first sentence of an object's description, for its row; its own table has the whole text."""
     return f"{text.split('. ')[0].rstrip('.')}." if text else ""
 
 
 def _inner(field: Schema, path: str) -> tuple[Schema, str]:
-    """The object inside a list, or the field itself, with its path."""
+    """Return the object inside a list, or the field itself, with its path."""
     return (field["items"], f"{path}[]") if "items" in field else (field, path)
 
 
 def _twin(part: Schema, written: Mapping[str, Schema]) -> str | None:
-    """Path of an object that has a table and says the same."""
+    """Return the path of an equal object that has a table already."""
     return next((path for path, other in written.items() if other == part), None)
 
 
@@ -140,7 +156,7 @@ def _link(inner: Schema, path: str, written: Mapping[str, Schema]) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """GitHub's anchor of a heading."""
+    """Return GitHub's anchor of a heading."""
     return "".join(letter for letter in heading.lower() if letter.isalnum() or letter in "-_")
 
 
@@ -163,7 +179,7 @@ def _default(field: Schema) -> str:
 
 
 def _bounds(field: Schema) -> Iterator[str]:
-    """What a value must be, in words."""
+    """Yield the bounds of a value, in words."""
     if "enum" in field:
         yield "one of " + ", ".join(f"`{value_text(choice)}`" for choice in field["enum"])
     elif "pattern" in field and not field.get("x-kubernetes-int-or-string"):
@@ -217,7 +233,7 @@ def _conditions(name: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with --check compare it; 0 if all is well, 1 if it is stale."""
+    """Write the page, or with --check compare it; return 0 on success, 1 if it is stale."""
     return write_or_check("marlaas_api.api_docs", page, arguments)
 
 

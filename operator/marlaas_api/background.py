@@ -1,17 +1,32 @@
-"""One task beside a block of code: what `Bus.listen` is made of."""
+"""Tasks beside a block of code (`Bus.listen` is built on it), and the graceful shutdown of a process by signals."""
 
 import asyncio
+import contextlib
+import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 
+@contextlib.asynccontextmanager
+async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
+    """Set the stop event on SIGTERM and SIGINT while the context is open."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` while the block runs; it is cancelled at the block's end.
+    """Run `work` while the block runs; cancel it when the block ends.
 
-    If `work` fails, the block is cancelled and the error comes out of the context: nothing dies in silence. A single
-    error, of either side, comes out as itself rather than as a group of one.
+    If `work` fails, the block is cancelled and the context raises the error, so that no failure goes unnoticed. A
+    single error, of `work` or of the block, is raised as itself and not as an exception group of one.
     """
     try:
         async with asyncio.TaskGroup() as group:

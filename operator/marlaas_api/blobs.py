@@ -1,7 +1,7 @@
-"""The blob seam: adapters, checkpoints and payloads too large for the bus, under content names.
+"""The blob seam: storage of adapters, checkpoints and payloads too large for the bus, under names that contain a hash.
 
-Invariant: a blob is written whole or not at all and never changes. `marlaas_api.blobs_store.open_blobs` is the real one (over
-`obstore`: folder, S3, GCS, Azure), `marlaas_api.blobs_memory.MemoryBlobs` ships as its fake; both pass
+Invariant: a blob is written whole or not at all, and never changes. `marlaas_api.blobs_store.open_blobs` opens the real
+store (over `obstore`: folder, S3, GCS, Azure). `marlaas_api.blobs_memory.MemoryBlobs` is the fake. Both pass
 `tests/api/test_blobs_contract.py`.
 """
 
@@ -16,11 +16,11 @@ from marlaas_api.errors import Permanent, Retryable
 
 
 class BlobMissing(Permanent):
-    """No blob of that name."""
+    """There is no blob of that name."""
 
 
 class BlobCorrupt(Permanent):
-    """The bytes do not have the sha256 that their name promises."""
+    """The bytes of a blob do not have the sha256 of its reference."""
 
 
 class BlobUnavailable(Retryable):
@@ -28,11 +28,11 @@ class BlobUnavailable(Retryable):
 
 
 class BlobRefused(Permanent):
-    """The store refuses this for good: permission, a read-only disk, a URL it does not know."""
+    """The store permanently refuses the call: missing permission, read-only disk, or unknown URL scheme."""
 
 
 class BlobRef(BaseModel):
-    """A blob's name, what its bytes must hash to (sha256, hex), and their number."""
+    """A reference to a blob: its name, and the sha256 (hex) and length of its bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: str
@@ -41,7 +41,7 @@ class BlobRef(BaseModel):
 
 
 def sha256_hex(data: bytes) -> str:
-    """The content name of some bytes."""
+    """Return the sha256 of some bytes, in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -49,10 +49,10 @@ _NAME = re.compile(r"(?!.*//)[A-Za-z0-9][A-Za-z0-9._@=/-]*")
 
 
 def content_ref(folder: str, filename: str, data: bytes) -> BlobRef:
-    """The reference under which `Blobs.put` stores some bytes: `<folder>/<sha256[:16]>-<filename>`.
+    """Return the reference under which `Blobs.put` stores some bytes: `<folder>/<sha256[:16]>-<filename>`.
 
     Raises:
-        ValueError: a name outside letters, digits and `._@=-`, or one that leaves its folder.
+        ValueError: the name has characters other than letters, digits and `._@=/-`, or leaves its folder.
     """
     sha256 = sha256_hex(data)
     name = f"{folder}/{sha256[:16]}-{filename}"
@@ -62,7 +62,7 @@ def content_ref(folder: str, filename: str, data: bytes) -> BlobRef:
 
 
 def verified(ref: BlobRef, data: bytes) -> bytes:
-    """The same bytes, if they are what the reference promises. Raises BlobCorrupt."""
+    """Return the bytes unchanged if their sha256 is that of the reference. Raises BlobCorrupt."""
     found = sha256_hex(data)
     if found != ref.sha256:
         raise BlobCorrupt(
@@ -75,7 +75,7 @@ class Blobs(Protocol):
     """A store of immutable blobs. Names are slash-separated; the first part is the namespace."""
 
     async def put(self, folder: str, filename: str, data: bytes) -> BlobRef:
-        """Write as `content_ref` says; idempotent. Raises BlobUnavailable (also when the disk is full), BlobRefused."""
+        """Write under the name of `content_ref`; idempotent. Raises BlobUnavailable (also on a full disk), BlobRefused."""
         ...
 
     async def get(self, ref: BlobRef) -> bytes:
@@ -83,13 +83,13 @@ class Blobs(Protocol):
         ...
 
     async def fetch(self, ref: BlobRef, target: Path) -> None:
-        """Read, verify and write to a local file (its folder is made) by temp + rename. Raises as `get`."""
+        """Read, verify and write to a local file by temp file and rename; create its folder. Raises as `get`."""
         ...
 
     async def list(self, prefix: str) -> list[str]:
-        """The names of all blobs below a folder (`""`: all there are), sorted."""
+        """Return the sorted names of all blobs below a folder; `""` lists the whole store."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Remove; no error when it is not there."""
+        """Remove a blob; no error if it does not exist."""
         ...

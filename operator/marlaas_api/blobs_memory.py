@@ -1,7 +1,7 @@
-"""The blob seam's fake: a dict. It ships with the product; tests of every role run on it.
+"""The fake of the blob seam: a dict. It ships with the product; tests of every role use it.
 
-It knows no disk and no network. Faults are a test's to make: `contents` may be tampered with, and `failure` is raised
-by every call for as long as it is set.
+It uses neither disk nor network. Tests inject faults: they may change `contents`, and every call raises `failure` while
+it is set.
 """
 
 import os
@@ -12,7 +12,7 @@ from marlaas_api.errors import MarlaasError
 
 
 class MemoryBlobs:
-    """Blobs of one process."""
+    """An in-memory blob store of one process."""
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes] = {}

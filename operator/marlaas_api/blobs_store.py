@@ -1,7 +1,7 @@
-"""The blob gateway: a folder, S3, GCS or Azure through `obstore`, and the only module that knows it.
+"""The blob gateway over `obstore` (folder, S3, GCS, Azure); the only module that imports it.
 
-obstore's own coroutines are not used: a call that is still open when its event loop closes takes the whole interpreter
-down (obstore 0.12: segmentation fault). Its blocking calls, which let go of the GIL, run in threads instead, hashing included.
+obstore's own coroutines are not used: if one is unfinished when its event loop closes, the interpreter crashes (obstore
+0.12: segmentation fault). Its blocking calls release the GIL, so they run in threads, together with hashing.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def open_blobs(url_or_path: str | Path) -> "StoreBlobs":
-    """Open a store: a folder (made if it is not there), `file://`, `s3://bucket/prefix`, `gs://`, `az://` or `memory://`.
+    """Open a store: a folder (created if missing), `file://`, `s3://bucket/prefix`, `gs://`, `az://` or `memory://`.
 
-    Object stores take their credentials from the environment, by the usual names (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`,
-    `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, ...; see obstore).
+    Object stores take their credentials from the environment, under the usual names (`AWS_ACCESS_KEY_ID`,
+    `AWS_ENDPOINT`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, ...; see obstore).
 
     Raises:
-        BlobRefused: an unknown kind of URL, an incomplete configuration, or a folder that cannot be made.
+        BlobRefused: the URL scheme is unknown, the configuration is incomplete, or the folder cannot be created.
     """
     where = str(url_or_path)
     scheme, separator, rest = where.partition("://")
@@ -56,7 +56,7 @@ def _cloud(url: str) -> ObjectStore:
         return from_url(
             url,
             retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=_RETRY_S)},
-            # Given options hide those of the environment, AWS_ALLOW_HTTP among them: the endpoint's own scheme decides.
+            # These options override the environment, also AWS_ALLOW_HTTP. HTTP is allowed, so that the endpoint's scheme decides.
             client_options={
                 "allow_http": True,
                 "connect_timeout": timedelta(seconds=5),
@@ -68,7 +68,7 @@ def _cloud(url: str) -> ObjectStore:
 
 
 class StoreBlobs:
-    """The blobs of one store. `where` names it in errors."""
+    """The blobs of one store. where: the store's name in errors."""
 
     def __init__(self, store: ObjectStore, where: str) -> None:
         self._store = store
@@ -91,7 +91,7 @@ class StoreBlobs:
 
     def _put(self, folder: str, filename: str, data: bytes) -> BlobRef:
         ref = content_ref(folder, filename, data)
-        # Written even when it is there: the same bytes under the same name, and a damaged blob is healed.
+        # Write even if the blob exists: the bytes are the same, and a damaged blob is repaired.
         with _translated(self._where):
             obstore.put(self._store, ref.name, data)
         return ref
@@ -137,7 +137,7 @@ def _names(store: ObjectStore, prefix: str, where: str) -> list[str]:
 
 @contextmanager
 def _translated(where: str, missing: str | None = None) -> Iterator[None]:
-    """Turn what obstore and the system raise into ours; `missing` is the blob that a "not found" is about."""
+    """Translate exceptions of obstore and the system into ours; `missing` is the blob to which a "not found" refers."""
     try:
         yield
     except (BaseError, OSError, ValueError) as error:
@@ -158,7 +158,7 @@ def _verdict(where: str, error: Exception) -> MarlaasError:
 
 
 def _errno(error: Exception) -> int | None:
-    """The system's error number; obstore only leaves it in the text."""
+    """Return the system's error number; obstore has it only in the error text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     match = _OS_ERROR.search(str(error))

@@ -1,11 +1,14 @@
-"""The bus seam: what every role may do with NATS JetStream, and nothing more.
+"""The bus seam: the operations on NATS JetStream that roles may use.
 
-`marlaas_api.bus_nats.connect` is the real one, `marlaas_api.bus_memory.MemoryBus` ships as its fake; both pass
-`tests/api/bus_contract`. Payloads are bytes; `marlaas_api.wire` turns messages into them.
-At-least-once: a consumer sees a message again unless it acked it after its effect. A killed server loses nothing that it
-stored, but may forget its last acks (about a second of them): whatever was acked can come once more.
+`marlaas_api.bus_nats.connect` opens the real bus; `marlaas_api.bus_memory.MemoryBus` is the fake. Both pass
+`tests/api/bus_contract`. Payloads are bytes; `marlaas_api.wire` serializes messages.
+
+Delivery is at-least-once: a consumer receives a message again unless it acked the message after its effect. A killed
+server keeps all that it stored, but may lose about the last second of acks: messages already acked can be delivered
+again.
 """
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -13,26 +16,51 @@ from typing import Protocol
 
 from marlaas_api.errors import Permanent, Retryable
 
+_TOKEN = r"[^\s.*>]+"
+_SUBJECT = re.compile(rf"{_TOKEN}(\.{_TOKEN})*")
+_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
+
+
+def checked_subject(subject: str) -> str:
+    """Return the subject if a message can be published to it: no empty tokens, no wildcards. Raises BusRefused."""
+    if not _SUBJECT.fullmatch(subject):
+        raise BusRefused(f'cannot publish to "{subject}": not a subject')
+    return subject
+
+
+def checked_key(key: str) -> str:
+    """Return the key if a bucket accepts it. Raises BusRefused."""
+    if not _KEY.fullmatch(key):
+        raise BusRefused(f"not a key of a bucket: {key!r}")
+    return key
+
+
+def checked_prefix(prefix: str) -> str:
+    """Return the prefix if it is empty, or consists of whole tokens and ends in a dot. Raises BusRefused."""
+    if prefix and not (prefix.endswith(".") and _KEY.fullmatch(prefix[:-1])):
+        raise BusRefused(f"not a prefix of whole tokens, ending in a dot: {prefix!r}")
+    return prefix
+
 
 class BusUnavailable(Retryable):
-    """The server did not answer in time, or refused for the moment (restarting, hung, full disk or queue)."""
+    """The server did not answer in time, or refused temporarily (restarting, hung, full disk or queue)."""
 
 
 class StreamFull(BusUnavailable):
-    """The stream holds as many bytes as it may and discards nothing: publish again once messages are purged or acked."""
+    """The stream is at its byte limit and discards no old messages; publish again after messages are purged or acked."""
 
 
 class BusRefused(Permanent):
-    """The server refuses this for good: permission, payload too large, stream or consumer missing, closed by us."""
+    """The server permanently refuses: no permission, payload too large, no such stream or consumer, or connection closed."""
 
 
-class Conflict(Permanent):
-    """A compare-and-set found something else: another writer was first."""
+class RevisionConflict(Permanent):
+    """A compare-and-set found another revision: another writer was first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message in a stream; `sequence` counts per stream from 1."""
+    """A message in a stream. sequence: its number within the stream, from 1."""
 
     subject: str
     sequence: int
@@ -41,7 +69,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """Where a stream stands. max_bytes: -1 is unbounded."""
+    """Last sequence and size of a stream. max_bytes: -1 is unbounded."""
 
     last_sequence: int
     num_bytes: int
@@ -50,19 +78,22 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a durable consumer stands: it has acked every message up to the sequence `acked`; `num_behind` messages are not acked."""
+    """Progress of a durable consumer.
+
+    acked: sequence up to which it has acked every message. num_behind: number of messages that it has not acked.
+    """
 
     acked: int
     num_behind: int
 
     def has_acked(self, sequence: int) -> bool:
-        """Whether every message of the consumer up to a stored sequence is acked."""
+        """Whether the consumer has acked all of its messages up to a stored sequence."""
         return self.num_behind == 0 or self.acked >= sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value; `revision` is what a compare-and-set names. `data` None: deleted or expired."""
+    """Value of a key. revision: the number for a compare-and-set. data: None if the key was deleted or has expired."""
 
     key: str
     data: bytes | None
@@ -71,7 +102,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A core (unstored) message; `reply` is where answers go, empty if none are wanted."""
+    """A core NATS message, which is not stored. reply: subject for answers; empty if none is wanted."""
 
     subject: str
     reply: str
@@ -79,29 +110,32 @@ class Request:
 
 
 class Delivery(Protocol):
-    """One claimed message. Not settled within the consumer's `ack_wait_s`, it is delivered again."""
+    """One claimed message. If it is not settled within the consumer's `ack_wait_s`, it is delivered again."""
 
     @property
     def stored(self) -> Stored: ...
     @property
     def num_delivered(self) -> int:
-        """1 on the first delivery."""
+        """Number of deliveries of the message so far; 1 on the first."""
         ...
 
     async def ack(self) -> None:
-        """Settle for good; returns when the server has noted it. May be repeated.
+        """Settle the message for good; return after the server has confirmed. May be repeated.
 
-        BusUnavailable: not noted, the message comes again (to somebody, after the ack wait). BusRefused: the consumer is gone.
+        Raises:
+            BusUnavailable: not confirmed; the message is delivered again, to any client of the consumer, after the ack
+                wait.
+            BusRefused: the consumer no longer exists.
         """
         ...
 
     async def nak(self, delay_s: float = 0.0) -> None: ...
     async def term(self) -> None:
-        """Never deliver again (poison)."""
+        """Settle the message as poison: it is never delivered again."""
         ...
 
     async def in_progress(self) -> None:
-        """Start ack_wait anew."""
+        """Restart the message's ack wait."""
         ...
 
 
@@ -109,125 +143,135 @@ class Consumer(Protocol):
     """A durable pull consumer."""
 
     async def fetch(self, batch: int, timeout_s: float) -> list[Delivery]:
-        """Claim up to `batch` messages; an empty list when none came within `timeout_s`, be it for an outage.
+        """Claim up to `batch` messages; return as soon as there is at least one.
 
-        Returns with what there is as soon as there is something. Raises BusRefused when the consumer was deleted.
+        Returns an empty list if none arrives within `timeout_s`, also during an outage. Raises BusRefused if the
+        consumer was deleted.
         """
         ...
 
 
 class Bucket(Protocol):
-    """A key-value bucket. A key is DNS labels (also with `_=/`) and dots.
+    """A key-value bucket. A key consists of DNS labels (`_=/` are allowed too), separated by dots.
 
-    A write that raised BusUnavailable may have happened: read before deciding anew. Inside one call a broken connection is
-    retried without writing twice.
+    A write that raised BusUnavailable may have happened: read before the next decision. Within one call, a broken
+    connection is retried without writing twice.
     """
 
     async def get(self, key: str) -> Entry | None: ...
     async def put(self, key: str, data: bytes) -> int:
-        """Write whatever was there; return the revision."""
+        """Write unconditionally; return the revision."""
         ...
 
     async def create(self, key: str, data: bytes) -> int:
-        """Write if the key is absent (or was deleted). Raises Conflict."""
+        """Write if the key is absent or deleted; return the revision. Raises RevisionConflict."""
         ...
 
     async def update(self, key: str, data: bytes, revision: int) -> int:
-        """Write if the key is at `revision`. Raises Conflict."""
+        """Write if the key is at `revision`; return the new revision. Raises RevisionConflict."""
         ...
 
     async def delete(self, key: str, revision: int | None = None) -> None:
-        """Remove; with a revision only if the key is at it. Raises Conflict."""
+        """Remove the key; if `revision` is given, only at that revision. Raises RevisionConflict."""
         ...
 
     async def entries(self, prefix: str = "") -> list[Entry]:
-        """All present keys that start with `prefix` (whole dot-separated tokens, e.g. `team-a.`)."""
+        """Return all present keys that start with `prefix` (whole dot-separated tokens, e.g. `team-a.`)."""
         ...
 
     def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
-        """First all present keys, then every change (of quick ones perhaps only the last), while the context is open.
+        """Iterate over all present keys, then over every change, while the context is open.
 
-        After an outage it begins again: keys that went, then all present keys. A hint, not a truth: changes can come late.
-        Readers also reconcile with `entries`. A cancelled `anext` loses nothing.
+        Quick changes of one key may arrive as only the last one. After an outage the iteration starts again: first keys
+        that were removed, then all present keys. A watch is only a hint, because changes can arrive late: readers also
+        reconcile with `entries`. A cancelled `anext` loses nothing.
         """
         ...
 
 
 class Bus(Protocol):
-    """A connection. Every method raises BusUnavailable (try again) or BusRefused (do not)."""
+    """A connection. Every method may raise BusUnavailable (retry) or BusRefused (permanent)."""
 
     @property
     def max_payload_bytes(self) -> int: ...
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, expect_last: int | None = None
     ) -> int:
-        """Store and return the stream sequence. Raises StreamFull.
+        """Store a message and return its stream sequence.
 
-        message_id: the same id within two minutes is stored once (the first one's sequence comes back); a broken connection
-        is then retried within the call.
-        expect_last: store only if the subject's last message has this sequence (0: none yet). Raises Conflict, except when that
-        last message is this very one (same `message_id`). Without an id, a Conflict after BusUnavailable may be with oneself.
+        Args:
+            message_id: a message with the same id within two minutes is stored once; the call returns the first one's
+                sequence. With an id, a broken connection is retried within the call.
+            expect_last: store only if the subject's last message has this sequence (0: the subject has none).
+
+        Raises:
+            StreamFull: the stream is at its limit.
+            RevisionConflict: the last message has another sequence. Not raised if the last message has the same
+                `message_id`. Without an id, a conflict after BusUnavailable may be with the caller's own earlier
+                attempt.
         """
         ...
 
     async def last(self, stream: str, subject: str) -> Stored | None:
-        """The newest stored message of exactly this subject."""
+        """Return the newest stored message of exactly this subject."""
         ...
 
     async def replay(self, stream: str, subject: str, start: int = 1) -> list[Stored]:
-        """All stored messages of a subject (wildcards allowed) from a sequence on, oldest first, as of now."""
+        """Return the messages stored now for a subject (wildcards allowed), from sequence `start` on, oldest first."""
         ...
 
     async def state(self, stream: str) -> StreamState:
-        """Last sequence and size of a stream, as of now or a moment ago."""
+        """Return last sequence and size of a stream; the answer may be slightly out of date."""
         ...
 
     async def purge(self, stream: str, subject: str, up_to: int | None = None) -> None:
-        """Forget messages of a subject (wildcards allowed), all or those with a sequence below `up_to`.
+        """Remove messages of a subject (wildcards allowed): all, or those with a sequence below `up_to`.
 
-        A subject that is purged to its last message has the sequence 0 for `expect_last`.
+        If all messages of a subject are removed, its sequence for `expect_last` is 0.
         """
         ...
 
     async def consumer(
         self, stream: str, name: str, subject: str, *, ack_wait_s: float = 30.0, max_pending: int = 1000
     ) -> Consumer:
-        """Create or take up the durable consumer `name`; idempotent."""
+        """Create the durable consumer `name`, or update and use the existing one; idempotent."""
         ...
 
     async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
-        """A durable consumer that somebody else creates, with this ack wait. Nothing is asked about it: while there is none, a fetch finds
-        nothing.
+        """Return a durable consumer that another client creates, with this ack wait.
+
+        The server is not asked about the consumer. While the consumer does not exist, a fetch returns no messages.
         """
         ...
 
     async def position(self, stream: str, name: str) -> Position | None:
-        """Where the durable consumer stands; None while there is none."""
+        """Return the progress of a durable consumer; None if it does not exist."""
         ...
 
     async def delete_consumer(self, stream: str, name: str) -> None:
-        """Remove a durable consumer; no error when it is not there."""
+        """Remove a durable consumer; no error if it does not exist."""
         ...
 
     async def bucket(self, name: str, *, inspected: bool = True) -> Bucket:
-        """A bucket that is there; not `inspected`: whether it is there shows at its first use."""
+        """Return an existing bucket. With `inspected` False, its existence is not checked before its first use."""
         ...
 
     async def send(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Publish without storing; lost if nobody listens."""
+        """Publish without storing; the message is lost if there is no subscriber."""
         ...
 
     def listen(
         self, subject: str, handler: Callable[[Request], Awaitable[None]], queue: str = ""
     ) -> AbstractAsyncContextManager[None]:
-        """Call `handler` for every core message, one after another, while the context is open; members of a queue share.
+        """Call `handler` for every core message, one at a time, while the context is open.
 
-        What the handler raises ends the block and comes out of the context: catch there what one bad message may cause.
+        Each message goes to one member of a queue group. An exception of the handler ends the block and is raised by
+        the context: the handler must catch errors that one bad message can cause.
         """
         ...
 
     def new_inbox(self) -> str:
-        """A subject that only this connection listens to."""
+        """Return a subject to which only this connection subscribes."""
         ...
 
     async def ensure(self) -> None:

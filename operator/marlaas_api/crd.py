@@ -1,32 +1,70 @@
-"""CustomResourceDefinitions from the kinds: `python -m marlaas_api.crd [--check] DIRECTORY`.
+"""Generator of CustomResourceDefinitions from the kinds: `python -m marlaas_api.crd [--check] DIRECTORY`.
 
-pydantic's JSON schema becomes a structural schema of `apiextensions.k8s.io/v1`: references are written out, an optional field is one that may be
-absent (no `null`), every nested object has a default so that the API server fills in what the worker would assume. The rules of
-kinds (CEL, list keys, free-form objects) stand beside the fields in `marlaas_api.kinds`.
+It converts pydantic's JSON schema to a structural schema of `apiextensions.k8s.io/v1`: references are written out, an
+optional field may be absent (no `null`), and every nested object has a default, so that the API server fills in the
+same defaults as the workers. Rules of the kinds (CEL, list keys, free-form objects) are defined next to the fields in
+`marlaas_api.kinds`.
 """
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from marlaas_api.explained import explained
 from marlaas_api.kinds import GROUP, KINDS, VERSION, Kind
 from marlaas_api.structural import kind_schema
 
+Schema = dict[str, Any]
+
+
+def explained(schema: Schema) -> Schema:
+    """Return the schema with each default value appended to its field's description; empty objects are left out."""
+    told = dict(schema)
+    if "properties" in told:
+        told["properties"] = {name: explained(part) for name, part in told["properties"].items()}
+    for inside in ("items", "additionalProperties"):
+        if isinstance(told.get(inside), dict):
+            told[inside] = explained(told[inside])
+    if told.get("default", {}) != {}:
+        told["description"] = f"{told['description'].rstrip()} Default: {value_text(told['default'])}."
+    return told
+
+
+def value_text(value: object) -> str:
+    """Format a value as YAML writes it on one line; large numbers have spaces between thousands."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(value_text(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {value_text(item)}' for key, item in value.items())}}}"
+    return number_text(value) if isinstance(value, int | float) else str(value)
+
+
+def number_text(value: float) -> str:
+    """Format a number for people: no `.0`, and spaces between thousands from 10 000 on."""
+    return (
+        f"{int(value):,}".replace(",", " ") if float(value).is_integer() and abs(value) >= 10_000 else f"{value:.16g}"
+    )
+
+
 _HEADER = "# Generated from marlaas_api.kinds by `make crds`; do not edit.\n"
 _MAX_BYTES = 256 * 1024
-"""kubectl apply keeps the whole object in an annotation, and annotations end here."""
+"""Largest size of an annotation: kubectl apply stores the whole object in one."""
 
 _AGE = ("Age", "date", ".metadata.creationTimestamp", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Presentation:
-    """How kubectl shows a kind. columns: (heading, type, JSON path, priority); those above priority 0 come with `-o wide`."""
+    """Names and table columns of a kind in kubectl.
+
+    columns: (heading, type, JSON path, priority); those with priority above 0 are shown by `-o wide`.
+    """
 
     plural: str
     scope: str
@@ -82,7 +120,7 @@ PRESENTATIONS = {
 
 
 def definition(kind: type[Kind]) -> dict[str, Any]:
-    """The CustomResourceDefinition of a kind."""
+    """Return the CustomResourceDefinition of a kind."""
     name, shown = kind.__name__, PRESENTATIONS[kind.__name__]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -121,12 +159,12 @@ def _column(heading: str, column_type: str, path: str, priority: int) -> dict[st
 
 
 def files() -> dict[str, str]:
-    """File name to content, for every kind; the same kinds give the same bytes."""
+    """Return the content of each file by file name; the same kinds give the same bytes."""
     return {f"{GROUP}_{PRESENTATIONS[kind.__name__].plural}.yaml": _text(definition(kind)) for kind in KINDS}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes equal parts out each time instead of by anchor."""
+    """YAML dumper that repeats equal parts instead of using anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -140,14 +178,14 @@ def _text(body: dict[str, Any]) -> str:
 
 
 def stale(directory: Path) -> list[str]:
-    """Names of files in the directory that are missing, differ from what the kinds give, or belong to no kind."""
+    """Return the names of files in the directory that are missing, out of date, or belong to no kind."""
     expected = files()
     there = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.yaml")}
     return sorted(name for name in expected.keys() | there.keys() if expected.get(name) != there.get(name))
 
 
 def write(directory: Path) -> None:
-    """Make the directory hold what the kinds give and no other YAML file."""
+    """Write the generated files into the directory and remove other YAML files."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in stale(directory):
         (directory / name).unlink(missing_ok=True)
@@ -156,7 +194,7 @@ def write(directory: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the definitions, or with --check compare them; 0 if all is well, 1 if files are stale."""
+    """Write the definitions, or with --check compare them; return 0 on success, 1 if files are stale."""
     parser = argparse.ArgumentParser(prog="python -m marlaas_api.crd", description="Generate crds/ from the kinds.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")

@@ -1,4 +1,4 @@
-"""From a manifest's object to what is to run: the one decision that `marlaas run` and the operator share. Pure."""
+"""Conversion of an RLJob object into a job document, shared by `marlaas run` and the operator. Pure."""
 
 from collections.abc import Iterable
 
@@ -11,19 +11,22 @@ _ASIDE = frozenset(
         *("export", "adapter_retention"),
     }
 )
-"""Fields of a job's spec from which nothing is played or trained. A field that is new concerns the loop until it is named here."""
+"""Fields of a job's spec that affect neither episodes nor training.
+
+A change of any other field, including fields added later, restarts the job's loop.
+"""
 _LOOP = tuple(name for name in RLJobSpec.model_fields if name not in _ASIDE)
 
 
 def job_document(
     job: RLJob, tenants: Iterable[Tenant], uid: str, seed: int | None, created_at: float = 0.0
 ) -> JobDocument:
-    """What to run, from the manifest's object.
+    """Build the job document of an RLJob.
 
     Args:
         tenants: in order of precedence.
-        seed: None takes the manifest's own.
-        created_at: unix seconds; the job's place in the queue.
+        seed: None takes `spec.training.seed`.
+        created_at: unix seconds; determines the job's position in the queue.
     """
     tenant = tenant_of(job.metadata.namespace, tenants)
     return JobDocument(
@@ -40,15 +43,15 @@ def job_document(
 
 
 def tenant_of(namespace: str, tenants: Iterable[Tenant]) -> Tenant | None:
-    """The first tenant that the namespace belongs to; None: the namespace is a tenant by itself, of weight 1."""
+    """Return the first tenant that has the namespace; None: the namespace counts as its own tenant, of weight 1."""
     return next((tenant for tenant in tenants if namespace in tenant.spec.namespaces), None)
 
 
 def concerns_loop(before: JobDocument, after: JobDocument) -> bool:
-    """Whether a change of a job's document concerns the tasks that play and train it: only then are they restarted.
+    """Whether a change of a job's document requires the orchestrator and the trainer to restart their work on the job.
 
-    Priority, times, limits, the tenant and its weight do not: the orchestrator reads them anew while the job runs. Whether the job is to stop
-    (`suspend`, `deleted`, `verdict`) is not asked here.
+    Changes of priority, times, limits, the tenant and its weight do not: the orchestrator re-reads them while the job
+    runs. Fields that stop the job (`suspend`, `deleted`, `verdict`) are not compared here.
     """
     return before is not after and _loop(before) != _loop(after)
 

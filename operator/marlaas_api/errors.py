@@ -1,8 +1,8 @@
-"""The error vocabulary of the whole system: everything that fails is either Retryable or Permanent."""
+"""Base classes of all errors: every failure is either Retryable or Permanent."""
 
 
 class MarlaasError(Exception):
-    """Base of every error that MARLaaS raises on purpose; its text is meant for the person who has to act."""
+    """Base of every error that MARLaaS raises on purpose; its text is for the person who has to act."""
 
 
 class Retryable(MarlaasError):
@@ -10,19 +10,19 @@ class Retryable(MarlaasError):
 
 
 class Permanent(MarlaasError):
-    """The same call will never succeed; somebody must change something first."""
+    """The same call never succeeds unless a person or another component changes something first."""
 
 
 class InvalidInput(Permanent):
-    """What a person wrote (manifest, flag, argument) cannot be taken; the text says where and what was expected."""
+    """Invalid input from a person (manifest, flag, argument); the text gives the place and the expected value."""
 
 
 class UnsupportedSchema(Permanent):
-    """A message was written by a newer MARLaaS than this worker."""
+    """A newer MARLaaS wrote the message; this worker cannot read it."""
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """What an error is about: of a task group's, the first one in it."""
+    """Return the error, or the first error inside an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

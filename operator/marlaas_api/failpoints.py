@@ -1,7 +1,8 @@
-"""Named places between two effects where tests end the process, to prove that a crash there loses nothing.
+"""Named points between two effects where tests kill the process, to prove that a crash there loses nothing.
 
-`MARLAAS_FAILPOINT=<name>@<marker file>` kills this process with SIGKILL the first time it passes `<name>` while the marker does not
-exist (the marker is created first, so the restarted process passes). In-process tests set `hook` instead.
+`MARLAAS_FAILPOINT=<name>@<marker file>` kills the process with SIGKILL the first time that it reaches `<name>` and the
+marker does not exist. The marker is created first, so that the restarted process continues. In-process tests set `hook`
+instead.
 """
 
 import os
@@ -13,7 +14,7 @@ hook: Callable[[str], None] | None = None
 
 
 def failpoint(name: str) -> None:
-    """Pass a named place; `<role>.<action>.<after what>`, for example `trainer.commit.after_blobs`."""
+    """Reach a failpoint. name: `<role>.<action>.<after what>`, for example `trainer.commit.after_blobs`."""
     if hook is not None:
         hook(name)
     armed, _, marker = os.environ.get("MARLAAS_FAILPOINT", "").partition("@")

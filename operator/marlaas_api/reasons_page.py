@@ -1,23 +1,26 @@
-"""Writes docs/reasons.md from the table of reasons, or checks that it is what the table gives."""
+"""Generator of docs/reasons.md from the table of reasons; with --check, compare the file with the table."""
 
 import sys
 
-from marlaas_api.generated_page import write_or_check
-from marlaas_api.reason_texts import TEXTS, Stage
+from marlaas_api.api_docs import write_or_check
+from marlaas_api.reason_texts import TEXTS, ReasonStage
 from marlaas_api.reasons import Reason
 
 _HEADINGS = {
-    Stage.WAITING: (
+    ReasonStage.WAITING: (
         "Waiting",
         "Nothing is wrong with the object; something else has to happen first.",
     ),
-    Stage.FAULTY: (
+    ReasonStage.FAULTY: (
         "Something is wrong and goes away by itself once its cause does",
         "The job keeps its place, its slots and what it learnt.",
     ),
-    Stage.FAILED: ("Failed for good", "A failed job stays as it is, to be read; a corrected one is a new object."),
-    Stage.WORKING: ("At work", "As it should be."),
-    Stage.ENDED: ("Ended well", "Nothing more happens."),
+    ReasonStage.FAILED: (
+        "Failed for good",
+        "A failed job stays as it is, to be read; a corrected one is a new object.",
+    ),
+    ReasonStage.WORKING: ("At work", "As it should be."),
+    ReasonStage.ENDED: ("Ended well", "Nothing more happens."),
 }
 _PREFACE = """# Reasons: what a status says, and what to do
 
@@ -29,12 +32,12 @@ The REASON column of `kubectl get rljobs`, the conditions of `kubectl describe` 
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return _PREFACE + "".join(f"\n## {title}\n{words}\n\n{table(stage)}" for stage, (title, words) in _HEADINGS.items())
 
 
-def table(stage: Stage) -> str:
-    """The reasons of one stage as a Markdown table."""
+def table(stage: ReasonStage) -> str:
+    """Return the reasons of one stage as a Markdown table."""
     rows = (_row(reason) for reason, text in TEXTS.items() if text.stage is stage)
     return "| reason | what it means | what to do | who |\n|---|---|---|---|\n" + "".join(rows)
 
@@ -49,7 +52,7 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with --check compare it; 0 if all is well, 1 if it is stale."""
+    """Write the page, or with --check compare it; return 0 on success, 1 if the file is stale."""
     return write_or_check("marlaas_api.reasons_page", page, arguments)
 
 

@@ -1,8 +1,8 @@
-"""pydantic models to structural schemas, the JSON schema dialect of Kubernetes' CustomResourceDefinitions.
+"""Conversion of pydantic models to structural schemas, the JSON schema dialect of CustomResourceDefinitions.
 
-What differs from pydantic's: no references, no titles, no null (an optional field is one that may be absent), no tuples, no
-`additionalProperties: false` (unknown fields are pruned, and refused for strict clients), exclusive bounds are booleans, and a nested
-object has a default so that its fields' defaults apply when it is absent.
+Differences from pydantic's schema: no references, no titles, no null (an optional field may be absent), no tuples, and
+no `additionalProperties: false` (unknown fields are pruned, and refused for strict clients). Exclusive bounds are
+booleans, and a nested object has a default, so that its fields' defaults apply when it is absent.
 """
 
 from collections.abc import Mapping
@@ -46,9 +46,13 @@ _BOUNDS = {
     "minimum": ("exclusiveMinimum", ">", ("at least", "more than")),
     "maximum": ("exclusiveMaximum", "<", ("at most", "less than")),
 }
-"""Per bound: its exclusive form, the sign of CEL, and the words for the inclusive and the exclusive one."""
+"""For each bound: its exclusive form, the operator of CEL, and the words for the inclusive and the exclusive one."""
 _FREE = {"nullable": True, "x-kubernetes-preserve-unknown-fields": True}
-"""Any value: of a mapping's entries, not of the mapping, because CEL's equality (immutability) overlooks a renamed key of a free object."""
+"""Schema of any value, for a mapping's entries.
+
+It is not used for a whole mapping, because CEL's equality (for immutability) does not detect a renamed key of a
+free-form object.
+"""
 _ENVELOPE = {
     "apiVersion": {"description": "Group and version of the kind.", "type": "string"},
     "kind": {"description": "Name of the kind.", "type": "string"},
@@ -56,7 +60,7 @@ _ENVELOPE = {
 
 
 def kind_schema(kind: type[Kind]) -> Schema:
-    """`openAPIV3Schema` of a kind, `status` included. Of metadata, only the name may be restricted."""
+    """Return the `openAPIV3Schema` of a kind, including `status`. In metadata, only the name can be restricted."""
     whole = kind.model_json_schema(by_alias=True)
     definitions = whole["$defs"]
     name = definitions["ObjectMeta"]["properties"]["name"]
@@ -76,7 +80,7 @@ def kind_schema(kind: type[Kind]) -> Schema:
 
 
 def structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """A part of pydantic's schema as a structural one; its references are looked up in definitions."""
+    """Convert a part of pydantic's schema; `definitions` resolves its references."""
     schema = _resolved(schema, definitions)
     if "const" in schema:
         schema["enum"] = [schema["const"]]
@@ -91,10 +95,11 @@ def structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
 
 
 def _convert_bound(schema: Schema, bound: str) -> None:
-    """Write one bound as the API server reads it; a fractional one also as a rule.
+    """Convert one bound to the API server's form; a fractional bound also becomes a rule.
 
-    The server truncates a bound to the type of the value: `minimum: 0.01` is 0 for an integer. A fractional bound is therefore never
-    exclusive in the schema, or 0 would be refused where `exclusiveMinimum: -0.5` allows it; the rule is as strict as the kind.
+    The server truncates a bound to the type of the value: `minimum: 0.01` is 0 for an integer. A fractional bound is
+    therefore never exclusive in the schema: otherwise 0 would be refused although `exclusiveMinimum: -0.5` allows it.
+    The rule has the exact bound.
     """
     exclusive, sign, words = _BOUNDS[bound]
     is_exclusive = exclusive in schema
@@ -110,7 +115,7 @@ def _convert_bound(schema: Schema, bound: str) -> None:
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """The schema with its reference or its only non-null alternative written out; what stands beside them wins."""
+    """Replace a reference, or an Optional, by the schema that it stands for; keys beside the reference take precedence."""
     inner: Schema = {}
     if "$ref" in schema:
         inner = definitions[schema["$ref"].rpartition("/")[2]]
@@ -129,7 +134,7 @@ def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
 
 
 def _joined(field: str, kind: str) -> str:
-    """What a field says of itself, then what its kind of object says; either alone if it has the other's words."""
+    """Join the descriptions of a field and of its object type; drop one that the other contains."""
     field, kind = field.strip(), kind.strip()
     if kind.startswith(field.rstrip(".")):
         return kind
@@ -168,7 +173,7 @@ def _ordered(schema: Schema) -> Schema:
 
 
 def _minimal(value: Any, schema: Schema) -> Any:
-    """A default without what the API server fills in itself: nulls, and the defaults of inner fields."""
+    """Remove from a default the values that the API server fills in itself: nulls, and defaults of inner fields."""
     if isinstance(value, list):
         return [_minimal(item, schema["items"]) for item in value]
     if not isinstance(value, dict) or "properties" not in schema:

@@ -1,6 +1,6 @@
-"""Every NATS subject, stream and bucket, in one place (DESIGN, "NATS JetStream and blobs").
+"""All NATS subjects, streams and buckets (docs/architecture.md).
 
-A subject begins with its kind and the namespace, so that NATS permissions can say who may say what.
+A subject begins with its kind and the namespace, so that NATS permissions can restrict users to their own subjects.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ TASKS, TURNS, EPISODES, GROUPS, STEPS, EVENTS = "TASKS", "TURNS", "EPISODES", "G
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """What a stream holds. `work_queue`: a message is gone once acked; otherwise it stays up to the limits.
+    """Configuration of a stream. work_queue: a message is removed when acked; otherwise it stays up to the limits.
 
-    max_age_s: None keeps for ever. max_bytes: -1 is unbounded; a full work queue refuses, and so does a log with `discard_new`; any other log
-    forgets its oldest. A larger max_bytes that somebody gave the stream stays. max_message_bytes: a longer message is refused; -1 takes
-    what the server takes.
+    max_age_s: None keeps messages forever. max_bytes: -1 is unbounded. A full work queue refuses new messages, and so
+    does a log with `discard_new`; any other log removes its oldest messages. A larger `max_bytes` that the stream
+    already has is kept. max_message_bytes: longer messages are refused; -1 is the server's limit.
     """
 
     name: str
@@ -29,13 +29,13 @@ class StreamSpec:
 
     @property
     def refuses_when_full(self) -> bool:
-        """Whether a full stream refuses new messages rather than forget old ones."""
+        """Whether a full stream refuses new messages instead of removing old ones."""
         return self.work_queue or self.discard_new
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """A key-value bucket; with `ttl_s` a key vanishes unless it is written again within that time."""
+    """Configuration of a key-value bucket. ttl_s: a key expires unless it is written again within this time; None: never."""
 
     name: str
     ttl_s: float | None = None
@@ -43,23 +43,23 @@ class BucketSpec:
 
 
 EPISODE_BYTES = 1 << 20
-"""Longest message about an episode. The longest that sandboxes write, of 10,000 turns and with a long traceback, has a tenth of it."""
+"""Largest size of a message about an episode. Sandboxes write at most a tenth of it (10,000 turns and a long traceback)."""
 STREAMS = (
     StreamSpec(TASKS, ("task.*.*",), work_queue=True),
-    # Every turn is live until its step is on record; then the orchestrator purges it. So a full stream refuses: that is back-pressure.
-    # The age is for turns that nobody purges: those of a replica that wrote after its job was deleted.
+    # Every turn is needed until its step is recorded; then the orchestrator purges it. A full stream therefore refuses, as back-pressure.
+    # The maximum age removes turns that are never purged: a replica can write them after its job was deleted.
     StreamSpec(TURNS, ("turn.*.*.*.*",), max_age_s=30 * 86400.0, max_bytes=8 << 30, discard_new=True),
-    # The one stream that tenants' code can fill. A flood pushes out what is old, which an orchestrator has read, or has played again when
-    # it takes the job up anew; without a bound it would fill the disk, and nobody could write anything.
+    # The only stream that tenants' code can fill. Without a bound it could fill the disk and block all writers. Under a flood the oldest
+    # messages are removed: the orchestrator has read them, or repeats their episodes when it resumes the job.
     StreamSpec(EPISODES, ("episode.*.*",), max_age_s=7 * 86400.0, max_bytes=4 << 30, max_message_bytes=EPISODE_BYTES),
-    # The orchestrator alone writes it, and purges what belongs to steps on record: it holds each job's open steps.
+    # Only the orchestrator writes it. It purges groups of recorded steps, so that the stream holds each job's open steps.
     StreamSpec(GROUPS, ("group.*.*.*",)),
     StreamSpec(STEPS, ("step.*.*.*", "eval.*.*.*")),
     StreamSpec(EVENTS, ("event.*.*.>",), max_age_s=86400.0, max_bytes=64 << 20),
 )
 REPLICA_TTL_S = 10.0
 TASK_ACK_WAIT_S = 10.0
-"""A sandbox that claims a task says in_progress more often than this; one that died gives its tasks to others after it."""
+"""Sandboxes send in_progress for a claimed task more often than this. After it, the tasks of a sandbox that exited go to others."""
 BUCKETS = (
     BucketSpec(JOBS),
     BucketSpec(PROGRESS),
@@ -72,53 +72,56 @@ BUCKETS = (
 
 
 def task(namespace: str, job: str) -> str:
-    """Tasks of a job, claimed by its sandboxes."""
+    """Subject of a job's tasks, which its sandboxes claim."""
     return f"task.{namespace}.{job}"
 
 
 def generation(namespace: str, job: str, agent: str) -> str:
-    """Requests of a job's sandboxes for turns of one agent."""
+    """Subject of a job's generation requests for one agent, sent by its sandboxes."""
     return f"gen.{namespace}.{job}.{agent}"
 
 
 def is_reply_of(namespace: str, job: str, reply: str) -> bool:
-    """Whether an answer to a request of this job may go there: its own inbox, an unfenced user's, or what NATS puts in its place on the
-    way between accounts. A reply subject is the one thing of a request that no permission looks at."""
+    """Whether an answer to a request of this job may go to this reply subject.
+
+    Allowed are the job's own inbox, the default inbox of a bus without user credentials, and the subject that NATS
+    substitutes between accounts. NATS permissions do not cover the reply subject of a request.
+    """
     return reply.startswith((f"_INBOX_{namespace}_{job}.", "_INBOX.", "_R_."))
 
 
 def engine(pool: str, replica: str) -> str:
-    """Requests forwarded to the rollout replica that owns the episode."""
+    """Subject of requests that are forwarded to the rollout replica that owns the episode."""
     return f"engine.{pool}.{replica}"
 
 
 def turn(namespace: str, job: str, episode: str, number: int | str) -> str:
-    """One recorded turn (`*` for all turns of the episode)."""
+    """Subject of one recorded turn (`*` for all turns of the episode)."""
     return f"turn.{namespace}.{job}.{episode}.{number}"
 
 
 def episode(namespace: str, job: str) -> str:
-    """Finished episodes of a job."""
+    """Subject of a job's finished episodes."""
     return f"episode.{namespace}.{job}"
 
 
 def group(namespace: str, job: str, agent: str) -> str:
-    """Groups assigned to steps, and the closing of steps, in order."""
+    """Subject of groups assigned to steps, and of closed steps, in order."""
     return f"group.{namespace}.{job}.{agent}"
 
 
 def step(namespace: str, job: str, uid: str, number: int | str) -> str:
-    """The record of one finished step."""
+    """Subject of the record of one finished step."""
     return f"step.{namespace}.{job}.{uid}-{number}"
 
 
 def evaluation(namespace: str, job: str, uid: str, version: int | str) -> str:
-    """The record of one evaluation."""
+    """Subject of the record of one evaluation."""
     return f"eval.{namespace}.{job}.{uid}-{version}"
 
 
 def event(namespace: str, job: str, role: str) -> str:
-    """The story of a job, for people."""
+    """Subject of a job's events, for people."""
     return f"event.{namespace}.{job}.{role}"
 
 
@@ -128,25 +131,25 @@ def job_key(namespace: str, job: str) -> str:
 
 
 def policy_key(namespace: str, job: str, agent: str) -> str:
-    """Key of an agent's policy."""
+    """Key of an agent's policy in the bucket `policy`."""
     return f"{namespace}.{job}.{agent}"
 
 
 def pin_key(namespace: str, job: str, agent: str, group_name: str) -> str:
-    """Key of the version to which a group is pinned."""
+    """Key of the version to which a group is pinned, in the bucket `pins`."""
     return f"{namespace}.{job}.{agent}.{group_name}"
 
 
 def replica_key(role: str, pool: str, replica: str) -> str:
-    """Key of a replica's report."""
+    """Key of a replica's report in the bucket `replicas`."""
     return f"{role}.{pool}.{replica}"
 
 
 def calibration_key(pool: str, dtype: str) -> str:
-    """Key of a pool's calibration for engines that compute in `dtype`."""
+    """Key of a pool's calibration for engines that compute in `dtype`, in the bucket `calibrations`."""
     return f"{pool}.{dtype}"
 
 
 def consumer(namespace: str, job: str, *parts: str) -> str:
-    """Name of a durable consumer. Underscores occur in no DNS label, so two jobs never share one."""
+    """Name of a durable consumer. DNS labels contain no underscore, so two jobs never share a name."""
     return "_".join((namespace, job, *parts))

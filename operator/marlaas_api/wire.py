@@ -1,52 +1,79 @@
-"""Messages to bytes and back: msgpack with a tag and a schema version, and claim-check for what is too large for the bus.
+"""Serialization of messages: msgpack with a type tag and a schema version, and claim-check for large payloads.
 
-A worker refuses a message newer than it knows and reads the previous version. A payload above the bus's limit is
-put into the blob store, and what travels is its reference (claim-check).
+A worker refuses messages newer than its own schema version and reads the previous version. A payload above the bus's
+limit is stored as a blob, and the message carries the blob's reference (claim-check).
+
+Token ids and logprobs travel as little-endian int32 and float32 bytes, four bytes per token: smaller than lists, and hashable. A float32
+logprob survives the round trip bit for bit.
 """
 
+from collections.abc import Iterable
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import ormsgpack
 from pydantic import BaseModel, ValidationError
 
 from marlaas_api import messages
 from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.errors import Permanent, UnsupportedSchema
-from marlaas_api.messages import JobMessage, Message
+from marlaas_api.messages import BusMessage, JobMessage
 from marlaas_api.names import job_prefix
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Serialize token ids [T]."""
+    return np.fromiter(ids, dtype=np.int32).astype("<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
+    """Deserialize token ids [T]."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+def pack_logprobs(logprobs: Iterable[float]) -> bytes:
+    """Serialize logprobs [T]; they are rounded to float32."""
+    return np.fromiter(logprobs, dtype=np.float64).astype("<f4").tobytes()
+
+
+def unpack_logprobs(data: bytes) -> npt.NDArray[np.float32]:
+    """Deserialize logprobs [T]."""
+    return np.frombuffer(data, dtype="<f4")
+
 
 SCHEMA_VERSION = 1
 OLDEST_READABLE = 1
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=BusMessage)
 B = TypeVar("B", bound=BaseModel)
 _CLAIM = "Claim"
-# Of what a stranger wrote, in an error that is logged.
+# Limit of untrusted text in an error that is logged.
 _MOST_CHARACTERS = 500
-_TYPES: dict[str, type[Message]] = {
-    name: value for name, value in vars(messages).items() if isinstance(value, type) and issubclass(value, Message)
+_TYPES: dict[str, type[BusMessage]] = {
+    name: value for name, value in vars(messages).items() if isinstance(value, type) and issubclass(value, BusMessage)
 }
 
 
 class BadMessage(Permanent):
-    """Bytes that are no message of ours; the text says which field."""
+    """The bytes are not a valid message; the text gives the field."""
 
 
-def encode(message: Message) -> bytes:
-    """Message to bytes."""
+def encode(message: BusMessage) -> bytes:
+    """Serialize a message."""
     body = message.model_dump(mode="python", exclude_defaults=True)
     return ormsgpack.packb(
         {"v": SCHEMA_VERSION, "t": type(message).__name__, "d": body}, option=ormsgpack.OPT_NON_STR_KEYS
     )
 
 
-def decode(data: bytes) -> Message:
-    """Bytes to whatever message they are. Raises UnsupportedSchema, BadMessage."""
+def decode(data: bytes) -> BusMessage:
+    """Deserialize a message of any type. Raises UnsupportedSchema, BadMessage."""
     return _decoded(*_opened(data))
 
 
 def decode_as(kind: type[M], data: bytes) -> M:
-    """Bytes to a message of this kind. Raises UnsupportedSchema, BadMessage (also for another kind)."""
+    """Deserialize a message of this type. Raises UnsupportedSchema, BadMessage (also for another type)."""
     tag, body = _opened(data)
     if tag != kind.__name__:
         raise BadMessage(f"expected {kind.__name__}, found {tag[:_MOST_CHARACTERS]!r}")
@@ -54,7 +81,7 @@ def decode_as(kind: type[M], data: bytes) -> M:
 
 
 def _opened(data: bytes) -> tuple[str, object]:
-    """Tag and body, whoever wrote the bytes. Raises UnsupportedSchema, BadMessage."""
+    """Return type tag and body of untrusted bytes. Raises UnsupportedSchema, BadMessage."""
     try:
         envelope = ormsgpack.unpackb(data)
         version = int(envelope["v"])
@@ -67,7 +94,7 @@ def _opened(data: bytes) -> tuple[str, object]:
     return str(envelope.get("t")), envelope.get("d")
 
 
-def _decoded(tag: str, body: object) -> Message:
+def _decoded(tag: str, body: object) -> BusMessage:
     kind = _TYPES.get(tag)
     if kind is None:
         raise BadMessage(f"unknown message type {tag[:_MOST_CHARACTERS]!r}")
@@ -82,7 +109,7 @@ def _validated(kind: type[B], body: object) -> B:
 
 
 async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
-    """Encode; above the limit, store the bytes as a claim of the job and encode its reference instead."""
+    """Serialize a message; above the limit, store the bytes in the job's claims folder and serialize their reference."""
     data = encode(message)
     if len(data) <= limit_bytes:
         return data
@@ -90,8 +117,8 @@ async def pack(message: JobMessage, blobs: Blobs, limit_bytes: int) -> bytes:
     return ormsgpack.packb({"v": SCHEMA_VERSION, "t": _CLAIM, "d": ref.model_dump()})
 
 
-async def unpack(data: bytes, blobs: Blobs) -> Message:
-    """Decode, following a claim if the bytes are one. Raises as `decode` and as `Blobs.get`."""
+async def unpack(data: bytes, blobs: Blobs) -> BusMessage:
+    """Deserialize a message, and fetch it if the bytes are a claim. Raises as `decode` and as `Blobs.get`."""
     tag, body = _opened(data)
     if tag != _CLAIM:
         return _decoded(tag, body)

@@ -1,4 +1,5 @@
-"""The control plane: observe, plan, apply, write status. It is on no hot path: while it is down, training goes on.
+"""The control plane: observe, plan, apply, write status.
 
-`snapshot`, `plan`, `policies` and `manifests` are pure: values in, values out, `now` included. The rest is the shell around them.
+It is on no hot path: training continues while it is down. `snapshot`, `plan`, `policies` and `manifests` are
+pure functions of values, `now` included. The other modules do the I/O.
 """

@@ -16,20 +16,20 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+from marlaas_api.background import stop_on_signals
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect as connect_bus
 from marlaas_api.bus_users import BusKeys, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable, first_cause
-from marlaas_api.stopping import stop_on_signals
-from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
+from marlaas_operator.bus_keys import CredentialIssuer, ensure_keys, renew_platform
 from marlaas_operator.cluster import Cluster, Forbidden, Invalid, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.handlers import WATCH_S, watch
-from marlaas_operator.health import Door, opened
+from marlaas_operator.health import HealthEndpoints, opened
 from marlaas_operator.installation import Installation, load
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.resync import MANAGED
 from marlaas_operator.service import Outside, Service
-from marlaas_operator.watched import Watched
 
 log = logging.getLogger("marlaas_operator")
 
@@ -38,7 +38,7 @@ _RETRY_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator until it is told to stop; return the exit code."""
+    """Run the operator until SIGTERM or SIGINT; return the exit code."""
     options = _parser().parse_args(arguments)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
@@ -86,22 +86,26 @@ def _service(
             installation.nats_url, name="operator", creds=creds if keys is not None else None, connect_timeout_s=5.0
         )
 
-    async def watching(watched: Watched, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
-        await watch(watched, begun, told, gateway, options.watch_seconds)
+    async def watching(cache: ObjectCache, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
+        await watch(cache, begun, told, gateway, options.watch_seconds)
 
     instance = os.environ.get("POD_NAME") or socket.gethostname()
-    outside = Outside(gateway, open_bus, watching, Credentials(keys, time.time), instance)
+    outside = Outside(gateway, open_bus, watching, CredentialIssuer(keys, time.time), instance)
     return Service(outside, installation)
 
 
 async def _keys(gateway: ApiServer, installation: Installation) -> BusKeys | None:
-    """The bus's keys, as soon as the API server answers."""
+    """Return the bus's keys; retry until the API server answers.
+
+    Raises:
+        InvalidInput: the API server refuses access to the Secret.
+    """
     while True:
         try:
             keys = await ensure_keys(gateway, installation)
             await renew_platform(gateway, installation, keys, time.time())
             return keys
-        except (Forbidden, Invalid) as error:  # an admission policy says the latter
+        except (Forbidden, Invalid) as error:  # Invalid: refused by an admission policy
             raise InvalidInput(f"{error}; the chart's Role allows it, for a Secret with the label {MANAGED}") from error
         except Retryable as error:
             log.warning("%s (again soon)", error)
@@ -113,7 +117,7 @@ async def _opened(options: argparse.Namespace, service: Service) -> AsyncIterato
     if options.health is None:
         yield
         return
-    async with opened(Door(service.missing, service.metrics_text), options.health) as port:
+    async with opened(HealthEndpoints(service.missing, service.metrics_text), options.health) as port:
         log.info("health and metrics on port %d", port)
         yield
 
@@ -122,11 +126,17 @@ async def _opened(options: argparse.Namespace, service: Service) -> AsyncIterato
 async def _renewing(
     gateway: Cluster, installation: Installation, keys: BusKeys | None, creds: Path
 ) -> AsyncIterator[None]:
-    """Keep the platform's credentials in their Secret, and our own in its file, of the present window. Raises, in a group, what keeps ours from its file."""
+    """Renew bus credentials while the context is open.
+
+    The platform's are renewed in their Secret, the operator's own in the file `creds`.
+
+    Raises:
+        ExceptionGroup: the operator's own credential could not be written to its file.
+    """
     if keys is None:
         yield
         return
-    own = Credentials(keys, time.time)
+    own = CredentialIssuer(keys, time.time)
     _write(creds, own.of(OperatorUser()) or "")
 
     async def renew() -> None:

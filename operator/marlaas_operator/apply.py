@@ -1,4 +1,8 @@
-"""A plan's actions, performed one at a time. Each may be repeated; each is a condition on what was observed where that matters."""
+"""Execution of a plan's actions, one at a time.
+
+Every action may be repeated. Where a concurrent change matters, the request carries the observed uid or
+resource version.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,34 +10,34 @@ from typing import Any
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Cluster, Conflict, NotFound, Target
 from marlaas_operator.cluster.resources import OWNED, SECRETS
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.plan import Action, AddFinalizer, Apply, Delete, DeleteObject, RemoveFinalizer, WriteDocument
-from marlaas_operator.watched import Watched
 
 _BY_KIND = {resource.kind: resource for resource in (*OWNED, SECRETS)}
 
 
 class Performer:
-    """Performs actions."""
+    """Executes actions against the cluster and the bus, and updates the cache with the results."""
 
-    def __init__(self, cluster: Cluster, watched: Watched, bus: BusView) -> None:
+    def __init__(self, cluster: Cluster, cache: ObjectCache, bus: BusView) -> None:
         self._cluster = cluster
-        self._watched = watched
+        self._cache = cache
         self._bus = bus
 
     async def perform(self, target: Target, action: Action) -> None:
-        """Do one thing for the planned object. Raises as the cluster and the bus do."""
+        """Execute one action for the planned object. Raises the errors of `Cluster` and of `BusView.write`."""
         match action:
             case Apply(manifest):
                 await self._apply(dict(manifest))
             case Delete(kind, namespace, name, uid):
                 gone = Target(_BY_KIND[kind], namespace, name)
                 if await self._cluster.delete(gone, uid=uid) and uid is not None:
-                    self._watched.lose(gone, uid)
+                    self._cache.lose(gone, uid)
             case DeleteObject(uid):
                 await self._cluster.delete(target, uid=uid)
             case AddFinalizer(finalizer):
                 await self._finalizers(target, lambda names: [*(n for n in names if n != finalizer), finalizer])
-                if self._watched.get(target) is None:  # nothing may be made for it that its deletion would not undo
+                if self._cache.get(target) is None:  # later actions need the finalizer
                     raise Conflict(f"{target} went before it had our finalizer")
             case RemoveFinalizer(finalizer):
                 await self._finalizers(target, lambda names: [name for name in names if name != finalizer])
@@ -42,12 +46,15 @@ class Performer:
 
     async def _apply(self, manifest: Body) -> None:
         after = await self._cluster.apply(manifest)
-        if manifest["kind"] != SECRETS.kind:  # what is never read is not remembered either
-            self._watched.see(after, own=True)
+        if manifest["kind"] != SECRETS.kind:  # Secrets are never read, hence not cached
+            self._cache.see(after, own=True)
 
     async def _finalizers(self, target: Target, change: Callable[[list[str]], list[str]]) -> None:
-        """A list is replaced whole, hence only at the version that was observed."""
-        body = self._watched.get(target)
+        """Replace the list of finalizers, on condition of the observed resource version.
+
+        The condition is needed because a merge patch replaces whole lists.
+        """
+        body = self._cache.get(target)
         if body is None:
             return
         meta: dict[str, Any] = body["metadata"]
@@ -55,9 +62,9 @@ class Performer:
         try:
             after = await self._cluster.patch(target, {"metadata": wanted})
         except NotFound:
-            self._watched.lose(target, meta["uid"])
+            self._cache.lose(target, meta["uid"])
             return
         if "deletionTimestamp" in after["metadata"] and not after["metadata"].get("finalizers"):
-            self._watched.lose(target, meta["uid"])
+            self._cache.lose(target, meta["uid"])
         else:
-            self._watched.see(after, own=True)
+            self._cache.see(after, own=True)

@@ -1,7 +1,7 @@
-"""The bus's keys: made once into the installation's Secret, and what is minted from them for every user of the bus.
+"""The bus's signing keys, created once in the installation's Secret, and the credentials that they sign.
 
-The Secret is never overwritten: whoever runs `helm upgrade` keeps the keys that the server and running pods have. The platform's own
-credentials in it are renewed in place.
+The keys are never overwritten: after `helm upgrade`, the server and running pods still use them. The platform's
+own credentials in the Secret are renewed in place.
 """
 
 import base64
@@ -38,13 +38,16 @@ _MAX_STORE_BYTES = 4 << 40
 
 
 class Clock(Protocol):
-    """Unix seconds."""
+    """Returns unix seconds."""
 
     def __call__(self) -> float: ...
 
 
-class Credentials:
-    """Mints what jobs and pools need, once per time window. keys None: a bus without users, for which there is nothing to mint."""
+class CredentialIssuer:
+    """Issues credentials for jobs and pools, one per user and time window.
+
+    keys None: the bus has no users, so there are no credentials.
+    """
 
     def __init__(self, keys: BusKeys | None, now: Clock) -> None:
         self._keys = keys
@@ -52,7 +55,7 @@ class Credentials:
         self._kept: dict[BusUser, tuple[float, str]] = {}
 
     def of(self, user: BusUser) -> str | None:
-        """Creds text of a user."""
+        """Return the text of a user's credential; None without keys."""
         if self._keys is None:
             return None
         until, text = self._kept.get(user, (0.0, ""))
@@ -62,28 +65,29 @@ class Credentials:
         return text
 
     def sandbox(self, namespace: str, job: str, uid: str) -> str | None:
-        """Creds text of one job's sandbox."""
+        """Return the credential of a job's sandbox."""
         return self.of(SandboxUser(namespace, job, uid))
 
     def forget_sandbox(self, namespace: str, job: str, uid: str) -> None:
-        """The job is gone."""
+        """Drop the credential of a deleted job."""
         self._kept.pop(SandboxUser(namespace, job, uid), None)
 
     def forget_pool(self, name: str) -> None:
-        """The pool is gone; one of the same name gets the same again."""
+        """Drop the credentials of a deleted pool."""
         for user in (RolloutUser(name), TrainerUser(name)):
             self._kept.pop(user, None)
 
     def pool(self, name: str) -> Mapping[str, str]:
-        """Creds texts of a pool's roles, by role."""
+        """Return the credentials of a pool's workers, by role; empty without keys."""
         texts = {"rollout": self.of(RolloutUser(name)), "trainer": self.of(TrainerUser(name))}
         return {role: text for role, text in texts.items() if text is not None}
 
 
 async def ensure_keys(cluster: Cluster, installation: Installation) -> BusKeys:
-    """The installation's keys, which are made if there are none.
+    """Return the installation's keys; create them if there are none.
 
-    Raises InvalidInput: the Secret of an external bus is absent, or one is there that has no keys.
+    Raises:
+        InvalidInput: the Secret of an external bus is absent, or a Secret exists without valid keys.
     """
     target = Target(SECRETS, installation.namespace, installation.bus_secret)
     secret = await _found(cluster, target)
@@ -99,7 +103,7 @@ async def ensure_keys(cluster: Cluster, installation: Installation) -> BusKeys:
 
 
 async def renew_platform(cluster: Cluster, installation: Installation, keys: BusKeys, now: float) -> None:
-    """Write the platform's credentials of the present window, if they are not there yet."""
+    """Write the platform's credentials of the present time window, unless they are in the Secret."""
     target = Target(SECRETS, installation.namespace, installation.bus_secret)
     wanted = _platform(keys, now)
     data = (await cluster.get(target)).get("data") or {}
@@ -116,7 +120,7 @@ async def _found(cluster: Cluster, target: Target) -> Body | None:
 
 
 async def _fresh(cluster: Cluster, installation: Installation, target: Target) -> Body:
-    """A Secret that goes with the installation's ConfigMap."""
+    """Build a Secret with new keys, owned by the installation's ConfigMap, so that both are deleted together."""
     keys = BusKeys.make()
     owner = await _found(cluster, Target(CONFIG_MAPS, installation.namespace, f"{installation.release}-installation"))
     labels = {
@@ -135,7 +139,7 @@ async def _fresh(cluster: Cluster, installation: Installation, target: Target) -
 
 
 def _server(keys: BusKeys) -> str:
-    """What nats-server is started with; where it listens and keeps its files is the chart's to say."""
+    """Return nats-server's configuration; the chart adds the listen addresses and the store's path."""
     return (
         f"max_payload: {MAX_PAYLOAD_BYTES}\njetstream {{ max_file_store: {_MAX_STORE_BYTES} }}\n{server_config(keys)}"
     )

@@ -1,7 +1,7 @@
-"""The operator's mirror of the bus: job documents and progress, and the only writer of documents.
+"""Cache of the bus's job documents and progress, and the only writer of documents.
 
-A watch is a hint: the buckets are also read whole now and then. While the bus is away the mirror stays as it was and says so; nothing
-here makes a reconcile wait for it.
+The cache follows a watch and is also read whole every minute. While the bus is unavailable it keeps its
+content, and `state` says so. No reconcile waits for the bus.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bucket, Bus, BusRefused, BusUnavailable, Conflict, Entry
+from marlaas_api.bus import Bucket, Bus, BusRefused, BusUnavailable, Entry, RevisionConflict
 from marlaas_api.errors import MarlaasError, Permanent, Retryable
-from marlaas_api.messages import JobDocument, Message, Progress
+from marlaas_api.messages import BusMessage, JobDocument, Progress
 from marlaas_api.wire import decode_as, encode
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.snapshot import BusState
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
 REREAD_S = 60.0
 _RETRY_S = 1.0
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=BusMessage)
 LEADER = subjects.replica_key("orchestrator", "all", "leader")
 _MIRRORED = (subjects.JOBS, subjects.PROGRESS)
 
@@ -35,10 +35,17 @@ class Stale(Retryable):
 
 
 class BusView:
-    """Mirror of the buckets `jobs` and `progress`; keys are `<namespace>.<job>`.
+    """Cache of the buckets `jobs` and `progress`; keys are `<namespace>.<job>`.
 
-    open_bus: connects; called until it succeeds. changed: told every key whose entry changed. changed_state: told that the bus went or came, or its orchestrator. usable: set once the
-    bus has answered and was read whole.
+    Attributes:
+        state: availability of the bus, and of an orchestrator that holds the leader lease.
+        usable: set once the bus has answered and both buckets were read whole.
+
+    Args:
+        open_bus: connects; retried until it succeeds.
+        changed: called with every key whose entry changed.
+        changed_state: called when `state` changed.
+        now: unix seconds.
     """
 
     def __init__(
@@ -61,7 +68,7 @@ class BusView:
         self.usable = asyncio.Event()
 
     async def run(self) -> None:
-        """Mirror until cancelled."""
+        """Keep the cache current until cancelled."""
         try:
             await self._connect()
             async with asyncio.TaskGroup() as tasks:
@@ -74,31 +81,36 @@ class BusView:
                 await self._bus.close()
 
     def document(self, key: str) -> JobDocument | None:
-        """The job's document, whatever its uid."""
+        """Return the job's document, whatever its uid; None if absent or not decodable."""
         return _decoded(JobDocument, self._entries[subjects.JOBS].get(key))
 
     def progress(self, key: str) -> Progress | None:
-        """The job's progress, whatever its uid."""
+        """Return the job's progress, whatever its uid; None if absent or not decodable."""
         return _decoded(Progress, self._entries[subjects.PROGRESS].get(key))
 
     def has_progress(self, key: str) -> bool:
-        """Whether anything stands there, readable or not."""
+        """Return whether the key exists, even if its value cannot be decoded."""
         return key in self._entries[subjects.PROGRESS]
 
     def revisions(self, key: str) -> tuple[int, int]:
-        """What changes when the job's document or progress does."""
+        """Return the revisions of the job's document and progress, 0 where there is none."""
         found = (self._entries[name].get(key) for name in _MIRRORED)
         document, progress = (entry.revision if entry is not None else 0 for entry in found)
         return document, progress
 
     def keys(self) -> list[str]:
-        """Keys that have a document."""
+        """Return the keys that have a document."""
         return list(self._entries[subjects.JOBS])
 
     async def write(self, action: WriteDocument) -> None:
-        """Put a document where `action.replaces` stands. Raises Stale, BusRefused, BusUnavailable (at once while the bus is known to be away).
+        """Write a document if `action.replaces` is still the current one.
 
-        Whether the bus is away is for the heartbeat to find: a store that is full takes no document and answers all the same.
+        A failed write does not change `state`: a full store refuses writes but still answers the heartbeat.
+
+        Raises:
+            Stale: another document is there by now.
+            BusRefused: the bus refuses the write.
+            BusUnavailable: the bus does not answer; raised at once while it is known to be unavailable.
         """
         document = action.document
         key = subjects.job_key(document.namespace, document.job)
@@ -110,7 +122,7 @@ class BusView:
         bucket, data = self._buckets[subjects.JOBS], encode(document)
         try:
             revision = await (bucket.create(key, data) if entry is None else bucket.update(key, data, entry.revision))
-        except Conflict as error:
+        except RevisionConflict as error:
             await self._look_at(key)
             raise Stale(f"the document of {key} was changed by somebody else") from error
         self._note(subjects.JOBS, Entry(key, data, revision))
@@ -129,7 +141,7 @@ class BusView:
                 await asyncio.sleep(_RETRY_S)
 
     async def _beat(self) -> None:
-        """Whether the bus answers, and whether an orchestrator holds the lease, asked anew every two seconds."""
+        """Check every two seconds whether the bus answers and whether an orchestrator holds the leader lease."""
         while True:
             try:
                 leader = await self._buckets[subjects.REPLICAS].get(LEADER)
@@ -153,7 +165,7 @@ class BusView:
             await asyncio.sleep(_RETRY_S)
 
     async def _reread(self, name: str) -> None:
-        """What is true, now and then."""
+        """Read the bucket whole every `REREAD_S`, sooner while a result is unconfirmed or after an error."""
         while True:
             sure = False
             try:
@@ -164,16 +176,18 @@ class BusView:
             await asyncio.sleep(REREAD_S if sure else _RETRY_S)
 
     async def _read_whole(self, name: str) -> bool:
-        """Keys that went without a word go here; so does what an emptied bus, which counts revisions anew, no longer has. False: read again soon.
+        """Read a bucket whole and update the cache; return False if the read must be repeated soon.
 
-        Any replica of the bus may answer, a moment behind the others. So what went, or went back, is believed of a second read alone.
+        The read finds deletions that the watch missed, and a bus that was emptied and counts revisions from 1
+        again. Any replica of the bus may answer, and may lag: so a missing key or an older revision counts only
+        if two reads in a row agree.
         """
         before = dict(self._entries[name])
         entries = {entry.key: entry for entry in await self._buckets[name].entries()}
         doubted, self._doubted[name] = self._doubted[name], {}
         for key in {*before, *entries}:
             known, found = before.get(key), entries.get(key)
-            if self._entries[name].get(key) != known:  # the watch knows better
+            if self._entries[name].get(key) != known:  # changed by the watch during the read
                 continue
             if _is_step_back(known, found) and doubted.get(key) != (known, found):
                 self._doubted[name][key] = known, found
@@ -182,7 +196,7 @@ class BusView:
         return not self._doubted[name]
 
     def _note(self, name: str, entry: Entry) -> None:
-        """Take what is newer than what is known."""
+        """Store the entry if its revision is newer than the cached one."""
         known = self._entries[name].get(entry.key)
         if known is None or entry.revision > known.revision:
             self._take(name, entry)
@@ -225,6 +239,6 @@ def _decoded(kind: type[M], entry: Entry | None) -> M | None:
         return None
     try:
         return decode_as(kind, entry.data)
-    except Permanent as error:  # a newer version's, or not ours: as if it were not there, but said
+    except Permanent as error:  # written by a newer version, or foreign: treat as absent, but log it
         log.error("%s: %s", entry.key, error)
         return None

@@ -1,6 +1,7 @@
-"""Kubernetes events: the sentences of `kubectl describe`. Pure.
+"""Bodies of Kubernetes events, which `kubectl describe` shows. Pure.
 
-kubectl sorts by a time that these events may not have, and so shows them in the order of their names.
+kubectl sorts events by a timestamp that events.k8s.io/v1 may lack, and then by name; so the names are in
+chronological order.
 """
 
 import hashlib
@@ -16,7 +17,10 @@ _LONGEST_NAME = 220
 
 
 def event_bodies(regarding: Body, events: Sequence[Event], instance: str, now: float) -> list[Body]:
-    """The event objects about `regarding` as it was observed, in their order. A name follows from both, so that each is made once."""
+    """Return the event objects about `regarding`, in order.
+
+    An event's name is derived from the observed object and the event, so that each is created only once.
+    """
     return [_event_body(regarding, (place, event), instance, now) for place, event in enumerate(events)]
 
 

@@ -1,8 +1,8 @@
-"""kopf, as the watcher: every event of our kinds and of what we own becomes something seen. The only module that imports kopf.
+"""kopf handlers: every event of the kinds below goes into the object cache. The only module that imports kopf.
 
-kopf writes nothing: no finalizers, annotations, events or peering of its own. It has a thread and an event loop to itself, for it cancels
-whatever it finds beside it when it ends; when it fails, it is started anew. A watch ends after `watch_s` and goes on from where it was, so that
-one that has silently died is noticed. kopf lists before it watches and does not say what went before: `begun` is told.
+kopf watches and writes nothing: no finalizers, annotations, events or peering; docs/architecture.md ("The control plane") says why. It runs in a
+thread and an event loop of its own, since it cancels every other task of its loop when it ends, and `Watcher` restarts it with backoff. A
+watch ends after `watch_s` and resumes, so that a connection that died silently is noticed.
 """
 
 import asyncio
@@ -11,104 +11,28 @@ from collections.abc import Callable
 from typing import Any
 
 import kopf
-from kopf._cogs.structs.references import Insights  # where kopf notes what it watches; it tells nobody else
 
 from marlaas_operator.cluster import Body, Resource, Unavailable, target_of
 from marlaas_operator.cluster.api_server import ApiServer, Login
 from marlaas_operator.cluster.resources import KINDS, OWNED
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.resync import MANAGED
-from marlaas_operator.watched import Watched
 from marlaas_operator.watching import Told, Watcher
 
 WATCH_S = 45.0
-_NAME = "marlaas-operator"  # left to itself, kopf asks for the name of our user, who in a pod has none
+_NAME = "marlaas-operator"  # without an identity, kopf asks for the name of our user, who in a pod has none
 _GRACE_S = 5.0
+_RESOURCES = {(one.group, one.version, one.plural): one for one in (*KINDS, *OWNED)}
 
 Begun = Callable[[Resource], None]
-"""Told a kind whose watch begins: what went before it did, it does not say."""
+"""Called with a kind whose watch begins. kopf lists before it watches and does not report what was deleted before."""
 
-Happened = Callable[[Resource, str | None, Body], None]
-"""Told what kopf saw, in kopf's thread: the kind, the event's type (None: listed), the object."""
-
-
-async def watch(watched: Watched, begun: Begun, told: Told, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
-    """Watch until cancelled. told: what is wrong with the watching, an empty text when it goes well again."""
-    loop = asyncio.get_running_loop()
-
-    def see(resource: Resource, kind: str | None, body: Body) -> None:
-        if kind == "DELETED":
-            meta = body["metadata"]
-            watched.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
-            return
-        if kind is None:
-            begun(resource)
-        watched.see(body)
-
-    def happened(resource: Resource, kind: str | None, body: Body) -> None:
-        loop.call_soon_threadsafe(see, resource, kind, body)
-
-    def tell(words: str) -> None:
-        told(words)
-        for resource in (*KINDS, *OWNED):
-            begun(resource)
-
-    async def once(halt: asyncio.Event) -> None:
-        await _watch_once(happened, gateway, halt, watch_s)
-
-    _quieten()
-    await Watcher(once, tell).run()
+Sink = Callable[[Resource, str | None, Body], None]
+"""Called in kopf's thread with the kind, the event's type (None: listed) and the object."""
 
 
-async def _watch_once(happened: Happened, gateway: ApiServer, halt: asyncio.Event, watch_s: float) -> None:
-    registry, insights = kopf.OperatorRegistry(), Insights()
-    kopf.on.login(registry=registry)(_login(gateway))
-    for resource in (*KINDS, *OWNED):
-        _register(registry, resource, happened)
-    looking = asyncio.create_task(_unserved(insights, halt), name="unserved kinds")
-    try:
-        await kopf.operator(
-            registry=registry,
-            settings=_settings(watch_s),
-            insights=insights,
-            standalone=True,
-            clusterwide=True,
-            stop_flag=halt,
-            identity=_NAME,
-        )
-    finally:
-        looking.cancel()
-    if looking.done() and not looking.cancelled():
-        raise Unavailable(f"the API server does not list {', '.join(looking.result())} among what it serves")
-
-
-async def _unserved(insights: Insights, halt: asyncio.Event) -> list[str]:
-    """Kinds that the API server did not list when kopf asked what there is, having ended the watching; waits for ever if there are none.
-
-    kopf asks once, and never watches what was not listed then: kinds that were only just installed may be served before they are listed.
-    """
-    await insights.ready_resources.wait()
-    listed = {(found.group, found.version, found.plural) for found in insights.watched_resources}
-    lacking = [one.plural for one in (*KINDS, *OWNED) if (one.group, one.version, one.plural) not in listed]
-    if not lacking:
-        await asyncio.Event().wait()
-    halt.set()
-    return lacking
-
-
-def _register(registry: kopf.OperatorRegistry, resource: Resource, happened: Happened) -> None:
-    async def seen(event: Any, **_: Any) -> None:
-        happened(
-            resource,
-            event["type"],
-            {**event["object"], "apiVersion": resource.api_version, "kind": resource.kind},
-        )
-
-    where = (resource.group, resource.version, resource.plural)
-    kopf.on.event(*where, registry=registry, id=f"seen-{resource.plural}")(seen)
-
-
-class _NothingToCompare(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """kopf would copy every object to compare it with an earlier self; nobody here asks for that."""
+class _NoDiffBase(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """Stores nothing: kopf would copy every object to compare it with its previous version, which no handler needs."""
 
     def build(self, *, body: Any, extra_fields: Any = None) -> Any:
         return {}
@@ -120,8 +44,8 @@ class _NothingToCompare(kopf.DiffBaseStorage):  # type: ignore[misc]
         return None
 
 
-class _NothingToRemember(kopf.ProgressStorage):  # type: ignore[misc]
-    """No handler of ours has progress to be kept on an object."""
+class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
+    """Stores nothing: no handler has progress to be kept on an object."""
 
     def fetch(self, *, key: Any, body: Any) -> Any:
         return None
@@ -139,43 +63,119 @@ class _NothingToRemember(kopf.ProgressStorage):  # type: ignore[misc]
         return essence
 
 
-def _settings(watch_s: float) -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
+@kopf.on.startup()  # type: ignore[untyped-decorator]
+async def configure(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
+    """Make kopf watch and never write."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.peering.standalone = True
-    settings.persistence.diffbase_storage = _NothingToCompare()
-    settings.persistence.progress_storage = _NothingToRemember()
+    settings.persistence.diffbase_storage = _NoDiffBase()
+    settings.persistence.progress_storage = _NoProgress()
     settings.queueing.idle_timeout = 0.5
-    settings.watching.server_timeout = int(watch_s)
-    settings.watching.client_timeout = watch_s + _GRACE_S
-    settings.watching.inactivity_timeout = watch_s + _GRACE_S
+    settings.watching.server_timeout = int(memo.watch_s)
+    settings.watching.client_timeout = memo.watch_s + _GRACE_S
+    settings.watching.inactivity_timeout = memo.watch_s + _GRACE_S
     settings.watching.chunk_size = 500
     settings.networking.request_timeout = 20.0
     settings.networking.connect_timeout = 5.0
     for resource in OWNED:
-        key = (resource.group, resource.version, resource.plural)
-        settings.watching.label_selectors[key] = MANAGED
-    return settings
+        settings.watching.label_selectors[resource.group, resource.version, resource.plural] = MANAGED
 
 
-def _login(gateway: ApiServer) -> Callable[..., Any]:
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        found: Login = await gateway.login()
-        return kopf.ConnectionInfo(
-            server=found.server,
-            ca_path=found.ca_path,
-            insecure=not found.verify,
-            certificate_path=found.certificate_path,
-            private_key_path=found.key_path,
-            scheme="Bearer" if found.token else None,
-            token=found.token,
-        )
+@kopf.on.login()  # type: ignore[untyped-decorator]
+async def login(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
+    """Log in as the operator's own client does."""
+    found: Login = await memo.login()
+    return kopf.ConnectionInfo(
+        server=found.server,
+        ca_path=found.ca_path,
+        insecure=not found.verify,
+        certificate_path=found.certificate_path,
+        private_key_path=found.key_path,
+        scheme="Bearer" if found.token else None,
+        token=found.token,
+    )
 
-    return login
+
+@kopf.on.event("marlaas.dev", "v1alpha1", "rljobs")  # type: ignore[untyped-decorator]
+@kopf.on.event("marlaas.dev", "v1alpha1", "modelpools")  # type: ignore[untyped-decorator]
+@kopf.on.event("marlaas.dev", "v1alpha1", "tenants")  # type: ignore[untyped-decorator]
+@kopf.on.event("apps", "v1", "deployments")  # type: ignore[untyped-decorator]
+@kopf.on.event("apps", "v1", "statefulsets")  # type: ignore[untyped-decorator]
+@kopf.on.event("", "v1", "services")  # type: ignore[untyped-decorator]
+@kopf.on.event("policy", "v1", "poddisruptionbudgets")  # type: ignore[untyped-decorator]
+@kopf.on.event("networking.k8s.io", "v1", "networkpolicies")  # type: ignore[untyped-decorator]
+@kopf.on.event("", "v1", "configmaps")  # type: ignore[untyped-decorator]
+@kopf.on.event("", "v1", "serviceaccounts")  # type: ignore[untyped-decorator]
+@kopf.on.event("", "v1", "pods")  # type: ignore[untyped-decorator]
+async def observed(event: Any, resource: Any, memo: kopf.Memo, **_: Any) -> None:
+    """Pass an event on to the cache."""
+    kind = _RESOURCES[resource.group, resource.version, resource.plural]
+    memo.sink(kind, event["type"], {**event["object"], "apiVersion": kind.api_version, "kind": kind.kind})
+
+
+async def watch(cache: ObjectCache, begun: Begun, told: Told, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
+    """Watch until cancelled. told: called with the error of a watch that ended, with an empty text once watching works again."""
+    loop = asyncio.get_running_loop()
+
+    def see(resource: Resource, kind: str | None, body: Body) -> None:
+        if kind == "DELETED":
+            meta = body["metadata"]
+            cache.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
+            return
+        if kind is None:
+            begun(resource)
+        cache.see(body)
+
+    def sink(resource: Resource, kind: str | None, body: Body) -> None:
+        loop.call_soon_threadsafe(see, resource, kind, body)
+
+    def restarted(error: str) -> None:
+        told(error)
+        for resource in (*KINDS, *OWNED):
+            begun(resource)
+
+    async def once(halt: asyncio.Event) -> None:
+        await watch_once(sink, gateway, halt, watch_s)
+
+    _quieten()
+    await Watcher(once, restarted).run()
+
+
+async def watch_once(sink: Sink, gateway: ApiServer, halt: asyncio.Event, watch_s: float) -> None:
+    """Run kopf until `halt` is set.
+
+    Raises:
+        Unavailable: the API server does not list a kind yet. kopf looks once at its start, and never watches a kind that was missing then.
+    """
+    discovery, stopping = asyncio.create_task(_unserved(gateway)), asyncio.create_task(halt.wait())
+    try:
+        await asyncio.wait({discovery, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if halt.is_set():
+            return
+        if unserved := discovery.result():
+            raise Unavailable(f"the API server does not list {', '.join(unserved)} among what it serves")
+    finally:
+        discovery.cancel()
+        stopping.cancel()
+    await kopf.operator(
+        memo=kopf.Memo(sink=sink, login=gateway.login, watch_s=watch_s),
+        clusterwide=True,
+        standalone=True,
+        stop_flag=halt,
+        identity=_NAME,
+    )
+
+
+async def _unserved(gateway: ApiServer) -> list[str]:
+    """Ask over a connection of this thread's own: the gateway's belongs to another event loop."""
+    own = ApiServer(gateway.configuration)
+    try:
+        return [resource.plural for resource in await own.unserved((*KINDS, *OWNED))]
+    finally:
+        await own.close()
 
 
 def _quieten() -> None:
-    """kopf tells of every event, and of the signals that it leaves to us."""
-    for name, level in (("kopf", logging.WARNING), ("kopf.objects", logging.ERROR), ("kopf._core", logging.ERROR)):
+    """kopf logs every event, and the signals that it leaves to us."""
+    for name, level in (("kopf", logging.WARNING), ("kopf.objects", logging.WARNING), ("kopf._core", logging.ERROR)):
         logging.getLogger(name).setLevel(level)

@@ -1,4 +1,4 @@
-"""The operator's small HTTP door: /livez, /readyz, /metrics (and /healthz, which is /livez)."""
+"""HTTP server for health checks and metrics: /livez, /readyz, /metrics (and /healthz, which is /livez)."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,19 @@ _LONGEST_LINE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """What the door tells. ready: an empty text, or what is still missing. metrics: Prometheus' text."""
+class HealthEndpoints:
+    """Content of the endpoints.
+
+    Attributes:
+        ready: returns an empty text, or the reason why the operator is not ready.
+        metrics: returns the metrics in Prometheus' text format.
+    """
 
     ready: Callable[[], str]
     metrics: Callable[[], str]
 
     def answer(self, path: str) -> tuple[int, str]:
-        """Status and text for a path."""
+        """Return HTTP status and text for a path."""
         match path:
             case "/livez" | "/healthz":
                 return 200, "ok\n"
@@ -31,13 +36,13 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def opened(door: Door, port: int, host: str = "0.0.0.0") -> AsyncIterator[int]:
-    """Answer while the context is open; the port comes back (0 lets the system choose)."""
+async def opened(endpoints: HealthEndpoints, port: int, host: str = "0.0.0.0") -> AsyncIterator[int]:
+    """Serve while the context is open; yield the port. port 0: the system chooses one."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError, ValueError):
             async with asyncio.timeout(_PATIENCE_S):
-                await _exchange(door, reader, writer)
+                await _exchange(endpoints, reader, writer)
         writer.close()
 
     server = await asyncio.start_server(serve, host, port, limit=_LONGEST_LINE)
@@ -47,9 +52,9 @@ async def opened(door: Door, port: int, host: str = "0.0.0.0") -> AsyncIterator[
         server.close()
 
 
-async def _exchange(door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _exchange(endpoints: HealthEndpoints, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     request = (await reader.readuntil(b"\r\n\r\n")).decode(errors="replace")
-    status, text = door.answer(request.split(" ", 2)[1].partition("?")[0])
+    status, text = endpoints.answer(request.split(" ", 2)[1].partition("?")[0])
     body = text.encode()
     head = f"HTTP/1.1 {status} -\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)

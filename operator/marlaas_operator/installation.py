@@ -1,4 +1,4 @@
-"""What the chart tells the operator about the installation: one YAML file, read at start (a change restarts the operator)."""
+"""Settings of one release of the chart: a YAML file that is read at start. A change of it restarts the operator."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from marlaas_api.errors import InvalidInput
 
 
 class Settings(BaseModel):
-    """A part of the file: camelCase keys, unknown keys refused."""
+    """Base of all parts of the file: keys are camelCase, unknown keys are refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True, extra="forbid"
@@ -19,8 +19,13 @@ class Settings(BaseModel):
 
 
 class BlobSettings(Settings):
-    """Where adapters and checkpoints lie. claim_name: volume that is mounted at the URL's path (file://). secret_name: Secret of the
-    release's namespace whose keys are environment variables of the object store's client (S3, GCS, Azure)."""
+    """Storage of adapters and checkpoints.
+
+    Attributes:
+        claim_name: volume that is mounted at the path of the URL (`file://` only).
+        secret_name: Secret in the release's namespace. Its keys become environment variables of the object
+            store's client (S3, GCS, Azure).
+    """
 
     url: str
     claim_name: str | None = None
@@ -28,7 +33,7 @@ class BlobSettings(Settings):
 
 
 class ImageSettings(Settings):
-    """The image of the workers, unless a pool says otherwise."""
+    """Image of the workers; a pool may set its own."""
 
     name: str
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
@@ -36,8 +41,10 @@ class ImageSettings(Settings):
 
 
 class PythonEnvironment(Settings):
-    """A volume with the workers' Python packages, for an image that has only Python. It is mounted read-only; sandboxes of other
-    namespaces need a claim of the same name in theirs."""
+    """Volume with the workers' Python packages, for an image that contains only Python.
+
+    The volume is mounted read-only. Each namespace with sandboxes needs its own claim of this name.
+    """
 
     claim_name: str
     python_path: str
@@ -45,13 +52,13 @@ class PythonEnvironment(Settings):
 
 
 class ModelCache(Settings):
-    """Where prepared models are kept. claim_name None: each pod prepares its own, in an emptyDir."""
+    """Storage of prepared models. claim_name None: each pod prepares its own copy in an emptyDir."""
 
     claim_name: str | None = None
 
 
 class SandboxSettings(Settings):
-    """What holds for every sandbox unless its pool says otherwise. default_cpu: CPU request, in cores."""
+    """Defaults of every sandbox; a pool may set its own. default_cpu: CPU request, in cores."""
 
     runtime_class_name: str | None = None
     default_cpu: str = "100m"
@@ -60,8 +67,12 @@ class SandboxSettings(Settings):
 class Installation(Settings):
     """One release of the chart.
 
-    nats_pod_selector: labels of the bus's pods in the release's namespace; None for an external bus, which `nats_cidrs` then tells the
-    network policies. dns_cidrs: name servers that are no pods of kube-system. metrics_from: NetworkPolicy peers that may read the figures of pools' workers. bus_secret: Secret with the bus's keys and the platform's credentials.
+    Attributes:
+        nats_pod_selector: labels of the bus's pods in the release's namespace; None for an external bus.
+        nats_cidrs: address ranges of an external bus, for the network policies.
+        bus_secret: Secret with the bus's keys and the platform's credentials.
+        dns_cidrs: name servers that do not run as pods in kube-system.
+        metrics_from: NetworkPolicy peers that may scrape the metrics of pools' workers.
     """
 
     release: str
@@ -81,10 +92,10 @@ class Installation(Settings):
 
 
 def load(path: Path) -> Installation:
-    """Read the file.
+    """Read and validate the installation file.
 
     Raises:
-        InvalidInput: it cannot be read, or says what this operator does not understand.
+        InvalidInput: the file cannot be read, or has unknown or invalid settings.
     """
     try:
         return Installation.model_validate(yaml.safe_load(path.read_text()))

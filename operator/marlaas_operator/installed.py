@@ -1,6 +1,7 @@
-"""`python -m marlaas_operator.installed --installation FILE --creds FILE`: does this installation work? What `helm test` runs.
+"""Check of an installation, run by `helm test`.
 
-Asks the API server for the kinds and for the operator's and the orchestrator's health, and the bus for the bucket of jobs.
+Usage: `python -m marlaas_operator.installed --installation FILE --creds FILE`. It checks that the API server
+serves the kinds, that operator and orchestrator are available, and that the bus has the bucket of jobs.
 """
 
 import argparse
@@ -18,15 +19,15 @@ from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, TENANTS
 from marlaas_operator.installation import Installation, load
 
 Finding = Callable[[], Awaitable[str]]
-"""One question; the answer is a sentence. Raises MarlaasError: no."""
+"""One check; returns a sentence. Raises MarlaasError if the check fails."""
 
 
 class NotWorking(MarlaasError):
-    """A part is there but does not do its work; the text says which."""
+    """A component exists but is not available; the text names it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask everything; 0 when all is well, 1 otherwise. One line an answer."""
+    """Run all checks and print one line each; return 0 if all pass, else 1."""
     parser = argparse.ArgumentParser(prog="python -m marlaas_operator.installed")
     parser.add_argument("--installation", required=True, type=Path, metavar="FILE", help="the operator's own file")
     parser.add_argument(
@@ -61,13 +62,17 @@ async def _told(finding: Finding) -> bool:
 
 
 async def kinds_served(cluster: Cluster) -> str:
-    """The API server knows the kinds."""
+    """Check that the API server serves the kinds."""
     pools, tenants = await cluster.list(MODELPOOLS), await cluster.list(TENANTS)
     return f"the API server serves the kinds ({len(pools)} ModelPools, {len(tenants)} Tenants)"
 
 
 async def available(cluster: Cluster, installation: Installation, component: str) -> str:
-    """A Deployment of the chart has its pods. Raises NotWorking with its own words."""
+    """Check that a Deployment of the chart is available.
+
+    Raises:
+        NotWorking: it is not; with the message of its condition.
+    """
     name = f"{installation.release}-{component}"
     deployment = await cluster.get(Target(DEPLOYMENTS, installation.namespace, name))
     condition = _condition(deployment, "Available")
@@ -82,7 +87,7 @@ def _condition(body: Body, name: str) -> Body:
 
 
 async def bus_answers(installation: Installation, creds: Path) -> str:
-    """The bus lets the credential in and has the bucket of jobs."""
+    """Check that the bus accepts the credential and has the bucket of jobs."""
     bus = await connect_bus(installation.nats_url, name=f"{installation.release}-test", creds=creds)
     try:
         jobs = await (await bus.bucket(JOBS)).entries()

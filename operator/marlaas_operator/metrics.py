@@ -1,4 +1,4 @@
-"""What the operator counts, in Prometheus' text format."""
+"""Metrics of the operator, in Prometheus' text format."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,8 @@ _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 Gauges = Mapping[str, float]
 
 
-class Metrics:
-    """Counts since the start of the process."""
+class OperatorMetrics:
+    """Counters since the start of the process."""
 
     def __init__(self) -> None:
         self.reconciles: Counter[tuple[str, str]] = Counter()
@@ -19,17 +19,17 @@ class Metrics:
         self._sum_s = 0.0
 
     def reconciled(self, kind: str, outcome: str, seconds: float) -> None:
-        """One reconcile of a kind: `ok`, or the name of the error it ended in."""
+        """Count one reconcile of a kind. outcome: `ok`, or the name of the error's class."""
         self.reconciles[kind, outcome] += 1
         self._seconds[next((bound for bound in _BOUNDS_S if seconds <= bound), float("inf"))] += 1
         self._sum_s += seconds
 
     def requested(self, verb: str, plural: str, status: int) -> None:
-        """One request to the API server; status 0: no answer."""
+        """Count one request to the API server. status: HTTP status, 0 for no answer."""
         self.requests[verb, plural, str(status)] += 1
 
     def text(self, gauges: Gauges) -> str:
-        """Everything, with what is measured only now."""
+        """Return all metrics as text. gauges: values that are read at this moment, by name."""
         return "\n".join(self._lines(gauges)) + "\n"
 
     def _lines(self, gauges: Gauges) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""From what is remembered of cluster and bus to the snapshots that policies decide from. Parses; asks nobody.
+"""Builds snapshots for the policies from the object cache and the bus view; makes no requests.
 
-What takes long to parse is kept as long as its source has not changed.
+Parsed objects are memoized until their source changes.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from marlaas_api import subjects
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.problems import problems_of
 from marlaas_api.reasons import Reason
-from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, resource_of, target_of
+from marlaas_operator.object_cache import Group, ObjectCache, namespaces_of, pool_of
 from marlaas_operator.pod_facts import PodFacts, pod_facts
 from marlaas_operator.policies.tenant import by_precedence
 from marlaas_operator.snapshot import JobLoad, JobSnapshot, Meta, OwnedKey, PoolSnapshot, TenantSnapshot
-from marlaas_operator.watched import Group, Watched, namespaces_of, pool_of
 
 B = TypeVar("B", bound=Kind)
 T = TypeVar("T")
@@ -29,28 +29,30 @@ _UID_LABEL = "marlaas.dev/job-uid"
 
 
 class Remembered(Generic[T]):
-    """A value per object, made anew when its source has another mark."""
+    """Memoizes one value per object; recomputes it when the mark of its source differs."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[object, T]] = {}
 
     def of(self, uid: str, mark: object, make: Callable[[], T]) -> T:
-        """The value of the object with this uid."""
+        """Return the value for this uid; call `make` if there is none for this mark."""
         kept = self._kept.get(uid)
         if kept is None or kept[0] != mark:
             kept = self._kept[uid] = mark, make()
         return kept[1]
 
     def forget(self, uid: str) -> None:
-        """The object is gone."""
+        """Drop the value of a deleted object."""
         self._kept.pop(uid, None)
 
 
 class Observer:
-    """Makes snapshots. now: unix seconds."""
+    """Builds snapshots. now: unix seconds."""
 
-    def __init__(self, watched: Watched, bus: BusView, credentials: Credentials, now: Callable[[], float]) -> None:
-        self._watched = watched
+    def __init__(
+        self, cache: ObjectCache, bus: BusView, credentials: CredentialIssuer, now: Callable[[], float]
+    ) -> None:
+        self._cache = cache
         self._bus = bus
         self._credentials = credentials
         self._now = now
@@ -61,14 +63,17 @@ class Observer:
         self._going_since: dict[str, float] = {}
 
     def job(self, target: Target, trouble: Trouble | None = None) -> JobSnapshot | None:
-        """Snapshot of an RLJob, None if there is none. trouble: what keeps its actions from being done."""
-        body = self._watched.get(target)
+        """Return the snapshot of an RLJob, None if there is none.
+
+        trouble: reason and message of the error that keeps the job's actions from being executed.
+        """
+        body = self._cache.get(target)
         if body is None:
             return None
         meta, job = Meta.of(body), parsed(RLJob, body)
         key = subjects.job_key(meta.namespace, meta.name)
         pool_name = pool_of(body)
-        pool_body = self._watched.get(Target(MODELPOOLS, "", pool_name))
+        pool_body = self._cache.get(Target(MODELPOOLS, "", pool_name))
         pool = self._pool(pool_body) if pool_body is not None else None
         progress = self._bus.progress(key)
         admitted = progress is not None and progress.uid == meta.uid and progress.admitted and not progress.phase.final
@@ -98,8 +103,8 @@ class Observer:
         )
 
     def pool(self, target: Target, trouble: Trouble | None = None) -> PoolSnapshot | None:
-        """Snapshot of a ModelPool, None if there is none. trouble: as of a job."""
-        body = self._watched.get(target)
+        """Return the snapshot of a ModelPool, None if there is none. trouble: as in `job`."""
+        body = self._cache.get(target)
         if body is None:
             return None
         pool = self._pool(body)
@@ -111,20 +116,20 @@ class Observer:
             problem=pool if isinstance(pool, Problem) else "",
             refusal=trouble[1] if trouble is not None else "",
             status=body.get("status"),
-            jobs=self._loads_of(self._watched.group(("jobs of pool", "", target.name))),
+            jobs=self._loads_of(self._cache.group(("jobs of pool", "", target.name))),
             owned=owned,
             pods=_facts(pods),
             credentials=self._credentials.pool(target.name),
         )
 
     def tenant(self, target: Target) -> TenantSnapshot | None:
-        """Snapshot of a Tenant, None if there is none."""
-        body = self._watched.get(target)
+        """Return the snapshot of a Tenant, None if there is none."""
+        body = self._cache.get(target)
         if body is None:
             return None
         tenant = self._tenant(body)
         namespaces = set(tenant.spec.namespaces) if isinstance(tenant, Tenant) else set()
-        jobs = [job for job in self._watched.all(RLJOBS) if job["metadata"]["namespace"] in namespaces]
+        jobs = [job for job in self._cache.all(RLJOBS) if job["metadata"]["namespace"] in namespaces]
         return TenantSnapshot(
             meta=Meta.of(body),
             bus=self._bus.state,
@@ -136,7 +141,7 @@ class Observer:
         )
 
     def forget(self, body: Body) -> None:
-        """An object is gone for good."""
+        """Drop everything kept for a deleted object."""
         meta = body["metadata"]
         uid = str(meta["uid"])
         for kept in (self._pools, self._tenants, self._loads):
@@ -149,11 +154,14 @@ class Observer:
             self._credentials.forget_pool(meta["name"])
 
     def _deletion_seen(self, meta: Meta) -> float:
-        """The API server's clock, by which the deletion has a time, may be another than ours."""
+        """Return when this process first saw the deletion, 0.0 if the object is not being deleted.
+
+        The deletionTimestamp is by the API server's clock, which may differ from ours.
+        """
         return self._going_since.setdefault(meta.uid, self._now()) if meta.deleted_at is not None else 0.0
 
     def _belongings(self, group: Group) -> tuple[dict[OwnedKey, Body], list[Body]]:
-        bodies = self._watched.group(group)
+        bodies = self._cache.group(group)
         pods = [body for body in bodies if resource_of(body) == PODS]
         owned = {
             (str(body["kind"]), target_of(body).name): body
@@ -169,13 +177,13 @@ class Observer:
         return self._tenants.of(*_identity(body), lambda: parsed(Tenant, body))
 
     def _all_tenants(self) -> tuple[Tenant, ...]:
-        read = ((body, self._tenant(body)) for body in self._watched.all(TENANTS))
+        read = ((body, self._tenant(body)) for body in self._cache.all(TENANTS))
         return tuple(by_precedence([(Meta.of(body), tenant) for body, tenant in read if isinstance(tenant, Tenant)]))
 
     def _is_tenant_unread(self, namespace: str) -> bool:
         return any(
             isinstance(self._tenant(body), Problem) and namespace in namespaces_of(body)
-            for body in self._watched.all(TENANTS)
+            for body in self._cache.all(TENANTS)
         )
 
     def _loads_of(self, bodies: list[Body]) -> tuple[JobLoad, ...]:
@@ -200,7 +208,10 @@ class Observer:
 
 
 def parsed(kind: type[B], body: Body) -> B | Problem:
-    """The object, or which fields break which rules: it was stored before there were those, or by another version of its definition."""
+    """Parse a body; return a text with the broken rules if it is invalid.
+
+    A stored object may be invalid: it may predate a rule, or belong to another version of the CRD.
+    """
     try:
         return kind.model_validate(body)
     except ValidationError as error:

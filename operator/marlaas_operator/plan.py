@@ -1,7 +1,7 @@
-"""What is to be done about one object: values that a policy returns and the shell performs.
+"""Actions and status for one object: values that a policy returns and the shell executes.
 
-Invariant: actions are in an order in which a crash between any two of them is harmless: planning anew from what is so then gives
-the rest. The shell performs them one by one, stops at the first error and plans again.
+Invariant: a crash between any two actions is harmless: a new plan from the observed state contains the rest.
+The shell executes them in order, stops at the first error and plans again.
 """
 
 from collections.abc import Mapping
@@ -10,21 +10,30 @@ from typing import Any, Literal
 
 from marlaas_api.messages import JobDocument
 
+
+def soonest(*waits_s: float | None) -> float | None:
+    """Return the shortest of the given waits, at least 0; None if all are None."""
+    known = [max(0.0, wait) for wait in waits_s if wait is not None]
+    return min(known, default=None)
+
+
 Manifest = Mapping[str, Any]
-"""A Kubernetes object as the API server takes and gives it."""
+"""A Kubernetes object in the API server's JSON form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of a whole desired object, forced, with our field manager."""
+    """Server-side apply of a complete desired object, forced, with our field manager."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete an owned object in the background; that it is gone is success. uid: only this very object, None where we cannot know it
-    (Secrets are never read)."""
+    """Background deletion of an owned object; an absent object counts as success.
+
+    uid: precondition of the deletion; None where the uid is unknown (Secrets are never read).
+    """
 
     kind: str
     namespace: str
@@ -34,29 +43,32 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Delete the planned object itself (ttlSecondsAfterFinished), if it still has this uid."""
+    """Deletion of the planned object itself (`ttlSecondsAfterFinished`), if it still has this uid."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class AddFinalizer:
-    """Put our finalizer on the planned object, by a metadata patch."""
+    """Addition of our finalizer to the planned object, by a metadata patch."""
 
     finalizer: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveFinalizer:
-    """Take our finalizer off; the object may then go. Always the last action."""
+    """Removal of our finalizer, after which Kubernetes may delete the object. Always the last action."""
 
     finalizer: str
 
 
 @dataclass(frozen=True, slots=True)
 class WriteDocument:
-    """Put the job's document on the bus. replaces: the document that was observed there (None: the key was absent), so that the shell can
-    refuse to overwrite a newer one and plan again."""
+    """Write of the job's document to the bus.
+
+    replaces: the observed document (None: the key was absent). If the bus has another one by now, the write is
+    refused and the object planned again.
+    """
 
     document: JobDocument
     replaces: JobDocument | None
@@ -67,7 +79,7 @@ Action = Apply | Delete | DeleteObject | AddFinalizer | RemoveFinalizer | WriteD
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One sentence of the object's story, for `kubectl describe`; one per real transition."""
+    """A sentence for `kubectl describe`; one per transition."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -76,12 +88,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that follows from one snapshot; the empty plan means that all is as it should be.
+    """All actions that follow from one snapshot; an empty plan means that nothing has to change.
 
-    status: None when nothing is to be written; otherwise what to put under `status` in one merge patch: the whole computed status, with None for
-    what is to be removed. urgent: the status says something new of phase, reason or conditions and is written at once; otherwise only figures have moved, and the
-    shell writes it at most once a second. events: emitted after the status was written, and only then. requeue_s: look again after this many
-    seconds even if nothing is heard; None: only then.
+    Attributes:
+        status: status as one merge patch, with None for fields to remove; None when nothing is to be written.
+        urgent: phase, reason or conditions changed, so the status is written at once. Otherwise only numbers
+            changed, and it is written at most once a second.
+        events: emitted only after the status was written.
+        requeue_s: reconcile again after this many seconds even without a change; None: only on a change.
     """
 
     actions: tuple[Action, ...] = ()
@@ -92,5 +106,5 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Nothing is to be done now."""
+        """Whether there is nothing to do now."""
         return not self.actions and self.status is None and not self.events

@@ -1,7 +1,7 @@
-"""What a pod says of itself, as far as policies ask: parsed once from the API server's body. Pure.
+"""Pod fields that policies need, parsed once from the API server's body. Pure.
 
-A container's last words are a tenant's own bytes, and an image's name is a tenant's own text: what a terminal would obey is written out here,
-before it reaches statuses and events.
+Termination messages and image names come from tenants: terminal control characters in them are escaped here,
+before they reach statuses and events.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,15 +9,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from marlaas_api.visible import visible
+from marlaas_api.last_words import visible
 
 COMPONENT = "app.kubernetes.io/component"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:
-    """One container. waiting: the reason why it does not run, empty if it runs or has ended. exit_code: of the running container's
-    predecessor, or of itself if it has ended; None if neither ended. `message` belongs to `waiting`, `last_words` to `exit_code`."""
+    """State of one container.
+
+    Attributes:
+        waiting: reason why it does not run; empty if it runs or has ended.
+        message: text of `waiting`.
+        exit_code: of its last run that ended, None if there is none.
+        last_words: termination message of that run.
+    """
 
     name: str
     init: bool
@@ -34,7 +40,13 @@ class ContainerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """One pod. component: rollout, trainer or sandbox. unschedulable: the scheduler's words, empty if it has a node. created_at: unix seconds."""
+    """State of one pod.
+
+    Attributes:
+        component: rollout, trainer or sandbox.
+        created_at: unix seconds.
+        unschedulable: the scheduler's message, empty if the pod has a node.
+    """
 
     name: str
     component: str
@@ -49,22 +61,28 @@ class PodFacts:
 
     @property
     def restarts(self) -> int:
-        """Restarts of its containers, init containers not counted: those start again by design until what they wait for is there."""
+        """Restarts of its containers.
+
+        Init containers do not count: they restart by design until their dependency exists.
+        """
         return sum(container.restarts for container in self.containers if not container.init)
 
     @property
     def ended(self) -> bool:
-        """Whether it ended for good and only its record is left; what made it makes another."""
+        """Whether the pod has ended for good; its controller creates another."""
         return self.phase in ("Failed", "Succeeded")
 
     @property
     def overran(self) -> bool:
-        """Whether the kubelet ended it because it wrote more than it may (a full emptyDir), and not for want of something on its node."""
+        """Whether the kubelet evicted the pod for exceeding a limit (a full emptyDir).
+
+        False if it was evicted because the node was short of a resource.
+        """
         return self.reason == "Evicted" and "exceed" in self.message and not self.message.startswith("The node ")
 
 
 def pod_facts(body: Mapping[str, Any]) -> PodFacts:
-    """Facts of a pod's body."""
+    """Parse a pod's body."""
     meta, status = body["metadata"], body.get("status") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled", {})
@@ -83,7 +101,7 @@ def pod_facts(body: Mapping[str, Any]) -> PodFacts:
 
 
 def unix_seconds(time: str | None) -> float | None:
-    """Unix seconds of a Kubernetes time; None of none."""
+    """Parse a Kubernetes time to unix seconds; None for None."""
     return None if time is None else datetime.fromisoformat(time).timestamp()
 
 

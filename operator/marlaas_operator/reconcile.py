@@ -1,7 +1,7 @@
-"""One object's reconcile: observe, plan, apply, status, events, in this order.
+"""Reconcile of one object: observe, plan, apply, write status, emit events, in this order.
 
-Invariant: a crash between any two effects is harmless, for what follows is planned from what is so. The status is one write; events come
-last: a crash may lose one, and never doubles one.
+Invariant: a crash between any two effects is harmless, because the next plan starts from the observed state.
+The status is one write. Events come last: a crash may lose one, but never emits one twice.
 """
 
 import logging
@@ -16,15 +16,14 @@ from marlaas_operator.apply import Performer
 from marlaas_operator.cluster import Body, Cluster, Conflict, NotFound, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
 from marlaas_operator.events import event_bodies
+from marlaas_operator.failure_backoff import REFUSED_AGAIN_S, FailureBackoff, is_passing, is_refusal
 from marlaas_operator.installation import Installation
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.observe import Observer
-from marlaas_operator.plan import Action, Apply, Delete, Plan
-from marlaas_operator.policies.clock import soonest
+from marlaas_operator.plan import Action, Apply, Delete, Plan, soonest
 from marlaas_operator.policies.job import plan_job
 from marlaas_operator.policies.pool import plan_pool
 from marlaas_operator.policies.tenant import plan_tenant
-from marlaas_operator.troubles import REFUSED_AGAIN_S, Troubles, is_passing, is_refusal
-from marlaas_operator.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +31,11 @@ FIGURES_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a reconcile has around it. instance: who writes the events; now: unix seconds."""
+class ReconcilerDependencies:
+    """Dependencies of a reconcile. instance: reporter name in events. now: unix seconds."""
 
     cluster: Cluster
-    watched: Watched
+    cache: ObjectCache
     observer: Observer
     performer: Performer
     installation: Installation
@@ -45,16 +44,20 @@ class Surroundings:
 
 
 class Reconciler:
-    """Brings one object after the other to what it should be."""
+    """Reconciles objects, one per call."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ReconcilerDependencies) -> None:
         self._around = around
         self._status_at: dict[Target, float] = {}
-        self._troubles = Troubles()
+        self._backoff = FailureBackoff()
 
     async def __call__(self, target: Target) -> float | None:
-        """Reconcile; return after how many seconds to look again, None if only on news. Raises what is to be tried again."""
-        body = self._around.watched.get(target)
+        """Reconcile one object; return after how many seconds to requeue it, None to wait for a change.
+
+        Raises:
+            MarlaasError: the reconcile must be retried.
+        """
+        body = self._around.cache.get(target)
         if body is None:
             self._forget(target)
             return None
@@ -69,9 +72,9 @@ class Reconciler:
         if plan is None:
             return None
         failpoint("operator.reconcile.planned")
-        rest_s = self._troubles.rests_s(target, plan.actions, self._around.now())
+        rest_s = self._backoff.rests_s(target, plan.actions, self._around.now())
         error = await self._act(target, plan) if rest_s is None else None
-        if error is not None or (rest_s is None and self._troubles.over(target)):
+        if error is not None or (rest_s is None and self._backoff.over(target)):
             plan = self._plan_after(target, error)
         early_s = await self._tell(target, body, plan)
         if error is not None and not is_refusal(error):
@@ -80,7 +83,7 @@ class Reconciler:
 
     def _plan(self, target: Target) -> Plan | None:
         around = self._around
-        trouble = self._troubles.told(target, around.now())
+        trouble = self._backoff.told(target, around.now())
         if target.resource == RLJOBS:
             job = around.observer.job(target, trouble)
             return plan_job(job, around.installation, around.now()) if job is not None else None
@@ -91,28 +94,40 @@ class Reconciler:
         return plan_tenant(tenant, around.now()) if tenant is not None else None
 
     async def _act(self, target: Target, plan: Plan) -> MarlaasError | None:
-        """Perform the actions; the error that kept one, and those after it, from being done. Raises what only means: look again."""
+        """Execute the actions; return the error that stopped them, None if all succeeded.
+
+        Raises:
+            MarlaasError: a transient error, which has not lasted long enough to be reported in the status.
+        """
         try:
             for action in plan.actions:
                 await self._around.performer.perform(target, action)
                 failpoint(f"operator.reconcile.after_{_named(action)}")
         except MarlaasError as error:
-            self._troubles.met(target, error, self._around.now())
-            if is_passing(error) and self._troubles.told(target, self._around.now()) is None:
+            self._backoff.met(target, error, self._around.now())
+            if is_passing(error) and self._backoff.told(target, self._around.now()) is None:
                 raise
             return error
         return None
 
     def _plan_after(self, target: Target, error: MarlaasError | None) -> Plan:
-        """The plan whose status is to be told after an error, or after the end of a trouble; what was refused is left alone for a while."""
+        """Plan again after an error, or after an error's end, to get a status that reports it.
+
+        Actions that were refused are not retried for `REFUSED_AGAIN_S`.
+        """
         plan = self._plan(target) or Plan()
         if error is not None and is_refusal(error):
             log.warning("%s: %s", target, error)
-            self._troubles.rest(target, plan.actions, self._around.now())
+            self._backoff.rest(target, plan.actions, self._around.now())
         return plan
 
     async def _tell(self, target: Target, body: Body, plan: Plan) -> float | None:
-        """Write the status, then the events; a time in seconds when it is too early for mere figures."""
+        """Write the status, then emit the events.
+
+        Returns:
+            Seconds to wait if the status has only new numbers and the last write was less than a second ago;
+                else None.
+        """
         if plan.status is not None:
             early_s = self._status_at.get(target, 0.0) + FIGURES_EVERY_S - self._around.now()
             if 0 < early_s <= FIGURES_EVERY_S and not plan.urgent:  # longer: the clock was set back
@@ -126,22 +141,26 @@ class Reconciler:
         return None
 
     async def _write_status(self, target: Target, body: Body, status: dict[str, Any]) -> bool:
-        """False: there is nothing any more that has a status. Our own actions moved the version on since the body was observed."""
-        now_known = self._around.watched.get(target)
+        """Write the status; return False if the object no longer exists.
+
+        The patch carries the cached resource version, because our own actions have changed it since `body` was
+        observed.
+        """
+        now_known = self._around.cache.get(target)
         if now_known is None or now_known["metadata"]["uid"] != body["metadata"]["uid"]:
             return False
         patch = {"metadata": {"resourceVersion": now_known["metadata"]["resourceVersion"]}, "status": status}
         try:
             after = await self._around.cluster.patch(target, patch, status=True)
         except NotFound:
-            self._around.watched.lose(target, body["metadata"]["uid"])
+            self._around.cache.lose(target, body["metadata"]["uid"])
             return False
         self._status_at[target] = self._around.now()
-        self._around.watched.see(after, own=True)
+        self._around.cache.see(after, own=True)
         return True
 
     async def _emit(self, event: Body) -> None:
-        """Nothing depends on an event: one that cannot be written is only logged."""
+        """Create an event; only log an error, because nothing depends on events."""
         try:
             await self._around.cluster.create(event)
         except Conflict:
@@ -150,19 +169,19 @@ class Reconciler:
             log.debug("an event was lost: %s", error)
 
     async def _look_at(self, target: Target, body: Body) -> None:
-        """What was remembered is not what is: read it."""
+        """Read the object again after a conflict: the cached body is out of date."""
         try:
-            self._around.watched.see(await self._around.cluster.get(target))
+            self._around.cache.see(await self._around.cluster.get(target))
         except NotFound:
-            self._around.watched.lose(target, body["metadata"]["uid"])
+            self._around.cache.lose(target, body["metadata"]["uid"])
 
     def _forget(self, target: Target) -> None:
         self._status_at.pop(target, None)
-        self._troubles.over(target)
+        self._backoff.over(target)
 
 
 def _named(action: Action) -> str:
-    """For failpoints: what was done, and to which kind."""
+    """Return the action's class name and kind, for failpoints."""
     match action:
         case Apply(manifest):
             return f"Apply_{manifest['kind']}"

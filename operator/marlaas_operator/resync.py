@@ -1,6 +1,7 @@
-"""Lists of ours, beside the watches: at the start, now and then, and when a watch had to begin anew. And the sweep of orphaned documents.
+"""Lists that confirm the watches, and the sweep of documents without an RLJob.
 
-A watch that begins, or begins anew, does not say what went since we looked last; a list that is made afterwards does.
+Kinds are listed at the start, every ten minutes, and when a watch begins: a new watch does not report earlier
+deletions, a later list shows them.
 """
 
 import asyncio
@@ -11,9 +12,9 @@ from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Cluster, Forbidden, NotFound, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.plan import WriteDocument
-from marlaas_operator.policies.orphans import plan_orphan
-from marlaas_operator.watched import Watched
+from marlaas_operator.policies.job import plan_orphan
 
 log = logging.getLogger(__name__)
 
@@ -26,26 +27,30 @@ _RETRY_S = 2.0
 
 
 class Resync:
-    """Keeps what is remembered of the cluster true. synced: set once everything was listed."""
+    """Lists that keep the object cache current. synced: set once every kind was listed."""
 
-    def __init__(self, cluster: Cluster, watched: Watched) -> None:
+    def __init__(self, cluster: Cluster, cache: ObjectCache) -> None:
         self._cluster = cluster
-        self._watched = watched
+        self._cache = cache
         self._wanted: set[Resource] = set()
         self._news = asyncio.Event()
         self.synced = asyncio.Event()
 
     async def first(self) -> None:
-        """List everything, however long the API server is away.
+        """List every kind; retry until the API server answers.
 
-        Raises InvalidInput: our kinds are not installed, or we may not list.
+        Raises:
+            InvalidInput: our kinds are not installed, or listing is forbidden.
         """
         for resource in (*KINDS, *OWNED):
             await self._listed(resource)
         self.synced.set()
 
     async def run(self) -> None:
-        """List what is wanted soon, everything once the watches should have begun, and everything every ten minutes; until cancelled."""
+        """List until cancelled.
+
+        Requested kinds are listed after `_SOON_S`; all kinds after `FIRST_S` and then every ten minutes.
+        """
         at = time.monotonic() + FIRST_S
         while True:
             try:
@@ -61,7 +66,7 @@ class Resync:
                     self.want(resource)
 
     def want(self, resource: Resource) -> None:
-        """Have a kind listed soon: a watch of it has begun."""
+        """Request a list of a kind whose watch has begun."""
         self._wanted.add(resource)
         self._news.set()
 
@@ -72,7 +77,10 @@ class Resync:
             await asyncio.sleep(_RETRY_S)
 
     async def _tried_again(self, resource: Resource) -> bool:
-        """What keeps an operator from beginning does not end one that works: a server that has just begun refuses what it allows a second later."""
+        """List a kind; log an error that would stop a starting operator, and return False.
+
+        A starting API server may refuse a request that it allows a second later.
+        """
         try:
             return await self._tried(resource)
         except InvalidInput as error:
@@ -80,7 +88,7 @@ class Resync:
             return False
 
     async def _tried(self, resource: Resource) -> bool:
-        known = self._watched.known(resource)
+        known = self._cache.known(resource)
         try:
             bodies = await self._cluster.list(resource, labels="" if resource in KINDS else MANAGED)
         except NotFound as error:
@@ -91,7 +99,7 @@ class Resync:
         except Retryable as error:
             log.warning("%s (again soon)", error)
             return False
-        if restored := self._watched.replace(bodies, known):
+        if restored := self._cache.replace(bodies, known):
             log.warning(
                 "the API server went back: %d %s are older than they were, as they are taken now",
                 restored,
@@ -100,24 +108,27 @@ class Resync:
         return True
 
 
-async def sweep(cluster: Cluster, watched: Watched, bus: BusView) -> None:
-    """Mark the documents of jobs that no longer exist as deleted, so that the orchestrator forgets them; until cancelled."""
+async def sweep(cluster: Cluster, cache: ObjectCache, bus: BusView) -> None:
+    """Mark the documents of jobs that no longer exist as deleted, until cancelled.
+
+    The orchestrator then forgets those jobs.
+    """
     while True:
         for key in bus.keys() if bus.state.available and bus.state.synced else ():
             try:
-                await _swept(cluster, watched, bus, key)
+                await _swept(cluster, cache, bus, key)
             except MarlaasError as error:
                 log.warning("sweeping %s: %s", key, error)
         await asyncio.sleep(SWEEP_EVERY_S)
 
 
-async def _swept(cluster: Cluster, watched: Watched, bus: BusView, key: str) -> None:
-    """What is remembered may lag behind: before a document is marked, the API server is asked."""
+async def _swept(cluster: Cluster, cache: ObjectCache, bus: BusView, key: str) -> None:
+    """Mark one document as deleted if the API server confirms that its job is gone; the cache alone may lag."""
     document = bus.document(key)
     if document is None or document.deleted:
         return
     target = Target(RLJOBS, document.namespace, document.job)
-    body = watched.get(target)
+    body = cache.get(target)
     if body is not None and body["metadata"]["uid"] == document.uid:
         return
     try:

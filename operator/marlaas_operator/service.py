@@ -1,4 +1,4 @@
-"""The operator as a whole: memory, mirror, queue and watches, wired together; from the first list to the drain."""
+"""The operator as a whole: wires cache, bus view, work queue and watches, from the first list to the drain."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from marlaas_api.bus import Bus
 from marlaas_operator.apply import Performer
-from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Cluster, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, RLJOBS
 from marlaas_operator.installation import Installation
-from marlaas_operator.metrics import Metrics
+from marlaas_operator.metrics import OperatorMetrics
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.observe import Observer
-from marlaas_operator.reconcile import Reconciler, Surroundings
+from marlaas_operator.reconcile import Reconciler, ReconcilerDependencies
 from marlaas_operator.resync import Resync, sweep
 from marlaas_operator.routes import Wish, after_bus_change, after_change, sums
-from marlaas_operator.watched import Watched
 from marlaas_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -27,35 +27,39 @@ log = logging.getLogger(__name__)
 BUS_PATIENCE_S = 10.0
 DRAIN_S = 10.0
 
-Watch = Callable[[Watched, Callable[[Resource], None], Callable[[str], None]], Awaitable[None]]
-"""Feeds the memory until it is cancelled; tells of which kind a watch has begun, and what is wrong with the watching (empty: nothing)."""
+Watch = Callable[[ObjectCache, Callable[[Resource], None], Callable[[str], None]], Awaitable[None]]
+"""Feeds the cache until cancelled.
+
+The first callback receives each kind whose watch begins. The second receives an error text, empty once the
+watch works again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What the operator stands between. instance: who writes its events. now: unix seconds."""
+    """External systems of the operator. instance: reporter name in events. now: unix seconds."""
 
     cluster: Cluster
     open_bus: Callable[[], Awaitable[Bus]]
     watch: Watch
-    credentials: Credentials
+    credentials: CredentialIssuer
     instance: str = "marlaas-operator"
     now: Callable[[], float] = time.time
 
 
 class Service:
-    """One operator."""
+    """The operator: all its parts and background tasks."""
 
     def __init__(self, outside: Outside, installation: Installation) -> None:
         self._outside = outside
-        self.metrics = Metrics()
-        self.watched = Watched(self._cluster_changed, installation.namespace)
+        self.metrics = OperatorMetrics()
+        self.cache = ObjectCache(self._cluster_changed, installation.namespace)
         self.bus = BusView(outside.open_bus, self._bus_changed, self._bus_state_changed, outside.now)
-        observer = Observer(self.watched, self.bus, outside.credentials, outside.now)
-        performer = Performer(outside.cluster, self.watched, self.bus)
-        around = Surroundings(
+        observer = Observer(self.cache, self.bus, outside.credentials, outside.now)
+        performer = Performer(outside.cluster, self.cache, self.bus)
+        around = ReconcilerDependencies(
             cluster=outside.cluster,
-            watched=self.watched,
+            cache=self.cache,
             observer=observer,
             performer=performer,
             installation=installation,
@@ -65,12 +69,16 @@ class Service:
         self._observer = observer
         self._reconciler = Reconciler(around)
         self.queue: WorkQueue[Target] = WorkQueue(self._reconcile, now=time.monotonic)
-        self.resync = Resync(outside.cluster, self.watched)
+        self.resync = Resync(outside.cluster, self.cache)
         self._looked_at = time.monotonic()
         self._watch_trouble = ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop`; then finish what was begun. Raises what ends the operator: InvalidInput, or a bug."""
+        """Run until `stop` is set, then finish the reconciles in progress, for at most `DRAIN_S`.
+
+        Raises:
+            ExceptionGroup: a background task failed: InvalidInput, or a bug.
+        """
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(self.bus.run(), name="bus")]
             starting = tasks.create_task(self._start(), name="first lists")
@@ -80,7 +88,7 @@ class Service:
                 working = tasks.create_task(self.queue.run(), name="queue")
                 background += [
                     tasks.create_task(self.resync.run(), name="resync"),
-                    tasks.create_task(sweep(self._outside.cluster, self.watched, self.bus), name="sweep"),
+                    tasks.create_task(sweep(self._outside.cluster, self.cache, self.bus), name="sweep"),
                     tasks.create_task(self._watch(), name="watch"),
                 ]
                 await stopping
@@ -90,24 +98,27 @@ class Service:
                 task.cancel()
 
     def missing(self) -> str:
-        """What the operator still waits for before it works; empty when it does."""
+        """Return the reason why the operator is not ready; empty when it is ready."""
         if not self.resync.synced.is_set():
             return "the first lists of the API server are not complete"
         return f"the watches ended: {self._watch_trouble}" if self._watch_trouble else ""
 
     def metrics_text(self) -> str:
-        """Prometheus' text."""
+        """Return all metrics in Prometheus' text format."""
         gauges = {
             "queue_depth": float(len(self.queue.schedule)),
             "queue_running": float(self.queue.schedule.running),
-            "objects": float(len(self.watched)),
+            "objects": float(len(self.cache)),
             "bus_available": float(self.bus.state.available),
             "quiet_seconds": time.monotonic() - self._looked_at if self.resync.synced.is_set() else 0.0,
         }
         return self.metrics.text(gauges)
 
     async def _start(self) -> None:
-        """A bus that is there is waited for, so that nothing is said of it that is not true; one that is not, is not."""
+        """List everything, wait up to `BUS_PATIENCE_S` for the bus, then queue every object.
+
+        Without the wait, a restart of the operator would publish that the bus is unavailable.
+        """
         await self.resync.first()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BUS_PATIENCE_S):
@@ -115,7 +126,7 @@ class Service:
         self._everything()
 
     async def _watch(self) -> None:
-        await self._outside.watch(self.watched, self.resync.want, self._watch_told)
+        await self._outside.watch(self.cache, self.resync.want, self._watch_told)
 
     def _watch_told(self, words: str) -> None:
         self._watch_trouble = words
@@ -138,36 +149,39 @@ class Service:
             raise
         finally:
             self.metrics.reconciled(target.resource.kind, outcome, time.perf_counter() - began)
-            if phase != self._phase(target):  # told by ourselves, hence no news, and yet it counts elsewhere
-                self._look_at(sums(self.watched, self.watched.get(target), None))
+            if phase != self._phase(target):  # own writes trigger no callback
+                self._look_at(sums(self.cache, self.cache.get(target), None))
 
     def _phase(self, target: Target) -> str | None:
-        """What a job's status says; None of other kinds."""
-        body = self.watched.get(target) if target.resource == RLJOBS else None
+        """Return the phase in a job's status; None for other kinds."""
+        body = self.cache.get(target) if target.resource == RLJOBS else None
         return (body.get("status") or {}).get("phase") if body is not None else None
 
     def _everything(self) -> None:
         for resource in KINDS:
-            self._look_at((target, 0.0) for target in self.watched.targets(resource))
+            self._look_at((target, 0.0) for target in self.cache.targets(resource))
 
     def _cluster_changed(self, target: Target, before: Body | None, after: Body | None) -> None:
-        self._look_at(after_change(self.watched, target, before, after))
+        self._look_at(after_change(self.cache, target, before, after))
         if before is not None and target.resource in KINDS and not _is_same(before, after):
             self._observer.forget(before)
 
     def _bus_changed(self, key: str) -> None:
-        self._look_at(after_bus_change(self.watched, key))
+        self._look_at(after_bus_change(self.cache, key))
 
     def _bus_state_changed(self) -> None:
         self._everything()
 
     def _look_at(self, wishes: Iterable[Wish]) -> None:
-        """Before everything was listed nothing is looked at: what is not known yet is not absent."""
+        """Queue the objects, unless the first lists are incomplete.
+
+        Until everything was listed, a missing object may be unknown, not absent.
+        """
         if self.resync.synced.is_set():
             for target, delay_s in wishes:
                 self.queue.add(target, delay_s)
 
 
 def _is_same(before: Body, after: Body | None) -> bool:
-    """Whether it is still the same object, and not another of its name."""
+    """Return whether both bodies have the same uid, so are not two objects of the same name."""
     return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]

@@ -1,6 +1,6 @@
-"""What was observed of one object and of what belongs to it: the values that policies decide from. Frozen; no clock, no client.
+"""Snapshots of one object and its related objects: the input of the policies. Frozen; no clock, no client.
 
-`status` and owned objects stay as the API server gave them: they are compared, not understood. Everything else is parsed at the edge.
+`status` and owned objects are raw, because they are only compared. Everything else is parsed.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts, unix_seconds
 
 OwnedKey = tuple[str, str]
-"""(kind, name) of an owned object; its namespace follows from its owner."""
+"""(kind, name) of an owned object; its owner determines its namespace."""
 
 Owned = Mapping[OwnedKey, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The part of an object's metadata that decisions need. Times are unix seconds; namespace is empty for cluster-scoped kinds."""
+    """Metadata that policies need. Times are unix seconds; namespace is empty for cluster-scoped kinds."""
 
     name: str
     uid: str
@@ -33,7 +33,7 @@ class Meta:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "Meta":
-        """Metadata of an object's body."""
+        """Parse the metadata of a body."""
         meta = body["metadata"]
         return cls(
             name=meta["name"],
@@ -48,10 +48,17 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class BusState:
-    """synced: the mirror of the bus has been read whole since the operator started; before that, what it lacks is unknown, not absent.
-    available: the bus answers now; since: when that last changed, unix seconds. A mirror stays usable while the bus is away.
-    leaderless_since: since when no orchestrator holds the lease (key `orchestrator.all.leader` of the bucket `replicas`, which expires 10 s after its holder fell
-    silent), unix seconds; None: one holds it, or that is not known."""
+    """State of the operator's connection to the bus.
+
+    Attributes:
+        available: the bus answers now. The cache stays usable while it does not.
+        since: when `available` last changed, unix seconds.
+        synced: the bus was read whole since the operator started; before that, a missing entry is unknown, not
+            absent.
+        leaderless_since: since when no orchestrator holds the leader lease, unix seconds; None: one holds it,
+            or unknown. The lease is the key `orchestrator.all.leader` of the bucket `replicas`; it expires 10 s
+            after its last renewal.
+    """
 
     available: bool
     since: float
@@ -61,16 +68,26 @@ class BusState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """One RLJob.
+    """One RLJob and everything that its plan depends on.
 
-    job: None if the stored object does not parse; `problem` then says why. status: as stored, None if never written. pool: the ModelPool that it names, if there
-    is one that parses; pool_problem: why the one that there is does not. tenants: all that parse, in order of precedence
-    (`policies.tenant.by_precedence`); tenant_unread: one that does not parse names the job's namespace, so whose it is is unknown. document, progress: what stands on the bus under the job's key, whatever its uid.
-    progress_unread: something stands there that this version cannot read (a newer orchestrator's): then what it says is unknown, not absent.
-    owned: its ServiceAccount, NetworkPolicy and Deployment where they exist (Secrets are never read). pods: of its sandbox; pool_pods: of its pool.
-    credential: its sandbox's bus credential, minted for the present time window; None unless progress says admitted (or while keys are missing).
-    first_seen_at, deletion_seen_at: when this operator process first saw the object, and that it is to go, unix seconds of our own clock. refusal: the sentence of API server or bus when it refused an
-    action for good (quota, admission, a document that is too large), or has kept failing for a while, else empty; refusal_reason: which of them (BusUnavailable).
+    Attributes:
+        job: None if the stored object does not parse; `problem` is then the reason.
+        status: as stored, None if never written.
+        pool: the ModelPool that the job names, None if absent or invalid; pool_problem: why it does not parse.
+        tenants: all that parse, in order of precedence (`policies.tenant.by_precedence`).
+        tenant_unread: a Tenant that does not parse lists the job's namespace, so the namespace's tenant is
+            unknown.
+        document, progress: entries on the bus under the job's key, whatever their uid.
+        progress_unread: the progress cannot be decoded (a newer orchestrator's): it is unknown, not absent.
+        owned: ServiceAccount, NetworkPolicy and Deployment, where they exist (Secrets are never read).
+        pods: of its sandbox; pool_pods: of its pool.
+        credential: bus credential of its sandbox for the present time window; None unless the job is admitted,
+            or if the bus has no users.
+        first_seen_at: when this operator process first saw the object, unix seconds of our own clock.
+        deletion_seen_at: when it first saw the deletion, likewise; 0.0 if it is not being deleted.
+        refusal: message of an error of API server or bus that is permanent (quota, admission, a document that
+            is too large) or has lasted; else empty.
+        refusal_reason: BusUnavailable for errors of the bus, else PodRefused.
     """
 
     meta: Meta
@@ -97,30 +114,35 @@ class JobSnapshot:
 
     @property
     def own_document(self) -> JobDocument | None:
-        """The document of this very object, not of an earlier one of the same name."""
+        """The document with this object's uid; None if it belongs to an earlier job of the same name."""
         return self.document if self.document is not None and self.document.uid == self.meta.uid else None
 
     @property
     def job_spec(self) -> RLJobSpec | None:
-        """The job's spec; if the object does not parse, the spec of the document that was handed over."""
+        """The job's spec; if the object does not parse, the spec in its published document."""
         if self.job is not None:
             return self.job.spec
         return self.own_document.spec if self.own_document is not None else None
 
     @property
     def own_progress(self) -> Progress | None:
-        """The progress of this very object."""
+        """The progress with this object's uid."""
         return self.progress if self.progress is not None and self.progress.uid == self.meta.uid else None
 
     @property
     def progress_known(self) -> bool:
-        """Whether progress that is absent is absent indeed."""
+        """Whether a missing progress is really absent, not unread."""
         return self.bus.synced and not self.progress_unread
 
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
-    """What one job means to its pool and its tenant. slots: adapter slots that it needs; begun: it has a document on the bus."""
+    """Usage of one job, as its pool and its tenant count it.
+
+    Attributes:
+        slots: adapter slots that it needs.
+        begun: its document is on the bus.
+    """
 
     namespace: str
     name: str
@@ -133,7 +155,7 @@ class JobLoad:
 
     @classmethod
     def of(cls, job: RLJob, document: JobDocument | None, progress: Progress | None) -> "JobLoad":
-        """Load of a job, from what stands on the bus under its uid (None where nothing does)."""
+        """Return the load of a job. document, progress: bus entries of the job's uid, None where absent."""
         return cls(
             namespace=job.metadata.namespace,
             name=job.metadata.name,
@@ -149,7 +171,7 @@ class JobLoad:
     def of_unread(
         cls, body: Mapping[str, Any], pool: str, document: JobDocument | None, progress: Progress | None
     ) -> "JobLoad":
-        """Load of a job that does not parse: what was handed over of it, which may be running."""
+        """Return the load of a job that does not parse, from its published document: the job may be running."""
         return cls(
             namespace=body["metadata"]["namespace"],
             name=body["metadata"]["name"],
@@ -163,15 +185,23 @@ class JobLoad:
 
 
 def _phase_of(stored: str | None) -> Phase:
-    """The last known phase."""
+    """Return the stored phase, Queued if there is none."""
     return Phase(stored) if stored is not None else Phase.QUEUED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSnapshot:
-    """One ModelPool. jobs: all that name it. owned: its ConfigMap, ServiceAccount, StatefulSets, Services, PodDisruptionBudgets and
-    NetworkPolicies in the release's namespace, where they exist. pods: its rollout and trainer workers. credentials: bus credentials of its workers by
-    role (rollout, trainer), minted for the present time window; empty while keys are missing. refusal: as of a JobSnapshot."""
+    """One ModelPool and everything that its plan depends on.
+
+    Attributes:
+        jobs: all that name the pool.
+        owned: its ConfigMap, ServiceAccount, StatefulSets, Services, PodDisruptionBudgets and NetworkPolicies
+            in the release's namespace, where they exist.
+        pods: its rollout and trainer workers.
+        credentials: bus credentials of its workers by role (rollout, trainer), for the present time window;
+            empty if the bus has no users.
+        refusal: as in JobSnapshot.
+    """
 
     meta: Meta
     bus: BusState

@@ -1,8 +1,11 @@
-"""`python -m marlaas_operator.uninstall --installation FILE`: what the chart runs before `helm uninstall` takes the operator away.
+"""Cleanup that the chart runs before `helm uninstall` deletes the operator.
 
-Stops the operator (it would make everything anew), deletes what it made, and takes its finalizers off: without an operator they would
-hold RLJobs, ModelPools and their namespaces for ever. The objects themselves stay, and so does all data: what is kept is said at the end (helm prints it).
-Run again after a crash, it goes on where it was.
+Usage: `python -m marlaas_operator.uninstall --installation FILE`.
+
+It stops the operator (which would recreate everything), deletes the objects that the operator made, and removes
+its finalizers: without an operator they would block the deletion of RLJobs, ModelPools and their namespaces
+forever. The RLJobs, ModelPools and Tenants stay, and so does all data; the output, which helm prints, lists
+what is kept. A second run after a crash continues the first.
 """
 
 import argparse
@@ -24,11 +27,15 @@ _PAUSE_S = 0.5
 
 
 class StillRunning(MarlaasError):
-    """The operator's pod does not end."""
+    """The operator's pod still runs after the timeout."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Clean up and say what is kept; 0 when nothing else is left, 1 with the reason on stderr otherwise."""
+    """Clean up and print what is kept.
+
+    Returns:
+        0 when nothing else is left; 1 otherwise, with the reason on stderr.
+    """
     parser = argparse.ArgumentParser(prog="python -m marlaas_operator.uninstall")
     parser.add_argument("--installation", required=True, type=Path, metavar="FILE", help="the operator's own file")
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster")
@@ -44,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def kept_text(installation: Installation) -> str:
-    """Which data outlives the release, and how to delete it."""
+    """Return which data outlives the release, and how to delete it."""
     release, kept = installation.release, ["the kinds with every RLJob, ModelPool and Tenant"]
     if installation.nats_pod_selector is not None:
         kept.append(f"the claim data-{release}-nats-0 (what the jobs have done so far)")
@@ -59,7 +66,7 @@ def kept_text(installation: Installation) -> str:
 
 
 class LeftBehind(MarlaasError):
-    """The API server does not let some of what the operator made be deleted, or a finalizer be taken off; the text says what."""
+    """An object could not be deleted, or a finalizer not removed; the text lists them."""
 
 
 async def _run(installation: Installation, kubeconfig: Path | None) -> None:
@@ -71,9 +78,14 @@ async def _run(installation: Installation, kubeconfig: Path | None) -> None:
 
 
 async def clean_up(cluster: Cluster, installation: Installation) -> None:
-    """Leave nothing of the operator but the kinds' objects.
+    """Stop the operator, delete the objects that it made and remove its finalizers.
 
-    Raises StillRunning; LeftBehind once everything else is done; and what the cluster raises.
+    RLJobs, ModelPools and Tenants stay.
+
+    Raises:
+        StillRunning: the operator's pod does not end.
+        LeftBehind: deletions were refused; raised after everything else is done.
+        MarlaasError: any error of the cluster.
     """
     await _stop_operator(cluster, installation)
     refused = await _delete_owned(cluster, installation.release)
@@ -86,7 +98,7 @@ async def clean_up(cluster: Cluster, installation: Installation) -> None:
 
 async def _stop_operator(cluster: Cluster, installation: Installation) -> None:
     name = f"{installation.release}-operator"
-    # The subresource, because the Deployment is the chart's: what the operator did not make, its rights do not reach.
+    # The scale subresource, because the operator's RBAC rights do not cover the chart's own Deployments.
     scale = Target(DEPLOYMENTS, installation.namespace, f"{name}/scale")
     try:
         await cluster.patch(scale, {"spec": {"replicas": 0}})
@@ -101,7 +113,11 @@ async def _stop_operator(cluster: Cluster, installation: Installation) -> None:
 
 
 async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
-    """Workloads first (their pods and Secrets with them), then what stood around them; the sentences of what was refused come back."""
+    """Delete workloads first (their pods and Secrets with them), then the other objects.
+
+    Returns:
+        The texts of refused deletions.
+    """
     refused = []
     for resource in OWNED:
         if resource == PODS:
@@ -118,15 +134,22 @@ async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
 
 
 async def _delete_secret(cluster: Cluster, workload: Target) -> None:
-    """A workload's credential has its name. Secrets can be neither listed nor read, and a foreign one of that name is not ours to delete."""
+    """Delete the Secret of a workload, which has the workload's name.
+
+    Secrets can be neither listed nor read. A refused deletion means that the Secret is not ours.
+    """
     try:
         await cluster.delete(Target(SECRETS, workload.namespace, workload.name))
-    except (Forbidden, Invalid):  # an admission policy says the latter
+    except (Forbidden, Invalid):  # Invalid: refused by an admission policy
         return
 
 
 async def _release(cluster: Cluster, target: Target) -> None:
-    """Take our finalizers off; whoever changes the object meanwhile makes us look again. Raises LeftBehind: it never stood still."""
+    """Remove our finalizers; retry when the object changes meanwhile.
+
+    Raises:
+        LeftBehind: every try met a concurrent change.
+    """
     for _ in range(_TRIES):
         try:
             body = await cluster.get(target)

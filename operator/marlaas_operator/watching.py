@@ -1,4 +1,4 @@
-"""A watcher that may die: in a thread and an event loop of its own, started anew whenever it ends, whatever it ends of."""
+"""Supervisor of a watch: runs it in its own thread and event loop, and restarts it whenever it ends."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,14 @@ SETTLED_S = 10.0
 _AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 Once = Callable[[asyncio.Event], Awaitable[None]]
-"""Watches until the event, which belongs to the watcher's loop."""
+"""Watches until the event, which belongs to the watcher's loop, is set."""
 
 Told = Callable[[str], None]
-"""Told, in the caller's loop, what is wrong with the watching; an empty text when it goes well again."""
+"""Called in the caller's loop with the error that ended the watch; with an empty text once the watch works again."""
 
 
 class Watcher:
-    """Runs `once` again and again until told to stop. told: see above. settled_s: a watch that lasted so long goes well."""
+    """Runs `once` again and again until cancelled. settled_s: a watch that lasted this long counts as working."""
 
     def __init__(self, once: Once, told: Told, settled_s: float = SETTLED_S) -> None:
         self._once = once
@@ -31,7 +31,7 @@ class Watcher:
         self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="watcher") as thread:
             try:
@@ -44,7 +44,7 @@ class Watcher:
         with self._lock:
             if self._inner is not None:
                 loop, halt = self._inner
-                with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                with contextlib.suppress(RuntimeError):  # the loop has just been closed
                     loop.call_soon_threadsafe(halt.set)
 
     def _for_ever(self, caller: asyncio.AbstractEventLoop) -> None:
@@ -59,7 +59,7 @@ class Watcher:
                 self._stopped.wait(wait_s)
 
     def _try(self, caller: asyncio.AbstractEventLoop) -> tuple[bool, str]:
-        """Watch once; whether that had gone well for a while, and what ended it."""
+        """Run the watch once; return whether it lasted `settled_s`, and the error text."""
         settled = threading.Event()
 
         async def watch() -> None:
@@ -82,7 +82,7 @@ class Watcher:
 
         try:
             asyncio.run(watch())
-        # A thread's boundary: whatever it is, watching must go on. A cancellation from in there would pass for one of ours, and end it without a word.
+        # Thread boundary: the watch is restarted after any error. A CancelledError from inside would be mistaken for our own cancellation.
         except (Exception, asyncio.CancelledError) as error:
             return settled.is_set(), f"{type(error).__name__}: {error}"
         finally:

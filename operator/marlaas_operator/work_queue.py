@@ -1,6 +1,6 @@
-"""Which objects to look at, and when: every key at most once at a time, late rather than twice, patient with what fails.
+"""Work queue of objects to reconcile: each key runs at most once at a time, and failures are retried with backoff.
 
-`Schedule` decides (pure, time comes in); `WorkQueue` waits and works.
+`Schedule` decides (pure, the time is an argument); `WorkQueue` waits and runs the handler.
 """
 
 import asyncio
@@ -28,9 +28,10 @@ _FEW = 64
 
 
 def backoff_s(failures: int, error: Exception) -> float:
-    """How long to leave an object alone after its n-th failure in a row (from 1). Doubling up to a minute.
+    """Return the seconds to wait after the n-th failure in a row (from 1), doubling up to a minute.
 
-    A conflict is only a reason to look again; what needs a person is not asked for as often as what may pass by itself.
+    Retryable errors start at 0.2 s and conflicts at 0.05 s. Permanent errors start at 5 s, because a person
+    must act first. The `Retry-After` of a 429 is the minimum.
     """
     first = FIRST_RETRY_S if isinstance(error, Retryable) else _PERMANENT_FROM_S
     if isinstance(error, Conflict):
@@ -40,7 +41,7 @@ def backoff_s(failures: int, error: Exception) -> float:
 
 
 class Schedule(Generic[K]):
-    """Keys and the times from which they are due. A key that is being worked on is not given out a second time."""
+    """Keys and the times at which they are due. A running key is not returned a second time."""
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}
@@ -51,23 +52,23 @@ class Schedule(Generic[K]):
         self._closed_until = 0.0
 
     def __len__(self) -> int:
-        """Keys that wait, due or not."""
+        """Return the number of waiting keys, due or not."""
         return len(self._due)
 
     @property
     def running(self) -> int:
-        """Keys that are being worked on."""
+        """Number of keys in progress."""
         return len(self._running)
 
     def add(self, key: K, at: float) -> None:
-        """Have it looked at from `at` on; an earlier time that is already set stays."""
+        """Schedule a key for time `at`; an earlier time that is already set stays."""
         if at < self._due.get(key, math.inf):
             self._due[key] = at
             if key not in self._running:
                 self._push(key)
 
     def take(self, now: float) -> K | None:
-        """The key that has been due longest, which is then running; None if there is none."""
+        """Return the key that has been due longest and mark it as running; None if none is due."""
         at = self.next_at()
         if at is None or at > now:
             return None
@@ -77,19 +78,22 @@ class Schedule(Generic[K]):
         return key
 
     def next_at(self) -> float | None:
-        """From when `take` gives something; None if only an `add` or an end can change that."""
+        """Return when `take` next returns a key; None if only `add`, `done` or `failed` can change that."""
         while self._heap and self._stale(self._heap[0]):
             heapq.heappop(self._heap)
         return max(self._heap[0][0], self._closed_until) if self._heap else None
 
     def done(self, key: K, next_at: float | None = None) -> None:
-        """It went well; look again at `next_at` if that is given."""
+        """Record a success; schedule the key for `next_at` if given."""
         self._failures.pop(key, None)
         self._end(key, next_at)
 
     def failed(self, key: K, error: Exception, now: float) -> float:
-        """It failed; look again after a while, which is returned: soon, if news of it came meanwhile (it may be a deletion). When the server
-        asked for patience, nothing is begun meanwhile."""
+        """Record a failure; schedule the key again and return the backoff in seconds.
+
+        If the key was added meanwhile, the backoff is at most `NEWS_AGAIN_S`: the change may be a deletion.
+        After a 429, no key starts before its `Retry-After`.
+        """
         self._failures[key] = failures = self._failures.get(key, 0) + 1
         wait_s = backoff_s(failures, error)
         if isinstance(error, TooMany):
@@ -107,7 +111,10 @@ class Schedule(Generic[K]):
             self._push(key)
 
     def _push(self, key: K) -> None:
-        """A key that is wanted earlier leaves its later time in the heap, until that is due or there are too many of them."""
+        """Push a key on the heap; its earlier entries become stale.
+
+        Stale entries are dropped when due, or when there are too many.
+        """
         heapq.heappush(self._heap, (self._due[key], next(self._order), key))
         if len(self._heap) > 2 * len(self._due) + _FEW:
             self._heap = sorted(entry for entry in self._heap if not self._stale(entry))
@@ -117,16 +124,19 @@ class Schedule(Generic[K]):
         return key in self._running or self._due.get(key) != at
 
     def failures(self, key: K) -> int:
-        """Failures in a row."""
+        """Return the number of failures in a row."""
         return self._failures.get(key, 0)
 
 
 Handler = Callable[[K], Awaitable[float | None]]
-"""Works on a key; returns after how many seconds to look again, or None."""
+"""Handles a key; returns after how many seconds to requeue it, or None."""
 
 
 class WorkQueue(Generic[K]):
-    """A schedule with workers. now: seconds of any monotonic clock. on_failure: told of every failed key and its error."""
+    """A schedule with workers.
+
+    now: seconds of any monotonic clock. on_failure: called with every failed key and its error.
+    """
 
     def __init__(self, handler: Handler[K], *, now: Callable[[], float], num_workers: int = 16) -> None:
         self.schedule: Schedule[K] = Schedule()
@@ -138,12 +148,15 @@ class WorkQueue(Generic[K]):
         self._stopping = False
 
     def add(self, key: K, delay_s: float = 0.0) -> None:
-        """Have a key looked at after `delay_s`, together with whatever else asks for it until then."""
+        """Schedule a key after `delay_s`; calls until then are merged into one run."""
         self.schedule.add(key, self._now() + delay_s)
         self._news.set()
 
     async def run(self) -> None:
-        """Work until `stop`; what is begun is finished. One waits for all, so that news wakes one task and not every worker."""
+        """Start handlers until `stop`, then wait for those in progress.
+
+        Only this task waits for changes, so that a change wakes one task and not every worker.
+        """
         async with asyncio.TaskGroup() as workers:
             while not self._stopping:
                 key = self.schedule.take(self._now()) if self._has_room else None
@@ -153,7 +166,7 @@ class WorkQueue(Generic[K]):
                     workers.create_task(self._one(key))
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Start no more handlers."""
         self._stopping = True
         self._news.set()
 
@@ -164,7 +177,7 @@ class WorkQueue(Generic[K]):
     async def _one(self, key: K) -> None:
         try:
             requeue_s = await self._handler(key)
-        except Exception as error:  # a task boundary: one object's trouble must not end the others' care
+        except Exception as error:  # task boundary: an error of one object must not stop the others
             wait_s = self.schedule.failed(key, error, self._now())
             self._tell(key, error, wait_s)
         else:

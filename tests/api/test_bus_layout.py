@@ -2,7 +2,7 @@
 
 import pytest
 
-from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, StreamFull
+from marlaas_api.bus import BusRefused, BusUnavailable, RevisionConflict, StreamFull
 from marlaas_api.bus_nats.layout import bucket_config, merged, stream_config
 from marlaas_api.bus_nats.verdicts import Missing, verdict
 from marlaas_api.subjects import BucketSpec, StreamSpec
@@ -34,8 +34,8 @@ def test_what_somebody_else_set_on_a_stream_stays() -> None:
 @pytest.mark.parametrize(
     ("code", "kind", "text", "expected"),
     [
-        (400, 10071, "wrong last sequence: 3", Conflict),
-        (400, 10164, "wrong last sequence", Conflict),
+        (400, 10071, "wrong last sequence: 3", RevisionConflict),
+        (400, 10164, "wrong last sequence", RevisionConflict),
         (503, 10077, "maximum bytes exceeded", StreamFull),
         (503, 10077, "maximum messages per subject exceeded", StreamFull),
         (503, 10077, "error opening msg block file", BusUnavailable),

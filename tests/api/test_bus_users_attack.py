@@ -15,7 +15,7 @@ from typing import Any
 import nats
 import pytest
 from tests.api.attacks import JOBS, MINE, OTHER, acks, api_calls, consumer, targets, wildcards
-from tests.api.town import Town, settle_down
+from tests.api.harness import BusHarness, settle_down
 
 from marlaas_api import subjects
 from marlaas_api.bus import Request
@@ -36,17 +36,17 @@ from marlaas_api.nats_server import EmbeddedNats
 
 
 @pytest.fixture
-async def town(tmp_path: Path) -> AsyncIterator[Town]:
+async def harness(tmp_path: Path) -> AsyncIterator[BusHarness]:
     keys = BusKeys.make()
     async with EmbeddedNats(tmp_path / "nats", extra_config=server_config(keys)) as server:
         path = tmp_path / "owner.creds"
         path.write_text(mint(keys, OrchestratorUser(), time.time()))
         owner = await connect(server.url, name="owner", creds=path)
-        town = Town(server, keys, tmp_path, owner)
+        harness = BusHarness(server, keys, tmp_path, owner)
         await owner.ensure()
         for user in JOBS:
             await settle_down(owner, user)
-        yield town
+        yield harness
         await owner.close()
 
 
@@ -77,7 +77,7 @@ class Attacker:
 
 
 @pytest.fixture
-async def attacker(town: Town) -> AsyncIterator[Attacker]:
+async def attacker(harness: BusHarness) -> AsyncIterator[Attacker]:
     refused: Counter[str] = Counter()
 
     async def on_error(error: Exception) -> None:
@@ -86,8 +86,8 @@ async def attacker(town: Town) -> AsyncIterator[Attacker]:
         refused[text.split('"')[1]] += 1
 
     client = await nats.connect(
-        town.server.url,
-        user_credentials=str(town.creds(MINE)),
+        harness.server.url,
+        user_credentials=str(harness.creds(MINE)),
         inbox_prefix=inbox_prefix(MINE),
         error_cb=on_error,
         allow_reconnect=False,
@@ -102,8 +102,8 @@ async def attacker(town: Town) -> AsyncIterator[Attacker]:
     await client.close()
 
 
-async def test_every_verb_on_everything_of_others_is_refused(town: Town, attacker: Attacker) -> None:
-    before, inbox = await town.state(), attacker.inbox  # type: ignore[attr-defined]
+async def test_every_verb_on_everything_of_others_is_refused(harness: BusHarness, attacker: Attacker) -> None:
+    before, inbox = await harness.state(), attacker.inbox  # type: ignore[attr-defined]
     tried: Counter[str] = Counter()
     removal = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
     for subject in targets():
@@ -126,9 +126,9 @@ async def test_every_verb_on_everything_of_others_is_refused(town: Town, attacke
     await attacker.until_refused(attacker.num_tries)
     assert attacker.num_tries >= 1000, attacker.num_tries
     assert attacker.refused == Counter({subject.lower(): 0 for subject in tried}) + Counter(_lower(tried))
-    await traffic(town)
+    await traffic(harness)
     assert attacker.got == []
-    assert await town.state() == await expected(town, before)
+    assert await harness.state() == await expected(harness, before)
 
 
 def _lower(tried: Counter[str]) -> Counter[str]:
@@ -139,30 +139,30 @@ def _lower(tried: Counter[str]) -> Counter[str]:
     return found
 
 
-async def traffic(town: Town) -> None:
+async def traffic(harness: BusHarness) -> None:
     """The platform goes on; a subscription that was let in would hear it."""
-    await town.owner.publish(subjects.event("team-b", "other", "orchestrator"), b"secret")
-    await (await town.owner.bucket(subjects.LEDGER)).put("team-b.other", b"secret")
+    await harness.owner.publish(subjects.event("team-b", "other", "orchestrator"), b"secret")
+    await (await harness.owner.bucket(subjects.LEDGER)).put("team-b.other", b"secret")
 
 
-async def expected(town: Town, before: dict[str, Any]) -> dict[str, Any]:
+async def expected(harness: BusHarness, before: dict[str, Any]) -> dict[str, Any]:
     """The state before, with the platform's own traffic in it."""
-    after = await town.state()
+    after = await harness.state()
     for stream in (subjects.EVENTS, f"KV_{subjects.LEDGER}"):
         assert after[stream][1] == before[stream][1] + 1
         before = {**before, stream: after[stream]}
     return before
 
 
-async def test_no_answer_can_be_aimed_at_what_is_not_its_own(town: Town, attacker: Attacker) -> None:
+async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness: BusHarness, attacker: Attacker) -> None:
     """Reply subjects are checked by no permission. In one account with the platform, these calls purge and delete streams."""
     heard: list[Request] = []
 
     async def hear(request: Request) -> None:
         heard.append(request)
 
-    rollout = await town.connect(RolloutUser("tiny"))
-    victim = await town.connect(OTHER)
+    rollout = await harness.connect(RolloutUser("tiny"))
+    victim = await harness.connect(OTHER)
     inbox = victim.new_inbox()
     aims = [
         *targets(),
@@ -173,7 +173,7 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(town: Town, attacke
     ]
     reserved = [aim for aim in aims if aim.startswith(("_R_.", "_GR_.", "$JS.ACK."))]
     async with rollout.listen("gen.*.*.*", hear, "rollout"), victim.listen(inbox, hear):
-        before = await town.state()
+        before = await harness.state()
         sources = (
             "$JS.API.DIRECT.GET.KV_jobs.$KV.jobs.team-a.mine",
             f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}",
@@ -183,8 +183,8 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(town: Town, attacke
                 await attacker.publish(source, b"" if "GET" in source else b'{"batch":1,"no_wait":true}', aim)
             await attacker.publish(subjects.episode("team-a", "mine"), b"twice", aim, {"Nats-Msg-Id": "once"})
         await attacker.until_refused(3 * len(reserved))
-        await traffic(town)
-        after = await town.state()
+        await traffic(harness)
+        after = await harness.state()
     mine = subjects.EPISODES
     assert (after[mine][1], after[mine][3]) == (1, {subjects.episode("team-a", "mine"): 1})
     unchanged = {
@@ -197,7 +197,9 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(town: Town, attacke
         await bus.close()
 
 
-async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(town: Town, attacker: Attacker) -> None:
+async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(
+    harness: BusHarness, attacker: Attacker
+) -> None:
     """The stream's sequence in an ack is the sandbox's to write, and all jobs' tasks are in one work queue, which forgets what is acked."""
     asked = f"$JS.API.CONSUMER.MSG.NEXT.TASKS.{consumer(MINE)}"
     await attacker.publish(asked, b'{"batch":3,"no_wait":true}', attacker.inbox)  # type: ignore[attr-defined]
@@ -205,23 +207,23 @@ async def test_no_ack_of_its_own_consumer_settles_a_task_of_another_job(town: To
         while len(attacker.got) < 3:
             await attacker.client.flush(20)
             await asyncio.sleep(0.01)
-    before = await town.state()
+    before = await harness.state()
     last = before[subjects.TASKS][2]
     own = {int(message.reply.split(".")[5]) for message in attacker.got}
     for sequence in sorted(set(range(last + 10)) - own):
         for how in (b"+ACK", b"+TERM", b"+NXT", b"-NAK", b""):
             await attacker.publish(f"$JS.ACK.TASKS.{consumer(MINE)}.1.{sequence}.1.{time.time_ns()}.0", how)
     await attacker.client.flush(20)
-    await town.owner.publish(subjects.task("team-b", "other"), b"one more, after acks of what was to come")
-    after = await town.state()
+    await harness.owner.publish(subjects.task("team-b", "other"), b"one more, after acks of what was to come")
+    after = await harness.state()
     theirs = {subjects.task("team-b", "other"): 4, subjects.task("team-a", "sibling"): 3}
     assert {subject: number for subject, number in after[subjects.TASKS][3].items() if subject in theirs} == theirs
     for user in JOBS[1:]:
         assert after[consumer(user)] == before[consumer(user)]
 
 
-async def test_what_a_sandbox_needs_it_may_do(town: Town) -> None:
-    sandbox, rollout = await town.connect(MINE), await town.connect(RolloutUser("tiny"))
+async def test_what_a_sandbox_needs_it_may_do(harness: BusHarness) -> None:
+    sandbox, rollout = await harness.connect(MINE), await harness.connect(RolloutUser("tiny"))
     answers: asyncio.Queue[bytes] = asyncio.Queue()
     replies: list[str] = []
 
@@ -258,16 +260,16 @@ async def test_what_a_sandbox_needs_it_may_do(town: Town) -> None:
         await bus.close()
 
 
-async def test_every_role_of_the_platform_may_do_its_work(town: Town) -> None:
+async def test_every_role_of_the_platform_may_do_its_work(harness: BusHarness) -> None:
     """What the roles' own tests do without permissions, once with them: reading, following, claiming, compare-and-set."""
     rollout, trainer, runner = [
-        await town.connect(user) for user in (RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser())
+        await harness.connect(user) for user in (RolloutUser("tiny"), TrainerUser("tiny"), RunnerUser())
     ]
     for bus, buckets in (
         (rollout, ("jobs", "progress", "policy", "replicas", "pins")),
         (trainer, ("jobs", "progress", "policy", "replicas")),
         (runner, ("jobs", "progress", "policy", "replicas")),
-        (town.owner, tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name != "calibrations")),
+        (harness.owner, tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name != "calibrations")),
     ):
         for name in buckets:
             bucket = await bus.bucket(name)
@@ -280,7 +282,7 @@ async def test_every_role_of_the_platform_may_do_its_work(town: Town) -> None:
     await rollout.publish(subjects.turn("team-a", "mine", "u1-t0-0-1", 0), b"turn", expect_last=0)
     await rollout.publish(subjects.event("team-a", "mine", "rollout"), b"event", message_id="told")
     assert len(await rollout.replay(subjects.TURNS, subjects.turn("team-a", "mine", "u1-t0-0-1", "*"))) == 1
-    await town.owner.publish(subjects.group("team-a", "mine", "policy"), b"group", expect_last=0)
+    await harness.owner.publish(subjects.group("team-a", "mine", "policy"), b"group", expect_last=0)
     groups = await trainer.consumer(subjects.GROUPS, consumer(MINE, "policy", "trainer"), "group.team-a.mine.policy")
     (delivery,) = await groups.fetch(1, 10)
     await delivery.ack()
@@ -293,20 +295,20 @@ async def test_every_role_of_the_platform_may_do_its_work(town: Town) -> None:
     await runner.ensure()
     reader = await runner.consumer(subjects.EPISODES, consumer(MINE, "reader"), subjects.episode("team-a", "mine"))
     assert await reader.fetch(1, 0.01) == []
-    assert await town.owner.position(subjects.EPISODES, consumer(MINE, "reader")) is not None
-    assert (await town.owner.state(subjects.TURNS)).last_sequence > 0
-    await town.owner.purge(subjects.TURNS, subjects.turn("team-a", "mine", "*", "*"), up_to=2)
+    assert await harness.owner.position(subjects.EPISODES, consumer(MINE, "reader")) is not None
+    assert (await harness.owner.state(subjects.TURNS)).last_sequence > 0
+    await harness.owner.purge(subjects.TURNS, subjects.turn("team-a", "mine", "*", "*"), up_to=2)
     await runner.delete_consumer(subjects.EPISODES, consumer(MINE, "reader"))
-    await town.owner.purge(subjects.EPISODES, subjects.episode("team-a", "mine"))
+    await harness.owner.purge(subjects.EPISODES, subjects.episode("team-a", "mine"))
     for bus in (rollout, trainer, runner):
         await bus.close()
 
 
-async def test_a_pools_calibration_is_written_by_its_trainer_and_read_by_its_rollout_alone(town: Town) -> None:
+async def test_a_pools_calibration_is_written_by_its_trainer_and_read_by_its_rollout_alone(harness: BusHarness) -> None:
     """Whoever could write it could have an engine with a wrong adapter serve."""
     key = subjects.calibration_key("tiny", "float32")
-    trainer = await (await town.connect(TrainerUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
-    rollout = await (await town.connect(RolloutUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
+    trainer = await (await harness.connect(TrainerUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
+    rollout = await (await harness.connect(RolloutUser("tiny"))).bucket(subjects.CALIBRATIONS, inspected=False)
     await trainer.put(key, b"calibration")
     found = await rollout.get(key)
     assert found is not None

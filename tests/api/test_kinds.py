@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant, quantity
-from marlaas_api.kinds.nearest import did_you_mean, listed, nearest
+from marlaas_api.kinds.fields import did_you_mean, listed, nearest
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.messages import JobDocument
 from marlaas_api.wire import decode, encode

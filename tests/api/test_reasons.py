@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marlaas_api.kinds.status import Condition
-from marlaas_api.reason_texts import TEXTS, Actor, Stage, text_of
+from marlaas_api.reason_texts import TEXTS, Actor, ReasonStage, text_of
 from marlaas_api.reasons import Reason
 from marlaas_api.reasons_page import main, page
 
@@ -37,7 +37,7 @@ def test_every_reason_is_one_that_a_condition_takes(reason: Reason) -> None:
 
 def test_a_reason_that_waits_for_somebody_gives_them_something_to_do() -> None:
     for reason, text in TEXTS.items():
-        if text.stage in (Stage.FAULTY, Stage.FAILED):
+        if text.stage in (ReasonStage.FAULTY, ReasonStage.FAILED):
             assert text.actor is not Actor.NOBODY, reason
             assert text.advice != "Do nothing.", reason
 

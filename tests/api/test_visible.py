@@ -2,7 +2,7 @@
 
 import pytest
 
-from marlaas_api.visible import visible
+from marlaas_api.last_words import visible
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import pytest
 from marlaas_api import messages, wire
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.errors import UnsupportedSchema
-from marlaas_api.messages import Episode, GenerateRequest, Message, Pin, Task, Verdict
+from marlaas_api.messages import BusMessage, Episode, GenerateRequest, JobVerdict, Pin, TaskMessage
 from marlaas_api.names import Split
 from marlaas_api.wire import BadMessage, decode, decode_as, encode, pack, unpack
 
-TASK = Task(namespace="team-a", job="sums", uid="u", group="u-t0", split=Split.TRAIN, index=0, seed=7, group_size=2)
+TASK = TaskMessage(
+    namespace="team-a", job="sums", uid="u", group="u-t0", split=Split.TRAIN, index=0, seed=7, group_size=2
+)
 EPISODE = Episode(
     namespace="team-a", job="sums", uid="u", group="u-t0", split=Split.TRAIN, index=0, member=1, episode="u-t0-1-1"
 )
@@ -20,7 +22,7 @@ def envelope(**fields: object) -> bytes:
     return ormsgpack.packb({"v": wire.SCHEMA_VERSION, "t": "Pin", "d": {"version": 3}} | fields)
 
 
-def below(kind: type[Message]) -> set[type[Message]]:
+def below(kind: type[BusMessage]) -> set[type[BusMessage]]:
     return {kind}.union(*(below(child) for child in kind.__subclasses__()))
 
 
@@ -31,7 +33,7 @@ def test_a_message_comes_back_as_it_was() -> None:
 
 
 def test_every_kind_of_message_can_be_read() -> None:
-    ours = {kind for kind in below(Message) if kind.__module__.startswith(messages.__name__)}
+    ours = {kind for kind in below(BusMessage) if kind.__module__.startswith(messages.__name__)}
     known = {value for value in vars(messages).values() if isinstance(value, type)}
     assert len(ours) > 20
     assert ours <= known, "imported by marlaas_api.messages: `decode` knows no other"
@@ -68,17 +70,17 @@ async def test_bytes_that_are_no_message_are_refused_with_one_error_whatever_is_
 
 def test_a_stranger_cannot_fill_the_log_with_what_is_refused() -> None:
     for data in (envelope(t="x" * 100_000), envelope(d={f"field{n}": n for n in range(10_000)})):
-        for read in (decode, lambda data: decode_as(Verdict, data)):
+        for read in (decode, lambda data: decode_as(JobVerdict, data)):
             with pytest.raises(BadMessage) as error:
                 read(data)
             assert len(str(error.value)) < 700
 
 
 def test_another_kind_than_the_one_expected_is_refused_before_it_is_read() -> None:
-    with pytest.raises(BadMessage, match="expected Episode, found 'Task'"):
+    with pytest.raises(BadMessage, match="expected Episode, found 'TaskMessage'"):
         decode_as(Episode, encode(TASK))
-    with pytest.raises(BadMessage, match="expected Episode, found 'Task'"):
-        decode_as(Episode, envelope(t="Task", d="anything"))
+    with pytest.raises(BadMessage, match="expected Episode, found 'TaskMessage'"):
+        decode_as(Episode, envelope(t="TaskMessage", d="anything"))
 
 
 def test_a_newer_schema_is_refused_whatever_it_holds() -> None:

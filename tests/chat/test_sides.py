@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from marlaas.chat.show import Columns
-from marlaas.chat.sides import Chat, Sampling, Side
+from marlaas.chat.sides import Chat, ChatSampling, Side
 from marlaas.chat.speakers import ScriptedSpeaker
 
 
@@ -12,7 +12,7 @@ from marlaas.chat.speakers import ScriptedSpeaker
 def chat() -> Chat:
     """The base counts what it has heard, the adapter echoes it."""
     answers = {Side.BASE: lambda said: f"{len(said)} so far", Side.ADAPTER: lambda said: said[-1][1]}
-    return Chat(ScriptedSpeaker(answers), Sampling(max_tokens=5, temperature=1.0))
+    return Chat(ScriptedSpeaker(answers), ChatSampling(max_tokens=5, temperature=1.0))
 
 
 def test_each_side_hears_the_question_and_goes_on_with_its_own_replies(chat):

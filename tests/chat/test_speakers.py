@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.chat.sides import Chat, Sampling, Side
+from marlaas.chat.sides import Chat, ChatSampling, Side
 from marlaas.chat.speakers import ModelSpeaker
 from marlaas.models import prepare
 from marlaas_api.errors import InvalidInput
@@ -56,7 +56,7 @@ def _base_alone(model: Path, prompt: str, num_tokens: int) -> str:
 
 def test_the_base_side_is_the_base_model_itself_and_the_adapter_is_not(model, speaker):
     prompt, pieces = "reverse: hello", []
-    chat = Chat(speaker, Sampling(max_tokens=8, temperature=None))
+    chat = Chat(speaker, ChatSampling(max_tokens=8, temperature=None))
     replies = dict(chat.ask(prompt, lambda side, piece: pieces.append((side, piece))))
     assert replies[Side.BASE] == _base_alone(model, prompt, 8)
     assert replies[Side.ADAPTER] != replies[Side.BASE]
@@ -69,7 +69,7 @@ def test_the_base_side_is_the_base_model_itself_and_the_adapter_is_not(model, sp
 
 def test_draws_depend_on_the_seed_alone(speaker):
     def drawn(seed: int) -> dict[Side, str]:
-        chat = Chat(speaker, Sampling(max_tokens=12, temperature=2.0, seed=seed))
+        chat = Chat(speaker, ChatSampling(max_tokens=12, temperature=2.0, seed=seed))
         return dict(chat.ask("reverse: hello", lambda side, piece: None))
 
     assert drawn(1) == drawn(1)
@@ -77,7 +77,7 @@ def test_draws_depend_on_the_seed_alone(speaker):
 
 
 def test_a_conversation_that_does_not_fit_any_more_is_told(speaker):
-    chat = Chat(speaker, Sampling(max_tokens=4, temperature=None))
+    chat = Chat(speaker, ChatSampling(max_tokens=4, temperature=None))
     with pytest.raises(InvalidInput, match="begin anew with /new"):
         list(chat.ask("a" * 100_000, lambda side, piece: None))
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from marlaas.cli.app import build
+from marlaas.episodes.files import EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord
-from marlaas.episodes.shelf import Shelf
 from marlaas.local.folder import RunRecord, hold
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
@@ -32,7 +32,7 @@ def out(tmp_path: Path) -> Path:
     with hold(tmp_path / "out") as folder:
         folder.write_record(RunRecord(jobs=(document,), pools=(pool,)))
         group = train_group(ref, 0)
-        Shelf(folder.job(ref)).append(
+        EpisodeWriter(folder.job(ref)).append(
             EpisodeRecord(
                 episode=f"{group}-{member}-1",
                 group=group,

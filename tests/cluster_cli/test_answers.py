@@ -7,17 +7,17 @@ import pytest
 
 from marlaas.cluster.answers import error_of
 from marlaas.cluster.errors import (
+    AccessDenied,
     ClusterSilent,
     CommandFailed,
-    Forbidden,
     KindsMissing,
     KubectlMissing,
     NoCluster,
-    NotFound,
     NotLoggedIn,
+    ObjectMissing,
     Refused,
 )
-from marlaas.cluster.kubectl import Kubectl, Target
+from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.submission import loc_of
 
 SEEN = {
@@ -51,10 +51,13 @@ SEEN = {
     ),
     "error: You must be logged in to the server (Unauthorized)\n": (NotLoggedIn, "not logged in"),
     'Error from server (Forbidden): rljobs.marlaas.dev "x" is forbidden: User "ann" cannot get resource\n': (
-        Forbidden,
+        AccessDenied,
         'not allowed: rljobs.marlaas.dev "x" is forbidden: User "ann" cannot get resource; ask the platform team',
     ),
-    'Error from server (NotFound): rljobs.marlaas.dev "x" not found\n': (NotFound, 'rljobs.marlaas.dev "x" not found'),
+    'Error from server (NotFound): rljobs.marlaas.dev "x" not found\n': (
+        ObjectMissing,
+        'rljobs.marlaas.dev "x" not found',
+    ),
     "error: something new\n": (CommandFailed, "something new"),
     "": (CommandFailed, "did not say why"),
 }
@@ -124,7 +127,7 @@ def program(tmp_path: Path) -> Callable[[str], str]:
 
 def test_the_targets_flags_reach_kubectl(program: Callable[[str], str]) -> None:
     echo = program('printf \'{"said": "%s"}\' "$*"')
-    kubectl = Kubectl(Target("c", "n", "k"), echo)
+    kubectl = Kubectl(ClusterTarget("c", "n", "k"), echo)
     assert kubectl.get("rljobs", "x")["said"] == (
         "get rljobs x --output=json --request-timeout=30s --context=c --namespace=n --kubeconfig=k"
     )

@@ -7,15 +7,15 @@ import pytest
 import yaml
 
 from marlaas.cluster.explain import explain
-from marlaas.cluster.sights import event_sight, job_sight, pool_sight
-from marlaas_api.reason_texts import NOTHING, TEXTS, Stage
+from marlaas.cluster.views import event_view, job_view, pool_view
+from marlaas_api.reason_texts import NOTHING, TEXTS, ReasonStage
 from marlaas_api.reasons import Reason
 
 SCENES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("why.yaml").read_text())
 NOW = 1_800_000_000.0
 """2027-01-15T08:00:00Z; the scenes happen in the minutes before."""
 
-PHASES = {Stage.WAITING: "Queued", Stage.ENDED: "Succeeded", Stage.FAILED: "Failed"}
+PHASES = {ReasonStage.WAITING: "Queued", ReasonStage.ENDED: "Succeeded", ReasonStage.FAILED: "Failed"}
 
 
 def _job(status: dict[str, Any] | None, **meta: Any) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def _pool(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _said(scene: dict[str, Any]) -> str:
-    job = job_sight(_job(scene.get("status"), **scene.get("metadata", {})))
-    pool = pool_sight(_pool(scene["pool"])) if "pool" in scene else None
-    events = [event_sight({"metadata": {}, **body}) for body in scene.get("events", [])]
+    job = job_view(_job(scene.get("status"), **scene.get("metadata", {})))
+    pool = pool_view(_pool(scene["pool"])) if "pool" in scene else None
+    events = [event_view({"metadata": {}, **body}) for body in scene.get("events", [])]
     return explain(job, pool, events, NOW)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from marlaas.cluster.errors import CommandFailed, Forbidden, NotFound
+from marlaas.cluster.errors import AccessDenied, CommandFailed, ObjectMissing
 from marlaas.cluster.fetching import Published, fetch, published
 from marlaas.cluster.kubectl import Kubectl
-from marlaas.cluster.published import Wanted, pack
-from marlaas.cluster.sights import JobSight, job_sight
+from marlaas.cluster.published import VersionRequest, pack
+from marlaas.cluster.views import ClusterJobView, job_view
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
@@ -58,20 +58,20 @@ async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says() -> Non
     await (await bus.bucket(subjects.JOBS)).put(subjects.job_key("a", "sums"), encode(job))
     await (await bus.bucket(subjects.POLICY)).put(subjects.policy_key("a", "sums", "policy"), encode(record))
     sent = io.BytesIO()
-    await pack(bus, blobs, Wanted("a", "sums", "policy", 3), sent)
+    await pack(bus, blobs, VersionRequest("a", "sums", "policy", 3), sent)
     sent.seek(0)
     with tarfile.open(fileobj=sent) as tar:
         assert tar.getnames() == ["adapter_config.json"]
     with pytest.raises(Permanent, match="has no version 4"):
-        await pack(bus, blobs, Wanted("a", "sums", "policy", 4), io.BytesIO())
+        await pack(bus, blobs, VersionRequest("a", "sums", "policy", 4), io.BytesIO())
     with pytest.raises(Permanent, match="knows no job a/other"):
-        await pack(bus, blobs, Wanted("a", "other", "policy", 3), io.BytesIO())
+        await pack(bus, blobs, VersionRequest("a", "other", "policy", 3), io.BytesIO())
     await bus.close()
 
 
-def _job(*agents: dict[str, Any]) -> JobSight:
+def _job(*agents: dict[str, Any]) -> ClusterJobView:
     meta = {"namespace": "a", "name": "sums", "uid": "u1"}
-    return job_sight({"metadata": meta, "spec": SPEC, "status": {"phase": "Running", "agents": list(agents)}})
+    return job_view({"metadata": meta, "spec": SPEC, "status": {"phase": "Running", "agents": list(agents)}})
 
 
 def test_the_promoted_version_counts_and_otherwise_the_newest() -> None:
@@ -157,7 +157,7 @@ def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
     cluster: Callable[..., Kubectl], tmp_path: Path
 ) -> None:
     refusal = 'Error from server (Forbidden): pods "x" is forbidden: User "ann" cannot create resource "pods/exec"'
-    with pytest.raises(Forbidden, match="lies in the blob store below a/sums/7; the platform team can fetch it"):
+    with pytest.raises(AccessDenied, match="lies in the blob store below a/sums/7; the platform team can fetch it"):
         fetch(
             cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), Published("policy", 7, "a/sums/7"), tmp_path / "o"
         )
@@ -173,7 +173,7 @@ def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..
 
 
 def test_without_an_orchestrator_there_is_nobody_to_ask(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no orchestrator runs"):
+    with pytest.raises(ObjectMissing, match="no orchestrator runs"):
         fetch(cluster("true", []), _job(), Published("policy", 7, ""), tmp_path / "out")
 
 

@@ -18,6 +18,7 @@ from marlaas_api.reasons import Reason
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+TENANTS_PAGE = ROOT / "docs" / "kubernetes.md"
 PAGES = [README, *(ROOT / "docs" / name for name in ("operations.md", "kubernetes.md"))]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 VALUES: dict[str, Any] = yaml.safe_load((ROOT / "charts" / "marlaas" / "values.yaml").read_text(encoding="utf-8"))
@@ -96,7 +97,7 @@ def test_every_manifest_is_right(tmp_path: Path) -> None:
 
 
 def test_every_column_is_explained() -> None:
-    page = README.read_text(encoding="utf-8")
+    page = TENANTS_PAGE.read_text(encoding="utf-8")
     for heading, *_ in PRESENTATIONS["RLJob"].columns:
         assert heading == "Age" or f"| {heading.upper()} |" in page
     for heading, *_ in PRESENTATIONS["ModelPool"].columns:
@@ -105,12 +106,22 @@ def test_every_column_is_explained() -> None:
 
 def test_every_reason_that_is_named_is_one() -> None:
     named = {word for word in re.findall(r"`((?:[A-Z][a-z]+){2,})`", TEXT) if not word.startswith(("Read", "Volume"))}
-    rows = re.findall(
-        r"^\| (?:\*Failed:\* )?((?:[A-Z][a-z]+[A-Za-z]*(?:, )?)+) \|", README.read_text("utf-8"), re.MULTILINE
-    )
+    section = TENANTS_PAGE.read_text("utf-8").partition("## When it waits or fails")[2]
+    rows = re.findall(r"^\| (?:\*Failed:\* )?((?:[A-Z][a-z]+[A-Za-z]*(?:, )?)+) \|", section, re.MULTILINE)
     in_the_table = {word for row in rows for word in row.split(", ")}
     assert Reason.WAITING_FOR_POOL in in_the_table
     assert named | in_the_table <= set(Reason)
+
+
+def test_every_function_of_one_step_is_where_the_page_says() -> None:
+    page = (ROOT / "docs" / "one-step.md").read_text(encoding="utf-8")
+    functions = re.findall(r"\[`([\w.]+)`\]\(\.\./([\w/.]+)\)", page)
+    assert len(functions) > 30
+    assert page.count("\n") <= 80
+    for name, path in functions:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert re.search(rf"(?:def|class) {part}\b", source), f"{name} in {path}"
 
 
 def test_the_examples_for_a_cluster_run_on_one_machine() -> None:

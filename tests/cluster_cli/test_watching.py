@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marlaas.cluster.errors import ClusterSilent
-from marlaas.cluster.levels import headline, view
+from marlaas.cluster.headlines import headline, view
 from marlaas.cluster.watching import ClusterWatch
 from marlaas.local.report import Report
 from marlaas.local.table import JobView, cells

@@ -11,9 +11,8 @@ import pytest
 
 import marlaas.envs.locked.program as program_module
 from marlaas.envs.locked import landlock
-from marlaas.envs.locked.limits import Limits
 from marlaas.envs.locked.probe import prove
-from marlaas.envs.locked.program import NotLocked, Ran, run_program
+from marlaas.envs.locked.program import Limits, NotLocked, Ran, run_program
 
 GENEROUS = Limits(cpu_s=30, wall_s=120)
 IMPATIENT = Limits(cpu_s=20, wall_s=0.5)

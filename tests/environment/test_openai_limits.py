@@ -7,13 +7,13 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI
-from tests.environment.doors import client_of, create, user
+from tests.environment.servers import client_of, create, user
 
 from marlaas.environment import Agent, EpisodeState, Split, Task, TurnLimit
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import Outcome, play_episode
 from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
-from marlaas.openai_door import Door
+from marlaas.openai_server import OpenAIServer
 
 
 def play(code: Any, *replies: str, max_turns: int = 9) -> tuple[Outcome, RecordedReplies]:
@@ -23,7 +23,7 @@ def play(code: Any, *replies: str, max_turns: int = 9) -> tuple[Outcome, Recorde
 
 
 def endless(task: Task, agent: Agent) -> None:
-    with agent.openai() as door, client_of(door) as client:
+    with agent.openai() as server, client_of(server) as client:
         while True:
             create(client, user("on"))
             agent.reward += 0.25
@@ -38,7 +38,7 @@ def wrapping(task: Task, agent: Agent) -> None:
 
 
 def framework(task: Task, agent: Agent) -> None:
-    with agent.openai() as door, client_of(door) as client:
+    with agent.openai() as server, client_of(server) as client:
         create(client, user("on"))
         agent.reward += 0.5
         try:
@@ -48,18 +48,21 @@ def framework(task: Task, agent: Agent) -> None:
 
 
 def asynchronous(task: Task, agent: Agent) -> None:
-    async def both(door: Door) -> None:
-        async with AsyncOpenAI(base_url=door.base_url, api_key=door.api_key) as client, asyncio.TaskGroup() as group:
+    async def both(server: OpenAIServer) -> None:
+        async with (
+            AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client,
+            asyncio.TaskGroup() as group,
+        ):
             for _ in range(3):
                 group.create_task(client.chat.completions.create(model="policy", messages=[user("on")]))
 
-    with agent.openai() as door:
+    with agent.openai() as server:
         agent.reward = 0.5
-        asyncio.run(both(door))
+        asyncio.run(both(server))
 
 
 def in_a_tool(task: Task, agent: Agent) -> None:
-    with agent.openai() as door, client_of(door) as client:
+    with agent.openai() as server, client_of(server) as client:
         agent.reward = 0.5
         with agent.tool():
             while True:
@@ -75,7 +78,7 @@ def test_running_out_of_turns_ends_the_episode_scored(code: Any) -> None:
 
 def test_an_agent_may_handle_the_limit_itself() -> None:
     def careful(task: Task, agent: Agent) -> float:
-        with agent.openai() as door, client_of(door) as client:
+        with agent.openai() as server, client_of(server) as client:
             try:
                 create(client, user("on"), n=3)
             except openai.PermissionDeniedError:
@@ -87,7 +90,7 @@ def test_an_agent_may_handle_the_limit_itself() -> None:
 
 def test_another_error_after_the_limit_is_the_environments() -> None:
     def careless(task: Task, agent: Agent) -> None:
-        with agent.openai() as door, client_of(door) as client:
+        with agent.openai() as server, client_of(server) as client:
             with suppress(openai.PermissionDeniedError):
                 create(client, user("on"), n=3)
             {}["missing"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.environment.doors import ADD, client_of, create, opened, user
+from tests.environment.servers import ADD, client_of, create, opened, user
 
 from marlaas.environment import EpisodeState, Reply
 from marlaas.envs.scripted import RecordedReplies
@@ -69,20 +69,20 @@ def test_messages_that_are_none_are_refused(messages: list[Any], words: str) -> 
 
 
 def test_nobody_comes_in_without_the_episodes_key() -> None:
-    with opened("a") as (door, client, asked):
+    with opened("a") as (server, client, asked):
         with pytest.raises(openai.AuthenticationError):
             create(client.with_options(api_key="sk-other"), user("x"))
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{door.base_url}/models")
+            urllib.request.urlopen(f"{server.base_url}/models")
     with opened("a") as (other, _, _):
-        assert other.api_key != door.api_key
+        assert other.api_key != server.api_key
     assert asked == []
 
 
 def test_a_request_that_is_no_json_is_answered() -> None:
-    with opened("a") as (door, _, _):
+    with opened("a") as (server, _, _):
         request = urllib.request.Request(
-            f"{door.base_url}/chat/completions", b"{", {"Authorization": f"Bearer {door.api_key}"}
+            f"{server.base_url}/chat/completions", b"{", {"Authorization": f"Bearer {server.api_key}"}
         )
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request)
@@ -97,8 +97,8 @@ def test_what_breaks_behind_the_door_is_told_and_not_asked_again() -> None:
             raise EOFError("the supervisor is gone")
 
     channel = Broken(lambda _: "")
-    door = EpisodeState(["policy"], channel).agents()["policy"].openai()
+    server = EpisodeState(["policy"], channel).agents()["policy"].openai()
     broken = pytest.raises(openai.InternalServerError, match="the supervisor is gone")
-    with door, client_of(door) as client, broken:
+    with server, client_of(server) as client, broken:
         create(client, user("x"))
     assert channel.num_tools == 1

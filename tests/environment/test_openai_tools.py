@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.environment.doors import ADD, CALL, create, opened, user
+from tests.environment.servers import ADD, CALL, create, opened, user
 
 from marlaas.environment import Message, ToolCall
 

@@ -18,7 +18,7 @@ from marlaas_api.messages import (
     JobDocument,
     ReplyPhase,
     StopReason,
-    Task,
+    TaskMessage,
 )
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode_as, encode
@@ -81,7 +81,7 @@ class Script:
 
 async def played(server: MemoryServer, document: JobDocument, num: int, context: RoleContext) -> list[Episode]:
     bus = server.connect("test")
-    task = Task(
+    task = TaskMessage(
         namespace="team-a",
         job="job",
         uid="u1",

@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import ChatMessage, Episode, Meter, StopReason, Turn
 from marlaas_api.names import JobRef, Split, episode_id, train_group
+from marlaas_api.wire import pack_ids, pack_logprobs
 
 REF = JobRef("team-a", "reverse", "uid-1")
 

@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from marlaas.episodes.advantages import advantages_of
 from marlaas.episodes.record import joined
-from marlaas_api.arrays import pack_ids
+from marlaas.episodes.selection import advantages_of
 from marlaas_api.kinds import RLJobSpec
+from marlaas_api.wire import pack_ids
 
 
 def _spec(algorithm: str, **training: object) -> RLJobSpec:

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from marlaas.episodes.record import joined
-from marlaas.episodes.selection import Choice, Order, Surroundings, chosen, placed
+from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, chosen, placed
 from marlaas_api.messages import FaultClass, StepOutcome, StepRecord
 from marlaas_api.names import Split, eval_group
 
@@ -22,7 +22,7 @@ def _centred(members, agent):
 
 @pytest.fixture
 def around(ref):
-    return Surroundings("team-a/reverse", 2, (_step(ref, 0, 0, 2), _step(ref, 1, 1)), _centred)
+    return JobContext("team-a/reverse", 2, (_step(ref, 0, 0, 2), _step(ref, 1, 1)), _centred)
 
 
 @pytest.fixture
@@ -58,15 +58,15 @@ def test_a_held_out_group_is_named_as_in_the_records(ref):
 @pytest.mark.parametrize(
     ("choice", "indices"),
     [
-        (Choice(limit=2), [(1, 1), (7, 0)]),
-        (Choice(order=Order.WORST, limit=3), [(0, 1), (7, 0), (1, 0)]),
-        (Choice(order=Order.BEST, limit=2), [(0, 0), (1, 0)]),
-        (Choice(order=Order.WORST, limit=9), [(0, 1), (7, 0), (1, 0), (0, 0), (1, 1)]),
-        (Choice(step=1), [(1, 0), (1, 1)]),
-        (Choice(split=Split.EVAL), [(7, 0)]),
-        (Choice(split=Split.TRAIN, step=0), [(0, 0), (0, 1)]),
-        (Choice(faults=True), [(1, 1)]),
-        (Choice(limit=0, order=Order.BEST), []),
+        (EpisodeFilter(limit=2), [(1, 1), (7, 0)]),
+        (EpisodeFilter(order=EpisodeOrder.WORST, limit=3), [(0, 1), (7, 0), (1, 0)]),
+        (EpisodeFilter(order=EpisodeOrder.BEST, limit=2), [(0, 0), (1, 0)]),
+        (EpisodeFilter(order=EpisodeOrder.WORST, limit=9), [(0, 1), (7, 0), (1, 0), (0, 0), (1, 1)]),
+        (EpisodeFilter(step=1), [(1, 0), (1, 1)]),
+        (EpisodeFilter(split=Split.EVAL), [(7, 0)]),
+        (EpisodeFilter(split=Split.TRAIN, step=0), [(0, 0), (0, 1)]),
+        (EpisodeFilter(faults=True), [(1, 1)]),
+        (EpisodeFilter(limit=0, order=EpisodeOrder.BEST), []),
     ],
 )
 def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indices):
@@ -76,11 +76,13 @@ def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indic
 
 def test_random_ones_are_drawn_from_all_and_differ_by_the_draw(records, around):
     draws = {
-        chosen(placed(records, around), Choice(order=Order.RANDOM, limit=1), random.Random(seed))[0].record.episode
+        chosen(placed(records, around), EpisodeFilter(order=EpisodeOrder.RANDOM, limit=1), random.Random(seed))[
+            0
+        ].record.episode
         for seed in range(40)
     }
     assert draws == {record.episode for record in records}
 
 
 def test_the_latest_zero_are_none(records, around):
-    assert chosen(placed(records, around), Choice(limit=0), random.Random(0)) == []
+    assert chosen(placed(records, around), EpisodeFilter(limit=0), random.Random(0)) == []

@@ -16,7 +16,7 @@ import types
 from pathlib import Path
 
 from marlaas_api import subjects
-from marlaas_api.bus import Conflict
+from marlaas_api.bus import RevisionConflict
 from marlaas_api.bus_users import read_credentials
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import (
@@ -206,7 +206,7 @@ class Job:
     async def once(self, subject: str, data: bytes) -> None:
         try:
             await self.context.bus.publish(subject, data, expect_last=0)
-        except Conflict:
+        except RevisionConflict:
             return
 
 

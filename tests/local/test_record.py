@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from marlaas.local.folder import hold
-from marlaas.local.record import Records, read_line
+from marlaas.local.record import RecordFile, read_line
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.messages import EvalRecord, Message, StepRecord
+from marlaas_api.messages import BusMessage, EvalRecord, StepRecord
 from marlaas_api.wire import encode
 
 
@@ -21,7 +21,7 @@ async def bus() -> AsyncIterator[Bus]:
     await bus.close()
 
 
-async def _publish(bus: Bus, *records: Message) -> None:
+async def _publish(bus: Bus, *records: BusMessage) -> None:
     for record in records:
         if isinstance(record, StepRecord):
             subject = subjects.step(record.namespace, record.job, record.uid, record.step)
@@ -35,7 +35,7 @@ def _lines(folder, document, name):
 
 
 async def test_every_record_is_in_its_file_once_and_in_order(bus, tmp_path, document, step, evaluation):
-    records = Records(document().ref)
+    records = RecordFile(document().ref)
     await _publish(bus, step(document(), 0), evaluation(document(), 0, 0.1), step(document(), 1))
     assert await records.read(bus)
     await _publish(bus, step(document(), 2), evaluation(document(), 2, 0.5))
@@ -50,7 +50,7 @@ async def test_every_record_is_in_its_file_once_and_in_order(bus, tmp_path, docu
 async def test_a_runner_that_comes_later_writes_the_same_files_from_the_stream(bus, tmp_path, document, step):
     await _publish(bus, step(document(), 0), step(document(), 1))
     for _ in range(2):
-        records = Records(document().ref)
+        records = RecordFile(document().ref)
         await records.read(bus)
         with hold(tmp_path) as folder:
             records.write(folder)
@@ -58,7 +58,7 @@ async def test_a_runner_that_comes_later_writes_the_same_files_from_the_stream(b
 
 
 async def test_a_record_without_a_mean_is_read_back_as_it_was(bus, tmp_path, document, evaluation):
-    records = Records(document().ref)
+    records = RecordFile(document().ref)
     records.add(evaluation(document(), 0, math.nan, ("olleh",)))
     with hold(tmp_path) as folder:
         records.write(folder)
@@ -71,6 +71,6 @@ async def test_a_record_without_a_mean_is_read_back_as_it_was(bus, tmp_path, doc
 async def test_records_of_an_earlier_job_of_the_same_name_are_not_ours(bus, document, step, evaluation):
     earlier = document(uid="earlier")
     await _publish(bus, step(earlier, 0), evaluation(earlier, 0, 0.5), step(document("other"), 0), step(document(), 1))
-    records = Records(document().ref)
+    records = RecordFile(document().ref)
     await records.read(bus)
     assert records.in_order() == ((step(document(), 1),), ())

@@ -3,17 +3,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from marlaas.episodes.shelf import read
+from marlaas.episodes.files import read
 from marlaas.local.folder import hold
 from marlaas.local.recorder import Recorder, consumer_name
 from marlaas_api import subjects
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.messages import ChatMessage, Episode, JobDocument, Meter, StopReason, Turn
 from marlaas_api.names import Split, episode_id, train_group
-from marlaas_api.wire import encode, pack
+from marlaas_api.wire import encode, pack, pack_ids, pack_logprobs
 
 
 @pytest.fixture

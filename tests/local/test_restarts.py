@@ -1,16 +1,24 @@
-from marlaas.local.restarts import EXIT_INVALID, GOOD_LIFE_S, MAX_SHORT, MAX_STILLBORN, Deaths, Life, after
+from marlaas.local.restarts import (
+    EXIT_INVALID,
+    GOOD_LIFE_S,
+    MAX_SHORT,
+    MAX_STILLBORN,
+    ProcessRun,
+    RestartBackoff,
+    after,
+)
 
-STILLBORN = Life(ended_at=50.0, ready_at=None, exit_code=1)
-KILLED_EARLY = Life(ended_at=50.0, ready_at=None, exit_code=-9)
-SHORT = Life(ended_at=51.0, ready_at=50.0, exit_code=1)
-GOOD = Life(ended_at=50.0 + GOOD_LIFE_S, ready_at=50.0, exit_code=-9)
+STILLBORN = ProcessRun(ended_at=50.0, ready_at=None, exit_code=1)
+KILLED_EARLY = ProcessRun(ended_at=50.0, ready_at=None, exit_code=-9)
+SHORT = ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=1)
+GOOD = ProcessRun(ended_at=50.0 + GOOD_LIFE_S, ready_at=50.0, exit_code=-9)
 
 
-def _all(*lives: Life) -> Deaths:
-    deaths = Deaths()
-    for life in lives:
-        deaths = after(deaths, life)
-    return deaths
+def _all(*runs: ProcessRun) -> RestartBackoff:
+    backoff = RestartBackoff()
+    for life in runs:
+        backoff = after(backoff, life)
+    return backoff
 
 
 def test_the_wait_doubles_with_every_death_in_a_row_and_is_bounded():
@@ -19,36 +27,36 @@ def test_the_wait_doubles_with_every_death_in_a_row_and_is_bounded():
 
 
 def test_after_a_good_life_it_starts_again_at_once():
-    assert _all(SHORT, SHORT, GOOD) == Deaths()
-    assert Deaths().delay_s == 0
+    assert _all(SHORT, SHORT, GOOD) == RestartBackoff()
+    assert RestartBackoff().delay_s == 0
 
 
 def test_what_never_became_ready_is_given_up_after_a_few_deaths():
-    assert not _all(*[STILLBORN] * (MAX_STILLBORN - 1)).hopeless
-    assert _all(*[STILLBORN] * MAX_STILLBORN).hopeless
+    assert not _all(*[STILLBORN] * (MAX_STILLBORN - 1)).gives_up
+    assert _all(*[STILLBORN] * MAX_STILLBORN).gives_up
 
 
 def test_what_was_killed_while_starting_has_more_patience():
-    assert not _all(*[KILLED_EARLY] * MAX_STILLBORN).hopeless
-    assert _all(*[KILLED_EARLY] * MAX_SHORT).hopeless
+    assert not _all(*[KILLED_EARLY] * MAX_STILLBORN).gives_up
+    assert _all(*[KILLED_EARLY] * MAX_SHORT).gives_up
 
 
 def test_what_always_dies_right_after_being_ready_is_given_up_too():
-    assert _all(*[SHORT] * MAX_SHORT).hopeless
+    assert _all(*[SHORT] * MAX_SHORT).gives_up
 
 
 def test_what_only_a_person_can_mend_is_given_up_at_once():
-    assert _all(Life(ended_at=2.0, ready_at=None, exit_code=EXIT_INVALID)).hopeless
+    assert _all(ProcessRun(ended_at=2.0, ready_at=None, exit_code=EXIT_INVALID)).gives_up
 
 
 def test_what_only_a_person_can_mend_is_given_up_however_slowly_it_started():
-    assert _all(Life(ended_at=51.0, ready_at=50.0, exit_code=EXIT_INVALID)).hopeless
+    assert _all(ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=EXIT_INVALID)).gives_up
 
 
 def test_what_was_at_work_before_only_a_person_could_mend_it_is_tried_once_more():
-    assert _all(Life(ended_at=50.0 + GOOD_LIFE_S, ready_at=50.0, exit_code=EXIT_INVALID)) == Deaths()
+    assert _all(ProcessRun(ended_at=50.0 + GOOD_LIFE_S, ready_at=50.0, exit_code=EXIT_INVALID)) == RestartBackoff()
 
 
 def test_a_good_life_wipes_out_what_was_before():
-    lives = [STILLBORN] * (MAX_STILLBORN - 1)
-    assert not _all(*lives, GOOD, *lives).hopeless
+    runs = [STILLBORN] * (MAX_STILLBORN - 1)
+    assert not _all(*runs, GOOD, *runs).gives_up

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from marlaas.local import sessions
-from marlaas.local.warden import watch
+from marlaas.local.watchdog import watch
 
 TREE = """
 import subprocess, sys, time
@@ -53,11 +53,11 @@ def test_the_warden_kills_only_what_has_not_ended():
 
 def test_the_warden_ends_what_a_killed_runner_left(tree, tmp_path):
     (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
-    command = [sys.executable, "-m", "marlaas.local.warden", str(tmp_path / "left")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as warden:
-        warden.stdin.write(f"+{tree.pid}\n".encode())
-        warden.stdin.close()
-        assert warden.wait() == 0
+    command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as watchdog:
+        watchdog.stdin.write(f"+{tree.pid}\n".encode())
+        watchdog.stdin.close()
+        assert watchdog.wait() == 0
     tree.wait()
     assert sessions.members(tree.pid) == []
     assert not (tmp_path / "left").exists()

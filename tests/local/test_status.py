@@ -17,7 +17,7 @@ def test_what_starts_is_told_with_how_long_it_has_been_starting():
 
 
 def test_a_death_is_told_before_anything_else():
-    dead = ProcessState(ROLLOUT, None, False, deaths=2, last_words="ValueError: no memory", next_start_at=12.0)
+    dead = ProcessState(ROLLOUT, None, False, restarts=2, last_words="ValueError: no memory", next_start_at=12.0)
     line = status_line([ProcessState(TRAINER, 0.0, False), dead], [], now=10.0)
     assert line == "rollout-0 (tiny) died: ValueError: no memory; it starts again in 2 s (death 2 in a row)"
 

@@ -8,7 +8,7 @@ from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
 from marlaas.local.observation import announce
-from marlaas.local.watch import Watch
+from marlaas.local.watch import JobWatch
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
@@ -24,8 +24,8 @@ class Scene:
     blobs: MemoryBlobs
     folder: OutFolder
 
-    def watch(self, *jobs: JobDocument) -> Watch:
-        return Watch(self.bus, Collector(self.folder, self.bus, self.blobs), JsonDisplay(_Nowhere()), jobs, ())
+    def watch(self, *jobs: JobDocument) -> JobWatch:
+        return JobWatch(self.bus, Collector(self.folder, self.bus, self.blobs), JsonDisplay(_Nowhere()), jobs, ())
 
     async def publish(self, document: JobDocument, level: Callable[..., object]) -> None:
         """The job has succeeded with version 1."""

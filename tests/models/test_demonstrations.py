@@ -2,7 +2,7 @@ import itertools
 
 from marlaas.models.curriculum import calculator_task, requested_expression, reverse_task, tool_reply
 from marlaas.models.demonstrations import NO_MISTAKES, Mistakes, calculator_demonstration, reverse_demonstration
-from marlaas.models.tokenizer import Message
+from marlaas.models.tokenizer import TemplateMessage
 from marlaas_api.names import Split
 
 SEEDS = range(3000)
@@ -13,14 +13,14 @@ def test_without_mistakes_every_reply_is_right() -> None:
     for seed in range(100):
         word, sum_ = reverse_task(Split.TRAIN, seed), calculator_task(Split.TRAIN, seed)
         assert reverse_demonstration(seed, NO_MISTAKES) == [
-            Message("user", word.prompt),
-            Message("assistant", word.answer),
+            TemplateMessage("user", word.prompt),
+            TemplateMessage("assistant", word.answer),
         ]
         assert calculator_demonstration(seed, NO_MISTAKES) == [
-            Message("user", sum_.prompt),
-            Message("assistant", sum_.call),
-            Message("tool", sum_.answer),
-            Message("assistant", sum_.answer),
+            TemplateMessage("user", sum_.prompt),
+            TemplateMessage("assistant", sum_.call),
+            TemplateMessage("tool", sum_.answer),
+            TemplateMessage("assistant", sum_.answer),
         ]
 
 

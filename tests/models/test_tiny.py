@@ -11,7 +11,7 @@ from marlaas.models import list_models, prepare
 from marlaas.models.curriculum import calculator_task, requested_expression, reverse_task, tool_reply
 from marlaas.models.demonstrations import Mistakes
 from marlaas.models.tiny import Recipe, build_tiny, train
-from marlaas.models.tokenizer import END, PAD, VOCABULARY, Message, encode
+from marlaas.models.tokenizer import END, PAD, VOCABULARY, TemplateMessage, encode
 from marlaas_api.names import Split
 
 SHORT = Recipe(num_steps=4, num_layers=1, reverse_rows=4, calculator_rows=4)
@@ -29,7 +29,7 @@ class Player:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._greedy = greedy
 
-    def reply(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
+    def reply(self, conversations: Sequence[Sequence[TemplateMessage]]) -> list[str]:
         import torch
 
         prompts = [[*encode(conversation)[0], VOCABULARY["<|assistant|>"]] for conversation in conversations]
@@ -44,20 +44,20 @@ class Player:
 
 def reversed_share(player: Player) -> float:
     tasks = [reverse_task(Split.EVAL, seed) for seed in range(NUM_HELD_OUT)]
-    replies = player.reply([[Message("user", task.prompt)] for task in tasks])
+    replies = player.reply([[TemplateMessage("user", task.prompt)] for task in tasks])
     return sum(reply == task.answer for task, reply in zip(tasks, replies, strict=True)) / NUM_HELD_OUT
 
 
 def calculated_share(player: Player) -> float:
     """Share of the tasks that are right after one call and one reply, which is all that most episodes take."""
     tasks = [calculator_task(Split.EVAL, seed) for seed in range(NUM_HELD_OUT)]
-    replies = player.reply([[Message("user", task.prompt)] for task in tasks])
+    replies = player.reply([[TemplateMessage("user", task.prompt)] for task in tasks])
     calls = [(task, reply) for task, reply in zip(tasks, replies, strict=True) if requested_expression(reply)]
     talks = [
         [
-            Message("user", task.prompt),
-            Message("assistant", call),
-            Message("tool", tool_reply(call.removeprefix("calc: "))),
+            TemplateMessage("user", task.prompt),
+            TemplateMessage("assistant", call),
+            TemplateMessage("tool", tool_reply(call.removeprefix("calc: "))),
         ]
         for task, call in calls
     ]

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlaas.models.tokenizer import END, ROLES, UNKNOWN, VOCABULARY, Message, encode, save_tokenizer
+from marlaas.models.tokenizer import END, ROLES, UNKNOWN, VOCABULARY, TemplateMessage, encode, save_tokenizer
 
 TEXT = st.text(alphabet=[token for token in VOCABULARY if len(token) == 1], max_size=30)
-CONVERSATION = st.lists(st.builds(Message, st.sampled_from(ROLES), TEXT), min_size=1, max_size=6)
+CONVERSATION = st.lists(st.builds(TemplateMessage, st.sampled_from(ROLES), TEXT), min_size=1, max_size=6)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def render(tokenizer: Any, conversation: list[Message], prompt: bool = False) -> list[int]:
+def render(tokenizer: Any, conversation: list[TemplateMessage], prompt: bool = False) -> list[int]:
     messages = [{"role": message.role, "content": message.content} for message in conversation]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     return list(tokenizer.encode(text, add_special_tokens=False))
@@ -34,25 +34,27 @@ def test_a_character_is_a_token_and_nothing_is_lost(tokenizer: Any, text: str) -
 
 
 @given(conversation=CONVERSATION)
-def test_pretraining_reads_what_the_template_writes(tokenizer: Any, conversation: list[Message]) -> None:
+def test_pretraining_reads_what_the_template_writes(tokenizer: Any, conversation: list[TemplateMessage]) -> None:
     assert render(tokenizer, conversation) == encode(conversation)[0]
 
 
 @given(conversation=CONVERSATION)
-def test_a_later_message_never_changes_an_earlier_ones_tokens(tokenizer: Any, conversation: list[Message]) -> None:
+def test_a_later_message_never_changes_an_earlier_ones_tokens(
+    tokenizer: Any, conversation: list[TemplateMessage]
+) -> None:
     one_by_one = [token for message in conversation for token in render(tokenizer, [message])]
     assert render(tokenizer, conversation) == one_by_one
 
 
 @given(conversation=CONVERSATION, reply=TEXT)
-def test_a_generated_turn_is_the_rendered_one(tokenizer: Any, conversation: list[Message], reply: str) -> None:
+def test_a_generated_turn_is_the_rendered_one(tokenizer: Any, conversation: list[TemplateMessage], reply: str) -> None:
     generated = [*tokenizer.encode(reply), tokenizer.eos_token_id]
-    whole = render(tokenizer, [*conversation, Message("assistant", reply)])
+    whole = render(tokenizer, [*conversation, TemplateMessage("assistant", reply)])
     assert render(tokenizer, conversation, prompt=True) + generated == whole
 
 
 def test_an_assistant_writes_its_words_and_the_end_of_its_turn() -> None:
-    ids, written = encode([Message("user", "hi"), Message("assistant", "yo")])
+    ids, written = encode([TemplateMessage("user", "hi"), TemplateMessage("assistant", "yo")])
     assert [index for index, mine in zip(ids, written, strict=True) if mine] == [VOCABULARY[t] for t in ("y", "o", END)]
 
 
@@ -66,4 +68,4 @@ def test_special_tokens_are_single_and_the_end_of_turn_ends_generation(tokenizer
 
 def test_other_characters_are_one_unknown_token_each(tokenizer: Any) -> None:
     assert tokenizer.encode("aé☃b") == [VOCABULARY[t] for t in ("a", UNKNOWN, UNKNOWN, "b")]
-    assert encode([Message("user", "é")])[0][1] == VOCABULARY[UNKNOWN]
+    assert encode([TemplateMessage("user", "é")])[0][1] == VOCABULARY[UNKNOWN]

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.orchestrator.stage import Stage
+from tests.orchestrator.harness import OrchestratorHarness
 
 from marlaas_api import failpoints
 from marlaas_api.kinds import RLJobSpec
@@ -70,8 +70,8 @@ def play() -> Callable[..., list[Episode]]:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    made = Stage(tmp_path)
+async def harness(tmp_path: Path) -> AsyncIterator[OrchestratorHarness]:
+    made = OrchestratorHarness(tmp_path)
     await made.bus.ensure()
     yield made
     failpoints.hook = None

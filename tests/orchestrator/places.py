@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from tests.orchestrator.harness import Killed
 from tests.orchestrator.remains import all_there_is, document_of
-from tests.orchestrator.stage import Killed
 
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs

@@ -19,7 +19,7 @@ class Killed(Exception):
     """The orchestrator died between two effects."""
 
 
-class World:
+class AccountingHarness:
     """A job's records, and an orchestrator, sandbox and trainer that take turns by chance; `deaths` is how likely one is at each effect."""
 
     def __init__(self, document: JobDocument, chance: random.Random, deaths: float) -> None:
@@ -145,14 +145,16 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
     for seed in range(NUM_WORLDS):
         chance = random.Random(seed)
         rules = {"groupsPerStep": chance.choice([1, 2, 3]), "maxRefill": chance.choice([0, 1, 2])}
-        world = World(document(steps=4, maxStaleness=staleness, **rules), chance, deaths)
-        world.live()
-        assert [record.step for record in world.records] == [0, 1, 2, 3], seed
-        ended = [index for record in world.records for index in record.indices]
+        harness = AccountingHarness(document(steps=4, maxStaleness=staleness, **rules), chance, deaths)
+        harness.live()
+        assert [record.step for record in harness.records] == [0, 1, 2, 3], seed
+        ended = [index for record in harness.records for index in record.indices]
         assert len(ended) == len(set(ended)), seed
-        assert len(world.trained) == len(set(world.trained)) == sum(record.num_groups for record in world.records), seed
-        played = {index for index, members in world.members.items() if members == GROUP_SIZE}
+        assert (
+            len(harness.trained) == len(set(harness.trained)) == sum(record.num_groups for record in harness.records)
+        ), seed
+        played = {index for index, members in harness.members.items() if members == GROUP_SIZE}
         assert deaths or played <= set(ended), seed
-        assert deaths or len(world.log) <= 1, seed
+        assert deaths or len(harness.log) <= 1, seed
         if not deaths and not staleness:
-            assert {index for index, _ in world.turns} == set(world.records[-1].indices), seed
+            assert {index for index, _ in harness.turns} == set(harness.records[-1].indices), seed

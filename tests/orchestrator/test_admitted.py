@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.orchestrator.stage import Stage
+from tests.orchestrator.harness import OrchestratorHarness
 
 from marlaas_api import failpoints, subjects
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
@@ -18,22 +18,22 @@ WHOLE_POOL = 6
 
 
 @contextlib.asynccontextmanager
-async def orchestrating(stage: Stage, name: str = "one") -> AsyncIterator[None]:
-    context = stage.context(name)
+async def orchestrating(harness: OrchestratorHarness, name: str = "one") -> AsyncIterator[None]:
+    context = harness.context(name)
     task = asyncio.create_task(service.serve(context))
     yield
     context.stop.set()
     await task
 
 
-async def offer(stage: Stage, slots: int, replica: str = "rollout-0", **limits: int) -> None:
+async def offer(harness: OrchestratorHarness, slots: int, replica: str = "rollout-0", **limits: int) -> None:
     report = ReplicaReport(role="rollout", pool="tiny", replica=replica, slots=slots, **{"max_rank": 16, **limits})
-    bucket = await stage.bus.bucket(subjects.REPLICAS)
+    bucket = await harness.bus.bucket(subjects.REPLICAS)
     await bucket.put(subjects.replica_key("rollout", "tiny", replica), encode(report))
 
 
-async def publish_version_0(stage: Stage, document: JobDocument) -> None:
-    bucket = await stage.bus.bucket(subjects.POLICY)
+async def publish_version_0(harness: OrchestratorHarness, document: JobDocument) -> None:
+    bucket = await harness.bus.bucket(subjects.POLICY)
     key = subjects.policy_key(document.namespace, document.job, "policy")
     await bucket.put(key, encode(PolicyRecord(uid=document.uid, version=0, epoch=1, holder="t")))
 
@@ -54,69 +54,69 @@ def loop(document: JobDocument) -> asyncio.Task[Any]:
 
 
 @pytest.fixture
-async def rivals(stage: Stage, document: Any) -> tuple[JobDocument, JobDocument]:
+async def rivals(harness: OrchestratorHarness, document: Any) -> tuple[JobDocument, JobDocument]:
     """Two jobs that need the whole pool: the second is queued while the first runs, and stands before it in every alphabet."""
-    await offer(stage, 8)
+    await offer(harness, 8)
     first = of(document("sums", maxStaleness=WHOLE_POOL), "team-z")
     return first, of(document("sums", maxStaleness=WHOLE_POOL, priority=9), "team-a")
 
 
-async def one_runs(stage: Stage, first: JobDocument, second: JobDocument) -> None:
-    await stage.submit(first)
-    await stage.progress(first, lambda level: level.admitted)
-    await stage.submit(second)
-    await stage.progress(second, lambda level: level.reason == "WaitingForSlots")
+async def one_runs(harness: OrchestratorHarness, first: JobDocument, second: JobDocument) -> None:
+    await harness.submit(first)
+    await harness.progress(first, lambda level: level.admitted)
+    await harness.submit(second)
+    await harness.progress(second, lambda level: level.reason == "WaitingForSlots")
 
 
 @pytest.mark.parametrize(
     "change", [{"ttl_seconds_after_finished": 60.0}, {"priority": -5}, {"active_deadline_seconds": 9e7}]
 )
-async def test_an_edit_that_does_not_concern_the_loop_neither_displaces_nor_restarts_it(stage, rivals, change):
+async def test_an_edit_that_does_not_concern_the_loop_neither_displaces_nor_restarts_it(harness, rivals, change):
     first, second = rivals
-    async with orchestrating(stage):
-        await one_runs(stage, first, second)
+    async with orchestrating(harness):
+        await one_runs(harness, first, second)
         before = loop(first)
-        await stage.submit(edited(first, **change))
-        level = await stage.progress(first, lambda level: level.generation == 2)
+        await harness.submit(edited(first, **change))
+        level = await harness.progress(first, lambda level: level.generation == 2)
         assert level.admitted
         assert loop(first) is before
 
 
-async def test_a_job_that_is_given_more_steps_keeps_its_place(stage, rivals):
+async def test_a_job_that_is_given_more_steps_keeps_its_place(harness, rivals):
     first, second = rivals
-    async with orchestrating(stage):
-        await one_runs(stage, first, second)
+    async with orchestrating(harness):
+        await one_runs(harness, first, second)
         training = first.spec.training.model_copy(update={"steps": 9})
-        await stage.submit(edited(first, training=training))
-        level = await stage.progress(first, lambda level: level.generation == 2)
+        await harness.submit(edited(first, training=training))
+        level = await harness.progress(first, lambda level: level.generation == 2)
     assert (level.admitted, level.steps) == (True, 9)
 
 
-async def test_a_deadline_that_is_set_while_the_job_runs_ends_it(stage, rivals):
+async def test_a_deadline_that_is_set_while_the_job_runs_ends_it(harness, rivals):
     first, second = rivals
-    async with orchestrating(stage):
-        await one_runs(stage, first, second)
-        await stage.submit(edited(first, active_deadline_seconds=1e-9))
-        level = await stage.progress(first, lambda level: level.phase.final)
+    async with orchestrating(harness):
+        await one_runs(harness, first, second)
+        await harness.submit(edited(first, active_deadline_seconds=1e-9))
+        level = await harness.progress(first, lambda level: level.phase.final)
         assert level.reason == "DeadlineExceeded"
-        await stage.progress(second, lambda level: level.admitted)
+        await harness.progress(second, lambda level: level.admitted)
 
 
 @pytest.mark.parametrize("slots", [8, 4], ids=["as before", "fewer slots than it holds"])
-async def test_a_restart_of_the_orchestrator_displaces_nobody(stage, rivals, slots):
+async def test_a_restart_of_the_orchestrator_displaces_nobody(harness, rivals, slots):
     first, second = rivals
-    async with orchestrating(stage, "one"):
-        await one_runs(stage, first, second)
-    await offer(stage, slots)
+    async with orchestrating(harness, "one"):
+        await one_runs(harness, first, second)
+    await offer(harness, slots)
     third = of(first, "team-0")
-    async with orchestrating(stage, "two"):
-        await stage.submit(third)
-        assert not (await stage.progress(third, lambda level: True)).admitted, "the new one has decided"
-        assert (await stage.progress(first, lambda level: True)).admitted
-        assert not (await stage.progress(second, lambda level: True)).admitted
+    async with orchestrating(harness, "two"):
+        await harness.submit(third)
+        assert not (await harness.progress(third, lambda level: True)).admitted, "the new one has decided"
+        assert (await harness.progress(first, lambda level: True)).admitted
+        assert not (await harness.progress(second, lambda level: True)).admitted
 
 
-async def test_a_job_that_rests_after_an_error_of_ours_keeps_its_slots(stage, rivals):
+async def test_a_job_that_rests_after_an_error_of_ours_keeps_its_slots(harness, rivals):
     first, second = rivals
     died = 0
 
@@ -128,60 +128,60 @@ async def test_a_job_that_rests_after_an_error_of_ours_keeps_its_slots(stage, ri
             raise OverflowError("nobody foresaw it")
 
     failpoints.hook = hook
-    async with orchestrating(stage):
-        await one_runs(stage, first, second)
+    async with orchestrating(harness):
+        await one_runs(harness, first, second)
         dies = loop(first)
-        await publish_version_0(stage, first)
+        await publish_version_0(harness, first)
         await asyncio.wait([dies])
-        await stage.submit(third := of(first, "team-0"))
-        assert not (await stage.progress(third, lambda level: True)).admitted
+        await harness.submit(third := of(first, "team-0"))
+        assert not (await harness.progress(third, lambda level: True)).admitted
     assert died == 1
-    assert not (await stage.progress(second, lambda level: True)).admitted
+    assert not (await harness.progress(second, lambda level: True)).admitted
 
 
-async def test_a_job_whose_document_cannot_be_read_any_more_runs_on_and_keeps_its_slots(stage, rivals):
+async def test_a_job_whose_document_cannot_be_read_any_more_runs_on_and_keeps_its_slots(harness, rivals):
     first, second = rivals
-    async with orchestrating(stage):
-        await one_runs(stage, first, second)
+    async with orchestrating(harness):
+        await one_runs(harness, first, second)
         before = loop(first)
-        await (await stage.bus.bucket(subjects.JOBS)).put(first.ref.key, b"of a later release")
+        await (await harness.bus.bucket(subjects.JOBS)).put(first.ref.key, b"of a later release")
         third = of(first, "team-0")
-        await stage.submit(third)
-        assert not (await stage.progress(third, lambda level: True)).admitted
+        await harness.submit(third)
+        assert not (await harness.progress(third, lambda level: True)).admitted
         assert loop(first) is before
-    assert not (await stage.progress(second, lambda level: True)).admitted
+    assert not (await harness.progress(second, lambda level: True)).admitted
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_the_queue_is_by_creation_time_also_over_restarts_and_priority_crosses_no_tenant(
-    stage, rivals, restarted
+    harness, rivals, restarted
 ):
     first, second = rivals
     early = of(second, "team-q").model_copy(
         update={"created_at": 5.0, "spec": first.spec.model_copy(update={"priority": -7})}
     )
     late = second.model_copy(update={"created_at": 6.0})
-    async with orchestrating(stage, "one"):
-        await one_runs(stage, first, late)
-        await stage.submit(early)
-        await stage.progress(early, lambda level: level.reason == "WaitingForSlots")
+    async with orchestrating(harness, "one"):
+        await one_runs(harness, first, late)
+        await harness.submit(early)
+        await harness.progress(early, lambda level: level.reason == "WaitingForSlots")
         if not restarted:
-            await stage.submit(edited(first, suspend=True))
-            await stage.progress(early, lambda level: level.admitted)
+            await harness.submit(edited(first, suspend=True))
+            await harness.progress(early, lambda level: level.admitted)
     if restarted:
-        await stage.submit(edited(first, suspend=True))
-        async with orchestrating(stage, "two"):
-            await stage.progress(early, lambda level: level.admitted)
-    assert not (await stage.progress(late, lambda level: True)).admitted
+        await harness.submit(edited(first, suspend=True))
+        async with orchestrating(harness, "two"):
+            await harness.progress(early, lambda level: level.admitted)
+    assert not (await harness.progress(late, lambda level: True)).admitted
 
 
-async def test_a_suspended_job_gives_its_slots_to_the_next(stage, rivals):
+async def test_a_suspended_job_gives_its_slots_to_the_next(harness, rivals):
     first, second = rivals
-    async with orchestrating(stage):
-        await one_runs(stage, first, second)
-        await stage.submit(edited(first, suspend=True))
-        await stage.progress(second, lambda level: level.admitted)
-        assert (await stage.progress(first, lambda level: True)).phase is Phase.SUSPENDED
+    async with orchestrating(harness):
+        await one_runs(harness, first, second)
+        await harness.submit(edited(first, suspend=True))
+        await harness.progress(second, lambda level: level.admitted)
+        assert (await harness.progress(first, lambda level: True)).phase is Phase.SUSPENDED
 
 
 @pytest.mark.parametrize(
@@ -192,15 +192,15 @@ async def test_a_suspended_job_gives_its_slots_to_the_next(stage, rivals):
     ],
 )
 async def test_what_only_the_replicas_of_before_a_pools_change_cannot_do_is_waited_for(
-    stage, document, job, old, words
+    harness, document, job, old, words
 ):
-    await offer(stage, **old)
-    await offer(stage, 16, "rollout-1", max_rank=64)
+    await offer(harness, **old)
+    await offer(harness, 16, "rollout-1", max_rank=64)
     waiting = document(**job)
-    async with orchestrating(stage):
-        await stage.submit(waiting)
-        level = await stage.progress(waiting, lambda level: True)
+    async with orchestrating(harness):
+        await harness.submit(waiting)
+        level = await harness.progress(waiting, lambda level: True)
         assert (level.phase, level.reason) == (Phase.QUEUED, "WaitingForPool")
         assert words in level.message
-        await offer(stage, 16, max_rank=64)
-        assert (await stage.progress(waiting, lambda level: level.phase is not Phase.QUEUED)).admitted
+        await offer(harness, 16, max_rank=64)
+        assert (await harness.progress(waiting, lambda level: level.phase is not Phase.QUEUED)).admitted

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.orchestrator.harness import Killed
 from tests.orchestrator.places import Place, doomed, neighbours
 from tests.orchestrator.remains import commit, document_of, fill
-from tests.orchestrator.stage import Killed
 
 from marlaas_api import failpoints, subjects
 from marlaas_api.blobs_memory import MemoryBlobs

@@ -4,11 +4,11 @@ import asyncio
 
 import ormsgpack
 import pytest
-from tests.orchestrator.stage import final, mixed, running
+from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
 from marlaas_api.bus import Stored
-from marlaas_api.messages import Episode, FaultClass, Phase, Task
+from marlaas_api.messages import Episode, FaultClass, Phase, TaskMessage
 from marlaas_api.names import Split
 from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.episodes import EpisodeInvalid, read_episode
@@ -106,7 +106,7 @@ def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, f
 
 def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored) -> None:
     claim = {"v": 1, "t": "Claim", "d": {"key": "team-b/secret/adapter", "sha256": "0" * 64, "size": 1}}
-    task = Task(
+    task = TaskMessage(
         namespace="team-a", job="sums", uid="uid-sums", group="g", split=Split.TRAIN, index=0, seed=0, group_size=1
     )
     headless = [ormsgpack.packb({"v": 1, "t": "Episode"}), ormsgpack.packb({"v": float("inf")})]
@@ -116,13 +116,13 @@ def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored
 
 
 @pytest.mark.parametrize("rewards", [(1.7e308, 1.7e308), (1e30, -1e30), (1e30, 1e30)])
-async def test_rewards_beyond_all_measure_end_no_orchestrator(stage, document, rewards) -> None:
+async def test_rewards_beyond_all_measure_end_no_orchestrator(harness, document, rewards) -> None:
     mine, poisoned = document(), document("poisoned", steps=1)
-    async with running(stage, poisoned, lambda task, member: rewards[member]):
-        await stage.submit(mine)
-        others = [asyncio.create_task(one) for one in (stage.play(mine, mixed), stage.train(mine))]
-        ended = await stage.progress(poisoned, final)
-        level = await stage.progress(mine, final)
+    async with running(harness, poisoned, lambda task, member: rewards[member]):
+        await harness.submit(mine)
+        others = [asyncio.create_task(one) for one in (harness.play(mine, mixed), harness.train(mine))]
+        ended = await harness.progress(poisoned, final)
+        level = await harness.progress(mine, final)
         for other in others:
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -130,15 +130,15 @@ async def test_rewards_beyond_all_measure_end_no_orchestrator(stage, document, r
     assert level.phase is Phase.SUCCEEDED
 
 
-async def test_an_episode_that_no_sandbox_writes_fails_its_own_job_and_no_other(stage, document, episode) -> None:
+async def test_an_episode_that_no_sandbox_writes_fails_its_own_job_and_no_other(harness, document, episode) -> None:
     mine, poisoned = document(), document("poisoned")
     group = f"{poisoned.uid}-t0"
     bad = episode(job="poisoned", uid=poisoned.uid, group=group, episode=f"{group}-1-1", index=0, rewards={})
-    async with running(stage, mine, mixed):
-        await stage.submit(poisoned)
-        await stage.bus.publish(subjects.episode("team-a", "poisoned"), encode(bad))
-        failed = await stage.progress(poisoned, final)
-        level = await stage.progress(mine, final)
+    async with running(harness, mine, mixed):
+        await harness.submit(poisoned)
+        await harness.bus.publish(subjects.episode("team-a", "poisoned"), encode(bad))
+        failed = await harness.progress(poisoned, final)
+        level = await harness.progress(mine, final)
     assert failed.phase is Phase.FAILED
     assert "no reward for policy" in failed.message
     assert level.phase is Phase.SUCCEEDED

@@ -1,6 +1,6 @@
 import pytest
 
-from marlaas_worker.orchestrator.experience import Experience, Verdict
+from marlaas_worker.orchestrator.experience import Experience, GroupOutcome
 
 
 def test_a_group_is_complete_when_every_member_has_ended_in_any_order(document, play):
@@ -10,7 +10,7 @@ def test_a_group_is_complete_when_every_member_has_ended_in_any_order(document, 
     group = store.add(first)
     assert group is not None
     assert group.rewards == (1.0, 0.0)
-    assert group.verdict is Verdict.SIGNAL
+    assert group.verdict is GroupOutcome.SIGNAL
 
 
 def test_a_group_says_of_each_episode_how_it_ended(document, play):
@@ -33,7 +33,11 @@ def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document,
 
 @pytest.mark.parametrize(
     ("rewards", "verdict", "kept"),
-    [((1.0, 1.0), Verdict.FLAT, 2), ((1.0, None), Verdict.FAULTED, 1), ((None, None), Verdict.FAULTED, 0)],
+    [
+        ((1.0, 1.0), GroupOutcome.FLAT, 2),
+        ((1.0, None), GroupOutcome.FAULTED, 1),
+        ((None, None), GroupOutcome.FAULTED, 0),
+    ],
 )
 def test_groups_without_signal_say_why(document, play, rewards, verdict, kept):
     store = Experience("policy", 2)

@@ -3,7 +3,7 @@
 import pytest
 
 from marlaas_api.messages import ReplicaReport
-from marlaas_worker.orchestrator.given_up import RETURN_S, GivenUp
+from marlaas_worker.orchestrator.faults import RETURN_S, GivenUp
 
 WORDS = "turn 3 carries version 9"
 

@@ -43,13 +43,13 @@ def turn(document: JobDocument, number: int, parent: int | None, output_tokens: 
     ids=["no turn", "one", "its parent too", "a branch", "shared turns once", "a turn no longer on record"],
 )
 async def test_tokens_of_a_trajectory_are_those_generated_in_its_turns(
-    stage, document, tmp_path: Path, leaves, expected
+    harness, document, tmp_path: Path, leaves, expected
 ):
     job = document()
     for number, parent, tokens in ((0, None, 1), (1, 0, 10), (2, 0, 100)):
         subject = subjects.turn(job.namespace, job.job, "e", number)
-        await stage.bus.publish(subject, encode(turn(job, number, parent, tokens)))
-    records = Records(stage.context("orchestrator"), job)
+        await harness.bus.publish(subject, encode(turn(job, number, parent, tokens)))
+    records = Records(harness.context("orchestrator"), job)
     trajectory = TrajectoryRef(member=0, episode="e", leaves=leaves, reward=0.0)
     assert await records.num_tokens([trajectory]) == expected
     assert await records.num_tokens([trajectory, trajectory]) == 2 * expected

@@ -1,10 +1,10 @@
 """A job whose easy and hopeless tasks rest: the same tasks in the same order whenever the orchestrator dies."""
 
 import pytest
-from tests.orchestrator.stage import ADMITTED, SEAMS, Killed, Stage, final, running
+from tests.orchestrator.harness import ADMITTED, SEAMS, Killed, OrchestratorHarness, final, running
 
 from marlaas_api import failpoints
-from marlaas_api.messages import Difficulty, Phase, StepRecord, Task
+from marlaas_api.messages import Difficulty, Phase, StepRecord, TaskMessage
 from marlaas_api.names import Split
 
 DATA = {"tasks": 6, "order": "shuffled", "skip": {"passes": 2, "maxShare": 0.6}}
@@ -16,7 +16,7 @@ class Player:
     def __init__(self) -> None:
         self.played: dict[str, tuple[int, int]] = {}
 
-    def __call__(self, task: Task, member: int) -> float:
+    def __call__(self, task: TaskMessage, member: int) -> float:
         if task.split is Split.TRAIN:
             self.played[task.group] = (task.index, task.seed)
         if task.index in (0, 1):
@@ -24,12 +24,12 @@ class Player:
         return 0.0 if task.index == 2 else float(member == 0)
 
 
-async def play(stage, job):
+async def play(harness, job):
     player = Player()
-    async with running(stage, job, player):
-        level = await stage.progress(job, final)
+    async with running(harness, job, player):
+        level = await harness.progress(job, final)
     assert level.phase is Phase.SUCCEEDED
-    return player.played, await stage.steps(job), level
+    return player.played, await harness.steps(job), level
 
 
 def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
@@ -37,9 +37,9 @@ def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
 
 
 async def test_tasks_come_again_with_the_same_seed_in_groups_of_their_own_and_rest_when_they_teach_nothing(
-    stage, document
+    harness, document
 ):
-    played, steps, level = await play(stage, document(steps=12, data=DATA))
+    played, steps, level = await play(harness, document(steps=12, data=DATA))
     seeds = dict(played.values())
     assert len(seeds) == 6, "all tasks were played, each with one seed"
     assert len(played) > len(set(played.values())), "and some more than once"
@@ -54,8 +54,8 @@ async def test_tasks_come_again_with_the_same_seed_in_groups_of_their_own_and_re
     assert told == easy | {(task, Difficulty.VARIED) for task in (3, 4, 5)}
 
 
-async def test_a_job_whose_tasks_never_rest_keeps_no_account_of_them(stage, document):
-    _, steps, level = await play(stage, document(steps=3, data={"tasks": 2}))
+async def test_a_job_whose_tasks_never_rest_keeps_no_account_of_them(harness, document):
+    _, steps, level = await play(harness, document(steps=3, data={"tasks": 2}))
     assert level.skipped_solved == 0
     assert all(step.outcomes == () for step in steps)
     assert [index for step in steps for index in step.indices] == list(range(sum(len(s.indices) for s in steps)))
@@ -65,7 +65,7 @@ async def test_a_job_whose_tasks_never_rest_keeps_no_account_of_them(stage, docu
     ("seam", "passes"), [(ADMITTED, 1), *((seam, n) for seam in SEAMS if seam != ADMITTED for n in (1, 3, 7))]
 )
 async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_the_same_order(
-    stage, document, tmp_path, seam, passes
+    harness, document, tmp_path, seam, passes
 ):
     job = document(steps=8, data=DATA)
     undisturbed = await play(await another(tmp_path), job)
@@ -79,7 +79,7 @@ async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_the_sam
                 raise Killed(name)
 
     failpoints.hook = hook
-    played, steps, level = await play(stage, job)
+    played, steps, level = await play(harness, job)
     assert count >= passes, "it died"
     assert played == undisturbed[0]
     assert said(steps) == said(undisturbed[1])
@@ -90,13 +90,13 @@ async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_the_sam
 
 
 async def another(folder):
-    made = Stage(folder / "other")
+    made = OrchestratorHarness(folder / "other")
     await made.bus.ensure()
     return made
 
 
 @pytest.mark.parametrize("seam", [seam for seam in SEAMS if seam != ADMITTED])
-async def test_killed_while_sampling_runs_ahead_no_group_is_doubled_and_no_skip_is_lost(stage, document, seam):
+async def test_killed_while_sampling_runs_ahead_no_group_is_doubled_and_no_skip_is_lost(harness, document, seam):
     job = document(steps=8, maxStaleness=2, data=DATA)
     count = 0
 
@@ -108,8 +108,8 @@ async def test_killed_while_sampling_runs_ahead_no_group_is_doubled_and_no_skip_
                 raise Killed(name)
 
     failpoints.hook = hook
-    played, steps, level = await play(stage, job)
-    assert stage.deaths > 0
+    played, steps, level = await play(harness, job)
+    assert harness.deaths > 0
     indices = [index for step in steps for index in step.indices]
     assert len(indices) == len(set(indices))
     skipped = level.skipped_solved + level.skipped_hopeless

@@ -7,15 +7,15 @@ from marlaas_api.bus import Position
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.leftovers import Leftovers
-from marlaas_worker.orchestrator.retention import PATIENCE_S, Mark, Marks, Retention
+from marlaas_worker.orchestrator.retention import PATIENCE_S, PurgeMark, PurgeMarks, Retention
 
 REF = JobRef("team-a", "sums", "u1")
 EPISODES, TURNS = subjects.episode("team-a", "sums"), subjects.turn("team-a", "sums", "*", "*")
 
 
-def marks(*numbers: int) -> Marks:
-    made = Marks()
-    made.waiting = [Mark(number, number, number) for number in numbers]
+def marks(*numbers: int) -> PurgeMarks:
+    made = PurgeMarks()
+    made.waiting = [PurgeMark(number, number, number) for number in numbers]
     return made
 
 
@@ -47,7 +47,7 @@ def test_a_recorder_that_acks_nothing_for_ten_minutes_is_not_waited_for():
     assert mark.turns == 30
 
 
-class Town:
+class RetentionHarness:
     """A bus with the turns and episodes of a job, a recorder that has read nothing, and a clock."""
 
     def __init__(self) -> None:
@@ -70,57 +70,57 @@ class Town:
 
 
 @pytest.fixture
-async def town() -> Town:
-    made = Town()
+async def harness() -> RetentionHarness:
+    made = RetentionHarness()
     await made.bus.ensure()
     return made
 
 
-async def test_turns_and_episodes_stay_until_the_recorder_has_read_them(town):
-    retention = Retention(town.bus, REF, lambda: town.now)
-    recorder = await town.bus.consumer(subjects.EPISODES, "team-a_sums_reader", EPISODES)
+async def test_turns_and_episodes_stay_until_the_recorder_has_read_them(harness):
+    retention = Retention(harness.bus, REF, lambda: harness.now)
+    recorder = await harness.bus.consumer(subjects.EPISODES, "team-a_sums_reader", EPISODES)
     for number in range(3):
-        await town.step(retention, number)
-    assert await town.left() == (6, 6)
+        await harness.step(retention, number)
+    assert await harness.left() == (6, 6)
     for delivery in await recorder.fetch(2, 1.0):
         await delivery.ack()
     await retention.purge(at_once=False)
-    assert await town.left() == (4, 4)
+    assert await harness.left() == (4, 4)
     for delivery in await recorder.fetch(4, 1.0):
         await delivery.ack()
     await retention.purge(at_once=False)
-    assert await town.left() == (2, 2), "one step late"
+    assert await harness.left() == (2, 2), "one step late"
 
 
-async def test_a_step_is_purged_when_the_next_one_is_on_record_and_at_once_when_the_stream_is_tight(town):
-    retention = Retention(town.bus, REF, lambda: town.now)
-    await town.step(retention, 0)
-    assert await town.left() == (2, 2)
-    await town.step(retention, 1)
-    assert await town.left() == (2, 2)
+async def test_a_step_is_purged_when_the_next_one_is_on_record_and_at_once_when_the_stream_is_tight(harness):
+    retention = Retention(harness.bus, REF, lambda: harness.now)
+    await harness.step(retention, 0)
+    assert await harness.left() == (2, 2)
+    await harness.step(retention, 1)
+    assert await harness.left() == (2, 2)
     await retention.purge(at_once=True)
-    assert await town.left() == (0, 0)
+    assert await harness.left() == (0, 0)
 
 
-async def test_the_turns_of_an_ended_job_go_once_its_recorder_has_read_all_and_its_last_episodes_stay(town):
-    retention = Retention(town.bus, REF, lambda: town.now)
-    recorder = await town.bus.consumer(subjects.EPISODES, "team-a_sums_reader", EPISODES)
-    await town.step(retention, 0)
-    leftovers = Leftovers(town.bus, lambda: town.now)
-    leftovers.ended((await town.bus.state(subjects.TURNS)).last_sequence, REF)
+async def test_the_turns_of_an_ended_job_go_once_its_recorder_has_read_all_and_its_last_episodes_stay(harness):
+    retention = Retention(harness.bus, REF, lambda: harness.now)
+    recorder = await harness.bus.consumer(subjects.EPISODES, "team-a_sums_reader", EPISODES)
+    await harness.step(retention, 0)
+    leftovers = Leftovers(harness.bus, lambda: harness.now)
+    leftovers.ended((await harness.bus.state(subjects.TURNS)).last_sequence, REF)
     await leftovers.look()
-    assert await town.left() == (2, 2)
+    assert await harness.left() == (2, 2)
     for delivery in await recorder.fetch(2, 1.0):
         await delivery.ack()
     await leftovers.look()
-    assert await town.left() == (0, 2)
+    assert await harness.left() == (0, 2)
 
 
-async def test_what_a_resumed_job_records_is_not_of_its_earlier_end(town):
-    retention = Retention(town.bus, REF, lambda: town.now)
-    await town.step(retention, 0)
-    leftovers = Leftovers(town.bus, lambda: town.now)
-    leftovers.ended((await town.bus.state(subjects.TURNS)).last_sequence, REF)
-    await town.bus.publish(subjects.turn("team-a", "sums", "u1-t9-0-1", 0), b"of more steps")
+async def test_what_a_resumed_job_records_is_not_of_its_earlier_end(harness):
+    retention = Retention(harness.bus, REF, lambda: harness.now)
+    await harness.step(retention, 0)
+    leftovers = Leftovers(harness.bus, lambda: harness.now)
+    leftovers.ended((await harness.bus.state(subjects.TURNS)).last_sequence, REF)
+    await harness.bus.publish(subjects.turn("team-a", "sums", "u1-t9-0-1", 0), b"of more steps")
     await leftovers.look()
-    assert await town.left() == (1, 2)
+    assert await harness.left() == (1, 2)

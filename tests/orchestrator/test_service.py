@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.orchestrator.stage import SEAMS, Killed, final, mixed, running
+from tests.orchestrator.harness import SEAMS, Killed, final, mixed, running
 
 from marlaas_api import failpoints, subjects
 from marlaas_api.messages import (
@@ -12,7 +12,7 @@ from marlaas_api.messages import (
     Progress,
     ReplicaReport,
     StepOutcome,
-    Task,
+    TaskMessage,
 )
 from marlaas_api.names import Split
 from marlaas_api.wire import decode_as, encode
@@ -21,85 +21,85 @@ from marlaas_worker.orchestrator.job_state import History, JobState
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-async def test_a_job_runs_to_its_end_every_index_once_every_step_full(stage, document, staleness):
+async def test_a_job_runs_to_its_end_every_index_once_every_step_full(harness, document, staleness):
     job = document(maxStaleness=staleness, steps=5)
-    async with running(stage, job, mixed):
-        level = await stage.progress(job, final)
+    async with running(harness, job, mixed):
+        level = await harness.progress(job, final)
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 5, {"policy": 5})
     assert level.eval_before is not None
     assert level.promoted == {"policy": 5}
-    assert [step for step, _ in stage.trained] == [0, 1, 2, 3, 4]
-    names = [name for _, groups in stage.trained for name in groups]
+    assert [step for step, _ in harness.trained] == [0, 1, 2, 3, 4]
+    names = [name for _, groups in harness.trained for name in groups]
     assert len(names) == len(set(names)) == 10
-    records = await stage.steps(job)
+    records = await harness.steps(job)
     assert [record.step for record in records] == [0, 1, 2, 3, 4]
     assert all(record.staleness_max <= staleness for record in records)
     assert records[0].metrics == {"loss": 0.5, "train_s": 1.5}
 
 
-async def test_faults_of_training_are_counted_from_the_records_and_so_across_orchestrators(stage, document):
+async def test_faults_of_training_are_counted_from_the_records_and_so_across_orchestrators(harness, document):
     job = document(steps=3)
-    stage.metrics = {"loss": 0.5, "out_of_memory": 2.0, "skipped_update": 0.0}
-    async with running(stage, job, mixed):
-        level = await stage.progress(job, final)
+    harness.metrics = {"loss": 0.5, "out_of_memory": 2.0, "skipped_update": 0.0}
+    async with running(harness, job, mixed):
+        level = await harness.progress(job, final)
     assert level.training_faults == {"out-of-memory": 6}
-    assert JobState(job, History(steps=tuple(await stage.steps(job)))).training_faults == {"out-of-memory": 6}
+    assert JobState(job, History(steps=tuple(await harness.steps(job)))).training_faults == {"out-of-memory": 6}
 
 
-async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(stage, document):
+async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harness, document):
     job = document(steps=3)
-    async with running(stage, job, lambda task, member: 1.0):
-        level = await stage.progress(job, final)
+    async with running(harness, job, lambda task, member: 1.0):
+        level = await harness.progress(job, final)
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 3, {"policy": 0})
-    assert [record.outcome for record in await stage.steps(job)] == [StepOutcome.NO_OP] * 3
-    assert [record.num_zero_variance for record in await stage.steps(job)] == [4, 4, 4]
+    assert [record.outcome for record in await harness.steps(job)] == [StepOutcome.NO_OP] * 3
+    assert [record.num_zero_variance for record in await harness.steps(job)] == [4, 4, 4]
 
 
-async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words(stage, document):
+async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words(harness, document):
     job = document()
-    async with running(stage, job, lambda task, member: None):
-        level = await stage.progress(job, final)
+    async with running(harness, job, lambda task, member: None):
+        level = await harness.progress(job, final)
     assert (level.phase, level.reason) == (Phase.FAILED, "TooManyFaults")
     assert "ZeroDivisionError: in play" in level.message
 
 
 @pytest.mark.parametrize(("admitted_s", "reason"), [(10.0, "Finished"), (4000.0, "DeadlineExceeded")])
 async def test_time_in_which_a_job_is_queued_or_suspended_does_not_count_against_its_deadline(
-    stage, document, admitted_s, reason
+    harness, document, admitted_s, reason
 ):
     job = document(steps=1)
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"active_deadline_seconds": 3600.0})})
     names = job.model_dump(include={"namespace", "job", "uid"})
     before = Progress(**names, phase=Phase.SUSPENDED, admitted=False, reason="Suspended", steps=1, started_at=1.0)
-    await stage.bus.ensure()
-    progress = await stage.bus.bucket(subjects.PROGRESS)
+    await harness.bus.ensure()
+    progress = await harness.bus.bucket(subjects.PROGRESS)
     await progress.put(job.ref.key, encode(before.model_copy(update={"admitted_s": admitted_s})))
-    async with running(stage, job, mixed):
-        level = await stage.progress(job, final)
+    async with running(harness, job, mixed):
+        level = await harness.progress(job, final)
     assert (level.reason, level.admitted_s >= admitted_s) == (reason, True)
 
 
-async def test_faults_are_masked_counted_and_not_scored(stage, document):
+async def test_faults_are_masked_counted_and_not_scored(harness, document):
     job = document(steps=2)
 
-    def faulty(task: Task, member: int) -> float | None:
+    def faulty(task: TaskMessage, member: int) -> float | None:
         if task.split is Split.TRAIN and task.index == 0:
             return None
         return float(member == 0)
 
-    async with running(stage, job, faulty):
-        level = await stage.progress(job, final)
+    async with running(harness, job, faulty):
+        level = await harness.progress(job, final)
     assert level.phase is Phase.SUCCEEDED
     assert level.faults == {"env": 2}
-    assert all("t0" not in name.rsplit("-", 1)[1] for _, groups in stage.trained for name in groups)
-    assert (await stage.steps(job))[0].reward_mean == 0.5
+    assert all("t0" not in name.rsplit("-", 1)[1] for _, groups in harness.trained for name in groups)
+    assert (await harness.steps(job))[0].reward_mean == 0.5
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("passes", [1, 2, 5])
 @pytest.mark.parametrize("seam", SEAMS)
 async def test_killed_between_any_two_effects_it_goes_on_without_losing_or_doubling(
-    stage, document, seam, passes, staleness
+    harness, document, seam, passes, staleness
 ):
     job = document(maxStaleness=staleness, steps=3)
     count = 0
@@ -112,20 +112,20 @@ async def test_killed_between_any_two_effects_it_goes_on_without_losing_or_doubl
                 raise Killed(name)
 
     failpoints.hook = hook
-    async with running(stage, job, mixed):
-        level = await stage.progress(job, final)
+    async with running(harness, job, mixed):
+        level = await harness.progress(job, final)
     if count >= passes:
-        assert stage.deaths >= 1
+        assert harness.deaths >= 1
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 3, {"policy": 3})
-    names = [name for _, groups in stage.trained for name in groups]
+    names = [name for _, groups in harness.trained for name in groups]
     assert len(names) == len(set(names)) == 6
-    records = await stage.steps(job)
+    records = await harness.steps(job)
     assert [record.step for record in records] == [0, 1, 2]
     assert sorted(index for record in records for index in record.indices) == list(range(6))
 
 
 @pytest.mark.parametrize("deaths", [2, 1000])
-async def test_what_nobody_foresaw_is_one_jobs_own_and_it_may_recover(stage, document, deaths):
+async def test_what_nobody_foresaw_is_one_jobs_own_and_it_may_recover(harness, document, deaths):
     mine, ill = document(), document("ill", steps=1)
     died = 0
 
@@ -138,11 +138,11 @@ async def test_what_nobody_foresaw_is_one_jobs_own_and_it_may_recover(stage, doc
             raise OverflowError("intermediate overflow in fsum")
 
     failpoints.hook = hook
-    async with running(stage, mine, mixed):
-        await stage.submit(ill)
-        others = [asyncio.create_task(one) for one in (stage.play(ill, mixed), stage.train(ill))]
-        level = await stage.progress(mine, final)
-        ended = await stage.progress(ill, final)
+    async with running(harness, mine, mixed):
+        await harness.submit(ill)
+        others = [asyncio.create_task(one) for one in (harness.play(ill, mixed), harness.train(ill))]
+        level = await harness.progress(mine, final)
+        ended = await harness.progress(ill, final)
         for other in others:
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -154,72 +154,72 @@ async def test_what_nobody_foresaw_is_one_jobs_own_and_it_may_recover(stage, doc
         assert "3 times in a row to go on with this job: OverflowError" in ended.message
 
 
-async def test_a_job_that_every_trainer_has_given_up_fails_in_the_trainers_words(stage, document):
+async def test_a_job_that_every_trainer_has_given_up_fails_in_the_trainers_words(harness, document):
     job = document(steps=100_000)
-    async with running(stage, job, mixed):
-        await stage.progress(job, lambda level: level.step >= 1)
-        bucket = await stage.bus.bucket(subjects.REPLICAS)
+    async with running(harness, job, mixed):
+        await harness.progress(job, lambda level: level.step >= 1)
+        bucket = await harness.bus.bucket(subjects.REPLICAS)
         for name, broken in (("t0", {job.uid: "turn 3 carries version 9"}), ("t1", {})):
             report = ReplicaReport(role="trainer", pool="tiny", replica=name, broken=broken)
             await bucket.put(subjects.replica_key("trainer", "tiny", name), encode(report))
-        level = await stage.progress(job, lambda level: level.step >= 3)
+        level = await harness.progress(job, lambda level: level.step >= 3)
         assert not level.phase.final, "another trainer may still take it"
         report = ReplicaReport(role="trainer", pool="tiny", replica="t1", broken={job.uid: "turn 3 carries version 9"})
         await bucket.put(subjects.replica_key("trainer", "tiny", "t1"), encode(report))
-        level = await stage.progress(job, final)
+        level = await harness.progress(job, final)
     assert (level.phase, level.reason, level.message) == (Phase.FAILED, "TrainingFailed", "turn 3 carries version 9")
 
 
-async def test_suspended_then_resumed_it_ends_as_if_nothing_had_happened(stage, document):
+async def test_suspended_then_resumed_it_ends_as_if_nothing_had_happened(harness, document):
     job = document(steps=20)
-    async with running(stage, job, mixed):
-        await stage.progress(job, lambda level: level.step >= 1)
-        stage.may_train.clear()
-        await stage.submit(
+    async with running(harness, job, mixed):
+        await harness.progress(job, lambda level: level.step >= 1)
+        harness.may_train.clear()
+        await harness.submit(
             job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True}), "generation": 2})
         )
-        await stage.progress(job, lambda level: level.phase is Phase.SUSPENDED)
-        stage.may_train.set()
-        await stage.submit(job.model_copy(update={"generation": 3}))
-        level = await stage.progress(job, final)
+        await harness.progress(job, lambda level: level.phase is Phase.SUSPENDED)
+        harness.may_train.set()
+        await harness.submit(job.model_copy(update={"generation": 3}))
+        level = await harness.progress(job, final)
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 20)
-    names = [name for _, groups in stage.trained for name in groups]
+    names = [name for _, groups in harness.trained for name in groups]
     assert len(names) == len(set(names)) == 40
 
 
-async def test_more_steps_reopen_a_finished_job(stage, document):
+async def test_more_steps_reopen_a_finished_job(harness, document):
     job = document(steps=2)
-    async with running(stage, job, mixed):
-        await stage.progress(job, final)
+    async with running(harness, job, mixed):
+        await harness.progress(job, final)
         more = document(steps=3).model_copy(update={"generation": 2})
-        await stage.submit(more)
-        level = await stage.progress(job, lambda level: level.phase.final and level.step == 3)
+        await harness.submit(more)
+        level = await harness.progress(job, lambda level: level.phase.final and level.step == 3)
     assert level.versions == {"policy": 3}
 
 
-async def test_a_bus_that_answers_only_now_and_then_delays_but_changes_nothing(stage, document):
+async def test_a_bus_that_answers_only_now_and_then_delays_but_changes_nothing(harness, document):
     job = document(steps=4, maxStaleness=1)
-    stage.refuse_every = 31
-    async with running(stage, job, mixed):
-        level = await stage.progress(job, final)
-    assert stage.refused > 3
+    harness.refuse_every = 31
+    async with running(harness, job, mixed):
+        level = await harness.progress(job, final)
+    assert harness.refused > 3
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 4, {"policy": 4})
-    names = [name for _, groups in stage.trained for name in groups]
+    names = [name for _, groups in harness.trained for name in groups]
     assert len(names) == len(set(names)) == 8
 
 
-async def test_a_standby_waits_and_takes_over_when_the_leader_is_gone(stage, document):
+async def test_a_standby_waits_and_takes_over_when_the_leader_is_gone(harness, document):
     job = document(steps=3)
-    first, second = stage.context("one"), stage.context("two")
+    first, second = harness.context("one"), harness.context("two")
     leader = asyncio.create_task(service.serve(first))
-    await stage.report(job, -1)
-    await stage.submit(job)
-    await stage.progress(job, lambda level: level.admitted)
+    await harness.report(job, -1)
+    await harness.submit(job)
+    await harness.progress(job, lambda level: level.admitted)
     standby = asyncio.create_task(service.serve(second))
     first.stop.set()
     await leader
-    players = [asyncio.create_task(one) for one in (stage.play(job, mixed), stage.train(job))]
-    level = await stage.progress(job, final)
+    players = [asyncio.create_task(one) for one in (harness.play(job, mixed), harness.train(job))]
+    level = await harness.progress(job, final)
     assert level.phase is Phase.SUCCEEDED
     second.stop.set()
     await standby
@@ -228,27 +228,27 @@ async def test_a_standby_waits_and_takes_over_when_the_leader_is_gone(stage, doc
     await asyncio.gather(*players, return_exceptions=True)
 
 
-async def test_the_last_episodes_of_a_job_outlive_it(stage, document):
+async def test_the_last_episodes_of_a_job_outlive_it(harness, document):
     job = document(steps=4)
 
     async def kept() -> set[int]:
-        stored = await stage.bus.replay(subjects.EPISODES, subjects.episode("team-a", job.job))
+        stored = await harness.bus.replay(subjects.EPISODES, subjects.episode("team-a", job.job))
         episodes = [decode_as(Episode, one.data) for one in stored]
         return {episode.index for episode in episodes if episode.split is Split.TRAIN}
 
-    async with running(stage, job, mixed):
-        await stage.progress(job, final)
+    async with running(harness, job, mixed):
+        await harness.progress(job, final)
     assert {6, 7} <= await kept() < set(range(8)), "those of the last step, but not all"
 
 
-async def test_what_it_cannot_read_ends_nothing(stage, document):
+async def test_what_it_cannot_read_ends_nothing(harness, document):
     job = document(steps=2)
     for bucket, key in (
         (subjects.REPLICAS, "trainer.tiny.newer"),
         (subjects.JOBS, "team-a.newer"),
         (subjects.PROGRESS, "a.b"),
     ):
-        await (await stage.bus.bucket(bucket)).put(key, b"of a later release")
-    async with running(stage, job, mixed):
-        level = await stage.progress(job, final)
+        await (await harness.bus.bucket(bucket)).put(key, b"of a later release")
+    async with running(harness, job, mixed):
+        level = await harness.progress(job, final)
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 2)

@@ -4,7 +4,7 @@ from collections import Counter
 
 from marlaas_api.messages import GroupReady, StepClosed, TrajectoryRef
 from marlaas_api.names import JobRef, train_group
-from marlaas_worker.orchestrator.experience import CompleteGroup, Verdict
+from marlaas_worker.orchestrator.experience import CompleteGroup, GroupOutcome
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 REF = JobRef("team-a", "sums", "u1")
@@ -12,14 +12,14 @@ STRICT = StepRules(groups_per_step=2, max_staleness=0, max_refill=1, steps=3)
 ASYNC = StepRules(groups_per_step=2, max_staleness=1, max_refill=1, steps=3)
 
 
-def group(index: int, verdict: Verdict = Verdict.SIGNAL) -> CompleteGroup:
-    rewards = (1.0, 0.0) if verdict is Verdict.SIGNAL else (1.0, 1.0)
+def group(index: int, verdict: GroupOutcome = GroupOutcome.SIGNAL) -> CompleteGroup:
+    rewards = (1.0, 0.0) if verdict is GroupOutcome.SIGNAL else (1.0, 1.0)
     trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=r) for i, r in enumerate(rewards))
     return CompleteGroup(index, index, train_group(REF, index), trajectories, verdict, Counter())
 
 
 def flat(index: int) -> CompleteGroup:
-    return group(index, Verdict.FLAT)
+    return group(index, GroupOutcome.FLAT)
 
 
 def fresh(rules: StepRules) -> Assembly:

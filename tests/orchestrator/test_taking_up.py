@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from tests.orchestrator.stage import Stage, a_turn, final, mixed
+from tests.orchestrator.harness import OrchestratorHarness, a_turn, final, mixed
 
 from marlaas_api import subjects
 from marlaas_api.messages import (
@@ -17,7 +17,7 @@ from marlaas_api.messages import (
     Phase,
     Pin,
     PolicyRecord,
-    Task,
+    TaskMessage,
 )
 from marlaas_api.names import Split, episode_id, eval_group, train_group
 from marlaas_api.wire import decode_as, encode
@@ -35,14 +35,14 @@ async def working(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def given_out(stage: Stage, job: JobDocument) -> AsyncIterator[None]:
+async def given_out(harness: OrchestratorHarness, job: JobDocument) -> AsyncIterator[None]:
     """A job whose first groups are in the queue, and whose orchestrator is gone; its trainer lives."""
-    await stage.report(job, -1)
-    await stage.submit(job)
-    async with working(stage.train(job)):
-        async with working(stage.orchestrate()):
+    await harness.report(job, -1)
+    await harness.submit(job)
+    async with working(harness.train(job)):
+        async with working(harness.orchestrate()):
             name, subject = subjects.consumer("team-a", job.job, "sandbox"), subjects.task("team-a", job.job)
-            queue = await stage.bus.consumer(subjects.TASKS, name, subject)
+            queue = await harness.bus.consumer(subjects.TASKS, name, subject)
             training = job.spec.training
             for _ in range(training.groups_per_step * (1 + training.max_staleness) + job.spec.evaluation.tasks):
                 (delivery,) = await queue.fetch(1, 30.0)
@@ -50,7 +50,7 @@ async def given_out(stage: Stage, job: JobDocument) -> AsyncIterator[None]:
         yield
 
 
-async def played(stage: Stage, job: JobDocument, group: str, member: int, version: int) -> None:
+async def played(harness: OrchestratorHarness, job: JobDocument, group: str, member: int, version: int) -> None:
     """A member of a group has ended: one turn, sampled from this version, and its episode."""
     episode = episode_id(group, member, 1)
     names = {
@@ -62,21 +62,21 @@ async def played(stage: Stage, job: JobDocument, group: str, member: int, versio
         "episode": episode,
     }
     turn = a_turn(job.job, job.uid, group, member, version=version)
-    await stage.bus.publish(subjects.turn("team-a", job.job, episode, 0), encode(turn))
+    await harness.bus.publish(subjects.turn("team-a", job.job, episode, 0), encode(turn))
     rewards, leaves = {"policy": float(member)}, {"policy": (0,)}
     ended = Episode(**names, split=Split.TRAIN, index=0, rewards=rewards, leaves=leaves)
-    await stage.bus.publish(subjects.episode("team-a", job.job), encode(ended))
+    await harness.bus.publish(subjects.episode("team-a", job.job), encode(ended))
 
 
-async def first_group(stage: Stage, job: JobDocument) -> GroupReady:
-    consumer = await stage.bus.consumer(subjects.GROUPS, "reader", subjects.group("team-a", job.job, "policy"))
+async def first_group(harness: OrchestratorHarness, job: JobDocument) -> GroupReady:
+    consumer = await harness.bus.consumer(subjects.GROUPS, "reader", subjects.group("team-a", job.job, "policy"))
     (delivery, *_) = await consumer.fetch(1, 30.0)
     return decode_as(GroupReady, delivery.stored.data)
 
 
-async def pinned_again(stage: Stage, key: str) -> int:
+async def pinned_again(harness: OrchestratorHarness, key: str) -> int:
     """Forget a pin, and wait until it is made anew; its version."""
-    pins = await stage.bus.bucket(subjects.PINS)
+    pins = await harness.bus.bucket(subjects.PINS)
     await pins.delete(key)
     async with asyncio.timeout(30), pins.watch() as entries:
         async for entry in entries:
@@ -85,39 +85,39 @@ async def pinned_again(stage: Stage, key: str) -> int:
     raise AssertionError("the watch ended")
 
 
-async def test_what_the_queue_still_holds_is_not_put_there_again(stage, document):
+async def test_what_the_queue_still_holds_is_not_put_there_again(harness, document):
     job, plays = document(steps=2, maxStaleness=1), Counter()
 
-    def counted(task: Task, member: int) -> float:
+    def counted(task: TaskMessage, member: int) -> float:
         plays[task.group, member] += 1
         return mixed(task, member)
 
-    async with given_out(stage, job):
-        stage.server.clock = lambda: time.monotonic() + 121  # longer than the queue remembers what it was given
-        await stage.report(job, 0)
-        async with working(stage.orchestrate()):
-            await pinned_again(stage, subjects.pin_key("team-a", job.job, "policy", eval_group(job.ref, 1, 0)))
-            async with working(stage.play(job, counted)):
-                level = await stage.progress(job, final)
+    async with given_out(harness, job):
+        harness.server.clock = lambda: time.monotonic() + 121  # longer than the queue remembers what it was given
+        await harness.report(job, 0)
+        async with working(harness.orchestrate()):
+            await pinned_again(harness, subjects.pin_key("team-a", job.job, "policy", eval_group(job.ref, 1, 0)))
+            async with working(harness.play(job, counted)):
+                level = await harness.progress(job, final)
     assert level.phase is Phase.SUCCEEDED
     assert set(plays.values()) == {1}
 
 
-async def test_a_group_half_played_keeps_its_version_although_its_pin_has_expired(stage, document):
+async def test_a_group_half_played_keeps_its_version_although_its_pin_has_expired(harness, document):
     job = document(maxStaleness=1)
     group = train_group(job.ref, 0)
-    async with given_out(stage, job):
-        await played(stage, job, group, 0, version=0)
-        await stage.commit(job, PolicyRecord(uid=job.uid, version=0), None, ())
-        async with working(stage.orchestrate()):
-            await stage.progress(job, lambda level: level.versions == {"policy": 1})
-            await played(stage, job, group, 1, version=0)
-            ready = await first_group(stage, job)
+    async with given_out(harness, job):
+        await played(harness, job, group, 0, version=0)
+        await harness.commit(job, PolicyRecord(uid=job.uid, version=0), None, ())
+        async with working(harness.orchestrate()):
+            await harness.progress(job, lambda level: level.versions == {"policy": 1})
+            await played(harness, job, group, 1, version=0)
+            ready = await first_group(harness, job)
     assert (ready.group, ready.version, ready.base_version) == (group, 0, 1)
 
 
-async def test_a_strict_group_still_in_the_queue_is_pinned_again_when_its_pin_has_expired(stage, document):
+async def test_a_strict_group_still_in_the_queue_is_pinned_again_when_its_pin_has_expired(harness, document):
     job = document(maxStaleness=0)
     key = subjects.pin_key("team-a", job.job, "policy", train_group(job.ref, 0))
-    async with given_out(stage, job), working(stage.orchestrate()):
-        assert await pinned_again(stage, key) == 0
+    async with given_out(harness, job), working(harness.orchestrate()):
+        assert await pinned_again(harness, key) == 0

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import ChatMessage, Meter, StopReason, Turn
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.rollout.conversation import Conversation, Prompt, conclude, read_reply
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 

@@ -13,10 +13,10 @@ import torch
 from tests.rollout.chats import CHATML, bpe
 
 from marlaas.models.tokenizer import save_tokenizer
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Manifest, Probe
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import AdapterConfig, tensor_digests, tensor_name, write_adapter
 from marlaas_worker.rollout.engine import Engine, LoadedAdapter
 from marlaas_worker.rollout.reference_engine import ReferenceEngine
@@ -197,7 +197,7 @@ async def vllm(
 
 
 @dataclass(frozen=True)
-class Rig:
+class EngineHarness:
     """An engine, and adapters that are gone from it when the test ends."""
 
     engine: Engine
@@ -228,9 +228,9 @@ def each_engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def rig(each_engine: Engine, slot_ids: Callable[[], int]) -> AsyncIterator[Rig]:
+async def harness(each_engine: Engine, slot_ids: Callable[[], int]) -> AsyncIterator[EngineHarness]:
     await each_engine.start()
-    made = Rig(each_engine, slot_ids, [])
+    made = EngineHarness(each_engine, slot_ids, [])
     yield made
     await made.empty()
 

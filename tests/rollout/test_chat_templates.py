@@ -14,7 +14,7 @@ from tests.rollout.chats import (
     user,
 )
 
-from marlaas_api.messages import ChatMessage, StopReason, ToolCall
+from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply, restore
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
@@ -83,7 +83,7 @@ def test_tools_of_a_recorded_turn_are_those_of_its_conversation() -> None:
 
 
 def test_calls_that_were_written_are_rendered_with_arguments_as_an_object() -> None:
-    call = ToolCall(name="add", arguments='{"a": 14}', id="c1")
+    call = ToolCallMessage(name="add", arguments='{"a": 14}', id="c1")
     written = ChatMessage(role="assistant", content="", tool_calls=(call,))
     answer = ChatMessage(role="tool", content="3", tool_call_id="c1")
     assert "<tool_call>14</tool_call>" in extend(bpe(SHOWS_TOOLS), None, (*user("x"), written, answer)).draft.text

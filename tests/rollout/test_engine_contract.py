@@ -20,21 +20,21 @@ def sampling(seed: int = 1, max_tokens: int = 12, temperature: float = 1.0) -> S
     return Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed)
 
 
-async def test_scores_equal_those_of_transformers_and_peft(rig: Any, publish: Any, score_with_peft: Any) -> None:
+async def test_scores_equal_those_of_transformers_and_peft(harness: Any, publish: Any, score_with_peft: Any) -> None:
     published = publish(1)
-    adapter = await rig.load(published)
-    gap = np.abs(await rig.engine.score(adapter, IDS) - score_with_peft(published.folder, IDS))
+    adapter = await harness.load(published)
+    gap = np.abs(await harness.engine.score(adapter, IDS) - score_with_peft(published.folder, IDS))
     assert gap.mean() < 1e-4
     assert gap.max() < 1e-3
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_logprobs_of_drawn_tokens_are_those_of_transformers_and_peft_at_the_temperature(
-    rig: Any, publish: Any, hf_logprobs: Any, temperature: float
+    harness: Any, publish: Any, hf_logprobs: Any, temperature: float
 ) -> None:
     published = publish(1)
-    adapter = await rig.load(published)
-    drawn = await rig.engine.generate("t", adapter, PROMPT, sampling(temperature=temperature))
+    adapter = await harness.load(published)
+    drawn = await harness.engine.generate("t", adapter, PROMPT, sampling(temperature=temperature))
     ids = np.concatenate([PROMPT, np.array(drawn.output_ids, dtype=np.int32)])
     expected = hf_logprobs(published.folder, ids, temperature)[len(PROMPT) - 1 :]
     assert len(drawn.logprobs) == len(drawn.output_ids)
@@ -42,43 +42,44 @@ async def test_logprobs_of_drawn_tokens_are_those_of_transformers_and_peft_at_th
 
 
 async def test_the_adapter_changes_the_answer_and_a_zero_adapter_is_the_base(
-    rig: Any, publish: Any, hf_logprobs: Any
+    harness: Any, publish: Any, hf_logprobs: Any
 ) -> None:
-    zero, trained = await rig.load(publish(1, 0, 0.0)), await rig.load(publish(1, 1))
+    zero, trained = await harness.load(publish(1, 0, 0.0)), await harness.load(publish(1, 1))
     base = hf_logprobs(None, IDS, 1.0)
-    assert np.abs(await rig.engine.score(zero, IDS) - base).max() < 1e-3
-    assert np.abs(await rig.engine.score(trained, IDS) - base).mean() > 0.05
+    assert np.abs(await harness.engine.score(zero, IDS) - base).max() < 1e-3
+    assert np.abs(await harness.engine.score(trained, IDS) - base).mean() > 0.05
 
 
-async def test_two_adapters_in_one_batch_do_not_mix(rig: Any, publish: Any) -> None:
-    one, two = await rig.load(publish(1)), await rig.load(publish(2))
-    alone = [await rig.engine.score(adapter, IDS) for adapter in (one, two)]
+async def test_two_adapters_in_one_batch_do_not_mix(harness: Any, publish: Any) -> None:
+    one, two = await harness.load(publish(1)), await harness.load(publish(2))
+    alone = [await harness.engine.score(adapter, IDS) for adapter in (one, two)]
     assert np.abs(alone[0] - alone[1]).mean() > 0.05
-    drawn = [rig.engine.generate(f"m{n}", (one, two)[n % 2], PROMPT, sampling(n)) for n in range(8)]
-    scored = [rig.engine.score(adapter, IDS) for adapter in (one, two)]
+    drawn = [harness.engine.generate(f"m{n}", (one, two)[n % 2], PROMPT, sampling(n)) for n in range(8)]
+    scored = [harness.engine.score(adapter, IDS) for adapter in (one, two)]
     together = await asyncio.gather(*scored, *drawn)
     for before, after in zip(alone, together[:2], strict=True):
         assert np.abs(before - after).max() < 1e-4
     for n, completion in enumerate(together[2:]):
         ids = np.concatenate([PROMPT, np.array(completion.output_ids, dtype=np.int32)])
-        own = (await rig.engine.score((one, two)[n % 2], ids))[len(PROMPT) - 1 :]
+        own = (await harness.engine.score((one, two)[n % 2], ids))[len(PROMPT) - 1 :]
         assert np.abs(own - np.array(completion.logprobs)).max() < 1e-3
 
 
-async def test_an_engine_says_of_every_generation_once_that_it_begins(rig: Any, publish: Any) -> None:
-    adapter, begun = await rig.load(publish(1)), list[int]()
+async def test_an_engine_says_of_every_generation_once_that_it_begins(harness: Any, publish: Any) -> None:
+    adapter, begun = await harness.load(publish(1)), list[int]()
     many = (
-        rig.engine.generate(f"b{n}", adapter, PROMPT, sampling(n, 20), lambda n=n: begun.append(n)) for n in range(4)
+        harness.engine.generate(f"b{n}", adapter, PROMPT, sampling(n, 20), lambda n=n: begun.append(n))
+        for n in range(4)
     )
     drawn = await asyncio.gather(*many)
     assert sorted(begun) == [0, 1, 2, 3]
     assert all(len(completion.output_ids) == len(completion.logprobs) > 1 for completion in drawn)
 
 
-async def test_an_end_token_ends_a_generation_and_counts(rig: Any, publish: Any) -> None:
-    adapter = await rig.load(publish(1))
+async def test_an_end_token_ends_a_generation_and_counts(harness: Any, publish: Any) -> None:
+    adapter = await harness.load(publish(1))
     many = await asyncio.gather(
-        *(rig.engine.generate(f"e{n}", adapter, PROMPT, sampling(n, 100, 2.0)) for n in range(16))
+        *(harness.engine.generate(f"e{n}", adapter, PROMPT, sampling(n, 100, 2.0)) for n in range(16))
     )
     ended = [completion for completion in many if completion.stop_reason is StopReason.STOP]
     assert ended
@@ -86,122 +87,128 @@ async def test_an_end_token_ends_a_generation_and_counts(rig: Any, publish: Any)
     assert all(1 not in completion.output_ids[:-1] for completion in many)
 
 
-async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(rig: Any, publish: Any) -> None:
-    adapter = await rig.load(publish(1))
-    long = np.resize(IDS, rig.engine.limits.max_model_len - 2)
-    short = await rig.engine.generate("short", adapter, PROMPT, sampling(3, max_tokens=2))
+async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(harness: Any, publish: Any) -> None:
+    adapter = await harness.load(publish(1))
+    long = np.resize(IDS, harness.engine.limits.max_model_len - 2)
+    short = await harness.engine.generate("short", adapter, PROMPT, sampling(3, max_tokens=2))
     assert (len(short.output_ids), short.stop_reason) == (2, StopReason.LENGTH)
-    full = await rig.engine.generate("full", adapter, long, sampling(3, max_tokens=9))
+    full = await harness.engine.generate("full", adapter, long, sampling(3, max_tokens=9))
     assert (len(full.output_ids), full.stop_reason) == (2, StopReason.CONTEXT)
-    none = await rig.engine.generate("none", adapter, np.resize(IDS, len(long) + 2), sampling())
+    none = await harness.engine.generate("none", adapter, np.resize(IDS, len(long) + 2), sampling())
     assert (none.output_ids, none.stop_reason) == ((), StopReason.CONTEXT)
 
 
-async def test_more_prompts_than_fit_into_one_engine_step_are_served(rig: Any, publish: Any) -> None:
-    adapter = await rig.load(publish(1))
+async def test_more_prompts_than_fit_into_one_engine_step_are_served(harness: Any, publish: Any) -> None:
+    adapter = await harness.load(publish(1))
     prompts = [np.resize(np.roll(IDS, n), 100) for n in range(16)]
     drawn = await asyncio.gather(
-        *(rig.engine.generate(f"p{n}", adapter, prompt, sampling(n, 3)) for n, prompt in enumerate(prompts))
+        *(harness.engine.generate(f"p{n}", adapter, prompt, sampling(n, 3)) for n, prompt in enumerate(prompts))
     )
     assert all(completion.output_ids for completion in drawn)
 
 
 @pytest.mark.parametrize("ids", [[], [3, -1], [3, 96]])
 async def test_ids_that_the_model_does_not_know_are_refused_before_they_reach_it(
-    rig: Any, publish: Any, ids: list[int]
+    harness: Any, publish: Any, ids: list[int]
 ) -> None:
-    adapter = await rig.load(publish(1))
+    adapter = await harness.load(publish(1))
     with pytest.raises(PromptInvalid):
-        await rig.engine.generate("bad", adapter, np.array(ids, dtype=np.int32), sampling())
-    assert len(await rig.engine.score(adapter, IDS)) == len(IDS) - 1
+        await harness.engine.generate("bad", adapter, np.array(ids, dtype=np.int32), sampling())
+    assert len(await harness.engine.score(adapter, IDS)) == len(IDS) - 1
 
 
-async def test_cancelling_ends_a_request_and_frees_its_adapter(rig: Any, publish: Any) -> None:
-    adapter = await rig.load(publish(1))
+async def test_cancelling_ends_a_request_and_frees_its_adapter(harness: Any, publish: Any) -> None:
+    adapter = await harness.load(publish(1))
     for attempt in range(100):  # one that has ended by the time cannot be cancelled
-        running = asyncio.create_task(rig.engine.generate(f"gone{attempt}", adapter, PROMPT, sampling(attempt, 100)))
-        await rig.engine.score(adapter, IDS)
+        running = asyncio.create_task(
+            harness.engine.generate(f"gone{attempt}", adapter, PROMPT, sampling(attempt, 100))
+        )
+        await harness.engine.score(adapter, IDS)
         if running.cancel():
             break
     with pytest.raises(asyncio.CancelledError):
         await running
-    await rig.engine.unload(adapter)
+    await harness.engine.unload(adapter)
 
 
-async def test_the_base_and_what_is_not_loaded_are_never_served(rig: Any, publish: Any) -> None:
+async def test_the_base_and_what_is_not_loaded_are_never_served(harness: Any, publish: Any) -> None:
     published = publish(1)
-    adapter = rig.slot_for(published)
+    adapter = harness.slot_for(published)
     for call in (
-        rig.engine.generate("bare", adapter, PROMPT, sampling()),
-        rig.engine.score(adapter, IDS),
-        rig.engine.digest(adapter),
+        harness.engine.generate("bare", adapter, PROMPT, sampling()),
+        harness.engine.score(adapter, IDS),
+        harness.engine.digest(adapter),
     ):
         with pytest.raises(LoadFailed, match="not loaded"):
             await call
 
 
-async def test_an_unloaded_adapter_is_gone(rig: Any, publish: Any) -> None:
-    adapter = await rig.load(publish(1))
-    await rig.engine.unload(adapter)
+async def test_an_unloaded_adapter_is_gone(harness: Any, publish: Any) -> None:
+    adapter = await harness.load(publish(1))
+    await harness.engine.unload(adapter)
     with pytest.raises(LoadFailed, match="not loaded"):
-        await rig.engine.digest(adapter)
-    await rig.engine.unload(adapter)
+        await harness.engine.digest(adapter)
+    await harness.engine.unload(adapter)
 
 
-async def test_a_version_can_come_back_under_another_number(rig: Any, publish: Any) -> None:
+async def test_a_version_can_come_back_under_another_number(harness: Any, publish: Any) -> None:
     published = publish(1)
-    first = await rig.load(published)
-    digest, scores = await rig.engine.digest(first), await rig.engine.score(first, IDS)
-    await rig.engine.unload(first)
-    again = await rig.load(published)
-    assert await rig.engine.digest(again) == digest
-    assert np.array_equal(await rig.engine.score(again, IDS), scores)
+    first = await harness.load(published)
+    digest, scores = await harness.engine.digest(first), await harness.engine.score(first, IDS)
+    await harness.engine.unload(first)
+    again = await harness.load(published)
+    assert await harness.engine.digest(again) == digest
+    assert np.array_equal(await harness.engine.score(again, IDS), scores)
 
 
-async def test_full_slots_refuse_another_adapter_and_evict_nothing(rig: Any, publish: Any) -> None:
-    held = [await rig.load(publish(seed)) for seed in range(rig.engine.limits.slots)]
-    digests = [await rig.engine.digest(adapter) for adapter in held]
+async def test_full_slots_refuse_another_adapter_and_evict_nothing(harness: Any, publish: Any) -> None:
+    held = [await harness.load(publish(seed)) for seed in range(harness.engine.limits.slots)]
+    digests = [await harness.engine.digest(adapter) for adapter in held]
     with pytest.raises(LoadFailed, match="slots are taken"):
-        await rig.load(publish(9))
-    assert [await rig.engine.digest(adapter) for adapter in held] == digests
-    await rig.engine.unload(held[0])
-    await rig.load(publish(9))
+        await harness.load(publish(9))
+    assert [await harness.engine.digest(adapter) for adapter in held] == digests
+    await harness.engine.unload(held[0])
+    await harness.load(publish(9))
 
 
-async def test_an_adapter_in_use_is_not_unloaded(rig: Any, publish: Any) -> None:
-    adapter = await rig.load(publish(1))
-    running = asyncio.create_task(rig.engine.generate("busy", adapter, PROMPT, sampling(0, 60)))
+async def test_an_adapter_in_use_is_not_unloaded(harness: Any, publish: Any) -> None:
+    adapter = await harness.load(publish(1))
+    running = asyncio.create_task(harness.engine.generate("busy", adapter, PROMPT, sampling(0, 60)))
     await asyncio.sleep(0)
     with pytest.raises(LoadFailed, match="still runs 1"):
-        await rig.engine.unload(adapter)
+        await harness.engine.unload(adapter)
     assert (await running).output_ids
 
 
-async def test_a_refused_load_leaves_other_requests_running(rig: Any, publish: Any, tmp_path: Path) -> None:
-    adapter = await rig.load(publish(1))
-    running = [asyncio.create_task(rig.engine.generate(f"r{n}", adapter, PROMPT, sampling(n, 40))) for n in range(4)]
+async def test_a_refused_load_leaves_other_requests_running(harness: Any, publish: Any, tmp_path: Path) -> None:
+    adapter = await harness.load(publish(1))
+    running = [
+        asyncio.create_task(harness.engine.generate(f"r{n}", adapter, PROMPT, sampling(n, 40))) for n in range(4)
+    ]
     await asyncio.sleep(0)
-    missing = LoadedAdapter("missing", rig.next_slot(), tmp_path / "nothing")
+    missing = LoadedAdapter("missing", harness.next_slot(), tmp_path / "nothing")
     with pytest.raises(LoadFailed, match="missing"):
-        await rig.engine.load(missing)
+        await harness.engine.load(missing)
     with pytest.raises(LoadFailed, match="not loaded"):
-        await rig.engine.generate("bare", missing, PROMPT, sampling())
+        await harness.engine.generate("bare", missing, PROMPT, sampling())
     completions = await asyncio.gather(*running)
     assert all(completion.output_ids for completion in completions)
-    assert await rig.engine.healthy()
+    assert await harness.engine.healthy()
 
 
-async def test_a_rank_above_the_engines_is_refused_with_the_number(rig: Any, wide_adapter: Path) -> None:
+async def test_a_rank_above_the_engines_is_refused_with_the_number(harness: Any, wide_adapter: Path) -> None:
     with pytest.raises(LoadFailed, match="16"):
-        await rig.engine.load(LoadedAdapter("wide", rig.next_slot(), wide_adapter))
+        await harness.engine.load(LoadedAdapter("wide", harness.next_slot(), wide_adapter))
 
 
-async def test_a_prompt_that_was_seen_is_found_in_the_cache_only_by_the_same_version(rig: Any, publish: Any) -> None:
-    one, two = await rig.load(publish(1)), await rig.load(publish(2))
+async def test_a_prompt_that_was_seen_is_found_in_the_cache_only_by_the_same_version(
+    harness: Any, publish: Any
+) -> None:
+    one, two = await harness.load(publish(1)), await harness.load(publish(2))
     long = np.resize(IDS, 70)
-    first = await rig.engine.generate("c1", one, long, sampling(1, 4))
-    again = await rig.engine.generate("c2", one, long, sampling(1, 4))
-    other = await rig.engine.generate("c3", two, long, sampling(1, 4))
+    first = await harness.engine.generate("c1", one, long, sampling(1, 4))
+    again = await harness.engine.generate("c2", one, long, sampling(1, 4))
+    other = await harness.engine.generate("c3", two, long, sampling(1, 4))
     assert first.cached_tokens == other.cached_tokens == 0
     assert again.cached_tokens in (0, 64)
     assert np.abs(np.array(again.logprobs) - np.array(first.logprobs)).max() < 1e-3

@@ -17,8 +17,8 @@ from tests.rollout.chats import (
     user,
 )
 
-from marlaas_api.arrays import unpack_ids
 from marlaas_api.messages import ChatMessage, StopReason, Turn
+from marlaas_api.wire import unpack_ids
 from marlaas_worker.rollout.conversation import Conversation, conclude, extend, read_reply, restore
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
-from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTest
+from marlaas_api.messages import AdaptedLayer, Calibration, Probe, SelfTestSpec
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import tensor_digest, write_adapter
 from marlaas_worker.calibration import draw_adapter, fingerprint
 from marlaas_worker.rollout import self_test
@@ -32,7 +32,7 @@ def calibration(
 
     shapes = linear_shapes(small_model)
     layers = {name: AdaptedLayer(rows=rows, columns=columns, size=0.5) for name, (rows, columns) in shapes.items()}
-    drawn = SelfTest(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
+    drawn = SelfTestSpec(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
     tensors, config = draw_adapter(drawn, "float32")
     folder = tmp_path_factory.mktemp("self-test")
     for name, data in write_adapter(tensors, config).items():
@@ -60,7 +60,7 @@ def run_test(calibration: Calibration, tmp_path: Path, slot_ids: Callable[[], in
 
     def run(engine: Any, **changes: Any) -> Any:
         changed = calibration.model_copy(update=changes)
-        return self_test.SelfTest(changed, tmp_path / "files", numbers()).run(engine)
+        return self_test.EngineSelfTest(changed, tmp_path / "files", numbers()).run(engine)
 
     return run
 
@@ -123,13 +123,13 @@ class Leaking(Faulty):
 
 
 async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(
-    rig: Any, run_test: Any, publish: Any, tmp_path: Path
+    harness: Any, run_test: Any, publish: Any, tmp_path: Path
 ) -> None:
-    await run_test(rig.engine)
-    await run_test(rig.engine)
+    await run_test(harness.engine)
+    await run_test(harness.engine)
     assert not (tmp_path / "files").exists()
-    for seed in range(rig.engine.limits.slots):
-        await rig.load(publish(seed))
+    for seed in range(harness.engine.limits.slots):
+        await harness.load(publish(seed))
 
 
 @pytest.mark.parametrize(

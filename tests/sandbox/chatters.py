@@ -7,36 +7,36 @@ import urllib.request
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
-def _post(door, **fields):
-    headers = {"Authorization": f"Bearer {door.api_key}", "Content-Type": "application/json"}
+def _post(server, **fields):
+    headers = {"Authorization": f"Bearer {server.api_key}", "Content-Type": "application/json"}
     body = json.dumps({"model": "policy", **fields}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{door.base_url}/chat/completions", body, headers)) as answer:
+    with urllib.request.urlopen(urllib.request.Request(f"{server.base_url}/chat/completions", body, headers)) as answer:
         return json.load(answer)
 
 
 def uses_a_tool(task, agent):
     asked = [{"role": "user", "content": "1 + 2?"}]
-    with agent.openai() as door:
-        first = _post(door, messages=asked, tools=[TOOL], temperature=0.5)
+    with agent.openai() as server:
+        first = _post(server, messages=asked, tools=[TOOL], temperature=0.5)
         message = first["choices"][0]["message"]
         answer = {"role": "tool", "content": "3", "tool_call_id": message["tool_calls"][0]["id"]}
-        second = _post(door, messages=[*asked, message, answer], tools=[TOOL])
+        second = _post(server, messages=[*asked, message, answer], tools=[TOOL])
         return {"policy": float(second["choices"][0]["message"]["content"]) + first["usage"]["prompt_tokens"]}
 
 
 def begins_with_a_call(task, agent):
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    with agent.openai() as door:
-        _post(door, messages=[said, {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"}])
+    with agent.openai() as server:
+        _post(server, messages=[said, {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"}])
     return 0.0
 
 
 def goes_on_for_ever(task, agent):
     agent.reward = 0.5
-    with agent.openai() as door:
+    with agent.openai() as server:
         while True:
             try:
-                _post(door, messages=[{"role": "user", "content": "on"}])
+                _post(server, messages=[{"role": "user", "content": "on"}])
             except urllib.error.HTTPError as error:
                 raise RuntimeError(json.load(error)["error"]["code"]) from None

@@ -22,7 +22,7 @@ from marlaas_api.messages import (
     KeepRequest,
     ReplyPhase,
     StopReason,
-    Task,
+    TaskMessage,
 )
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, decode_as, encode
@@ -86,7 +86,7 @@ class Rollout:
             await self.changed.wait()
 
 
-class Stage:
+class SandboxHarness:
     """One job and what it needs; `open` runs a sandbox for it."""
 
     def __init__(self, scratch: Path) -> None:
@@ -110,8 +110,8 @@ class Stage:
         )
         return JobDocument(namespace="team-a", job="job", uid="u1", pool="tiny", tenant="team-a", spec=spec)
 
-    def task(self, document: JobDocument, index: int = 0, group_size: int = 1) -> Task:
-        return Task(
+    def task(self, document: JobDocument, index: int = 0, group_size: int = 1) -> TaskMessage:
+        return TaskMessage(
             namespace=document.namespace,
             job=document.job,
             uid=document.uid,
@@ -122,7 +122,7 @@ class Stage:
             group_size=group_size,
         )
 
-    async def put(self, task: Task) -> None:
+    async def put(self, task: TaskMessage) -> None:
         await self.bus.publish(subjects.task(task.namespace, task.job), encode(task))
 
     async def open_tasks(self) -> Consumer:
@@ -176,9 +176,9 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SandboxHarness:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    made, configured = Stage(tmp_path), service._children_config
+    made, configured = SandboxHarness(tmp_path), service._children_config
 
     def with_time_to_load(context: RoleContext, document: JobDocument, socket: Path | None) -> ChildrenConfig:
         """On a slow machine an episode's small time is over before a fork server has even started."""

@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.seclusion import clean_variables
 from marlaas_worker.sandbox.server import Child, ChildrenConfig, start_server
-from marlaas_worker.sandbox.variables import clean_variables
 
 
 async def test_whoever_is_cancelled_again_while_a_child_dies_leaves_none_of_its_pipes_open(tmp_path: Path) -> None:

@@ -64,44 +64,44 @@ def config(tmp_path: Path) -> Callable[..., ChildrenConfig]:
     return make
 
 
-def with_image(stage, **environment: object) -> JobDocument:
+def with_image(harness, **environment: object) -> JobDocument:
     """A job whose environment says nothing but its image, its command and its arguments."""
-    document = stage.document("placeholder:play", **environment)
+    document = harness.document("placeholder:play", **environment)
     own = {"name": None, "image": "registry/team-a/env:1", "entrypoint": ("marlaas", "env", "serve", "rogues:asks")}
     spec = document.spec.model_copy(update={"environment": document.spec.environment.model_copy(update=own)})
     return document.model_copy(update={"spec": spec})
 
 
-async def play(stage, container: Container, document: JobDocument, group_size: int = 1):
-    async with stage.open(document, socket=container.socket):
-        await stage.put(stage.task(document, group_size=group_size))
-        return sorted(await stage.episodes(group_size), key=lambda episode: episode.member)
+async def play(harness, container: Container, document: JobDocument, group_size: int = 1):
+    async with harness.open(document, socket=container.socket):
+        await harness.put(harness.task(document, group_size=group_size))
+        return sorted(await harness.episodes(group_size), key=lambda episode: episode.member)
 
 
-async def test_episodes_are_played_in_the_other_container_with_the_jobs_arguments(stage, container) -> None:
+async def test_episodes_are_played_in_the_other_container_with_the_jobs_arguments(harness, container) -> None:
     container.start("rogues:asks")
-    episodes = await play(stage, container, with_image(stage, args={"turns": 3}), group_size=4)
+    episodes = await play(harness, container, with_image(harness, args={"turns": 3}), group_size=4)
     assert [(episode.fault, episode.num_turns, episode.rewards) for episode in episodes] == [
         (None, 3, {"policy": 1.0})
     ] * 4
 
 
-async def test_arguments_may_be_longer_than_a_packet(stage, container) -> None:
+async def test_arguments_may_be_longer_than_a_packet(harness, container) -> None:
     container.start("rogues:asks")
-    (episode,) = await play(stage, container, with_image(stage, args={"tunrs": "x" * 300_000}))
+    (episode,) = await play(harness, container, with_image(harness, args={"tunrs": "x" * 300_000}))
     assert episode.fault is FaultClass.ENV
     assert "has no argument 'tunrs'; did you mean 'turns'?" in episode.fault_text
 
 
-async def test_the_sandbox_is_ready_once_the_environment_is_loaded(stage, container) -> None:
-    document = with_image(stage)
-    async with stage.open(document, socket=container.socket) as context:
-        assert not context.vitals.ready()
+async def test_the_sandbox_is_ready_once_the_environment_is_loaded(harness, container) -> None:
+    document = with_image(harness)
+    async with harness.open(document, socket=container.socket) as context:
+        assert not context.metrics.ready()
         container.start("rogues:asks")
-        await stage.put(stage.task(document))
-        await stage.episodes(1)
-        assert context.vitals.ready()
-        outcomes = {one.labels.get("outcome"): one.value for one in context.vitals.figures()}
+        await harness.put(harness.task(document))
+        await harness.episodes(1)
+        assert context.metrics.ready()
+        outcomes = {one.labels.get("outcome"): one.value for one in context.metrics.samples()}
         assert outcomes["completed"] == 1
 
 
@@ -115,10 +115,10 @@ async def test_the_sandbox_is_ready_once_the_environment_is_loaded(stage, contai
     ],
 )
 async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
-    stage, container, name: str, words: str
+    harness, container, name: str, words: str
 ) -> None:
     container.start(name)
-    (episode,) = await play(stage, container, with_image(stage))
+    (episode,) = await play(harness, container, with_image(harness))
     assert episode.fault is FaultClass.ENV
     assert words in episode.fault_text
 
@@ -132,28 +132,28 @@ async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
         ("exits", FaultClass.ENV, "SystemExit: 3"),
     ],
 )
-async def test_bad_days_are_judged_as_those_of_a_builtin(stage, container, name: str, fault, words: str) -> None:
+async def test_bad_days_are_judged_as_those_of_a_builtin(harness, container, name: str, fault, words: str) -> None:
     container.start(f"rogues:{name}")
-    (episode,) = await play(stage, container, with_image(stage, memory="256Mi"))
+    (episode,) = await play(harness, container, with_image(harness, memory="256Mi"))
     assert episode.fault is fault
     assert words in episode.fault_text
 
 
-async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(stage, container) -> None:
+async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(harness, container) -> None:
     container.start("rogues:asks")
-    document = with_image(stage, max_attempts=3)
-    stage.rollout.answer = lambda request: [stage.rollout.beat(request)]
-    async with stage.open(document, socket=container.socket):
-        await stage.put(stage.task(document, group_size=2))
-        await stage.rollout.until(lambda: len({request.member for request in stage.rollout.requests}) == 2)
+    document = with_image(harness, max_attempts=3)
+    harness.rollout.answer = lambda request: [harness.rollout.beat(request)]
+    async with harness.open(document, socket=container.socket):
+        await harness.put(harness.task(document, group_size=2))
+        await harness.rollout.until(lambda: len({request.member for request in harness.rollout.requests}) == 2)
         container.kill()
-        stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
+        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
         container.start("rogues:asks")
-        episodes = await stage.episodes(2)
+        episodes = await harness.episodes(2)
     assert [(episode.fault, episode.prior_faults) for episode in episodes] == [(None, (FaultClass.INFRA,))] * 2
 
 
-async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(stage, container, tmp_path) -> None:
+async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(harness, container, tmp_path) -> None:
     container.variables["PYTHONUNBUFFERED"] = "1"
     container.start("rogues:hangs_with_a_child")
     children = Children(
@@ -195,17 +195,17 @@ async def test_one_supervisor_is_served_at_a_time_and_the_next_one_gets_a_proces
     await second.end()
 
 
-async def test_told_to_stop_it_lets_the_supervisor_end_first(stage, container) -> None:
+async def test_told_to_stop_it_lets_the_supervisor_end_first(harness, container) -> None:
     container.start("rogues:asks")
-    document = with_image(stage)
-    stage.rollout.answer = lambda request: []
-    async with stage.open(document, socket=container.socket) as context:
-        await stage.put(stage.task(document))
-        await stage.rollout.until(lambda: len(stage.rollout.requests) > 0)
+    document = with_image(harness)
+    harness.rollout.answer = lambda request: []
+    async with harness.open(document, socket=container.socket) as context:
+        await harness.put(harness.task(document))
+        await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)
         container.process.send_signal(signal.SIGTERM)
         context.stop.set()
-        stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
-        (episode,) = await stage.episodes(1)
+        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
+        (episode,) = await harness.episodes(1)
     assert episode.fault is None
     assert await asyncio.to_thread(container.process.wait, 30) == 0
     assert not container.socket.exists()
@@ -272,9 +272,9 @@ async def test_a_socket_of_another_kind_is_no_server_of_environments(container, 
             await connect_server(config(), container.socket)
 
 
-async def test_an_image_without_a_container_for_it_is_refused(stage) -> None:
+async def test_an_image_without_a_container_for_it_is_refused(harness) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        async with stage.open(with_image(stage)):
+        async with harness.open(with_image(harness)):
             pass
     assert caught.group_contains(InvalidInput, match="runs in a container of its own")
 

@@ -7,12 +7,12 @@ import pytest
 from marlaas_api.messages import Ending, FaultClass
 
 
-async def test_an_episode_is_played_and_published(stage) -> None:
-    first, second = await stage.play("asks", group_size=2, args={"turns": 3})
+async def test_an_episode_is_played_and_published(harness) -> None:
+    first, second = await harness.play("asks", group_size=2, args={"turns": 3})
     assert (first.fault, first.rewards, first.ending) == (None, {"policy": 1.0}, Ending.COMPLETED)
     assert (first.num_turns, first.leaves, first.split, first.index) == (3, {"policy": (2,)}, "train", 0)
     assert (first.episode, second.episode) == ("u1-t0-0-1", "u1-t0-1-1")
-    assert {request.member for request in stage.rollout.requests} == {0, 1}
+    assert {request.member for request in harness.rollout.requests} == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -36,48 +36,48 @@ async def test_an_episode_is_played_and_published(stage) -> None:
         ("forks_a_lot", ["too many processes"]),
     ],
 )
-async def test_a_failing_environment_is_a_fault_of_its_own(stage, name: str, words: list[str]) -> None:
-    (episode,) = await stage.play(name)
+async def test_a_failing_environment_is_a_fault_of_its_own(harness, name: str, words: list[str]) -> None:
+    (episode,) = await harness.play(name)
     assert (episode.fault, episode.rewards) == (FaultClass.ENV, {})
     assert not [word for word in words if word not in episode.fault_text], episode.fault_text
     assert len(episode.fault_text) < 12_000
 
 
 @pytest.mark.parametrize(("name", "place"), [("hangs", "in deep_inside"), ("spins", "in spins")])
-async def test_a_hanging_environment_is_killed_and_shows_where_it_was(stage, name: str, place: str) -> None:
-    (episode,) = await stage.play(name, episode_timeout_seconds=3)
+async def test_a_hanging_environment_is_killed_and_shows_where_it_was(harness, name: str, place: str) -> None:
+    (episode,) = await harness.play(name, episode_timeout_seconds=3)
     assert episode.fault is FaultClass.ENV
     assert "longer than 3 s" in episode.fault_text
     assert place in episode.fault_text
 
 
-async def test_a_flood_that_never_ends_is_read_and_ends_with_its_time(stage) -> None:
-    (episode,) = await stage.play("floods_for_ever", episode_timeout_seconds=1)
+async def test_a_flood_that_never_ends_is_read_and_ends_with_its_time(harness) -> None:
+    (episode,) = await harness.play("floods_for_ever", episode_timeout_seconds=1)
     assert episode.fault is FaultClass.ENV
     assert "longer than 1 s" in episode.fault_text
 
 
 @pytest.mark.parametrize("name", ["eats_memory", "leaks", "eats_memory_in_processes"])
-async def test_memory_is_bounded(stage, name: str) -> None:
-    (episode,) = await stage.play(name, memory="100Mi")
+async def test_memory_is_bounded(harness, name: str) -> None:
+    (episode,) = await harness.play(name, memory="100Mi")
     assert episode.fault is FaultClass.ENV
     assert "out of memory" in episode.fault_text
 
 
-async def test_a_bad_neighbour_hurts_nobody_else(stage) -> None:
-    stage.rollout.answer = lambda request: [stage.rollout.result(request, str(request.member))]
-    episodes = await stage.play(
+async def test_a_bad_neighbour_hurts_nobody_else(harness) -> None:
+    harness.rollout.answer = lambda request: [harness.rollout.result(request, str(request.member))]
+    episodes = await harness.play(
         "is_bad_in_turn", group_size=8, memory="150Mi", episode_timeout_seconds=3, concurrency=8
     )
     assert [episode.rewards for episode in episodes[1::2]] == [{"policy": 1.0}] * 4
     assert [episode.fault for episode in episodes[0::2]] == [FaultClass.ENV] * 4
 
 
-async def test_nothing_that_an_episode_started_outlives_it(stage, tmp_path: Path) -> None:
-    document = stage.document("rogues:leaves_daemons", args={"file": str(tmp_path / "pid")})
-    async with stage.open(document):
-        await stage.put(stage.task(document))
-        (episode,) = await stage.episodes(1)
+async def test_nothing_that_an_episode_started_outlives_it(harness, tmp_path: Path) -> None:
+    document = harness.document("rogues:leaves_daemons", args={"file": str(tmp_path / "pid")})
+    async with harness.open(document):
+        await harness.put(harness.task(document))
+        (episode,) = await harness.episodes(1)
     daemon = int((tmp_path / "pid").read_text())
     assert episode.rewards == {"policy": 1.0}
     assert not _lives(daemon)
@@ -91,32 +91,32 @@ def _lives(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["comes_back_twice", "leaves_a_thread"])
-async def test_one_score_counts_and_leftovers_do_not_matter(stage, name: str) -> None:
-    assert [episode.rewards for episode in await stage.play(name, group_size=2)] == [{"policy": 1.0}] * 2
+async def test_one_score_counts_and_leftovers_do_not_matter(harness, name: str) -> None:
+    assert [episode.rewards for episode in await harness.play(name, group_size=2)] == [{"policy": 1.0}] * 2
 
 
-async def test_a_fault_is_played_again(stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_is_played_again(harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_MARKER", str(tmp_path / "lives"))
-    (episode,) = await stage.play("fails_twice", max_attempts=3)
+    (episode,) = await harness.play("fails_twice", max_attempts=3)
     assert (episode.rewards, episode.episode) == ({"policy": 1.0}, "u1-t0-0-3")
     assert episode.prior_faults == (FaultClass.ENV, FaultClass.ENV)
 
 
-async def test_a_fault_stands_after_the_last_attempt(stage) -> None:
-    (episode,) = await stage.play("raises", max_attempts=2)
+async def test_a_fault_stands_after_the_last_attempt(harness) -> None:
+    (episode,) = await harness.play("raises", max_attempts=2)
     assert (episode.fault, episode.episode) == (FaultClass.ENV, "u1-t0-0-2")
     assert episode.prior_faults == (FaultClass.ENV,)
 
 
-async def test_a_lost_fork_server_is_replaced(stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_fork_server_is_replaced(harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_MARKER", str(tmp_path / "killed"))
-    (episode,) = await stage.play("kills_the_fork_server", max_attempts=2)
+    (episode,) = await harness.play("kills_the_fork_server", max_attempts=2)
     assert (episode.fault, episode.prior_faults) == (None, (FaultClass.INFRA,))
 
 
-async def test_a_fork_server_that_no_longer_obeys_is_replaced(stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marlaas_worker.sandbox.server._END_S", 0.2)
-    first, second = await stage.play("stops_the_fork_server", group_size=2, concurrency=1)
+    first, second = await harness.play("stops_the_fork_server", group_size=2, concurrency=1)
     assert (first.rewards, second.rewards) == ({"policy": 1.0}, {"policy": 1.0})
 
 
@@ -129,32 +129,32 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(stage, monkeypatch
         ("nowhere:play", ["no module 'nowhere'"]),
     ],
 )
-async def test_an_environment_that_cannot_be_loaded_says_why(stage, name: str, words: list[str]) -> None:
-    episodes = await stage.play(name, group_size=3)
+async def test_an_environment_that_cannot_be_loaded_says_why(harness, name: str, words: list[str]) -> None:
+    episodes = await harness.play(name, group_size=3)
     for episode in episodes:
         assert episode.fault is FaultClass.ENV
         assert not [word for word in words if word not in episode.fault_text], episode.fault_text
 
 
-async def test_loading_for_ever_is_a_fault(stage) -> None:
-    stage.load_timeout_s = None
-    (episode,) = await stage.play("NeverReady", episode_timeout_seconds=0.5)
+async def test_loading_for_ever_is_a_fault(harness) -> None:
+    harness.load_timeout_s = None
+    (episode,) = await harness.play("NeverReady", episode_timeout_seconds=0.5)
     assert "loading the environment took longer than 0.5 s" in episode.fault_text
 
 
 @pytest.mark.parametrize("name", ["breaks_its_tool", "dies_in_its_tool"])
-async def test_what_the_policy_breaks_is_scored(stage, name: str) -> None:
-    (episode,) = await stage.play(name)
+async def test_what_the_policy_breaks_is_scored(harness, name: str) -> None:
+    (episode,) = await harness.play(name)
     assert (episode.fault, episode.ending) == (None, Ending.TOOL_ERROR)
     assert episode.rewards == {"policy": 0.25}
 
 
 @pytest.mark.parametrize("name", ["hangs_in_its_tool", "eats_memory_in_its_tool"])
-async def test_a_tool_that_takes_too_much_is_scored(stage, name: str) -> None:
-    (episode,) = await stage.play(name, memory="100Mi", episode_timeout_seconds=1)
+async def test_a_tool_that_takes_too_much_is_scored(harness, name: str) -> None:
+    (episode,) = await harness.play(name, memory="100Mi", episode_timeout_seconds=1)
     assert (episode.fault, episode.ending, episode.rewards) == (None, Ending.TOOL_ERROR, {"policy": 0.25})
 
 
-async def test_a_kill_from_outside_is_never_the_policys_doing(stage) -> None:
-    (episode,) = await stage.play("is_killed_in_its_tool")
+async def test_a_kill_from_outside_is_never_the_policys_doing(harness) -> None:
+    (episode,) = await harness.play("is_killed_in_its_tool")
     assert episode.fault is FaultClass.ENV

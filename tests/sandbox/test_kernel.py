@@ -25,7 +25,7 @@ from pathlib import Path
 from marlaas_worker.sandbox import frames
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.server import ChildrenConfig, start_server
-from marlaas_worker.sandbox.variables import clean_variables
+from marlaas_worker.sandbox.seclusion import clean_variables
 import os
 
 async def main():

@@ -3,21 +3,21 @@ import signal
 import pytest
 
 from marlaas_api.messages import Ending, FaultClass, StopReason
-from marlaas_worker.sandbox.ledger import Ledger, judge
-from marlaas_worker.sandbox.said import BadSaying, ScoreSaying, TurnSaying, parse
+from marlaas_worker.sandbox.child_messages import BadChildMessage, ScoreMessage, TurnMessage, parse
+from marlaas_worker.sandbox.ledger import TurnLedger, judge
 from marlaas_worker.sandbox.server import Ended
 
 
-def asked(agent: str, parent: int | None = None) -> TurnSaying:
-    return TurnSaying(kind="turn", agent=agent, parent=parent, append="x", max_tokens=None)
+def asked(agent: str, parent: int | None = None) -> TurnMessage:
+    return TurnMessage(kind="turn", agent=agent, parent=parent, append="x", max_tokens=None)
 
 
-def scored(ending: str = "completed") -> ScoreSaying:
-    return ScoreSaying.model_validate({"kind": "score", "rewards": {}, "metrics": {}, "ending": ending, "tool_s": 0.0})
+def scored(ending: str = "completed") -> ScoreMessage:
+    return ScoreMessage.model_validate({"kind": "score", "rewards": {}, "metrics": {}, "ending": ending, "tool_s": 0.0})
 
 
-def ledger(*turns: tuple[str, int | None], max_turns: int = 9, last: StopReason = StopReason.STOP) -> Ledger:
-    book = Ledger(("a", "b", "c"), max_turns)
+def ledger(*turns: tuple[str, int | None], max_turns: int = 9, last: StopReason = StopReason.STOP) -> TurnLedger:
+    book = TurnLedger(("a", "b", "c"), max_turns)
     for agent, parent in turns:
         assert book.admits(asked(agent, parent))
         book.note(asked(agent, parent), last)
@@ -31,7 +31,7 @@ def test_leaves_are_the_turns_from_which_none_goes_on() -> None:
 
 @pytest.mark.parametrize("parent", [1, 2, 7])
 def test_an_agent_goes_on_from_its_own_turns_only(parent: int) -> None:
-    with pytest.raises(BadSaying, match="never took"):
+    with pytest.raises(BadChildMessage, match="never took"):
         ledger(("a", None), ("b", None)).admits(asked("a", parent))
 
 
@@ -90,11 +90,11 @@ def test_deaths_are_judged(ended: Ended, fault: FaultClass, by_policy: bool) -> 
     ],
 )
 def test_what_a_child_says_is_checked(body: bytes) -> None:
-    with pytest.raises(BadSaying):
+    with pytest.raises(BadChildMessage):
         parse(body, ("a",))
 
 
 def test_good_sayings_are_understood() -> None:
     saying = parse(b'{"kind":"score","rewards":{"a":1},"metrics":{"n":2},"ending":"completed","tool_s":0}', ("a",))
-    assert isinstance(saying, ScoreSaying)
+    assert isinstance(saying, ScoreMessage)
     assert saying.rewards == {"a": 1.0}

@@ -5,24 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from marlaas_api.messages import ChatMessage, Ending, ToolCall
+from marlaas_api.messages import ChatMessage, Ending, ToolCallMessage
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
 
-async def test_tools_and_their_answers_travel_to_the_rollout_role(stage) -> None:
+async def test_tools_and_their_answers_travel_to_the_rollout_role(harness) -> None:
     def answer(request):
-        reply = stage.rollout.result(request, "3" if request.parent == 0 else CALL)
+        reply = harness.rollout.result(request, "3" if request.parent == 0 else CALL)
         return [reply.model_copy(update={"num_prompt_tokens": 40})]
 
-    stage.rollout.answer = answer
-    document = stage.document("chatters:uses_a_tool")
+    harness.rollout.answer = answer
+    document = harness.document("chatters:uses_a_tool")
     rollout = document.spec.rollout.model_copy(update={"temperature": 0.5})
     document = document.model_copy(update={"spec": document.spec.model_copy(update={"rollout": rollout})})
-    async with stage.open(document):
-        await stage.put(stage.task(document))
-        (episode,) = await stage.episodes(1)
-    first, second = stage.rollout.requests
+    async with harness.open(document):
+        await harness.put(harness.task(document))
+        (episode,) = await harness.episodes(1)
+    first, second = harness.rollout.requests
     assert episode.rewards == {"policy": 43.0}, episode.fault_text
     assert json.loads(first.tools[0])["function"]["name"] == "add"
     assert (second.parent, second.tools) == (0, None)
@@ -30,26 +30,28 @@ async def test_tools_and_their_answers_travel_to_the_rollout_role(stage) -> None
     assert episode.leaves == {"policy": (1,)}
 
 
-async def test_a_conversation_may_begin_with_a_call(stage) -> None:
-    (episode,) = await stage.play("chatters:begins_with_a_call")
-    (request,) = stage.rollout.requests
+async def test_a_conversation_may_begin_with_a_call(harness) -> None:
+    (episode,) = await harness.play("chatters:begins_with_a_call")
+    (request,) = harness.rollout.requests
     assert episode.fault is None, episode.fault_text
     assert request.append == (
-        ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="add", arguments='{"a": 1}', id="c1"),)),
+        ChatMessage(
+            role="assistant", content="", tool_calls=(ToolCallMessage(name="add", arguments='{"a": 1}', id="c1"),)
+        ),
         ChatMessage(role="tool", content="3", name="add", tool_call_id="c1"),
     )
 
 
-async def test_running_out_of_turns_behind_the_door_is_scored(stage) -> None:
-    (episode,) = await stage.play("chatters:goes_on_for_ever")
+async def test_running_out_of_turns_behind_the_door_is_scored(harness) -> None:
+    (episode,) = await harness.play("chatters:goes_on_for_ever")
     assert (episode.fault, episode.ending, episode.rewards) == (None, Ending.MAX_TURNS, {"policy": 0.5})
     assert episode.num_turns == 4
 
 
 @pytest.mark.slow
-async def test_a_taskset_of_the_verifiers_library_plays_in_a_child(stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_taskset_of_the_verifiers_library_plays_in_a_child(harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "environment"))
-    episodes = await stage.play("marlaas.verifiers:Verifiers", group_size=2, args={"taskset": "sums-taskset"})
+    episodes = await harness.play("marlaas.verifiers:Verifiers", group_size=2, args={"taskset": "sums-taskset"})
     assert [episode.fault for episode in episodes] == [None, None], episodes[0].fault_text
     assert [set(episode.metrics) for episode in episodes] == [{"reward/right", "length"}] * 2
-    assert len(stage.rollout.requests) == 2
+    assert len(harness.rollout.requests) == 2

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.messages import FaultClass, Task
+from marlaas_api.messages import FaultClass, TaskMessage
 from marlaas_api.wire import decode_as, encode
+from marlaas_worker.sandbox.seclusion import clean_variables, given_variables
 from marlaas_worker.sandbox.service import MAX_DELIVERIES
-from marlaas_worker.sandbox.variables import clean_variables, given_variables
 
 
 class Died(BaseException):
@@ -32,100 +32,100 @@ def die_once(monkeypatch: pytest.MonkeyPatch):
     return arm
 
 
-async def all_acked(stage) -> None:
+async def all_acked(harness) -> None:
     """Told to stop, a sandbox has settled what it claimed; nothing is left in the work queue then."""
-    assert await stage.num_tasks() == 0
+    assert await harness.num_tasks() == 0
 
 
-async def crash(stage, document) -> None:
+async def crash(harness, document) -> None:
     """Run a sandbox on one task of three members until it dies."""
-    async with stage.open(document, "first"):
-        await stage.put(stage.task(document, group_size=3))
+    async with harness.open(document, "first"):
+        await harness.put(harness.task(document, group_size=3))
         await asyncio.Event().wait()
 
 
-async def test_a_task_is_acked_when_all_its_members_are_published(stage) -> None:
-    document = stage.document("rogues:asks")
-    async with stage.open(document):
-        await stage.put(stage.task(document, group_size=4))
-        episodes = await stage.episodes(4)
-    await all_acked(stage)
+async def test_a_task_is_acked_when_all_its_members_are_published(harness) -> None:
+    document = harness.document("rogues:asks")
+    async with harness.open(document):
+        await harness.put(harness.task(document, group_size=4))
+        episodes = await harness.episodes(4)
+    await all_acked(harness)
     assert {episode.member for episode in episodes} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("place", ["sandbox.episode.after_publish", "sandbox.task.before_ack"])
-async def test_a_crash_between_publishing_and_acking_loses_and_repeats_nothing(stage, die_once, place: str) -> None:
-    document = stage.document("rogues:asks")
+async def test_a_crash_between_publishing_and_acking_loses_and_repeats_nothing(harness, die_once, place: str) -> None:
+    document = harness.document("rogues:asks")
     die_once(place)
     with pytest.raises(BaseExceptionGroup):
-        await crash(stage, document)
-    assert await stage.num_tasks() == 1
-    later = stage.server.clock() + 11.0
-    stage.server.clock = lambda: later
-    stage.server.wake()
-    async with stage.open(document, "second"):
-        episodes = await stage.episodes(3)
-    await all_acked(stage)
-    stored = await stage.bus.replay(subjects.EPISODES, "episode.*.*")
+        await crash(harness, document)
+    assert await harness.num_tasks() == 1
+    later = harness.server.clock() + 11.0
+    harness.server.clock = lambda: later
+    harness.server.wake()
+    async with harness.open(document, "second"):
+        episodes = await harness.episodes(3)
+    await all_acked(harness)
+    stored = await harness.bus.replay(subjects.EPISODES, "episode.*.*")
     assert len(stored) == 3
     assert {episode.member for episode in episodes} == {0, 1, 2}
 
 
-async def test_attempts_go_on_counting_over_deliveries(stage) -> None:
-    document = stage.document("rogues:asks", max_attempts=3)
-    await stage.bus.ensure()
-    await stage.put(stage.task(document))
-    consumer = await stage.open_tasks()
+async def test_attempts_go_on_counting_over_deliveries(harness) -> None:
+    document = harness.document("rogues:asks", max_attempts=3)
+    await harness.bus.ensure()
+    await harness.put(harness.task(document))
+    consumer = await harness.open_tasks()
     (delivery,) = await consumer.fetch(1, 1.0)
     await delivery.nak()
-    async with stage.open(document):
-        (episode,) = await stage.episodes(1)
+    async with harness.open(document):
+        (episode,) = await harness.episodes(1)
     assert episode.episode == "u1-t0-0-4"
 
 
-async def test_a_task_that_kills_every_sandbox_is_given_up(stage) -> None:
-    document = stage.document("rogues:asks", max_attempts=1)
-    await stage.bus.ensure()
-    await stage.put(stage.task(document, group_size=2))
-    consumer = await stage.open_tasks()
+async def test_a_task_that_kills_every_sandbox_is_given_up(harness) -> None:
+    document = harness.document("rogues:asks", max_attempts=1)
+    await harness.bus.ensure()
+    await harness.put(harness.task(document, group_size=2))
+    consumer = await harness.open_tasks()
     for _ in range(MAX_DELIVERIES):
         (delivery,) = await consumer.fetch(1, 1.0)
         await delivery.nak()
-    async with stage.open(document):
-        episodes = await stage.episodes(2)
-    await all_acked(stage)
+    async with harness.open(document):
+        episodes = await harness.episodes(2)
+    await all_acked(harness)
     assert [episode.fault for episode in episodes] == [FaultClass.ENV] * 2
     assert "never finished" in episodes[0].fault_text
 
 
-async def test_told_to_stop_it_gives_back_what_does_not_end_soon(stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_told_to_stop_it_gives_back_what_does_not_end_soon(harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marlaas_worker.sandbox.service.DRAIN_S", 0.1)
-    stage.rollout.answer = lambda request: [stage.rollout.beat(request)]
-    document = stage.document("rogues:asks")
-    async with stage.open(document, "first"):
-        await stage.put(stage.task(document))
-        await stage.rollout.until(lambda: len(stage.rollout.requests) > 0)
-    assert [cancel.episode for cancel in stage.rollout.cancelled] == ["u1-t0-0-1"]
-    stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
-    async with stage.open(document, "second"):
-        (episode,) = await stage.episodes(1)
+    harness.rollout.answer = lambda request: [harness.rollout.beat(request)]
+    document = harness.document("rogues:asks")
+    async with harness.open(document, "first"):
+        await harness.put(harness.task(document))
+        await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)
+    assert [cancel.episode for cancel in harness.rollout.cancelled] == ["u1-t0-0-1"]
+    harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
+    async with harness.open(document, "second"):
+        (episode,) = await harness.episodes(1)
     assert episode.rewards == {"policy": 1.0}
 
 
-async def test_told_to_stop_it_finishes_what_ends_soon(stage) -> None:
-    document = stage.document("calculator", args={"tool_latency_s": 0.5})
-    stage.rollout.answer = lambda request: [stage.rollout.result(request, "1" if request.turn else "calc: 1+1")]
-    async with stage.open(document) as context:
-        await stage.put(stage.task(document))
-        await stage.rollout.until(lambda: len(stage.rollout.requests) > 0)
+async def test_told_to_stop_it_finishes_what_ends_soon(harness) -> None:
+    document = harness.document("calculator", args={"tool_latency_s": 0.5})
+    harness.rollout.answer = lambda request: [harness.rollout.result(request, "1" if request.turn else "calc: 1+1")]
+    async with harness.open(document) as context:
+        await harness.put(harness.task(document))
+        await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)
         context.stop.set()
-        (episode,) = await stage.episodes(1)
+        (episode,) = await harness.episodes(1)
     assert (episode.fault, episode.num_turns) == (None, 2)
     assert 0.5 <= episode.tool_s <= episode.duration_s
-    assert await stage.num_tasks() == 0
+    assert await harness.num_tasks() == 0
 
 
-async def test_as_many_episodes_as_allowed_run_at_once_and_no_more(stage) -> None:
+async def test_as_many_episodes_as_allowed_run_at_once_and_no_more(harness) -> None:
     running: set[str] = set()
     most = 0
 
@@ -133,88 +133,90 @@ async def test_as_many_episodes_as_allowed_run_at_once_and_no_more(stage) -> Non
         nonlocal most
         running.discard(request.episode) if request.turn else running.add(request.episode)
         most = max(most, len(running))
-        return [stage.rollout.result(request, "1")] if most == 3 else []
+        return [harness.rollout.result(request, "1")] if most == 3 else []
 
-    stage.rollout.answer = answer
-    document = stage.document("rogues:asks", args={"turns": 2}, concurrency=3)
-    async with stage.open(document):
+    harness.rollout.answer = answer
+    document = harness.document("rogues:asks", args={"turns": 2}, concurrency=3)
+    async with harness.open(document):
         for index in range(3):
-            await stage.put(stage.task(document, index, group_size=4))
-        assert all(episode.fault is None for episode in await stage.episodes(12))
+            await harness.put(harness.task(document, index, group_size=4))
+        assert all(episode.fault is None for episode in await harness.episodes(12))
     assert most == 3
 
 
-async def test_tasks_are_left_to_sandboxes_that_have_a_place(stage) -> None:
-    stage.rollout.answer = lambda request: []
-    document = stage.document("rogues:asks", concurrency=2)
-    async with stage.open(document):
+async def test_tasks_are_left_to_sandboxes_that_have_a_place(harness) -> None:
+    harness.rollout.answer = lambda request: []
+    document = harness.document("rogues:asks", concurrency=2)
+    async with harness.open(document):
         for index in range(3):
-            await stage.put(stage.task(document, index, group_size=2))
-        await stage.rollout.until(lambda: len({request.episode for request in stage.rollout.requests}) == 2)
-        other = await stage.open_tasks()
+            await harness.put(harness.task(document, index, group_size=2))
+        await harness.rollout.until(lambda: len({request.episode for request in harness.rollout.requests}) == 2)
+        other = await harness.open_tasks()
         left = await other.fetch(3, 0.2)
-        assert [decode_as(Task, delivery.stored.data).index for delivery in left] == [1, 2]
-        stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
-        await stage.episodes(2)
+        assert [decode_as(TaskMessage, delivery.stored.data).index for delivery in left] == [1, 2]
+        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
+        await harness.episodes(2)
 
 
-async def test_tasks_of_a_past_job_of_the_same_name_are_forgotten(stage) -> None:
-    document = stage.document("rogues:asks")
-    await stage.bus.ensure()
-    jobs = await stage.bus.bucket(subjects.JOBS)
+async def test_tasks_of_a_past_job_of_the_same_name_are_forgotten(harness) -> None:
+    document = harness.document("rogues:asks")
+    await harness.bus.ensure()
+    jobs = await harness.bus.bucket(subjects.JOBS)
     await jobs.put("team-a.job", encode(document))
-    async with stage.open(document):
-        await stage.put(stage.task(document.model_copy(update={"uid": "u0"})))
-        await stage.bus.publish("task.team-a.job", b"garbage")
-        await stage.put(stage.task(document))
-        (episode,) = await stage.episodes(1)
-    await all_acked(stage)
+    async with harness.open(document):
+        await harness.put(harness.task(document.model_copy(update={"uid": "u0"})))
+        await harness.bus.publish("task.team-a.job", b"garbage")
+        await harness.put(harness.task(document))
+        (episode,) = await harness.episodes(1)
+    await all_acked(harness)
     assert episode.uid == "u1"
 
 
-async def test_tasks_of_the_next_job_of_the_same_name_are_left_alone(stage) -> None:
-    document = stage.document("rogues:asks")
-    await stage.bus.ensure()
-    jobs = await stage.bus.bucket(subjects.JOBS)
+async def test_tasks_of_the_next_job_of_the_same_name_are_left_alone(harness) -> None:
+    document = harness.document("rogues:asks")
+    await harness.bus.ensure()
+    jobs = await harness.bus.bucket(subjects.JOBS)
     await jobs.put("team-a.job", encode(document.model_copy(update={"uid": "u2"})))
-    async with stage.open(document):
-        await stage.put(stage.task(document.model_copy(update={"uid": "u2"})))
-        await stage.put(stage.task(document))
-        await stage.episodes(1)
-    assert await stage.num_tasks() == 1
+    async with harness.open(document):
+        await harness.put(harness.task(document.model_copy(update={"uid": "u2"})))
+        await harness.put(harness.task(document))
+        await harness.episodes(1)
+    assert await harness.num_tasks() == 1
 
 
-async def test_an_episode_waits_for_the_bus(stage) -> None:
-    document = stage.document("rogues:asks")
+async def test_an_episode_waits_for_the_bus(harness) -> None:
+    document = harness.document("rogues:asks")
 
     def vanish(request):
-        stage.server.available = False
-        asyncio.get_running_loop().call_later(0.2, setattr, stage.server, "available", True)
+        harness.server.available = False
+        asyncio.get_running_loop().call_later(0.2, setattr, harness.server, "available", True)
         return []
 
-    async with stage.open(document):
-        stage.rollout.answer = vanish
-        await stage.put(stage.task(document))
-        await stage.rollout.until(lambda: len(stage.rollout.requests) > 0)
-        stage.rollout.answer = lambda request: [stage.rollout.result(request, "1")]
-        await stage.rollout.until(lambda: len(stage.rollout.requests) > 1)
-        (episode,) = await stage.episodes(1)
+    async with harness.open(document):
+        harness.rollout.answer = vanish
+        await harness.put(harness.task(document))
+        await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)
+        harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
+        await harness.rollout.until(lambda: len(harness.rollout.requests) > 1)
+        (episode,) = await harness.episodes(1)
     assert episode.rewards == {"policy": 1.0}
 
 
-async def test_an_environment_is_loaded_once_and_every_episode_has_its_own_copy(stage) -> None:
-    await stage.play("Loaded", group_size=4)
-    told = {str(request.append[0].content) for request in stage.rollout.requests}
+async def test_an_environment_is_loaded_once_and_every_episode_has_its_own_copy(harness) -> None:
+    await harness.play("Loaded", group_size=4)
+    told = {str(request.append[0].content) for request in harness.rollout.requests}
     assert len(told) == 1
     assert told.pop().endswith(" 1 1")
 
 
-async def test_environment_code_sees_no_credential_and_its_own_secrets(stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_code_sees_no_credential_and_its_own_secrets(
+    harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("NATS_CREDS_SECRET", "AWS_SECRET_ACCESS_KEY", "MARLAAS_NATS_SECRET"):
         monkeypatch.setenv(name, "hidden")
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_JUDGE_SECRET", "meant for it")
-    (episode,) = await stage.play("tells_its_variables")
-    variables = str(stage.rollout.requests[0].append[0].content).split("\n")
+    (episode,) = await harness.play("tells_its_variables")
+    variables = str(harness.rollout.requests[0].append[0].content).split("\n")
     assert [name for name in variables if "SECRET" in name] == ["JUDGE_SECRET"]
     assert episode.rewards == {"policy": 0.0}, "a secret that the process was started with"
 
@@ -228,37 +230,37 @@ def test_only_harmless_variables_are_inherited() -> None:
 
 
 async def test_no_code_of_a_tenant_runs_before_the_credential_is_hidden(
-    stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python runs a `sitecustomize` that it finds in PYTHONPATH before any line of ours."""
     (tmp_path / "early").mkdir()
     for name in ("sitecustomize.py", "usercustomize.py"):
         (tmp_path / "early" / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_PYTHONPATH", str(tmp_path / "early"))
-    await stage.play("tells_its_variables")
-    assert "PYTHONPATH" in str(stage.rollout.requests[0].append[0].content).split("\n")
+    await harness.play("tells_its_variables")
+    assert "PYTHONPATH" in str(harness.rollout.requests[0].append[0].content).split("\n")
     assert not (tmp_path / "ran").exists()
 
 
-async def test_what_an_episode_left_at_home_is_imported_by_no_later_fork_server(stage) -> None:
-    (episode,) = await stage.play("ignores_what_lies_at_home")
+async def test_what_an_episode_left_at_home_is_imported_by_no_later_fork_server(harness) -> None:
+    (episode,) = await harness.play("ignores_what_lies_at_home")
     assert episode.rewards == {"policy": 1.0}
 
 
-async def test_members_of_a_group_find_the_same_randomness_and_their_own_folder(stage, tmp_path: Path) -> None:
-    await stage.play("tells_its_randomness", group_size=3)
-    told = [str(request.append[0].content).rsplit(" ", 1) for request in stage.rollout.requests]
+async def test_members_of_a_group_find_the_same_randomness_and_their_own_folder(harness, tmp_path: Path) -> None:
+    await harness.play("tells_its_randomness", group_size=3)
+    told = [str(request.append[0].content).rsplit(" ", 1) for request in harness.rollout.requests]
     assert len({numbers for numbers, _ in told}) == 1
     folders = {Path(folder) for _, folder in told}
     assert len(folders) == 3
     assert all(folder.is_relative_to(tmp_path) and not folder.exists() for folder in folders)
 
 
-async def test_nothing_of_the_sandbox_is_left_when_it_ends(stage) -> None:
-    document = stage.document("rogues:Loaded")
-    async with stage.open(document):
-        await stage.put(stage.task(document))
-        await stage.episodes(1)
-    pid = str(stage.rollout.requests[0].append[0].content).split()[0]
+async def test_nothing_of_the_sandbox_is_left_when_it_ends(harness) -> None:
+    document = harness.document("rogues:Loaded")
+    async with harness.open(document):
+        await harness.put(harness.task(document))
+        await harness.episodes(1)
+    pid = str(harness.rollout.requests[0].append[0].content).split()[0]
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)

@@ -12,12 +12,12 @@ from marlaas_worker.sandbox import attempt, service
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnWaited
 
 
-async def test_turns_name_their_parents_and_leaves_are_where_branches_end(stage) -> None:
-    document = stage.document("rogues:TwoAgents", agents=("proposer", "solver"))
-    async with stage.open(document):
-        await stage.put(stage.task(document))
-        (episode,) = await stage.episodes(1)
-    asked = [(request.agent, request.turn, request.parent) for request in stage.rollout.requests]
+async def test_turns_name_their_parents_and_leaves_are_where_branches_end(harness) -> None:
+    document = harness.document("rogues:TwoAgents", agents=("proposer", "solver"))
+    async with harness.open(document):
+        await harness.put(harness.task(document))
+        (episode,) = await harness.episodes(1)
+    asked = [(request.agent, request.turn, request.parent) for request in harness.rollout.requests]
     assert asked == [
         ("proposer", 0, None),
         ("solver", 1, None),
@@ -29,9 +29,9 @@ async def test_turns_name_their_parents_and_leaves_are_where_branches_end(stage)
     assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
 
 
-async def test_a_request_carries_the_whole_identity_and_what_is_appended(stage) -> None:
-    await stage.play("asks")
-    (request,) = stage.rollout.requests
+async def test_a_request_carries_the_whole_identity_and_what_is_appended(harness) -> None:
+    await harness.play("asks")
+    (request,) = harness.rollout.requests
     assert (request.namespace, request.job, request.uid, request.agent) == ("team-a", "job", "u1", "policy")
     assert (request.group, request.member, request.episode, request.turn) == ("u1-t0", 0, "u1-t0-0-1", 0)
     assert request.append == (ChatMessage(role="user", content="train 0 0"),)
@@ -39,159 +39,161 @@ async def test_a_request_carries_the_whole_identity_and_what_is_appended(stage) 
     assert request.deadline_s == LEASE_S
 
 
-async def test_silence_is_answered_by_asking_again_with_the_same_name(stage) -> None:
-    stage.rollout.answer = lambda request: (
-        [stage.rollout.result(request, "1")] if len(stage.rollout.requests) > 2 else []
+async def test_silence_is_answered_by_asking_again_with_the_same_name(harness) -> None:
+    harness.rollout.answer = lambda request: (
+        [harness.rollout.result(request, "1")] if len(harness.rollout.requests) > 2 else []
     )
-    stage.patience = replace(stage.patience, heard_s=0.2)
-    (episode,) = await stage.play("asks")
+    harness.patience = replace(harness.patience, heard_s=0.2)
+    (episode,) = await harness.play("asks")
     assert episode.rewards == {"policy": 1.0}
-    assert {(request.episode, request.turn) for request in stage.rollout.requests} == {("u1-t0-0-1", 0)}
+    assert {(request.episode, request.turn) for request in harness.rollout.requests} == {("u1-t0-0-1", 0)}
 
 
-async def test_a_failure_of_the_moment_is_tried_again(stage) -> None:
+async def test_a_failure_of_the_moment_is_tried_again(harness) -> None:
     def answer(request):
-        first = len(stage.rollout.requests) <= 3
-        return [stage.rollout.failure(request, "restarting", True) if first else stage.rollout.result(request, "1")]
+        first = len(harness.rollout.requests) <= 3
+        return [harness.rollout.failure(request, "restarting", True) if first else harness.rollout.result(request, "1")]
 
-    stage.rollout.answer = answer
-    (episode,) = await stage.play("asks")
-    assert (episode.rewards, episode.prior_faults, len(stage.rollout.requests)) == ({"policy": 1.0}, (), 4)
+    harness.rollout.answer = answer
+    (episode,) = await harness.play("asks")
+    assert (episode.rewards, episode.prior_faults, len(harness.rollout.requests)) == ({"policy": 1.0}, (), 4)
 
 
-async def test_a_failure_for_good_is_a_fault_of_the_infrastructure_in_its_own_words(stage) -> None:
-    stage.rollout.answer = lambda request: [stage.rollout.failure(request, "the adapter is corrupt", False)]
-    (episode,) = await stage.play("asks", max_attempts=2)
+async def test_a_failure_for_good_is_a_fault_of_the_infrastructure_in_its_own_words(harness) -> None:
+    harness.rollout.answer = lambda request: [harness.rollout.failure(request, "the adapter is corrupt", False)]
+    (episode,) = await harness.play("asks", max_attempts=2)
     assert (episode.fault, episode.prior_faults) == (FaultClass.INFRA, (FaultClass.INFRA,))
     assert episode.fault_text == "rollout-0: the adapter is corrupt"
 
 
-async def test_an_engine_that_takes_too_long_for_a_turn_is_a_fault_of_the_infrastructure(stage) -> None:
-    stage.rollout.answer = lambda request: [stage.rollout.beat(request, running_s=69.9)]
-    (episode,) = await stage.play("asks", turn_timeout_seconds=70)
+async def test_an_engine_that_takes_too_long_for_a_turn_is_a_fault_of_the_infrastructure(harness) -> None:
+    harness.rollout.answer = lambda request: [harness.rollout.beat(request, running_s=69.9)]
+    (episode,) = await harness.play("asks", turn_timeout_seconds=70)
     assert episode.fault is FaultClass.INFRA
     assert "within 70 s, waits not counted (turnTimeoutSeconds); last: rollout-0: heartbeat" in episode.fault_text
-    assert [cancel.episode for cancel in stage.rollout.cancelled] == ["u1-t0-0-1"]
+    assert [cancel.episode for cancel in harness.rollout.cancelled] == ["u1-t0-0-1"]
 
 
 async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against_the_episode(
-    stage, monkeypatch: pytest.MonkeyPatch
+    harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every time that the turn is asked for, the supervisor's clock has gone on by more than the whole episode may take."""
-    asked = stage.rollout.requests
+    asked = harness.rollout.requests
 
     def answer(request):
-        return [stage.rollout.result(request, "1") if len(asked) > 2 else stage.rollout.beat(request)]
+        return [harness.rollout.result(request, "1") if len(asked) > 2 else harness.rollout.beat(request)]
 
     monkeypatch.setattr(attempt, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600.0 * len(asked)))
-    stage.rollout.answer = answer
-    stage.patience = replace(stage.patience, heard_s=0.2)
-    (episode,) = await stage.play("asks", turn_timeout_seconds=0.1)
+    harness.rollout.answer = answer
+    harness.patience = replace(harness.patience, heard_s=0.2)
+    (episode,) = await harness.play("asks", turn_timeout_seconds=0.1)
     assert (episode.fault, episode.prior_faults, episode.rewards) == (None, (), {"policy": 1.0})
     assert episode.duration_s > 1800
 
 
 @pytest.mark.parametrize("answers", ["nobody", "no place"])
 async def test_a_turn_that_never_gets_its_place_is_played_again_and_is_no_fault(
-    stage, monkeypatch: pytest.MonkeyPatch, answers: str
+    harness, monkeypatch: pytest.MonkeyPatch, answers: str
 ) -> None:
     monkeypatch.setattr(service, "_PAUSE_S", 0.01)
-    stage.patience = replace(stage.patience, wait_s=0.1)
+    harness.patience = replace(harness.patience, wait_s=0.1)
 
     def answer(request):
         if request.episode == "u1-t0-0-1":
-            full = stage.rollout.failure(request, "no place", True).model_copy(update={"waits": True})
+            full = harness.rollout.failure(request, "no place", True).model_copy(update={"waits": True})
             return [full] if answers == "no place" else []
-        return [stage.rollout.result(request, "1")]
+        return [harness.rollout.result(request, "1")]
 
-    stage.rollout.answer = answer
-    (episode,) = await stage.play("asks", max_attempts=1, turn_timeout_seconds=0.01)
+    harness.rollout.answer = answer
+    (episode,) = await harness.play("asks", max_attempts=1, turn_timeout_seconds=0.01)
     assert (episode.fault, episode.prior_faults) == (None, (FaultClass.WAITED,))
     assert episode.episode != "u1-t0-0-1"
-    assert [cancel.episode for cancel in stage.rollout.cancelled] == ["u1-t0-0-1"]
+    assert [cancel.episode for cancel in harness.rollout.cancelled] == ["u1-t0-0-1"]
 
 
 async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(
-    stage, monkeypatch: pytest.MonkeyPatch
+    harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_PAUSE_S", 0.01)
-    stage.patience = replace(stage.patience, wait_s=0.02)
-    stage.rollout.answer = lambda request: (
-        [stage.rollout.result(request, "1")] if len({request.episode for request in stage.rollout.requests}) > 3 else []
+    harness.patience = replace(harness.patience, wait_s=0.02)
+    harness.rollout.answer = lambda request: (
+        [harness.rollout.result(request, "1")]
+        if len({request.episode for request in harness.rollout.requests}) > 3
+        else []
     )
-    (episode,) = await stage.play("asks", max_attempts=2)
-    numbers = [int(request.episode.rsplit("-", 1)[1]) for request in stage.rollout.requests]
+    (episode,) = await harness.play("asks", max_attempts=2)
+    numbers = [int(request.episode.rsplit("-", 1)[1]) for request in harness.rollout.requests]
     of_deliveries = set(range(2, 2 * service.MAX_DELIVERIES + 2))
     assert len(set(numbers)) == 4
     assert not of_deliveries & set(numbers)
     assert episode.prior_faults == (FaultClass.WAITED,) * 3
 
 
-async def test_a_request_that_waits_is_kept_alive(stage) -> None:
-    stage.patience = replace(stage.patience, heard_s=0.2, keep_s=0.0)
-    stage.rollout.answer = lambda request: [
-        stage.rollout.result(request, "1") if stage.rollout.kept else stage.rollout.beat(request)
+async def test_a_request_that_waits_is_kept_alive(harness) -> None:
+    harness.patience = replace(harness.patience, heard_s=0.2, keep_s=0.0)
+    harness.rollout.answer = lambda request: [
+        harness.rollout.result(request, "1") if harness.rollout.kept else harness.rollout.beat(request)
     ]
-    (episode,) = await stage.play("asks")
+    (episode,) = await harness.play("asks")
     assert episode.rewards == {"policy": 1.0}
-    assert {(kept.uid, kept.agent, kept.episode) for kept in stage.rollout.kept} == {("u1", "policy", "u1-t0-0-1")}
+    assert {(kept.uid, kept.agent, kept.episode) for kept in harness.rollout.kept} == {("u1", "policy", "u1-t0-0-1")}
 
 
-async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_a_fault(stage) -> None:
-    stage.rollout.answer = lambda request: [stage.rollout.failure(request, "KeyError('x')", True)]
-    (episode,) = await stage.play("asks", turn_timeout_seconds=0.1)
+async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_a_fault(harness) -> None:
+    harness.rollout.answer = lambda request: [harness.rollout.failure(request, "KeyError('x')", True)]
+    (episode,) = await harness.play("asks", turn_timeout_seconds=0.1)
     assert episode.fault is FaultClass.INFRA
     assert "within 0.1 s" in episode.fault_text
     assert episode.fault_text.endswith("last: rollout-0: KeyError('x')")
 
 
-async def test_a_child_that_dies_while_it_waits_cancels_its_turn(stage) -> None:
-    stage.rollout.answer = lambda request: [stage.rollout.beat(request)]
-    (episode,) = await stage.play("dies_while_it_waits")
+async def test_a_child_that_dies_while_it_waits_cancels_its_turn(harness) -> None:
+    harness.rollout.answer = lambda request: [harness.rollout.beat(request)]
+    (episode,) = await harness.play("dies_while_it_waits")
     assert (episode.fault, "exit status 9" in episode.fault_text) == (FaultClass.ENV, True)
-    assert len(stage.rollout.cancelled) == 1
+    assert len(harness.rollout.cancelled) == 1
 
 
-async def test_an_agent_that_overruns_its_turns_is_scored(stage) -> None:
-    (episode,) = await stage.play("takes_all_turns")
+async def test_an_agent_that_overruns_its_turns_is_scored(harness) -> None:
+    (episode,) = await harness.play("takes_all_turns")
     assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 4)
     assert episode.rewards == {"policy": 0.5}
 
 
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT])
-async def test_an_agent_that_overruns_its_tokens_is_scored(stage, stop: StopReason) -> None:
-    stage.rollout.answer = lambda request: [stage.rollout.result(request, "0.5", stop)]
-    (episode,) = await stage.play("asks")
+async def test_an_agent_that_overruns_its_tokens_is_scored(harness, stop: StopReason) -> None:
+    harness.rollout.answer = lambda request: [harness.rollout.result(request, "0.5", stop)]
+    (episode,) = await harness.play("asks")
     assert (episode.ending, episode.rewards) == (Ending.MAX_TOKENS, {"policy": 0.5})
 
 
-async def test_garbage_and_late_answers_on_the_inbox_are_ignored(stage) -> None:
+async def test_garbage_and_late_answers_on_the_inbox_are_ignored(harness) -> None:
     def answer(request):
-        good = stage.rollout.result(request, "1")
-        return [stage.rollout.result(request.model_copy(update={"turn": 99}), "wrong"), good, good]
+        good = harness.rollout.result(request, "1")
+        return [harness.rollout.result(request.model_copy(update={"turn": 99}), "wrong"), good, good]
 
-    stage.rollout.answer = answer
-    (episode,) = await stage.play("asks", args={"turns": 2})
+    harness.rollout.answer = answer
+    (episode,) = await harness.play("asks", args={"turns": 2})
     assert (episode.rewards, episode.num_turns) == ({"policy": 1.0}, 2)
 
 
-async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(stage) -> None:
-    await stage.bus.ensure()
-    await stage.play("asks")
-    request = stage.rollout.requests[0]
-    client_bus = stage.server.connect("client")
-    async with stage.rollout_role("policy"), TurnClient(client_bus, stage.patience) as client:
-        stage.server.available = False
+async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(harness) -> None:
+    await harness.bus.ensure()
+    await harness.play("asks")
+    request = harness.rollout.requests[0]
+    client_bus = harness.server.connect("client")
+    async with harness.rollout_role("policy"), TurnClient(client_bus, harness.patience) as client:
+        harness.server.available = False
         asking = asyncio.create_task(client.generate(request, 20.0))
         await asyncio.wait({asking}, timeout=0.05)
         assert not asking.done()
-        stage.server.available = True
+        harness.server.available = True
         assert (await asking).text == "1"
 
 
-async def test_nobody_there_is_told_at_the_end_of_the_wait(stage) -> None:
-    await stage.bus.ensure()
-    await stage.play("asks")
-    async with TurnClient(stage.bus, replace(stage.patience, wait_s=0.1)) as client:
+async def test_nobody_there_is_told_at_the_end_of_the_wait(harness) -> None:
+    await harness.bus.ensure()
+    await harness.play("asks")
+    async with TurnClient(harness.bus, replace(harness.patience, wait_s=0.1)) as client:
         with pytest.raises(TurnWaited, match="nobody answered"):
-            await client.generate(stage.rollout.requests[0], 0.01)
+            await client.generate(harness.rollout.requests[0], 0.01)

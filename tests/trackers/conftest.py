@@ -29,11 +29,11 @@ def steps() -> Callable[[int], list[StepRecord]]:
     """The first n steps."""
 
     def build(number: int) -> list[StepRecord]:
-        figures = {"wall_s": 1.0, "reward_std": 0.2, "num_groups": 8, "num_episodes": 64, "faults": {"env": 1}}
+        values = {"wall_s": 1.0, "reward_std": 0.2, "num_groups": 8, "num_episodes": 64, "faults": {"env": 1}}
         return [
             StepRecord(
                 **BODY,
-                **figures,
+                **values,
                 step=n,
                 outcome=StepOutcome.COMMITTED,
                 version=n + 1,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.trainer.harness import TrainerHarness
 from tests.trainer.sampler import VOCABULARY, Sampler
-from tests.trainer.worlds import World
 
 from marlaas_api import failpoints
 from marlaas_worker.trainer.model import BaseModel
@@ -52,7 +52,7 @@ def _one_thread_and_no_failpoint() -> Iterator[None]:
 
 
 @pytest.fixture
-async def world(tiny_model: Path, tmp_path: Path, sampler: Sampler) -> World:
-    made = World(tiny_model, tmp_path, sampler)
+async def harness(tiny_model: Path, tmp_path: Path, sampler: Sampler) -> TrainerHarness:
+    made = TrainerHarness(tiny_model, tmp_path, sampler)
     await made.bus.ensure()
     return made

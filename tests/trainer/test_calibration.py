@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.trainer.worlds import World, job
+from tests.trainer.harness import TrainerHarness, job
 
 from marlaas_api import subjects, wire
-from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Calibration, PoolDocument
+from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker import calibration as agreed
 from marlaas_worker.adapters import as_held, tensor_digest
 from marlaas_worker.trainer import calibration
@@ -123,16 +123,16 @@ def test_models_that_differ_in_any_one_tensor_are_told_apart_by_their_files(
 
 
 async def test_a_trainer_publishes_its_calibration_and_every_version_carries_its_probes_and_tolerance(
-    world: World,
+    harness: TrainerHarness,
 ) -> None:
     document = job()
-    await world.admit(document)
-    async with world.trainer():
-        record = await world.version(document, 0)
-    entry = await (await world.bus.bucket(subjects.CALIBRATIONS)).get("tiny.float32")
+    await harness.admit(document)
+    async with harness.trainer():
+        record = await harness.version(document, 0)
+    entry = await (await harness.bus.bucket(subjects.CALIBRATIONS)).get("tiny.float32")
     assert entry is not None
     assert entry.data is not None
-    found, manifest = wire.decode_as(Calibration, entry.data), await world.manifest(record)
+    found, manifest = wire.decode_as(Calibration, entry.data), await harness.manifest(record)
     assert (found.pool, found.trainer, found.tolerance) == ("tiny", "trainer-0", 1e-4)
     assert manifest.probe_tolerance == found.tolerance
     assert manifest.probes == found.probes

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.harness import Killed, TrainerHarness, assignment_of, job
 from tests.trainer.sampler import Sampler
-from tests.trainer.worlds import Killed, World, assignment_of, job
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRef, BlobUnavailable
@@ -16,7 +16,7 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bucket, BusUnavailable, Entry
 from marlaas_api.messages import PolicyRecord, ReplicaReport
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer.commit import Contents, Lease, LeaseLost, PolicyKey, StepResult
+from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
 from marlaas_worker.trainer.lease import GRACE_S
 
 WITHIN_S = 60.0
@@ -43,15 +43,15 @@ def kill_at(place: str, passes: int) -> list[str]:
     return passed
 
 
-async def play(world: World, **training: Any) -> list[tuple[int, int, tuple[str, ...], str]]:
+async def play(harness: TrainerHarness, **training: Any) -> list[tuple[int, int, tuple[str, ...], str]]:
     """Train a job; what each version is, the oldest first."""
     document = job(**training)
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, STEPS)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, STEPS)
     return [
         (made.version, made.step, made.consumed, made.files["adapter_model.safetensors"].sha256)
-        for made in reversed(await world.history(document))
+        for made in reversed(await harness.history(document))
     ]
 
 
@@ -59,53 +59,53 @@ async def play(world: World, **training: Any) -> list[tuple[int, int, tuple[str,
 async def undisturbed(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, sampler: Sampler
 ) -> list[tuple[int, int, tuple[str, ...], str]]:
-    world = World(tiny_model, tmp_path_factory.mktemp("undisturbed"), sampler)
-    await world.bus.ensure()
-    return await play(world)
+    harness = TrainerHarness(tiny_model, tmp_path_factory.mktemp("undisturbed"), sampler)
+    await harness.bus.ensure()
+    return await play(harness)
 
 
 @pytest.mark.parametrize(("place", "passes"), PLACES)
 async def test_killed_between_any_two_effects_a_trainer_resumes_to_the_same_versions(
-    world: World, undisturbed: list[tuple[int, int, tuple[str, ...], str]], place: str, passes: int
+    harness: TrainerHarness, undisturbed: list[tuple[int, int, tuple[str, ...], str]], place: str, passes: int
 ) -> None:
     passed = kill_at(place, passes)
-    assert await play(world) == undisturbed
+    assert await play(harness) == undisturbed
     assert passed.count(place) >= passes
 
 
 async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(
-    world: World, undisturbed: list[tuple[int, int, tuple[str, ...], str]]
+    harness: TrainerHarness, undisturbed: list[tuple[int, int, tuple[str, ...], str]]
 ) -> None:
     seen: set[tuple[str, int]] = set()
 
     def hook(name: str) -> None:
-        versions = sum(kept.endswith("-manifest") for kept in world.blobs.contents)
+        versions = sum(kept.endswith("-manifest") for kept in harness.blobs.contents)
         if (name, versions) not in seen:
             seen.add((name, versions))
             raise Killed
 
     failpoints.hook = hook
-    assert await play(world) == undisturbed
+    assert await play(harness) == undisturbed
     assert {name for name, _ in seen} == {name for name, _ in PLACES} - {"trainer.commit.after_acks"}  # died before
 
 
 async def test_killed_after_every_commit_a_reference_that_follows_the_policy_is_the_same_again(
-    world: World, tiny_model: Path, tmp_path: Path
+    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
 ) -> None:
     kl = {"coefficient": 0.5, "addedTo": "reward", "reference": {"versionsBehind": 1}}
-    straight = World(tiny_model, tmp_path, world.sampler)
+    straight = TrainerHarness(tiny_model, tmp_path, harness.sampler)
     await straight.bus.ensure()
     expected = await play(straight, kl=kl)
     seen: set[int] = set()
 
     def hook(name: str) -> None:
-        versions = sum(kept.endswith("-manifest") for kept in world.blobs.contents)
+        versions = sum(kept.endswith("-manifest") for kept in harness.blobs.contents)
         if name == "trainer.commit.after_set" and versions not in seen:
             seen.add(versions)
             raise Killed
 
     failpoints.hook = hook
-    assert await play(world, kl=kl) == expected
+    assert await play(harness, kl=kl) == expected
     assert len(seen) == STEPS + 1
 
 
@@ -113,79 +113,83 @@ async def test_killed_after_every_commit_a_reference_that_follows_the_policy_is_
 
 
 async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_enough(
-    world: World, undisturbed: list[tuple[int, int, tuple[str, ...], str]]
+    harness: TrainerHarness, undisturbed: list[tuple[int, int, tuple[str, ...], str]]
 ) -> None:
     document = job()
-    await world.admit(document)
+    await harness.admit(document)
     async with asyncio.timeout(WITHIN_S):
-        first = asyncio.create_task(world.serve("trainer-0", asyncio.Event()))
-        await world.play(document, 1)
+        first = asyncio.create_task(harness.serve("trainer-0", asyncio.Event()))
+        await harness.play(document, 1)
         failpoints.hook = lambda name: (_ for _ in ()).throw(Killed)
-        await world.assign(document, 1, [0, 1])
-        await world.close(document, 1, 2)
+        await harness.assign(document, 1, [0, 1])
+        await harness.close(document, 1, 2)
         await asyncio.wait([first])
         assert isinstance(first.exception(), BaseExceptionGroup)
         failpoints.hook = None
-        async with world.trainer("trainer-1"):
-            await looked(world)
-            assert (await world.record(document)).holder == "trainer-0"  # its report has not expired yet
-            pass_time(world, subjects.REPLICA_TTL_S + 1)
-            await looked(world)
-            assert (await world.record(document)).holder == "trainer-0"  # an outage would look the same
-            pass_time(world, GRACE_S)
-            taken = await world.until(document, lambda record: record.holder == "trainer-1")
-            await world.version(document, 2)
-            await world.play(document, 1, first=2)
+        async with harness.trainer("trainer-1"):
+            await looked(harness)
+            assert (await harness.record(document)).holder == "trainer-0"  # its report has not expired yet
+            pass_time(harness, subjects.REPLICA_TTL_S + 1)
+            await looked(harness)
+            assert (await harness.record(document)).holder == "trainer-0"  # an outage would look the same
+            pass_time(harness, GRACE_S)
+            taken = await harness.until(document, lambda record: record.holder == "trainer-1")
+            await harness.version(document, 2)
+            await harness.play(document, 1, first=2)
     assert taken.epoch == 1
-    assert [made.version for made in await world.history(document)] == [3, 2, 1, 0]
-    assert (await world.history(document))[0].files["adapter_model.safetensors"].sha256 == undisturbed[-1][3]
+    assert [made.version for made in await harness.history(document)] == [3, 2, 1, 0]
+    assert (await harness.history(document))[0].files["adapter_model.safetensors"].sha256 == undisturbed[-1][3]
 
 
-def pass_time(world: World, seconds: float) -> None:
-    world.clock.at += seconds
-    world.server.wake()
+def pass_time(harness: TrainerHarness, seconds: float) -> None:
+    harness.clock.at += seconds
+    harness.server.wake()
 
 
-async def looked(world: World) -> None:
+async def looked(harness: TrainerHarness) -> None:
     """Wait until trainer-1 has reported, and so looked around, a few times since the clock was moved."""
     key, reports = subjects.replica_key("trainer", "tiny", "trainer-1"), 0
-    async with (await world.bus.bucket(subjects.REPLICAS)).watch() as changes:
+    async with (await harness.bus.bucket(subjects.REPLICAS)).watch() as changes:
         async for entry in changes:
             if entry.key == key and entry.data is not None:
-                reports += wire.decode_as(ReplicaReport, entry.data).at == world.clock.at
+                reports += wire.decode_as(ReplicaReport, entry.data).at == harness.clock.at
             if reports == 5:
                 return
 
 
-def policy_key(world: World, name: str, bucket: Bucket, blobs: MemoryBlobs | None = None) -> PolicyKey:
-    context = RoleContext(name, world.bus, blobs or world.blobs, world.scratch, asyncio.Event(), world.clock)
+def policy_key(harness: TrainerHarness, name: str, bucket: Bucket, blobs: MemoryBlobs | None = None) -> PolicyKey:
+    context = RoleContext(name, harness.bus, blobs or harness.blobs, harness.scratch, asyncio.Event(), harness.clock)
     return PolicyKey(context, bucket, assignment_of(job()), 0.001)
 
 
-def version(number: int) -> Contents:
+def version(number: int) -> VersionContents:
     result = StepResult(number, number - 1, (f"uid-sums-t{number}",), {"loss": 0.5})
-    return Contents(result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3)
+    return VersionContents(
+        result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3
+    )
 
 
-async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(world: World) -> None:
-    bucket = await world.bus.bucket(subjects.POLICY)
-    first, second = policy_key(world, "trainer-0", bucket), policy_key(world, "trainer-1", bucket)
+async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(
+    harness: TrainerHarness,
+) -> None:
+    bucket = await harness.bus.bucket(subjects.POLICY)
+    first, second = policy_key(harness, "trainer-0", bucket), policy_key(harness, "trainer-1", bucket)
     lease = await first.commit(await first.bind(None), version(0))
     newer = await second.bind(await bucket.get(assignment_of(job()).key))
     with pytest.raises(LeaseLost, match="another trainer has taken the lease"):
         await first.commit(lease, version(1))
-    assert await world.record(job()) == newer.record
+    assert await harness.record(job()) == newer.record
     assert (newer.record.epoch, newer.record.version, newer.record.holder) == (1, 0, "trainer-1")
     committed = await second.commit(newer, version(1))
-    assert await world.record(job()) == committed.record
+    assert await harness.record(job()) == committed.record
 
 
-async def test_of_two_trainers_that_bind_at_once_one_gets_the_agent(world: World) -> None:
-    bucket = await world.bus.bucket(subjects.POLICY)
-    binds = [policy_key(world, name, bucket).bind(None) for name in ("trainer-0", "trainer-1")]
+async def test_of_two_trainers_that_bind_at_once_one_gets_the_agent(harness: TrainerHarness) -> None:
+    bucket = await harness.bus.bucket(subjects.POLICY)
+    binds = [policy_key(harness, name, bucket).bind(None) for name in ("trainer-0", "trainer-1")]
     outcomes = await asyncio.gather(*binds, return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} == {Lease, LeaseLost}
-    assert (await world.record(job())).holder == ("trainer-0" if isinstance(outcomes[0], Lease) else "trainer-1")
+    assert {type(outcome) for outcome in outcomes} == {AgentLease, LeaseLost}
+    assert (await harness.record(job())).holder == ("trainer-0" if isinstance(outcomes[0], AgentLease) else "trainer-1")
 
 
 class FaultyBucket:
@@ -224,10 +228,10 @@ class FaultyBucket:
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
-async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(world: World, lost: str) -> None:
-    plain = await world.bus.bucket(subjects.POLICY)
+async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(harness: TrainerHarness, lost: str) -> None:
+    plain = await harness.bus.bucket(subjects.POLICY)
     faulty = FaultyBucket(plain, lost, times=2 if lost == "request" else 1)
-    policy = policy_key(world, "trainer-0", faulty)
+    policy = policy_key(harness, "trainer-0", faulty)
     lease = await policy.commit(await policy.bind(None), version(0))
     entry = await plain.get(assignment_of(job()).key)
     assert entry is not None
@@ -250,23 +254,23 @@ class FillingBlobs(MemoryBlobs):
         return await super().put(folder, filename, data)
 
 
-async def test_a_full_disk_is_waited_for_and_the_version_is_whole(world: World) -> None:
+async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness: TrainerHarness) -> None:
     blobs = FillingBlobs(refusals=5)
-    policy = policy_key(world, "trainer-0", await world.bus.bucket(subjects.POLICY), blobs)
+    policy = policy_key(harness, "trainer-0", await harness.bus.bucket(subjects.POLICY), blobs)
     lease = await policy.commit(await policy.bind(None), version(0))
     assert blobs.refusals == 0
     assert lease.record.manifest is not None
     assert await blobs.get(lease.record.manifest)
 
 
-async def test_only_the_kept_versions_keep_their_training_state(world: World) -> None:
+async def test_only_the_kept_versions_keep_their_training_state(harness: TrainerHarness) -> None:
     document = job()
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, STEPS)
-        newest, *older = await world.history(document)
-        while any(made.state and made.state.name in world.blobs.contents for made in older):
-            await world.server.change(None, None)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, STEPS)
+        newest, *older = await harness.history(document)
+        while any(made.state and made.state.name in harness.blobs.contents for made in older):
+            await harness.server.change(None, None)
     assert newest.state is not None
-    assert newest.state.name in world.blobs.contents
-    assert all(ref.name in world.blobs.contents for made in older for ref in made.files.values())
+    assert newest.state.name in harness.blobs.contents
+    assert all(ref.name in harness.blobs.contents for made in older for ref in made.files.values())

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.trainer.following import WITHIN_S, trained
 from tests.trainer.fragile import Pass, fragile
+from tests.trainer.harness import TrainerHarness, job
 from tests.trainer.sampler import Sampler
-from tests.trainer.worlds import World, job
 
 from marlaas_api import subjects, wire
 from marlaas_api.errors import InvalidInput, first_cause
@@ -31,21 +31,21 @@ async def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
     """The adapters that the jobs of this file end with, each trained alone."""
     made = {}
     for document in (job("sound"), job("frail", agent=FRAIL)):
-        world = World(tiny_model, tmp_path_factory.mktemp("alone"), sampler)
-        await world.bus.ensure()
-        (made[document.job],) = await trained(world, document, steps=STEPS)
+        harness = TrainerHarness(tiny_model, tmp_path_factory.mktemp("alone"), sampler)
+        await harness.bus.ensure()
+        (made[document.job],) = await trained(harness, document, steps=STEPS)
     return made
 
 
-async def reports(world: World) -> list[ReplicaReport]:
-    entries = await (await world.bus.bucket(subjects.REPLICAS)).entries()
+async def reports(harness: TrainerHarness) -> list[ReplicaReport]:
+    entries = await (await harness.bus.bucket(subjects.REPLICAS)).entries()
     return [wire.decode_as(ReplicaReport, entry.data) for entry in entries if entry.data is not None]
 
 
-async def serve_until_lost(world: World) -> DeviceLost:
+async def serve_until_lost(harness: TrainerHarness) -> DeviceLost:
     """One life of a trainer, which ends by itself."""
     with pytest.raises(BaseExceptionGroup) as caught:
-        await world.serve("trainer-0", asyncio.Event())
+        await harness.serve("trainer-0", asyncio.Event())
     cause = first_cause(caught.value)
     assert isinstance(cause, DeviceLost)
     assert not isinstance(cause, InvalidInput)  # which would have an exit code that nobody restarts
@@ -53,12 +53,12 @@ async def serve_until_lost(world: World) -> DeviceLost:
 
 
 async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_goes_on_from_the_commits(
-    world: World, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    harness: TrainerHarness, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frail, sound = job("frail", agent=FRAIL), job("sound")
     faults = fragile(monkeypatch, lambda _: False)
     for document in (frail, sound):
-        await world.admit(document)
+        await harness.admit(document)
 
     def break_down(found: Pass) -> bool:
         if found.trained and found.rank == 16:
@@ -66,26 +66,26 @@ async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_go
         return False
 
     async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
-        life = tasks.create_task(serve_until_lost(world))
-        others = tasks.create_task(world.play(sound, STEPS))
-        await world.play(frail, 1)
+        life = tasks.create_task(serve_until_lost(harness))
+        others = tasks.create_task(harness.play(sound, STEPS))
+        await harness.play(frail, 1)
         faults.rule = break_down
-        rest = tasks.create_task(world.play(frail, STEPS - 1, first=1))
+        rest = tasks.create_task(harness.play(frail, STEPS - 1, first=1))
         lost = await life
         assert str(lost).startswith(
             "the trainer's device is lost (AcceleratorError: CUDA error: an illegal memory access was encountered)"
         )
-        assert answer_to("GET", "/livez", world.vitals["trainer-0"])[0] == 503
-        assert [report.broken for report in await reports(world)] == [{}]
-        assert {(await world.record(document)).holder for document in (frail, sound)} == {""}
+        assert answer_to("GET", "/livez", harness.metrics["trainer-0"])[0] == 503
+        assert [report.broken for report in await reports(harness)] == [{}]
+        assert {(await harness.record(document)).holder for document in (frail, sound)} == {""}
         faults.rule = lambda _: False
-        async with world.trainer():
+        async with harness.trainer():
             await asyncio.gather(others, rest)
-        assert answer_to("GET", "/livez", world.vitals["trainer-0"])[0] == 200
-    assert {name: await world.adapter(job(name)) for name in ("frail", "sound")} == undisturbed
+        assert answer_to("GET", "/livez", harness.metrics["trainer-0"])[0] == 200
+    assert {name: await harness.adapter(job(name)) for name in ("frail", "sound")} == undisturbed
     told = [
         wire.decode(one.data)
-        for one in await world.bus.replay(subjects.EVENTS, subjects.event("team-a", "frail", "trainer"))
+        for one in await harness.bus.replay(subjects.EVENTS, subjects.event("team-a", "frail", "trainer"))
     ]
     assert "TrainingFailed" not in {getattr(event, "reason", "") for event in told}
 
@@ -134,7 +134,7 @@ def at(place: str, error: Exception | None, passes: int) -> Callable[[Pass], boo
     ids=["no memory in forward", "no memory in backward", "error in forward", "bug in backward", "not finite"],
 )
 async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_adapter(
-    world: World,
+    harness: TrainerHarness,
     undisturbed: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
     place: str,
@@ -144,42 +144,47 @@ async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_ada
 ) -> None:
     frail, sound = job("frail", agent=FRAIL), job("sound")
     faults = fragile(monkeypatch, at(place, error, passes))
-    await world.admit(frail)
-    await world.admit(sound)
-    async with world.trainer(), asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
-        doomed = tasks.create_task(world.play(frail, STEPS))
-        await world.play(sound, STEPS)
-        await world.told(frail, reason)
+    await harness.admit(frail)
+    await harness.admit(sound)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
+        doomed = tasks.create_task(harness.play(frail, STEPS))
+        await harness.play(sound, STEPS)
+        await harness.told(frail, reason)
         doomed.cancel()
     assert faults.failed
-    assert await world.adapter(sound) == undisturbed["sound"]
+    assert await harness.adapter(sound) == undisturbed["sound"]
 
 
 async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_were_and_fail_the_third_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = job(agent=FRAIL)
     faults = fragile(monkeypatch, lambda _: False)
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, 1)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 1)
         faults.rule = lambda found: found.place == "backward"
-        await world.play(document, 1, first=1)
-    async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):  # which knows of the first from the commit alone
-        await world.play(document, 1, first=2)
-        assert (await world.told(document, "UpdateSkipped")).message.endswith("version 2 has the weights of version 1")
-        event = await third_step(world, document)
+        await harness.play(document, 1, first=1)
+    async with (
+        harness.trainer("trainer-1"),
+        asyncio.timeout(WITHIN_S),
+    ):  # which knows of the first from the commit alone
+        await harness.play(document, 1, first=2)
+        assert (await harness.told(document, "UpdateSkipped")).message.endswith(
+            "version 2 has the weights of version 1"
+        )
+        event = await third_step(harness, document)
     assert "is not finite (its norm is nan) in 3 steps in a row, the last of them step 3" in event
-    history = await world.history(document)
+    history = await harness.history(document)
     assert [made.metrics.get("skipped_update") for made in history] == [1.0, 1.0, 0.0, None]
-    assert (await read_version(world.blobs, history[0]))[1].num_updates == 1
+    assert (await read_version(harness.blobs, history[0]))[1].num_updates == 1
     assert len({made.files["adapter_model.safetensors"].sha256 for made in history[:3]}) == 1
 
 
-async def third_step(world: World, document: JobDocument) -> str:
-    await world.assign(document, 3, range(2))
-    await world.close(document, 3, 2)
-    return (await world.told(document, "TrainingFailed")).message
+async def third_step(harness: TrainerHarness, document: JobDocument) -> str:
+    await harness.assign(document, 3, range(2))
+    await harness.close(document, 3, 2)
+    return (await harness.told(document, "TrainingFailed")).message
 
 
 @pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")

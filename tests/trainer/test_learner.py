@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from tests.rl.papers import CAP, FORMS
+from tests.trainer.harness import assignment_of, job
 from tests.trainer.sampler import VOCABULARY
-from tests.trainer.worlds import assignment_of, job
 from torch import Tensor
 
 from marlaas_api.kinds import TrainingSpec
@@ -19,7 +19,7 @@ from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.trainer.batching import collate, pack
 from marlaas_worker.trainer.learner import Learner, loss_config
 from marlaas_worker.trainer.model import BaseModel, WeightsMismatch
-from marlaas_worker.trainer.rows import Segment, chain, plant
+from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
 
 TEMPERATURE = 0.8
@@ -58,7 +58,7 @@ def learner_of(base: BaseModel, **training: Any) -> Learner:
 def step(
     learner: Learner, parts: list[Segment], version: int = 0, budget: int = 64, pairs_per_token: int = 384
 ) -> dict[str, float]:
-    full, rest = pack([], plant(parts, pairs_per_token, budget), budget)
+    full, rest = pack([], pack_prefix_tree(parts, pairs_per_token, budget), budget)
     for batch in [*full, rest]:
         learner.accumulate(batch)
     return learner.step(version)
@@ -285,7 +285,7 @@ def test_kl_by_trajectory_is_what_the_engine_said_over_the_reference_summed_over
     logprobs = [base.logprobs(None, collate([chain(part)]), TEMPERATURE).tolist() for part in parts]
     gaps = [float(part.behaviour[part.generated].sum()) - sum(mine) for part, mine in zip(parts, logprobs, strict=True)]
     expected = [gaps[at] + gaps[at + 1] for at in range(0, len(gaps), 2)]
-    full, rest = pack([], plant(parts, 384, 36), 36)
+    full, rest = pack([], pack_prefix_tree(parts, 384, 36), 36)
     found = sum(learner.kl_by_trajectory(batch, 3) for batch in [*full, rest])
     assert len(full) > 0
     assert list(found) == pytest.approx(expected, rel=1e-4)  # type: ignore[call-overload]

@@ -20,7 +20,7 @@ from marlaas_worker.trainer.model import (
     WeightsMismatch,
     initial_weights,
 )
-from marlaas_worker.trainer.rows import Segment, chain, plant
+from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 
 def segment(seed: int, prompt: int, generated: int) -> Segment:
@@ -115,7 +115,10 @@ def test_shared_beginnings_change_logprobs_and_gradients_by_no_more_than_roundin
     for number in range(5):
         ids = np.concatenate([prompt, segment(number % 4, 0, 3 + number).ids])  # the first and the last begin alike
         group.append(Segment(ids, np.arange(len(ids)) >= 12, np.zeros(len(ids), np.float32), 0, float(number)))
-    rows = [*plant(group, base.pairs_per_token, 1000), *plant([segment(9, 2, 20)], base.pairs_per_token, 1000)]
+    rows = [
+        *pack_prefix_tree(group, base.pairs_per_token, 1000),
+        *pack_prefix_tree([segment(9, 2, 20)], base.pairs_per_token, 1000),
+    ]
     shared, alone = collate_rows(rows), collate([*group, segment(9, 2, 20)])
     assert len(rows) == 2
     assert len(rows[0]) <= 12 + (3 + 4 + 5 + 6 + 7) - 3

@@ -10,21 +10,21 @@ import pytest
 import torch
 from tests.trainer.following import WITHIN_S, trained
 from tests.trainer.fragile import FragileModel, Pass, fragile, no_room_above
+from tests.trainer.harness import TrainerHarness, assignment_of, job
 from tests.trainer.test_commit import kill_at
-from tests.trainer.worlds import World, assignment_of, job
 
+from marlaas_worker.metrics import exposition
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget
-from marlaas_worker.trainer.rows import Row, Segment, chain, plant
-from marlaas_worker.vitals import exposition
+from marlaas_worker.trainer.rows import Row, Segment, chain, pack_prefix_tree
 
 PLANNED, ROOM, FITS = 64, 40, 32
 STEPS = 2
 
 
-async def planned(world: World, folder: Path, budget: int, steps: int = STEPS) -> bytes:
+async def planned(harness: TrainerHarness, folder: Path, budget: int, steps: int = STEPS) -> bytes:
     """The adapter of a job that had this budget from its beginning, on a device that holds anything."""
-    other = World(world.model, folder, world.sampler)
+    other = TrainerHarness(harness.model, folder, harness.sampler)
     await other.bus.ensure()
     return (await trained(other, job(microbatchTokens=budget), steps=steps))[0]
 
@@ -32,80 +32,80 @@ async def planned(world: World, folder: Path, budget: int, steps: int = STEPS) -
 @pytest.mark.parametrize("place", ["forward", "backward"])
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce++"])
 async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, algorithm: str
+    harness: TrainerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, algorithm: str
 ) -> None:
     settings: dict[str, Any] = {"algorithm": algorithm, "maxStaleness": 1}
     document = job(microbatchTokens=4 * PLANNED, **settings)
     faults = fragile(monkeypatch, no_room_above(ROOM, place=place))
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, STEPS)
-        page = exposition(world.vitals["trainer-0"].all_figures())
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, STEPS)
+        page = exposition(harness.metrics["trainer-0"].all_samples())
     adapters = {}
     for budget in (4 * PLANNED, FITS):
-        other = World(world.model, tmp_path, world.sampler)
+        other = TrainerHarness(harness.model, tmp_path, harness.sampler)
         await other.bus.ensure()
         monkeypatch.undo()
         (adapters[budget],) = await trained(other, job(microbatchTokens=budget, **settings), steps=STEPS)
-    assert await world.adapter(document) == adapters[FITS] != adapters[4 * PLANNED]
-    second, first, _ = await world.history(document)
+    assert await harness.adapter(document) == adapters[FITS] != adapters[4 * PLANNED]
+    second, first, _ = await harness.history(document)
     assert [made.metrics["microbatch_tokens"] for made in (first, second)] == [FITS, FITS]
     assert first.metrics["out_of_memory"] == len(faults.failed) > 0 == second.metrics["out_of_memory"]
     labels = 'namespace="team-a",job="sums",agent="policy"'
     assert f"marlaas_trainer_out_of_memory_total{{{labels}}} {len(faults.failed)}\n" in page
-    event = await world.told(document, "OutOfMemory")
+    event = await harness.told(document, "OutOfMemory")
     assert "tokens a micro-batch instead of 256" in event.message
 
 
 async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: TrainerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = job(microbatchTokens=PLANNED)
     faults = fragile(monkeypatch, no_room_above(ROOM))
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, 1)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 1)
     assert faults.failed
     faults.rule = lambda _: False
-    async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
-        await world.play(document, 1, first=1)
-    assert await world.adapter(document) == await planned(world, tmp_path, FITS)
+    async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 1, first=1)
+    assert await harness.adapter(document) == await planned(harness, tmp_path, FITS)
 
 
 @pytest.mark.parametrize("effect", ["before_blobs", "after_set"])
 async def test_a_trainer_killed_around_the_commit_of_a_lowered_budget_ends_at_the_same_bits(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str
+    harness: TrainerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str
 ) -> None:
     document = job(microbatchTokens=PLANNED)
     fragile(monkeypatch, no_room_above(ROOM))
     passed = kill_at(place := f"trainer.commit.{effect}", 2)
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, STEPS)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, STEPS)
     assert passed.count(place) > 2
-    assert await world.adapter(document) == await planned(world, tmp_path, FITS)
+    assert await harness.adapter(document) == await planned(harness, tmp_path, FITS)
 
 
 async def test_a_single_conversation_that_does_not_fit_fails_its_job_with_the_number_and_no_other(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large, small = job("large", agent={"adapter": {"rank": 32, "alpha": 32}}), job("small")
     fragile(monkeypatch, no_room_above(6, rank=32))
-    await world.admit(large)
-    await world.admit(small)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.version(large, 0)
-        await world.assign(large, 0, [0, 1])
-        await world.close(large, 0, 2)
-        event = await world.told(large, "TrainingFailed")
-        await world.play(small, 1)
+    await harness.admit(large)
+    await harness.admit(small)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(large, 0)
+        await harness.assign(large, 0, [0, 1])
+        await harness.close(large, 0, 2)
+        event = await harness.told(large, "TrainingFailed")
+        await harness.play(small, 1)
     assert "one conversation of " in event.message
     assert "lower rollout.maxTokens" in event.message
-    assert (await world.record(large)).version == 0
+    assert (await harness.record(large)).version == 0
 
 
 async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_its_job(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def probes_do_not_fit(found: Pass) -> bool:
         if found.rank == 32 and not found.trained:
@@ -114,18 +114,18 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
 
     large, small = job("large", agent={"adapter": {"rank": 32, "alpha": 32}}), job("small")
     fragile(monkeypatch, probes_do_not_fit)
-    await world.admit(small)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.version(small, 0)
-        await world.admit(large)
-        event = await world.told(large, "OutOfMemory")
+    await harness.admit(small)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(small, 0)
+        await harness.admit(large)
+        event = await harness.told(large, "OutOfMemory")
         assert "1 more are on this trainer" in event.message
-        assert "marlaas_trainer_broken_jobs 0" in exposition(world.vitals["trainer-0"].all_figures())
-        await world.play(small, 1)
-    async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
-        await world.admit(small, admitted=False)
-        world.clock.at += 1e7
-        await world.told(large, "TrainingFailed")
+        assert "marlaas_trainer_broken_jobs 0" in exposition(harness.metrics["trainer-0"].all_samples())
+        await harness.play(small, 1)
+    async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+        await harness.admit(small, admitted=False)
+        harness.clock.at += 1e7
+        await harness.told(large, "TrainingFailed")
 
 
 def segments(*lengths: int) -> list[Segment]:
@@ -151,7 +151,7 @@ def chains(*lengths: int) -> list[Row]:
         (2, chains(3, 3), 1),
         (
             64,
-            plant(segments(9, 9, 9), 1 << 20, 64),
+            pack_prefix_tree(segments(9, 9, 9), 1 << 20, 64),
             16,
         ),  # one row of 21 tokens, of three conversations that can be parted
     ],

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.batching import collate as collate_rows
 from marlaas_worker.trainer.model import AttachedAdapter, BaseModel
-from marlaas_worker.trainer.rows import Segment, plant
+from marlaas_worker.trainer.rows import Segment, pack_prefix_tree
 
 
 def group() -> list[Segment]:
@@ -45,7 +45,7 @@ def size(tensors: list[Tensor]) -> int:
 def batches(base: BaseModel) -> list[MicroBatch]:
     return [
         collate([segment(1, 3, 40), segment(2, 6, 30)]),
-        collate_rows(plant(group(), base.pairs_per_token, 1000)),
+        collate_rows(pack_prefix_tree(group(), base.pairs_per_token, 1000)),
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from marlaas_worker.trainer.reproducible import compute_reproducibly
+from marlaas_worker.trainer.compute import compute_reproducibly
 
 PROGRAM = Path(__file__).parent / "gradient_digest.py"
 

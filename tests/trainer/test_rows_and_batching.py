@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlaas_worker.trainer.batching import collate, pack
-from marlaas_worker.trainer.rows import Row, Segment, chain, plant
+from marlaas_worker.trainer.rows import Row, Segment, chain, pack_prefix_tree
 
 lengths = st.lists(st.integers(2, 40), max_size=30)
 alike = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=10)
@@ -50,7 +50,7 @@ def test_however_beginnings_are_shared_every_generated_token_is_predicted_once_f
             past = part.ids[:place].tolist()
             whole = part.advantage, part.trajectory, part.num_trajectory_tokens
             expected.append((past, int(part.ids[place]), float(part.behaviour[place]), *whole))
-    rows = plant(segments, pairs_per_token, budget)
+    rows = pack_prefix_tree(segments, pairs_per_token, budget)
     for planted in rows:
         tokens = planted.before, planted.targets, planted.behaviour, planted.advantages
         values = zip(*tokens, planted.trajectories, planted.lengths, strict=True)
@@ -68,7 +68,7 @@ def test_a_segment_that_says_nothing_else_is_its_whole_trajectory() -> None:
 
 def test_a_prompt_that_all_members_share_is_one_run_of_tokens() -> None:
     prompt = list(range(10, 30))
-    rows = plant([segment([*prompt, 1, 2]), segment([*prompt, 1, 3, 4]), segment([*prompt, 5])], 1000, 1000)
+    rows = pack_prefix_tree([segment([*prompt, 1, 2]), segment([*prompt, 1, 3, 4]), segment([*prompt, 5])], 1000, 1000)
     assert [planted.ids.tolist() for planted in rows] == [[*prompt, 5, 1, 2, 3, 4]]
     assert rows[0].parents.tolist() == [*range(-1, 19), 19, 19, 21, 21, 23]
 
@@ -76,16 +76,18 @@ def test_a_prompt_that_all_members_share_is_one_run_of_tokens() -> None:
 def test_nothing_is_shared_where_attention_would_cost_more_than_it_saves() -> None:
     short, long = list(range(10)), list(range(100, 400))
     group = [segment([*short, 500 + number, *long]) for number in range(4)]
-    assert len(plant(group, 384, 1 << 20)) == 4
-    assert len(plant(group, 1 << 20, 1 << 20)) == 1
+    assert len(pack_prefix_tree(group, 384, 1 << 20)) == 4
+    assert len(pack_prefix_tree(group, 1 << 20, 1 << 20)) == 1
 
 
 def test_strangers_do_not_share_a_row() -> None:
-    assert len(plant([segment([1, 2, 3]), segment([4, 2, 3])], 1 << 20, 1 << 20)) == 2
+    assert len(pack_prefix_tree([segment([1, 2, 3]), segment([4, 2, 3])], 1 << 20, 1 << 20)) == 2
 
 
 def test_short_segments_come_first_and_equal_ones_as_they_were() -> None:
-    rows = plant([segment([1] * 9, 1.0), segment([2] * 4, 2.0), segment([3] * 9, 3.0), segment([4] * 2, 4.0)], 0, 100)
+    rows = pack_prefix_tree(
+        [segment([1] * 9, 1.0), segment([2] * 4, 2.0), segment([3] * 9, 3.0), segment([4] * 2, 4.0)], 0, 100
+    )
     assert [float(planted.advantages[0]) for planted in rows] == [4.0, 2.0, 1.0, 3.0]
 
 
@@ -130,7 +132,7 @@ def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_who
 
 
 def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_itself() -> None:
-    (shared,) = plant([segment([7, 8, 1]), segment([7, 8, 2, 3])], 1000, 1000)
+    (shared,) = pack_prefix_tree([segment([7, 8, 1]), segment([7, 8, 2, 3])], 1000, 1000)
     batch = collate([shared, row(6)])
     assert batch.sees is not None
     assert batch.depths is not None
@@ -146,7 +148,7 @@ def test_the_generated_tokens_of_a_segment_are_one_sequence_of_its_microbatch(
     ids: list[list[int]], pairs_per_token: int
 ) -> None:
     segments = [segment(values, float(number)) for number, values in enumerate(ids)]
-    batch = collate(plant(segments, pairs_per_token, 1 << 20))
+    batch = collate(pack_prefix_tree(segments, pairs_per_token, 1 << 20))
     assert len(batch.sequences) == len(batch.targets)
     whose = set(zip(batch.sequences.tolist(), batch.advantages.tolist(), strict=True))
     assert len(whose) == len({sequence for sequence, _ in whose}) == len({segment for _, segment in whose}) == len(ids)

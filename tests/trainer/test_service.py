@@ -7,51 +7,51 @@ from pathlib import Path
 import pytest
 import torch
 from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.worlds import World, assignment_of, job
+from tests.trainer.harness import TrainerHarness, assignment_of, job
 
 from marlaas_api import subjects
 from marlaas_api.messages import Phase, TrajectoryRef
 from marlaas_api.names import episode_id, train_group
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter, write_adapter
 from marlaas_worker.calibration import NUM_PROBES
+from marlaas_worker.metrics import exposition
 from marlaas_worker.rl.advantages import advantages
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel, initial_weights
 from marlaas_worker.trainer.rows import chain
 from marlaas_worker.trainer.state import TrainingState
-from marlaas_worker.vitals import exposition
 
 
-async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(world: World) -> None:
+async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(harness: TrainerHarness) -> None:
     document = job()
-    await world.admit(document)
-    async with world.trainer():
-        record = await world.version(document, 0)
-    manifest = await world.manifest(record)
-    tensors, config = read_adapter({name: await world.blobs.get(ref) for name, ref in manifest.files.items()})
+    await harness.admit(document)
+    async with harness.trainer():
+        record = await harness.version(document, 0)
+    manifest = await harness.manifest(record)
+    tensors, config = read_adapter({name: await harness.blobs.get(ref) for name, ref in manifest.files.items()})
     assert not has_effect(tensors)
     assert (config.rank, config.alpha, manifest.step, manifest.parent) == (8, 16, -1, None)
     assert (record.step, record.holder, len(manifest.probes)) == (-1, "trainer-0", NUM_PROBES)
 
 
-async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(world: World) -> None:
+async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(harness: TrainerHarness) -> None:
     document = job()
-    await world.admit(document)
-    async with world.trainer():
-        await world.version(document, 0)
-        vitals = world.vitals["trainer-0"]
-        assert vitals.ready()
-        page = exposition(vitals.all_figures()).splitlines()
+    await harness.admit(document)
+    async with harness.trainer():
+        await harness.version(document, 0)
+        metrics = harness.metrics["trainer-0"]
+        assert metrics.ready()
+        page = exposition(metrics.all_samples()).splitlines()
         labels = f'namespace="{document.namespace}",job="{document.job}"'
         assert f'marlaas_trainer_commits_total{{{labels},agent="policy"}} 1' in page
         assert any(line.startswith(f"marlaas_trainer_job_seconds_total{{{labels}}} ") for line in page)
-    assert not vitals.ready()
+    assert not metrics.ready()
 
 
-async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(world: World) -> None:
+async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(harness: TrainerHarness) -> None:
     document = job()
-    await trained(world, document, steps=3)
-    manifests = await world.history(document)
+    await trained(harness, document, steps=3)
+    manifests = await harness.history(document)
     assert [(manifest.version, manifest.step) for manifest in manifests] == [(3, 2), (2, 1), (1, 0), (0, -1)]
     consumed = [group for manifest in reversed(manifests) for group in manifest.consumed]
     assert consumed == [f"{document.uid}-t{index}" for index in range(6)]
@@ -64,7 +64,7 @@ async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(w
 
 
 async def test_an_agent_begins_with_the_adapter_that_its_job_names_and_is_kept_near_it(
-    world: World, base: BaseModel, tmp_path: Path
+    harness: TrainerHarness, base: BaseModel, tmp_path: Path
 ) -> None:
     attached = base.attach(8, 16, ())
     weights = initial_weights(attached.parameters, 11, "other")
@@ -74,40 +74,42 @@ async def test_an_agent_begins_with_the_adapter_that_its_job_names_and_is_kept_n
     for name, data in write_adapter(weights, AdapterConfig(8, 16)).items():
         (tmp_path / name).write_bytes(data)
     document = job(agent={"initFrom": {"path": str(tmp_path)}}, kl={"coefficient": 0.1})
-    await trained(world, document, steps=2)
-    second, first, zero = await world.history(document)
-    found, _ = read_adapter({name: await world.blobs.get(ref) for name, ref in zero.files.items()})
+    await trained(harness, document, steps=2)
+    second, first, zero = await harness.history(document)
+    found, _ = read_adapter({name: await harness.blobs.get(ref) for name, ref in zero.files.items()})
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert second.metrics["kl"] > 1e-6
 
 
 async def test_the_reference_is_the_version_so_many_before_the_one_that_is_trained(
-    world: World, base: BaseModel
+    harness: TrainerHarness, base: BaseModel
 ) -> None:
     document = job(kl={"coefficient": 0.1, "reference": {"versionsBehind": 2}}, steps=5)
-    await trained(world, document, steps=5)
-    made = {manifest.version: manifest for manifest in await world.history(document)}
-    weights = {number: await world.weights(manifest) for number, manifest in made.items()}
+    await trained(harness, document, steps=5)
+    made = {manifest.version: manifest for manifest in await harness.history(document)}
+    weights = {number: await harness.weights(manifest) for number, manifest in made.items()}
     assert [made[number].metrics["kl"] > 1e-6 for number in (1, 2, 3)] == [False, True, True]
     learner = Learner(base, assignment_of(document))
     for trained_on, reference in ((3, 1), (4, 2)):
         learner.restore(weights[trained_on], TrainingState())
         learner.refer_to(weights[reference])
-        rows = [chain(part) for group in await world.groups(document, trained_on) for part in group]
+        rows = [chain(part) for group in await harness.groups(document, trained_on) for part in group]
         learner.accumulate(rows)
         assert learner.step(0)["kl"] == pytest.approx(made[trained_on + 1].metrics["kl"], rel=1e-4)
 
 
-async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(world: World, base: BaseModel) -> None:
+async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(
+    harness: TrainerHarness, base: BaseModel
+) -> None:
     kl = {"coefficient": 3.0, "addedTo": "reward"}
     document = job(kl=kl, algorithm="rloo")
-    await trained(world, document, steps=2)
-    made = {manifest.version: manifest for manifest in await world.history(document)}
+    await trained(harness, document, steps=2)
+    made = {manifest.version: manifest for manifest in await harness.history(document)}
     learner = Learner(base, assignment_of(document))
-    learner.restore(await world.weights(made[1]), TrainingState())
+    learner.restore(await harness.weights(made[1]), TrainingState())
     costs, tokens, rows = 0.0, 0, []
-    for group in await world.groups(document, 1):  # advantages without KL, one segment a trajectory
+    for group in await harness.groups(document, 1):  # advantages without KL, one segment a trajectory
         gaps = learner.kl_by_trajectory([chain(part) for part in group], len(group))
         lowered = advantages("leave-one-out", [-3.0 * gap for gap in gaps])  # linear: advantages add up
         rows += [
@@ -121,99 +123,105 @@ async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(world:
     assert made[2].metrics["kl"] == pytest.approx(costs / tokens, rel=1e-3)
 
 
-async def test_truncated_episodes_are_filtered_counted_and_teach_nothing(world: World) -> None:
+async def test_truncated_episodes_are_filtered_counted_and_teach_nothing(harness: TrainerHarness) -> None:
     document = job(overlong={"filter": True})
-    before = await trained(world, document, steps=0)
-    assert await trained(world, document, steps=1) == before  # every turn of this world is cut off
-    metrics = (await world.history(document))[0].metrics
+    before = await trained(harness, document, steps=0)
+    assert await trained(harness, document, steps=1) == before  # every turn of this world is cut off
+    metrics = (await harness.history(document))[0].metrics
     assert (metrics["overlong_filtered"], metrics["tokens"], metrics["grad_norm"]) == (6.0, 0.0, 0.0)
 
 
-async def test_a_frozen_agent_gets_version_zero_and_is_let_go(world: World) -> None:
+async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness: TrainerHarness) -> None:
     document = job(agent={"trainable": False})
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.version(document, 0)
-        assert (await report(world, lambda report: not report.bound)).num_running == 0
-    assert (await world.record(document)).epoch == 0
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(document, 0)
+        assert (await report(harness, lambda report: not report.bound)).num_running == 0
+    assert (await harness.record(document)).epoch == 0
 
 
-async def test_only_admitted_jobs_of_the_own_pool_are_bound(world: World) -> None:
+async def test_only_admitted_jobs_of_the_own_pool_are_bound(harness: TrainerHarness) -> None:
     queued, elsewhere, mine = job("queued"), job("elsewhere").model_copy(update={"pool": "large"}), job("mine")
-    await world.admit(queued, admitted=False, phase=Phase.QUEUED)
-    await world.admit(elsewhere)
-    await world.admit(mine)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.version(mine, 0)
-        found = await report(world, lambda report: bool(report.bound))
+    await harness.admit(queued, admitted=False, phase=Phase.QUEUED)
+    await harness.admit(elsewhere)
+    await harness.admit(mine)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(mine, 0)
+        found = await report(harness, lambda report: bool(report.bound))
     assert found.bound == ("team-a.mine.uid-mine.policy@v0",)
     assert found.rss_bytes > 0
-    assert len(await (await world.bus.bucket(subjects.POLICY)).entries()) == 1
+    assert len(await (await harness.bus.bucket(subjects.POLICY)).entries()) == 1
 
 
-async def test_the_same_job_trains_to_the_same_bytes_twice(world: World, tiny_model: Path, tmp_path: Path) -> None:
-    again = World(tiny_model, tmp_path, world.sampler)
+async def test_the_same_job_trains_to_the_same_bytes_twice(
+    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
+) -> None:
+    again = TrainerHarness(tiny_model, tmp_path, harness.sampler)
     await again.bus.ensure()
-    assert await trained(world, job()) == await trained(again, job())
+    assert await trained(harness, job()) == await trained(again, job())
 
 
 async def test_agents_trained_in_turn_end_exactly_where_each_ends_alone(
-    world: World, tiny_model: Path, tmp_path: Path
+    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
 ) -> None:
     wide = job(
         "wide", agent={"adapter": {"rank": 16, "alpha": 16, "targets": ["q_proj", "down_proj"]}}, algorithm="rloo"
     )
     documents = [job("one"), wide, job("other", microbatchTokens=16, kl={"coefficient": 0.05})]
-    together = await trained(world, *documents)
+    together = await trained(harness, *documents)
     for document, among_others in zip(documents, together, strict=True):
-        alone = World(tiny_model, tmp_path, world.sampler)
+        alone = TrainerHarness(tiny_model, tmp_path, harness.sampler)
         await alone.bus.ensure()
         assert await trained(alone, document) == [among_others]
 
 
-async def test_rewards_that_are_compared_across_a_step_wait_for_its_end_and_teach_between_groups(world: World) -> None:
+async def test_rewards_that_are_compared_across_a_step_wait_for_its_end_and_teach_between_groups(
+    harness: TrainerHarness,
+) -> None:
     gradients = {}
     for algorithm in ("grpo", "reinforce++"):
         document = job(algorithm.strip("+"), algorithm=algorithm, maxStaleness=1)
-        await world.admit(document)
-        async with world.trainer(), asyncio.timeout(WITHIN_S):
-            await world.version(document, 0)
+        await harness.admit(document)
+        async with harness.trainer(), asyncio.timeout(WITHIN_S):
+            await harness.version(document, 0)
             for position in (0, 1):  # everybody right in one group, everybody wrong in the other
                 episodes = [episode_id(train_group(document.ref, position), member, 1) for member in range(3)]
                 refs = tuple(
                     TrajectoryRef(member=member, episode=episode, leaves=(0,), reward=float(position))
                     for member, episode in enumerate(episodes)
                 )
-                await world.assign(document, 0, [position], trajectories=refs)
-            await world.close(document, 0, 2)
-            await world.version(document, 1)
-        gradients[algorithm] = (await world.history(document))[0].metrics["grad_norm"]
+                await harness.assign(document, 0, [position], trajectories=refs)
+            await harness.close(document, 0, 2)
+            await harness.version(document, 1)
+        gradients[algorithm] = (await harness.history(document))[0].metrics["grad_norm"]
     assert gradients["grpo"] == 0.0
     assert gradients["reinforce++"] > 0.0
 
 
-async def test_groups_of_the_next_step_that_come_early_wait_for_it(world: World) -> None:
+async def test_groups_of_the_next_step_that_come_early_wait_for_it(harness: TrainerHarness) -> None:
     document = job(maxStaleness=1)
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.version(document, 0)
-        await world.assign(document, 0, [0, 1])
-        await world.assign(document, 1, [0, 1], base_version=1)
-        await world.close(document, 0, 2)
-        await world.close(document, 1, 2, base_version=1)
-        await world.version(document, 2)
-    second, first, _ = await world.history(document)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(document, 0)
+        await harness.assign(document, 0, [0, 1])
+        await harness.assign(document, 1, [0, 1], base_version=1)
+        await harness.close(document, 0, 2)
+        await harness.close(document, 1, 2, base_version=1)
+        await harness.version(document, 2)
+    second, first, _ = await harness.history(document)
     assert (first.consumed, second.consumed) == (("uid-sums-t0", "uid-sums-t1"), ("uid-sums-t2", "uid-sums-t3"))
     assert second.metrics["logprob_gap"] > 1e-4 > first.metrics["logprob_gap"]  # one version stale, and so off policy
 
 
-async def test_a_group_that_is_logged_twice_is_trained_once(world: World, tiny_model: Path, tmp_path: Path) -> None:
-    document, once = job(), World(tiny_model, tmp_path, world.sampler)
+async def test_a_group_that_is_logged_twice_is_trained_once(
+    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
+) -> None:
+    document, once = job(), TrainerHarness(tiny_model, tmp_path, harness.sampler)
     await once.bus.ensure()
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.version(document, 0)
-        await world.assign(document, 0, [0, 0, 1, 0, 1])
-        await world.close(document, 0, 2)
-        await world.version(document, 1)
-    assert await trained(once, document, steps=1) == [await world.adapter(document)]
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(document, 0)
+        await harness.assign(document, 0, [0, 0, 1, 0, 1])
+        await harness.close(document, 0, 2)
+        await harness.version(document, 1)
+    assert await trained(once, document, steps=1) == [await harness.adapter(document)]

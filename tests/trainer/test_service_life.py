@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.worlds import QUICK, World, job
+from tests.trainer.harness import QUICK, TrainerHarness, job
 
 from marlaas_api import subjects
 from marlaas_api.messages import Phase
@@ -16,74 +16,78 @@ from marlaas_worker.trainer.calibration import calibrate
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.service import Trainer
-from marlaas_worker.trainer.shared import Shared
+from marlaas_worker.trainer.shared import TrainerDependencies
 
 
 async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_goes_on(
-    world: World, tiny_model: Path, tmp_path: Path
+    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
 ) -> None:
-    document, straight = job(), World(tiny_model, tmp_path, world.sampler)
+    document, straight = job(), TrainerHarness(tiny_model, tmp_path, harness.sampler)
     await straight.bus.ensure()
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.version(document, 0)
-        await world.assign(document, 0, [0])
-        await report(world, lambda report: bool(report.bound))
-    assert (await world.record(document)).version == 0
-    assert await (await world.bus.bucket(subjects.REPLICAS)).entries() == []
-    async with world.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
-        await world.assign(document, 0, [1])
-        await world.close(document, 0, 2)
-        await world.version(document, 1)
-    assert await trained(straight, document, steps=1) == [await world.adapter(document)]
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(document, 0)
+        await harness.assign(document, 0, [0])
+        await report(harness, lambda report: bool(report.bound))
+    assert (await harness.record(document)).version == 0
+    assert await (await harness.bus.bucket(subjects.REPLICAS)).entries() == []
+    async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+        await harness.assign(document, 0, [1])
+        await harness.close(document, 0, 2)
+        await harness.version(document, 1)
+    assert await trained(straight, document, steps=1) == [await harness.adapter(document)]
 
 
 @pytest.mark.parametrize("level", [{"phase": Phase.SUCCEEDED}, {"admitted": False, "phase": Phase.SUSPENDED}])
-async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(world: World, level: dict[str, Any]) -> None:
+async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(
+    harness: TrainerHarness, level: dict[str, Any]
+) -> None:
     document = job()
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, 1)
-        await report(world, lambda report: bool(report.bound))
-        await world.admit(document, **level)
-        await report(world, lambda report: not report.bound)
-        await world.admit(document)
-        await world.play(document, 1, first=1)
-    assert [manifest.step for manifest in await world.history(document)] == [1, 0, -1]
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 1)
+        await report(harness, lambda report: bool(report.bound))
+        await harness.admit(document, **level)
+        await report(harness, lambda report: not report.bound)
+        await harness.admit(document)
+        await harness.play(document, 1, first=1)
+    assert [manifest.step for manifest in await harness.history(document)] == [1, 0, -1]
 
 
 @pytest.mark.parametrize(("change", "binds"), [({"ttl_seconds_after_finished": 60.0, "priority": 7}, 1), ({}, 2)])
 async def test_only_an_edit_that_concerns_the_training_binds_the_agent_anew(
-    world: World, change: dict[str, Any], binds: int
+    harness: TrainerHarness, change: dict[str, Any], binds: int
 ) -> None:
     document = job()
     change = change or {"training": document.spec.training.model_copy(update={"steps": 99})}
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, 1)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 1)
         edited = document.model_copy(update={"generation": 2, "spec": document.spec.model_copy(update=change)})
-        await world.admit(edited)
-        await world.admit(job("later"))  # bound by a look at the jobs that sees the edit too
-        await world.version(job("later"), 0)
-        await world.play(edited, 1, first=1)
-    assert (await world.record(document)).epoch == binds - 1
+        await harness.admit(edited)
+        await harness.admit(job("later"))  # bound by a look at the jobs that sees the edit too
+        await harness.version(job("later"), 0)
+        await harness.play(edited, 1, first=1)
+    assert (await harness.record(document)).epoch == binds - 1
 
 
 @pytest.mark.parametrize("moment", ["trained", "being bound"])
 async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_model(
-    world: World, base: BaseModel, moment: str
+    harness: TrainerHarness, base: BaseModel, moment: str
 ) -> None:
     mine, others = job("mine"), [job("first"), job("second")]
-    context = RoleContext("trainer-0", world.server.connect("trainer-0"), world.blobs, world.scratch, now=world.clock)
+    context = RoleContext(
+        "trainer-0", harness.server.connect("trainer-0"), harness.blobs, harness.scratch, now=harness.clock
+    )
     compute, before = Compute(1), set(base.adapters)
     running = asyncio.create_task(
-        Trainer(Shared(context, base, compute, QUICK, calibrate(base, world.pool)), "tiny").run()
+        Trainer(TrainerDependencies(context, base, compute, QUICK, calibrate(base, harness.pool)), "tiny").run()
     )
     async with asyncio.timeout(WITHIN_S):
         gate = threading.Event()
         if moment == "trained":
-            await world.admit(mine)
-            await world.version(mine, 0)
+            await harness.admit(mine)
+            await harness.version(mine, 0)
             busy = asyncio.create_task(compute.run(gate.wait))
         else:
             attach, began = base.attach, asyncio.Event()
@@ -95,18 +99,18 @@ async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_mod
                 return attach(*arguments)
 
             base.attach = slowly  # type: ignore[method-assign]
-            await world.admit(mine)
+            await harness.admit(mine)
             await began.wait()
             base.attach = attach  # type: ignore[method-assign]
             busy = asyncio.create_task(asyncio.sleep(0, True))
-        await world.admit(mine, phase=Phase.SUCCEEDED)
+        await harness.admit(mine, phase=Phase.SUCCEEDED)
         for other in others:  # each is bound by a later look at the jobs
-            await world.admit(other)
-            await world.until(other, lambda record: record.holder == "trainer-0")
+            await harness.admit(other)
+            await harness.until(other, lambda record: record.holder == "trainer-0")
         gate.set()
         await busy
         for other in others:
-            await world.version(other, 0)
+            await harness.version(other, 0)
         assert len(set(base.adapters) - before) == 2
         context.stop.set()
         await running
@@ -114,62 +118,66 @@ async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_mod
     assert set(base.adapters) == before
 
 
-async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_does(world: World) -> None:
+async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_does(harness: TrainerHarness) -> None:
     over, drained = job("over"), job("drained")
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
         for document in (over, drained):
-            await world.admit(document)
-            await world.play(document, 1)
-        await world.admit(over, phase=Phase.SUCCEEDED)
-        await report(world, lambda report: report.bound == ("team-a.drained.uid-drained.policy@v1",))
-    assert list(world.server.stream(subjects.GROUPS).consumers) == ["team-a_drained_policy_trainer"]
+            await harness.admit(document)
+            await harness.play(document, 1)
+        await harness.admit(over, phase=Phase.SUCCEEDED)
+        await report(harness, lambda report: report.bound == ("team-a.drained.uid-drained.policy@v1",))
+    assert list(harness.server.stream(subjects.GROUPS).consumers) == ["team-a_drained_policy_trainer"]
 
 
-async def test_a_consumer_that_somebody_deletes_is_made_again(world: World) -> None:
+async def test_a_consumer_that_somebody_deletes_is_made_again(harness: TrainerHarness) -> None:
     document = job()
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, 1)
-        await world.bus.delete_consumer(subjects.GROUPS, "team-a_sums_policy_trainer")
-        await world.play(document, 1, first=1)
-    assert (await world.record(document)).epoch == 0
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 1)
+        await harness.bus.delete_consumer(subjects.GROUPS, "team-a_sums_policy_trainer")
+        await harness.play(document, 1, first=1)
+    assert (await harness.record(document)).epoch == 0
 
 
-async def test_what_is_committed_is_acked(world: World) -> None:
+async def test_what_is_committed_is_acked(harness: TrainerHarness) -> None:
     document = job()
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, 2)
-        consumer = world.server.stream(subjects.GROUPS).consumers["team-a_sums_policy_trainer"]
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 2)
+        consumer = harness.server.stream(subjects.GROUPS).consumers["team-a_sums_policy_trainer"]
         while consumer.next_sequence <= 6 or consumer.pending:
-            await world.server.change(None, None)
+            await harness.server.change(None, None)
 
 
-async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing_of_the_old(world: World) -> None:
+async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing_of_the_old(
+    harness: TrainerHarness,
+) -> None:
     old = job()
     new = old.model_copy(update={"uid": "uid-new", "seed": 4})
-    await world.admit(old)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(old, 1)
-        before = await world.record(old)
-        await world.admit(new)
-        await world.play(new, 1)
-    after = await world.record(new)
+    await harness.admit(old)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(old, 1)
+        before = await harness.record(old)
+        await harness.admit(new)
+        await harness.play(new, 1)
+    after = await harness.record(new)
     assert (after.version, after.step) == (1, 0)
     assert after.epoch > before.epoch
-    assert (await world.manifest(after)).consumed == ("uid-new-t0", "uid-new-t1")
+    assert (await harness.manifest(after)).consumed == ("uid-new-t0", "uid-new-t1")
 
 
-async def test_an_outage_of_the_bus_costs_nothing_but_time(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outage_of_the_bus_costs_nothing_but_time(
+    harness: TrainerHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     document = job()
-    await world.admit(document)
-    async with world.trainer(), asyncio.timeout(WITHIN_S):
-        await world.play(document, 1)
-        await world.assign(document, 1, [0, 1])
-        world.server.available = False
-        while "cannot report" not in caplog.text or "cannot look" not in caplog.text:
-            await world.server.change(0.01, None)
-        world.server.available = True
-        await world.close(document, 1, 2)
-        await world.version(document, 2)
-    assert (await world.record(document)).epoch == 0
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 1)
+        await harness.assign(document, 1, [0, 1])
+        harness.server.available = False
+        while "could not report" not in caplog.text or "cannot look" not in caplog.text:
+            await harness.server.change(0.01, None)
+        harness.server.available = True
+        await harness.close(document, 1, 2)
+        await harness.version(document, 2)
+    assert (await harness.record(document)).epoch == 0

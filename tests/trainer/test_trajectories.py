@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainer.worlds import World
+from tests.trainer.harness import TrainerHarness
 
 from marlaas_api import wire
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import Ending, GroupReady, Meter, StopReason, TrajectoryRef, Turn
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
     Expectation,
@@ -261,28 +261,28 @@ def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contrad
 # reading ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewards(world: World) -> None:
+async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewards(harness: TrainerHarness) -> None:
     for member in (0, 1):
         ids: dict[str, Any] = {"member": member, "episode": f"uid-t0-{member}-1"}
         for made in (turn(0, **ids), turn(1, 0, **ids), turn(2, 1, **ids), turn(3, 0, **ids)):
-            await world.publish_turn(made)
-    (segments,) = GRPO.segments([await read_group(world.bus, world.blobs, group((2,), (2, 3)), EXPECTED)])
+            await harness.publish_turn(made)
+    (segments,) = GRPO.segments([await read_group(harness.bus, harness.blobs, group((2,), (2, 3)), EXPECTED)])
     assert [len(part) for part in segments] == [12, 12, 8]
     assert np.allclose([part.advantage for part in segments], [-1.0, 1.0, 1.0], atol=1e-4)
 
 
-async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(world: World) -> None:
+async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(harness: TrainerHarness) -> None:
     large = turn(0, member=0, text="x" * 1000)
-    await world.bus.publish("turn.team-a.sums.uid-t0-0-1.0", await wire.pack(large, world.blobs, limit_bytes=500))
-    await world.publish_turn(turn(0, member=1, episode="uid-t0-1-1"))
-    assert world.blobs.contents
-    assert len(await read_group(world.bus, world.blobs, group((0,), (0,)), EXPECTED)) == 2
+    await harness.bus.publish("turn.team-a.sums.uid-t0-0-1.0", await wire.pack(large, harness.blobs, limit_bytes=500))
+    await harness.publish_turn(turn(0, member=1, episode="uid-t0-1-1"))
+    assert harness.blobs.contents
+    assert len(await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)) == 2
 
 
-async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(world: World) -> None:
-    await world.publish_turn(turn(0))
+async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(harness: TrainerHarness) -> None:
+    await harness.publish_turn(turn(0))
     with pytest.raises(TurnMissing, match=r"turn\.team-a\.sums\.uid-t0-1-1\.0 is not recorded"):
-        await read_group(world.bus, world.blobs, group((0,), (0,)), EXPECTED)
-    await world.bus.publish("turn.team-a.sums.uid-t0-1-1.0", wire.encode(turn(7, 3)))
+        await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)
+    await harness.bus.publish("turn.team-a.sums.uid-t0-1-1.0", wire.encode(turn(7, 3)))
     with pytest.raises(TrajectoryInvalid, match="holds something other than this turn"):
-        await read_group(world.bus, world.blobs, group((0,), (0,)), EXPECTED)
+        await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.trainer.worlds import World, assignment_of, job
+from tests.trainer.harness import TrainerHarness, assignment_of, job
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Entry
@@ -62,19 +62,21 @@ def test_a_new_figure_decides_nothing_and_an_admission_does() -> None:
         assert what_decides(entry(**changes)) != what_decides(entry())
 
 
-async def test_a_look_finds_jobs_records_and_living_trainers_and_passes_over_what_it_cannot_read(world: World) -> None:
+async def test_a_look_finds_jobs_records_and_living_trainers_and_passes_over_what_it_cannot_read(
+    harness: TrainerHarness,
+) -> None:
     good, bad = job("good"), job("bad")
     for document in (good, bad):
-        await world.admit(document)
-    policy = await world.bus.bucket(subjects.POLICY)
+        await harness.admit(document)
+    policy = await harness.bus.bucket(subjects.POLICY)
     record = PolicyRecord(uid=good.uid, epoch=2, holder="trainer-7")
     await policy.put(assignment_of(good).key, wire.encode(record))
     await policy.put(assignment_of(bad).key, b"nonsense")
-    await (await world.bus.bucket(subjects.JOBS)).put("team-a.worse", b"nonsense")
-    replicas = await world.bus.bucket(subjects.REPLICAS)
+    await (await harness.bus.bucket(subjects.JOBS)).put("team-a.worse", b"nonsense")
+    replicas = await harness.bus.bucket(subjects.REPLICAS)
     for key in (("trainer", "tiny", "trainer-7"), ("trainer", "large", "trainer-8"), ("rollout", "tiny", "rollout-0")):
         await replicas.put(subjects.replica_key(*key), b"a report")
-    view = await look(world.bus, "tiny", Memory())
+    view = await look(harness.bus, "tiny", Memory())
     assert list(view.wanted) == ["team-a.good.policy"]
     assert view.known["team-a.good.policy"].record == record
     assert view.live == {"trainer-7"}
@@ -82,7 +84,7 @@ async def test_a_look_finds_jobs_records_and_living_trainers_and_passes_over_wha
 
 
 async def test_what_has_not_changed_is_not_read_again_and_what_is_gone_is_forgotten(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[bytes] = []
     decode = wire.decode
@@ -93,12 +95,12 @@ async def test_what_has_not_changed_is_not_read_again_and_what_is_gone_is_forgot
 
     monkeypatch.setattr(wire, "decode", counted)
     for name in ("a", "b"):
-        await world.admit(job(name))
+        await harness.admit(job(name))
     memory = Memory()
-    assert len((await look(world.bus, "tiny", memory)).wanted) == 2
+    assert len((await look(harness.bus, "tiny", memory)).wanted) == 2
     assert len(read) == 4
-    await (await world.bus.bucket(subjects.JOBS)).delete("team-a.a")
-    await world.admit(job("b"))
-    assert list((await look(world.bus, "tiny", memory)).wanted) == ["team-a.b.policy"]
+    await (await harness.bus.bucket(subjects.JOBS)).delete("team-a.a")
+    await harness.admit(job("b"))
+    assert list((await look(harness.bus, "tiny", memory)).wanted) == ["team-a.b.policy"]
     assert len(read) == 6
-    assert await look(world.bus, "tiny", memory) == await look(world.bus, "tiny", Memory())
+    assert await look(harness.bus, "tiny", memory) == await look(harness.bus, "tiny", Memory())

@@ -15,8 +15,8 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import JobRef
 from marlaas_api.nats_server import EmbeddedNats
-from marlaas_worker.health import MAX_REQUEST_BYTES, health_door
-from marlaas_worker.vitals import Figure, Vitals, exposition, of_report
+from marlaas_worker.health import MAX_REQUEST_BYTES, health_server
+from marlaas_worker.metrics import Metrics, Sample, exposition, of_report
 
 METRICS = """\
 # HELP marlaas_ready 1 while this worker does its work.
@@ -68,18 +68,18 @@ async def raw(port: int, request: bytes) -> bytes:
 
 
 async def test_a_worker_lives_before_it_is_ready() -> None:
-    vitals = Vitals()
-    async with health_door(0, vitals) as port:
+    metrics = Metrics()
+    async with health_server(0, metrics) as port:
         assert await get(port, "/livez") == (200, "ok\n")
         assert await get(port, "/readyz") == (503, "not ready\n")
-        vitals.ready = lambda: True
+        metrics.ready = lambda: True
         assert await get(port, "/readyz?verbose") == (200, "ok\n")
         assert await get(port, "/readyz", "HEAD") == (200, "")
 
 
 async def test_a_worker_whose_process_can_do_nothing_more_asks_for_its_restart() -> None:
-    vitals = Vitals(alive=lambda: False)
-    async with health_door(0, vitals) as port:
+    metrics = Metrics(alive=lambda: False)
+    async with health_server(0, metrics) as port:
         assert await get(port, "/livez") == (503, "not alive\n")
 
 
@@ -87,18 +87,18 @@ async def test_figures_are_those_of_the_moment() -> None:
     report = ReplicaReport(
         role="trainer", pool="p", replica="t", num_running=1, busy_s=1.5, wall_s=60, job_engine_s={"u": 1.25, "old": 9}
     )
-    vitals = Vitals(figures=lambda: of_report(report, {"u": JobRef("team-a", "sums", "u")}))
-    async with health_door(0, vitals) as port:
+    metrics = Metrics(samples=lambda: of_report(report, {"u": JobRef("team-a", "sums", "u")}))
+    async with health_server(0, metrics) as port:
         assert await get(port, "/metrics") == (200, METRICS)
         report = report.model_copy(update={"busy_s": 2.5})
         assert "marlaas_trainer_busy_seconds_total 2.5\n" in (await get(port, "/metrics"))[1]
 
 
 def test_samples_of_one_name_stand_together_and_labels_are_escaped() -> None:
-    def figure(name: str, label: str) -> Figure:
-        return Figure(name, "gauge", "Text.", 1, {"class": label})
+    def sample(name: str, label: str) -> Sample:
+        return Sample(name, "gauge", "Text.", 1, {"class": label})
 
-    assert exposition([figure("a", "x"), figure("b", ""), figure("a", 'q"\\\n')]) == (
+    assert exposition([sample("a", "x"), sample("b", ""), sample("a", 'q"\\\n')]) == (
         '# HELP a Text.\n# TYPE a gauge\na{class="x"} 1\na{class="q\\"\\\\\\n"} 1\n'
         '# HELP b Text.\n# TYPE b gauge\nb{class=""} 1\n'
     )
@@ -108,7 +108,7 @@ def test_samples_of_one_name_stand_together_and_labels_are_escaped() -> None:
     ("path", "method", "status"), [("/", "GET", 404), ("/secrets", "GET", 404), ("/livez", "POST", 405)]
 )
 async def test_there_is_nothing_else(path: str, method: str, status: int) -> None:
-    async with health_door(0, Vitals()) as port:
+    async with health_server(0, Metrics()) as port:
         assert (await get(port, path, method))[0] == status
 
 
@@ -116,16 +116,16 @@ async def test_there_is_nothing_else(path: str, method: str, status: int) -> Non
     "request_", [b"hello\r\n\r\n", b"\xff\xff /livez HTTP/1.1\r\n\r\n", b"GET /" + b"x" * 2 * MAX_REQUEST_BYTES]
 )
 async def test_what_is_no_request_is_refused_and_harms_nobody(request_: bytes) -> None:
-    async with health_door(0, Vitals()) as port:
+    async with health_server(0, Metrics()) as port:
         with contextlib.suppress(ConnectionResetError):
             assert (await raw(port, request_)).startswith(b"HTTP/1.1 400 ")
         assert await get(port, "/livez") == (200, "ok\n")
 
 
 async def test_a_taken_port_is_said() -> None:
-    async with health_door(0, Vitals()) as port:
+    async with health_server(0, Metrics()) as port:
         with pytest.raises(InvalidInput, match=f"--health {port}: .*in use"):
-            async with health_door(port, Vitals()):
+            async with health_server(port, Metrics()):
                 pass
 
 

@@ -8,7 +8,7 @@ SCRIPT = """
 import sys
 from marlaas_worker.__main__ import main
 assert "torch" not in sys.modules, "MKL would have read its settings before they are made"
-from marlaas_worker.same_bits import ask_for_the_same_bits
+from marlaas_worker.process_setup import ask_for_the_same_bits
 import os
 ask_for_the_same_bits()
 print(os.environ["MKL_CBWR"], os.environ["MKL_DYNAMIC"])
@@ -17,7 +17,7 @@ print(os.environ["MKL_CBWR"], os.environ["MKL_DYNAMIC"])
 PRODUCTS = """
 import hashlib, sys
 import torch
-from marlaas_worker.same_bits import ask_for_the_same_bits
+from marlaas_worker.process_setup import ask_for_the_same_bits
 if sys.argv[1:]: ask_for_the_same_bits()
 torch.manual_seed(0)
 torch.set_num_threads(1)

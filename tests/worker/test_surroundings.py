@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from marlaas_worker.surroundings import make_home
+from marlaas_worker.process_setup import make_home
 
 # Imports first: the interpreter may lie where that user may not read.
 NAMELESS = """
 import getpass, os, pwd, sys
 from pathlib import Path
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-from marlaas_worker.surroundings import make_home
+from marlaas_worker.process_setup import make_home
 os.setgroups([]); os.setresgid(10001, 10001, 10001); os.setresuid(10001, 10001, 10001)
 make_home(Path(sys.argv[1]))
 print(os.environ["HOME"], getpass.getuser(), default_cache_dir())

@@ -1,4 +1,4 @@
-"""What users touch: the `marlaas` command, the environment SDK (its names are here) and the local runner."""
+"""Package for users: the `marlaas` command, the environment SDK (exported here) and the local runner."""
 
 from marlaas.environment import Agent as Agent
 from marlaas.environment import Message as Message

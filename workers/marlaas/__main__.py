@@ -1,4 +1,4 @@
-"""`python -m marlaas` is the `marlaas` command."""
+"""Run the `marlaas` command with `python -m marlaas`."""
 
 from marlaas.cli import main
 

@@ -1,4 +1,4 @@
-"""Folders that an adapter is to be written to: an adapter that is there is replaced, anything else stays somebody's."""
+"""Check the folder that an adapter is written to: an existing adapter may be replaced, other files may not."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,10 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def objection(target: Path) -> str | None:
-    """Why an adapter must or can not be written there, as the end of a sentence that begins with the path; None if it may."""
+    """Return the reason why an adapter cannot be written to `target`; None if it can.
+
+    The reason is the end of a sentence that begins with the path.
+    """
     if target.exists() and not target.is_dir():
         return "is no folder"
     if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).is_file():

@@ -1,4 +1,4 @@
-"""The environment SDK: write a function, and a policy can be trained on it.
+"""Environment SDK: a function `play(task, agent)` is an environment that a policy can be trained on.
 
     def play(task, agent):
         a, b = task.draw(lambda rng: (rng.randint(1, 99), rng.randint(1, 99)))
@@ -7,14 +7,15 @@
             reply = agent.say("The number only, please.")
         return float(reply.text.strip() == str(a + b))
 
-An environment plays one episode, synchronously, in a process of its own: it may block, import what it likes, and crash;
-only its own episode suffers. A class does as well: `__init__(self, **args)` runs once per sandbox (load data there; every
-episode gets its own copy of the object), `play(self, task, agent)` once per episode. A second parameter called `agents` is
-given all agents of the job by name.
+`play` runs one episode synchronously in its own process. It may block, import any module, and crash: only that
+episode is affected. A second parameter named `agents` receives all agents of the job by name.
 
-What the policy caused is scored, what it did not cause never is: running out of turns (`TurnLimit`) or breaking its own tool
-(`with agent.tool():`) ends the episode with the rewards earned so far; any other exception is a fault of the environment,
-which is played again and counted. This module imports the standard library only.
+A class is an environment as well. `__init__(self, **args)` runs once per sandbox: load data there. `play(self,
+task, agent)` runs once per episode, on that episode's own copy of the object.
+
+Failures that the policy causes end the episode with the rewards earned so far: too many turns (`TurnLimit`), or a
+failed tool (`with agent.tool():`). Any other exception is a fault of the environment: the episode is not scored, it
+is played again, and the fault is counted. This module imports the standard library and `marlaas_api` only.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, StopReason, derive_seed, split_of
 
 if TYPE_CHECKING:
-    from marlaas.openai_door import Door
+    from marlaas.openai_server import OpenAIServer
 
 __all__ = ["Agent", "Message", "Reply", "Score", "Split", "StopReason", "Task", "ToolCall", "ToolError", "TurnLimit"]
 
@@ -43,16 +44,16 @@ _MAX_DRAWS = 1000
 
 
 class TurnLimit(Exception):
-    """The agent has had all turns that the job allows (`rollout.maxTurns`). Uncaught, it ends the episode, scored."""
+    """The agent has used all turns that the job allows (`rollout.maxTurns`). If `play` lets it pass, the episode ends and is scored."""
 
 
 class ToolError(Exception):
-    """A tool failed because of what the policy asked of it. Uncaught, it ends the episode, scored."""
+    """A tool failed because of the policy's input. If `play` does not catch it, the episode ends and is scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call in an assistant's message that was written, not generated; arguments: the JSON text of an object."""
+    """A tool call in a hand-written assistant message (not a generated one). `arguments` is the JSON text of an object."""
 
     name: str
     arguments: str
@@ -61,7 +62,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message; role is system, user, assistant or tool, `name` is a tool's, `tool_call_id` the call that it answers."""
+    """One chat message.
+
+    `role` is system, user, assistant or tool. `name` is the tool's name, `tool_call_id` the id of the call that a
+    tool message answers.
+    """
 
     role: str
     content: str
@@ -78,7 +83,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One turn of an agent. `turn` names it for `Agent.fork`; num_prompt_tokens: what it was generated from."""
+    """One turn of an agent. Pass it to `Agent.fork` to branch after it; `num_prompt_tokens` is the length of the prompt."""
 
     text: str
     stop_reason: StopReason = StopReason.STOP
@@ -89,7 +94,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What an episode was worth: one reward for all agents or one each by name, and metrics for the job's record. Each from -1e30 to 1e30."""
+    """Result of an episode: one reward for all agents, or one per agent name, and metrics for the job's record.
+
+    Each value is between -1e30 and 1e30.
+    """
 
     reward: float | Mapping[str, float]
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -97,7 +105,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Task:
-    """What to play. All episodes of a group have the same task, and must find the same content in it."""
+    """The prompt instance to play. All episodes of a group get the same task and must draw the same content from it."""
 
     split: Split
     index: int
@@ -105,14 +113,17 @@ class Task:
 
     @cached_property
     def rng(self) -> random.Random:
-        """Randomness that depends on the task alone; the only kind that an environment should use."""
+        """Random generator that depends only on the task. An environment must use no other randomness."""
         return random.Random(derive_seed(self.seed, self.split, self.index))
 
     def draw(self, generate: Callable[[random.Random], _T], text: Callable[[_T], str] = repr) -> _T:
-        """Generate content that belongs to this split: what is held out is never trained on, whatever the seeds.
+        """Generate content that belongs to this split, so that held-out content is never trained on, whatever the seeds.
 
-        A hash of the content's text decides (one in eight is held out), so `generate` is called until it fits. Raises
-        InvalidInput when it never does.
+        A hash of the content's text assigns it to a split; one in eight is held out. `generate` is called until its
+        content falls into this split.
+
+        Raises:
+            InvalidInput: no content of this split in 1000 draws.
         """
         for _ in range(_MAX_DRAWS):
             content = generate(self.rng)
@@ -123,9 +134,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What an agent is asked: go on after turn `parent` (None: a new conversation), with messages or raw text appended.
+    """Request for one turn of an agent: messages or raw text, appended after turn `parent` (None: a new conversation).
 
-    tools: the JSON text of each function that the chat template shows; None: as before.
+    `tools` holds the JSON text of each function that the chat template shows. None keeps the functions of the turn
+    before.
     """
 
     agent: str
@@ -136,19 +148,22 @@ class TurnRequest:
 
 
 class Channel(Protocol):
-    """Who answers for the agents: the sandbox's supervisor, a person, or a script (`marlaas.envs.scripted`)."""
+    """Source of an agent's replies: the sandbox's supervisor, a person, or a script (`marlaas.envs.scripted`)."""
 
     def turn(self, request: TurnRequest) -> Reply:
-        """Generate. Raises TurnLimit."""
+        """Generate a reply. Raises TurnLimit."""
         ...
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
-        """Hear that a tool call begins or ends, and what has been earned so far."""
+        """Record that a tool call begins or ends, with each agent's reward so far."""
         ...
 
 
 class EpisodeState:
-    """What an episode's agents share: the channel, the job's temperature, rewards so far, and seconds in tools (not in turns)."""
+    """State that the agents of an episode share: channel, sampling temperature, rewards so far, and seconds spent in tools.
+
+    `tool_s` excludes the time that turns within a tool call take.
+    """
 
     def __init__(self, names: Iterable[str], channel: Channel, temperature: float = 1.0) -> None:
         self.rewards = dict.fromkeys(names, 0.0)
@@ -160,11 +175,11 @@ class EpisodeState:
         self._lock = threading.Lock()
 
     def agents(self) -> dict[str, "Agent"]:
-        """Return every agent with an empty conversation."""
+        """Return all agents by name, each with an empty conversation."""
         return {name: Agent(name, self) for name in self.rewards}
 
     def turn(self, request: TurnRequest) -> Reply:
-        """Ask for a turn; one at a time, so that an episode's turns have an order. Raises TurnLimit."""
+        """Request a turn from the channel. Turns of an episode run one at a time, so that they have an order. Raises TurnLimit."""
         with self._lock:
             started = time.monotonic()
             try:
@@ -174,7 +189,7 @@ class EpisodeState:
 
     @contextlib.contextmanager
     def tool_call(self) -> Iterator[None]:
-        """Time a tool call, and let the channel know of it. Calls within calls count once."""
+        """Measure the time of a tool call and report its begin and end to the channel. Nested calls count once."""
         if self._is_in_tool:
             yield
             return
@@ -190,7 +205,7 @@ class EpisodeState:
 
 
 class Agent:
-    """One policy of the job, in one conversation: every call goes on where the last one ended."""
+    """One policy of the job in one conversation. Each call continues after the turn before."""
 
     def __init__(self, name: str, episode: EpisodeState, parent: int | None = None) -> None:
         self.name = name
@@ -199,7 +214,7 @@ class Agent:
 
     @property
     def reward(self) -> float:
-        """What the agent has earned so far; it counts when `play` returns None, and when turns or a tool end the episode."""
+        """Reward so far. It is the agent's result when `play` returns None, or when a TurnLimit or ToolError ends the episode."""
         return self._episode.rewards[self.name]
 
     @reward.setter
@@ -207,7 +222,7 @@ class Agent:
         self._episode.rewards[self.name] = value
 
     def say(self, text: str, *, max_tokens: int | None = None) -> Reply:
-        """Append a user message and let the agent reply, with at most `max_tokens` tokens. Raises TurnLimit."""
+        """Append a user message and return the agent's reply of at most `max_tokens` tokens. Raises TurnLimit."""
         return self.ask(Message("user", text), max_tokens=max_tokens)
 
     def ask(
@@ -217,9 +232,10 @@ class Agent:
         max_tokens: int | None = None,
         tools: Iterable[Mapping[str, Any]] | None = None,
     ) -> Reply:
-        """Append messages (`Message` or a dict with role and content) and let the agent reply. Raises TurnLimit.
+        """Append messages (`Message`, or a dict with role and content) and return the agent's reply. Raises TurnLimit.
 
-        tools: what the chat template shows from now on, as `{"type": "function", "function": {…}}`; None: as before.
+        `tools` replaces the functions that the chat template shows, each as `{"type": "function", "function":
+        {…}}`. None leaves them unchanged.
         """
         append = (messages,) if isinstance(messages, Message) else tuple(map(_message, messages))
         if not append:
@@ -228,19 +244,19 @@ class Agent:
         return self._turn(TurnRequest(self.name, self._parent, append, max_tokens, shown))
 
     def complete(self, text: str, *, max_tokens: int | None = None) -> Reply:
-        """Append raw text, without the chat template, and let the agent go on from there. Raises TurnLimit."""
+        """Append raw text without the chat template and return the agent's continuation. Raises TurnLimit."""
         if not text:
             raise ValueError(f"agent {self.name!r} was asked to complete an empty text")
         return self._turn(TurnRequest(self.name, self._parent, text, max_tokens))
 
-    def openai(self) -> "Door":
-        """Serve the episode's agents, as models of their names, to chat-completions clients within a context (docs/openai.md)."""
-        from marlaas.openai_door import Door
+    def openai(self) -> "OpenAIServer":
+        """Return a context manager that serves the agents to chat-completions clients, each as the model of its name (docs/openai.md)."""
+        from marlaas.openai_server import OpenAIServer
 
-        return Door(self._episode)
+        return OpenAIServer(self._episode)
 
     def fork(self, after: Reply | None = None) -> "Agent":
-        """Return a second branch of this conversation, from here or from after an earlier reply; both go on alone."""
+        """Return an independent branch of this conversation: from its end, or from after an earlier reply."""
         return Agent(self.name, self._episode, self._parent if after is None else after.turn)
 
     def begin(self) -> "Agent":
@@ -249,10 +265,11 @@ class Agent:
 
     @contextlib.contextmanager
     def tool(self, timeout_s: float | None = None) -> Iterator[None]:
-        """Run what the policy asked for: an exception in here is the policy's doing and becomes a ToolError.
+        """Run a tool call of the policy: an exception inside this context becomes a ToolError.
 
-        The same holds if the process dies in here, or if it takes longer than `timeout_s` (main thread only) or the episode's
-        time. Time spent in here is the episode's `tool_s`.
+        The policy is also charged when the process exits inside this context, when the call takes longer than
+        `timeout_s` (main thread only), or when the episode's time runs out. Time spent inside adds to the episode's
+        `tool_s`.
         """
         with self._episode.tool_call():
             try:
@@ -275,7 +292,7 @@ def _message(message: Message | Mapping[str, Any]) -> Message:
 
 @contextlib.contextmanager
 def _alarm(timeout_s: float | None) -> Iterator[None]:
-    """Raise TimeoutError in the main thread after the time; None never does."""
+    """Raise TimeoutError in the main thread after `timeout_s` seconds. None sets no limit."""
     if timeout_s is None:
         yield
         return

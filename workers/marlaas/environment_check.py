@@ -1,8 +1,8 @@
-"""Checks environments in a process of its own: importing a user's module may print, crash, exit or hang.
+"""Check environments in a separate process, because importing a user's module may print, crash, exit or hang.
 
-`python -m marlaas.environment_check` reads [[name, args], …] as JSON from standard input and writes one JSON line for each as soon as it is
-known: null, or what is wrong. Builtins are also made, which checks their arguments' values; a user's own `__init__` is not called,
-since it may load a data set.
+`python -m marlaas.environment_check` reads [[name, args], …] as JSON from standard input. It writes one JSON line
+per environment as soon as the result is known: null, or the problem as text. Builtin environments are also created,
+which checks the values of their arguments. A user's `__init__` is not called, because it may load a data set.
 """
 
 import json
@@ -17,7 +17,7 @@ from marlaas_api.errors import InvalidInput
 
 
 def complaint(name: str, args: Mapping[str, Any]) -> str | None:
-    """What is wrong with an environment of this name and these arguments."""
+    """Return the problem with the environment of this name and these arguments; None if there is none."""
     try:
         code = resolve(name, args)
         if name in BUILTINS:
@@ -28,9 +28,9 @@ def complaint(name: str, args: Mapping[str, Any]) -> str | None:
 
 
 def main() -> None:
-    """Check what standard input names."""
+    """Check the environments that standard input lists."""
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what a module prints is not an answer
+        os.dup2(2, 1)  # standard output carries only the answers: what a module prints goes to standard error
         for name, args in json.load(sys.stdin):
             answers.write(json.dumps(complaint(name, args)) + "\n")
             answers.flush()

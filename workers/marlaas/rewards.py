@@ -1,4 +1,4 @@
-"""Rewards from named parts: a weighted sum of small functions, each of them logged, and the parts that are asked for most.
+"""Rewards as a weighted sum of small, separately logged functions, and the most common of these functions.
 
     answer = extractor("boxed")
 
@@ -11,8 +11,8 @@
         ...
         return RUBRIC.score(reply=reply, truth=truth)
 
-A part is a function of the things that it names among those `score` is given; it knows nothing of weights or of other parts. Imports
-the standard library and the environment SDK only.
+The parameters of a part select its arguments, by name, from the keyword arguments of `score`. A part does not
+depend on weights or on other parts. Imports the standard library and the environment SDK only.
 """
 
 import inspect
@@ -41,9 +41,11 @@ class _Weighted:
 
 
 class Rubric:
-    """A reward as a weighted sum of parts, `(weight, function)` each; a part of weight 0 is only logged.
+    """Weighted sum of reward parts, given as `(weight, function)`. A part of weight 0 is only logged.
 
-    Raises InvalidInput for parts of one name (it is the metric's, so a lambda has none) and weights that are no finite numbers.
+    Raises:
+        InvalidInput: two parts have the same name, a part has no name (a lambda; the name is the metric's), or a
+            weight is not a finite number.
     """
 
     def __init__(self, *parts: tuple[float, Part]) -> None:
@@ -55,16 +57,18 @@ class Rubric:
             raise InvalidInput(f"a rubric has two parts called {doubled[0]!r}: name them, they are metrics")
 
     def score(self, **things: Any) -> Score:
-        """Return the reward, and every part before its weight as a metric.
+        """Return the weighted reward, with each part's unweighted value as a metric.
 
-        Raises InvalidInput when a part wants something that is not given, or returns no finite number: a fault of the environment.
+        Raises:
+            InvalidInput: a part needs an argument that is missing, or returns no finite number. This is a fault of
+                the environment.
         """
         values = {part.name: _value(part, things) for part in self._parts}
         return Score(sum(part.weight * values[part.name] for part in self._parts), values)
 
 
 def format_reward(pattern: str) -> Part:
-    r"""Return a part `format`: 1 if the whole reply, but for white space around it, has this form (a regular expression; . is any character)."""
+    r"""Return a part `format`: 1 if the reply, stripped of white space, matches `pattern` as a whole (`.` matches any character)."""
     try:
         form = re.compile(pattern, re.DOTALL)
     except re.error as error:
@@ -77,9 +81,10 @@ def format_reward(pattern: str) -> Part:
 
 
 def length_penalty(free_tokens: int, max_tokens: int) -> Part:
-    """Return a part `length`: 0 up to `free_tokens` tokens, then falling in a line to -1 at `max_tokens` and beyond.
+    """Return a part `length`: 0 up to `free_tokens` tokens, then linear down to -1 at `max_tokens` and beyond.
 
-    Source: DAPO (arXiv 2503.14476), equation 13, soft overlong punishment, with L_max = max_tokens, L_cache = max_tokens - free_tokens.
+    Source: DAPO (arXiv 2503.14476), equation 13, soft overlong punishment, with L_max = max_tokens, L_cache =
+    max_tokens - free_tokens.
     """
     if not 0 <= free_tokens < max_tokens:
         raise InvalidInput(f"length_penalty({free_tokens}, {max_tokens}): expected 0 <= free_tokens < max_tokens")
@@ -91,7 +96,10 @@ def length_penalty(free_tokens: int, max_tokens: int) -> Part:
 
 
 def answer_reward(kind: str, pattern: str | None = None) -> Part:
-    """Return a part `correct`: 1 if the answer in the reply is `truth`; as numbers, when both are. Kinds are those of `extractor`."""
+    """Return a part `correct`: 1 if the reply's answer equals `truth`.
+
+    Two numbers are compared by value. `kind` and `pattern` are those of `extractor`.
+    """
     extract = extractor(kind, pattern)
 
     def correct(reply: Reply, truth: object) -> float:

@@ -1,8 +1,9 @@
-"""`verifiers`: tasksets of the `verifiers` library (0.4, MIT) as environments, through its public API and the OpenAI door.
+"""`verifiers`: tasksets of the `verifiers` library (0.4, MIT) as environments, through its public API and our OpenAI server.
 
-Its agent runs the taskset's own task: its prompt, its hooks, its rewards and metrics. What plays the model's side is the smallest of its
-harnesses, a chat loop in this process, because the others start programs that fetch packages. See docs/openai.md for what that leaves out.
-Imported only when a job names it: the library is large and optional (`pip install 'marlaas[verifiers]'`).
+The library's agent runs the taskset's own task: prompt, hooks, rewards and metrics. On the model's side runs the
+smallest harness, a chat loop in this process, because the library's other harnesses start programs that fetch
+packages. docs/openai.md lists the limits. This module is imported only when a job names it: the library is large
+and optional (`pip install 'marlaas[verifiers]'`).
 """
 
 import asyncio
@@ -11,12 +12,12 @@ import os
 from typing import Any
 
 from marlaas.environment import Agent, Score, Split, Task
-from marlaas.openai_door import Door
+from marlaas.openai_server import OpenAIServer
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import split_of
 
 try:
-    import openai.resources.chat  # now and once: it loads its parts when they are used, which is in every episode
+    import openai.resources.chat  # import once, here: openai loads its submodules on first use, which would be in every episode
     import verifiers.v1 as vf  # type: ignore[import-untyped]
 except ModuleNotFoundError as error:
     raise InvalidInput(
@@ -30,13 +31,14 @@ _MAX_TASKS = 10_000
 class Verifiers:
     """Plays a taskset of the `verifiers` library.
 
-    The reward is the trace's: the weighted sum of the task's rewards; each of them and each metric is recorded by name.
+    The reward is the trace's: the weighted sum of the task's rewards. Each reward and each metric is recorded by name.
 
     Args:
         taskset: id of an installed taskset (a module that exports it), as in `vf-eval <taskset>`.
         config: the taskset's own configuration.
-        max_turns: model turns after which verifiers itself ends a rollout and scores it; 0: the job's maxTurns end it, unscored.
-        num_tasks: how many tasks are taken from a taskset without end.
+        max_turns: model turns after which verifiers ends a rollout and scores it. 0: the job's maxTurns ends it,
+            unscored.
+        num_tasks: number of tasks to take from an endless taskset.
     """
 
     def __init__(
@@ -46,25 +48,25 @@ class Verifiers:
         self._tasks = _tasks_of(taskset, config or {}, num_tasks)
 
     def play(self, task: Task, agent: Agent) -> Score:
-        """One rollout. Raises TurnLimit, and RuntimeError in the library's words for what it calls an error."""
+        """Play one rollout. Raises TurnLimit, and RuntimeError with the library's text if the library reports an error."""
         tasks = self._tasks[task.split]
-        with agent.openai() as door:
-            trace = asyncio.run(self._run(tasks[task.index % len(tasks)], agent.name, door))
+        with agent.openai() as server:
+            trace = asyncio.run(self._run(tasks[task.index % len(tasks)], agent.name, server))
             if not trace.ok:
                 raise RuntimeError("; ".join(f"{one.type}: {one.message}" for one in trace.errors) or "no rollout")
         rewards = {f"reward/{name}": one.score for name, one in trace.rewards.items() if one is not None}
         metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
         return Score(trace.reward, rewards | metrics)
 
-    async def _run(self, task: Any, model: str, door: Door) -> Any:
+    async def _run(self, task: Any, model: str, server: OpenAIServer) -> Any:
         os.environ[_KEY] = (
-            door.api_key
-        )  # the library takes keys by the name of a variable; this process is the episode's own
+            server.api_key
+        )  # the library reads the key from an environment variable; this process belongs to the episode alone
         config = vf.AgentConfig(
             harness=vf.HarnessConfig(id="null"),
             runtime=vf.SubprocessConfig(),
             model=model,
-            client=vf.EvalClientConfig(base_url=door.base_url, api_key_var=_KEY),
+            client=vf.EvalClientConfig(base_url=server.base_url, api_key_var=_KEY),
             max_turns=self._max_turns,
         )
         agent = vf.make_agent(config)
@@ -74,7 +76,7 @@ class Verifiers:
 
 
 class ChatLoop(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-    """One reply to what the task begins with; who wants more turns sends the next message (`vf.Interaction`)."""
+    """Harness that requests one reply to the task's prompt. For more turns, the task sends the next message (`vf.Interaction`)."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
@@ -91,7 +93,7 @@ class ChatLoop(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: Any,
     ) -> Any:
-        """See `vf.Harness.launch`: every call goes through `endpoint`, and nothing else is started."""
+        """Run the harness (see `vf.Harness.launch`): send every model call to `endpoint`, and start no program."""
         system, prompt = self.resolve_prompt(data)
         messages: list[Any] = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -104,7 +106,7 @@ class ChatLoop(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 
 def _tasks_of(taskset: str, config: dict[str, Any], num_tasks: int) -> dict[Split, list[Any]]:
-    """Tasks by split: one in eight is held out, by its own key. Raises InvalidInput."""
+    """Return the tasks by split; a hash of the task's own key holds out one in eight. Raises InvalidInput."""
     try:
         loaded = vf.load_taskset(vf.taskset_config_type(taskset).model_validate(config | {"id": taskset}))
     except (ImportError, AttributeError, TypeError, ValueError) as error:

@@ -1,1 +1,4 @@
-"""Data plane: the roles orchestrator, rollout, sandbox and trainer, and `rl`, their mathematics. Roles never import each other."""
+"""Data plane: the roles orchestrator, rollout, sandbox and trainer, and `rl`, the loss mathematics.
+
+Roles never import each other.
+"""

@@ -1,6 +1,7 @@
-"""`python -m marlaas_worker ROLE …`: one role as a process, from its arguments to its exit code.
+"""`python -m marlaas_worker ROLE …`: run one role as a process, from its arguments to its exit code.
 
-Exit codes: 0 drained, 1 crashed (the log ends with the traceback; start it again), 2 only a person can help (`InvalidInput`).
+Exit codes: 0 drained; 1 crashed (the log ends with the traceback; restart it); 2 invalid input that a person
+must correct (`InvalidInput`).
 """
 
 import argparse
@@ -15,22 +16,21 @@ import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
+from marlaas_api.background import stop_on_signals
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
-from marlaas_api.stopping import stop_on_signals
-from marlaas_worker.health import health_door
+from marlaas_worker.health import health_server
+from marlaas_worker.metrics import Metrics
+from marlaas_worker.process_setup import ask_for_the_same_bits, make_home
 from marlaas_worker.role import RoleContext
-from marlaas_worker.same_bits import ask_for_the_same_bits
-from marlaas_worker.surroundings import make_home
-from marlaas_worker.vitals import Vitals
 
 _PR_SET_PDEATHSIG = 1
 
 
 class OneRecordFormatter(logging.Formatter):
-    """`<UTC time> <LEVEL> <name> <logger>: <text>`; what does not fit into one line (a traceback) follows indented."""
+    """Format a record as `<UTC time> <LEVEL> <name> <logger>: <text>`; further lines, such as a traceback, are indented."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03dZ %(levelname)s {name} %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
@@ -41,7 +41,7 @@ class OneRecordFormatter(logging.Formatter):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one role until it is told to stop; return the exit code."""
+    """Run one role until it is asked to stop; return the exit code."""
     options = _parser().parse_args(arguments)
     _set_up_logging(options.name)
     _die_with_parent()
@@ -62,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace) -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
-    vitals = Vitals()
-    async with health_door(options.health, vitals):
+    metrics = Metrics()
+    async with health_server(options.health, metrics):
         bus = await connect(options.nats, name=options.name, creds=options.creds)
         try:
             blobs = open_blobs(options.blobs)
-            context = RoleContext(options.name, bus, blobs, options.scratch, vitals=vitals, creds=options.creds)
-            vitals.connected, vitals.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
+            context = RoleContext(options.name, bus, blobs, options.scratch, metrics=metrics, creds=options.creds)
+            metrics.connected, metrics.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
             async with stop_on_signals(context.stop):
                 await _role(options, context)
         finally:
@@ -76,7 +76,7 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
-    """Import one role only: a sandbox must not carry torch."""
+    """Import only the chosen role, so that a sandbox process does not load torch."""
     match options.role:
         case "orchestrator":
             from marlaas_worker.orchestrator.service import serve as orchestrator
@@ -139,7 +139,7 @@ def _set_up_logging(name: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Under a local runner, be killed when it is; it says who it is in MARLAAS_PARENT_PID."""
+    """Have the kernel kill this process when the local runner exits; the runner passes its process id in MARLAAS_PARENT_PID."""
     parent = os.environ.get("MARLAAS_PARENT_PID")
     if parent is None or sys.platform != "linux":
         return

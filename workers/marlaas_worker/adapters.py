@@ -1,8 +1,9 @@
 """Adapter files, and the tensor digest on which a trainer and an engine must agree.
 
-The files are a plain PEFT folder, byte for byte the same for the same tensors. The digest is of what an engine's slot holds *after*
-loading: A in the engine's dtype, B in the engine's dtype times alpha / rank (vLLM 0.32, `lora/lora_weights.py`, `optimize`). This module
-knows neither peft nor vllm, nor any model: a module's name is all it goes by.
+The files are a plain PEFT folder; equal tensors give equal bytes.
+The digest covers the tensors in an engine's slot *after* loading: A in the engine's dtype, and B in the
+engine's dtype times alpha / rank (vLLM 0.32, `lora/lora_weights.py`, `optimize`).
+This module imports neither peft nor vllm and knows no model; it identifies layers by module name only.
 """
 
 import hashlib
@@ -19,6 +20,17 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
 from marlaas_api.errors import Permanent
+
+
+def choose_dtype(wanted: str, gpu: bool) -> str:
+    """Resolve `auto`: bfloat16 on a GPU, float32 on a CPU.
+
+    On a CPU, float32 is as fast and agrees with the trainer to 1e-6 (bench/rollout_engine.py).
+    """
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if gpu else "float32"
+
 
 TENSORS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
@@ -47,12 +59,12 @@ _MUST_BE_EMPTY = ("modules_to_save", "use_rslora", "use_dora", "rank_pattern", "
 
 
 class AdapterInvalid(Permanent):
-    """These tensors or files are no adapter that MARLaaS serves; the text says what is wrong with which of them."""
+    """The tensors or files are not an adapter that MARLaaS can serve; the message names the tensor or file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What applies to all of an adapter's modules. `base_model` is the name that PEFT shows, not an identity."""
+    """Settings of all modules of an adapter. `base_model` is the name that PEFT displays, not an identity."""
 
     rank: int
     alpha: int
@@ -60,17 +72,17 @@ class AdapterConfig:
 
     @property
     def scaling(self) -> float:
-        """Factor of B @ A."""
+        """Factor applied to B @ A."""
         return self.alpha / self.rank
 
 
 def tensor_name(module: str, kind: Kind) -> str:
-    """Name of a tensor in PEFT's file; `module` is the model's own name for the layer (`model.layers.0.self_attn.q_proj`)."""
+    """Return a tensor's name in PEFT's file; `module` is the model's own layer name (`model.layers.0.self_attn.q_proj`)."""
     return f"{_PREFIX}{module}.lora_{kind}.weight"
 
 
 def parse_name(name: str) -> tuple[str, Kind]:
-    """Module and kind of a tensor in PEFT's file. Raises AdapterInvalid."""
+    """Return the module and kind of a tensor named as in PEFT's file. Raises AdapterInvalid."""
     for suffix, kind in _SUFFIXES.items():
         if name.startswith(_PREFIX) and name.endswith(suffix):
             return name[len(_PREFIX) : -len(suffix)], kind
@@ -78,9 +90,13 @@ def parse_name(name: str) -> tuple[str, Kind]:
 
 
 def write_adapter(tensors: Tensors, config: AdapterConfig) -> dict[str, bytes]:
-    """Return the files of a PEFT folder, by name; the same tensors give the same bytes.
+    """Return the files of a PEFT folder by name; equal tensors give equal bytes.
 
-    tensors: A [rank, in] and B [out, rank] of every adapted module, under `tensor_name`. Raises AdapterInvalid (also for NaN).
+    Args:
+        tensors: A [rank, in] and B [out, rank] of every adapted module, under `tensor_name`.
+
+    Raises:
+        AdapterInvalid: the tensors do not form an adapter, or hold NaN or infinity.
     """
     check_adapter(tensors, config)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -91,7 +107,7 @@ def write_adapter(tensors: Tensors, config: AdapterConfig) -> dict[str, bytes]:
 
 
 def read_adapter(source: Path | Mapping[str, bytes]) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
-    """Read a PEFT folder, or its files by name. Raises AdapterInvalid for what is missing, damaged or not plain LoRA."""
+    """Read a PEFT folder, or its files by name. Raises AdapterInvalid if a file is missing, damaged, or not plain LoRA."""
     config = _read_config(_file(source, CONFIG_FILE))
     try:
         tensors: dict[str, torch.Tensor] = load_safetensors(_file(source, TENSORS_FILE))
@@ -102,7 +118,7 @@ def read_adapter(source: Path | Mapping[str, bytes]) -> tuple[dict[str, torch.Te
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Read the configuration alone. Raises AdapterInvalid."""
+    """Read only the configuration. Raises AdapterInvalid."""
     return _read_config(_file(folder, CONFIG_FILE))
 
 
@@ -123,17 +139,17 @@ def check_adapter(tensors: Tensors, config: AdapterConfig) -> None:
 
 
 def has_effect(tensors: Tensors) -> bool:
-    """Whether any B is non-zero. An adapter without effect is legitimate only as version 0."""
+    """Return whether any B is non-zero. An adapter without effect is valid only as version 0."""
     return any(bool(tensor.any()) for name, tensor in tensors.items() if parse_name(name)[1] == "B")
 
 
 def tensor_digest(tensors: Tensors, scaling: float, dtype: str) -> str:
-    """Return the digest of what a slot must hold once these tensors are loaded by an engine that computes in `dtype`."""
+    """Return the digest that an engine's slot must have after it loaded these tensors and computes in `dtype`."""
     return slot_digest(as_held(tensors, scaling, dtype))
 
 
 def as_held(tensors: Tensors, scaling: float, dtype: str) -> Iterator[tuple[str, Kind, torch.Tensor]]:
-    """Yield (module, kind, matrix) as an engine that computes in `dtype` holds them: the scaling is in B."""
+    """Yield (module, kind, matrix) as an engine that computes in `dtype` holds them, with the scaling multiplied into B."""
     for name, tensor in tensors.items():
         module, kind = parse_name(name)
         held = tensor.detach().to(device="cpu", dtype=DTYPES[dtype])
@@ -141,14 +157,15 @@ def as_held(tensors: Tensors, scaling: float, dtype: str) -> Iterator[tuple[str,
 
 
 def tensor_digests(tensors: Tensors, scaling: float) -> dict[str, str]:
-    """`tensor_digest` for every dtype that an engine may compute in, by the dtype's name."""
+    """Return `tensor_digest` for every dtype in which an engine may compute, by dtype name."""
     return {dtype: tensor_digest(tensors, scaling, dtype) for dtype in DTYPES}
 
 
 def slot_digest(held: Iterable[tuple[str, Kind, torch.Tensor]]) -> str:
-    """Sha256 (hex) over (module, kind, shape, bytes) in the order of names; tensors are as the engine computes with them.
+    """Return the sha256 (hex) over (module, kind, shape, bytes), sorted by name.
 
-    Modules whose A and B are both all zero are left out: a slot cannot tell them from modules that the adapter lacks.
+    The tensors must be in the form in which the engine computes with them. Modules whose A and B are both zero
+    are left out, because a slot holds the same zeros for a module that the adapter lacks.
     """
     pairs: dict[str, dict[Kind, torch.Tensor]] = {}
     for module, kind, tensor in held:

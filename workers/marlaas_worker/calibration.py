@@ -1,6 +1,7 @@
-"""What a pool's trainer and its engines agree on before anything is served: probes, a tolerance, and the self-test's adapter.
+"""Self-test data shared by a pool's trainer and engines: probes, their tolerance, and a random test adapter.
 
-A trainer calibrates (`trainer/calibration.py`), an engine is tested against it (`rollout/self_test.py`). Knows neither peft nor vllm.
+A trainer measures them (`trainer/calibration.py`), and an engine is tested against them
+(`rollout/self_test.py`) before it serves. Imports neither peft nor vllm.
 """
 
 import hashlib
@@ -14,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from marlaas_api.arrays import unpack_ids, unpack_logprobs
-from marlaas_api.messages import Probe, SelfTest
+from marlaas_api.messages import Probe, SelfTestSpec
 from marlaas_api.names import derive_seed
+from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
 
 NUM_PROBES = 16
@@ -24,28 +25,35 @@ NUM_TOKENS = 24
 NOISE_FACTOR = 5.0
 FLOOR = 1e-4
 LEAST_SHIFT = 10.0
-"""Tolerances by which the self-test's adapter must move the probes' logprobs."""
+"""Least shift of the probes' logprobs under the self-test's adapter, in multiples of the tolerance."""
 
 _NOT_ADAPTED = re.compile(r"embed|head$|experts|router|\bgate$|\bwte$|\bwpe$")
 _SAMPLE_BYTES = 1 << 15
 
 
 def tolerance_of(noise: float) -> float:
-    """Largest mean |difference of logprobs| on the probes that counts as noise: max(FLOOR, NOISE_FACTOR * noise).
+    """Return the largest mean |difference of logprobs| on the probes that counts as noise.
 
-    noise: mean |difference| of the trainer's logprobs in the engine's dtype and in float32. The engine was at most 1.3 times as far from float32, under
-    each of 1,000 versions: a good one stays below a third (bench/proof.py). FLOOR is for float32, where noise counts as 0: other orders of summation alone differ by 1e-7 to 1e-5.
+    It is max(FLOOR, NOISE_FACTOR * noise).
+    noise: mean |difference| between the trainer's logprobs in the engine's dtype and in float32.
+    Over 1,000 versions, an engine's distance from float32 was at most 1.3 times that noise, so a correct engine stays
+    below a third of the tolerance (bench/proof.py).
+    FLOOR is for float32, where noise counts as 0: another order of summation alone causes differences of 1e-7 to
+    1e-5.
     """
     return max(FLOOR, NOISE_FACTOR * noise)
 
 
 def is_adaptable(name: str) -> bool:
-    """Whether adapters may be on a linear layer of this name: on all but embeddings, head, routers and experts."""
+    """Return whether a linear layer of this name may carry an adapter: all may, except embeddings, head, routers and experts."""
     return not _NOT_ADAPTED.search(name)
 
 
-def draw_adapter(self_test: SelfTest, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
-    """The self-test's adapter, the same on every machine: A uniform with variance 1/in, B uniform with its layer's size; values of `dtype`."""
+def draw_adapter(self_test: SelfTestSpec, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
+    """Draw the self-test's adapter, the same on every machine, with values rounded to `dtype`.
+
+    A is uniform with variance 1/in; B is uniform with the size that the specification gives for its layer.
+    """
     tensors = {}
     for module, layer in sorted(self_test.layers.items()):
         shapes = {"A": (self_test.rank, layer.columns), "B": (layer.rows, self_test.rank)}
@@ -57,8 +65,8 @@ def draw_adapter(self_test: SelfTest, dtype: str) -> tuple[dict[str, torch.Tenso
     return tensors, AdapterConfig(self_test.rank, self_test.rank)
 
 
-def zero_adapter(self_test: SelfTest) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
-    """An adapter without effect, as small as one can be: rank 1, on the first layer alone."""
+def zero_adapter(self_test: SelfTestSpec) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
+    """Return the smallest adapter without effect: rank 1, on the first layer only."""
     module, layer = min(self_test.layers.items())
     tensors = {
         tensor_name(module, "A"): torch.zeros(1, layer.columns),
@@ -68,12 +76,14 @@ def zero_adapter(self_test: SelfTest) -> tuple[dict[str, torch.Tensor], AdapterC
 
 
 def fingerprint(model: Path) -> str:
-    """Identity of a base model by its files: the configuration, and of every tensor its name, shape, dtype, first and last 32 KiB (sha256, hex).
+    """Return a base model's identity (sha256, hex) from its files.
 
-    Training moves nearly every number of a tensor, so this tells any two checkpoints apart without reading all of a large model.
+    The hash covers config.json and, of every tensor, its name, shape, dtype, and first and last 32 KiB.
+    Training changes nearly every value of a tensor, so the hash distinguishes two checkpoints without reading
+    all of a large model.
 
     Raises:
-        ValueError, KeyError: a file is cut off or not in the safetensors format.
+        ValueError, KeyError: a file is truncated or not in the safetensors format.
     """
     digest = hashlib.sha256((model / "config.json").read_bytes())
     for file in sorted(model.glob("*.safetensors")):
@@ -94,15 +104,15 @@ def fingerprint(model: Path) -> str:
 
 
 def ids_of(probes: Sequence[Probe]) -> list[npt.NDArray[np.int32]]:
-    """Token ids of each probe."""
+    """Return the token ids of each probe."""
     return [unpack_ids(probe.ids) for probe in probes]
 
 
 def joined(logprobs: Sequence[bytes]) -> npt.NDArray[np.float32]:
-    """The logprobs of several probes as one array."""
+    """Concatenate the logprobs of several probes into one array."""
     return np.concatenate([unpack_logprobs(packed) for packed in logprobs])
 
 
 def mean_gap(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
-    """Mean |difference|."""
+    """Return the mean absolute difference."""
     return float(np.abs(one - other).mean())

@@ -1,19 +1,20 @@
-"""Errors of an accelerator, told apart from errors of a job, by the words in which drivers and libraries report them. Pure.
+"""Classify errors of an accelerator by the message texts of drivers and libraries, to separate them from errors of a job. Pure.
 
-Two kinds matter. Without memory the same work may succeed in smaller parts. After a *sticky* error the process's context on the device is dead: every
-later call fails, whosever work it does, so only a new process helps (CUDA Runtime API, "Error handling": cudaErrorIllegalAddress,
-cudaErrorAssert, cudaErrorLaunchFailure, cudaErrorECCUncorrectable and others "leave the process in an inconsistent state").
+Two kinds matter. After an out-of-memory error, the same work may succeed in smaller parts.
+After a *sticky* error, the process's context on the device is unusable: every later call fails, for every job,
+and only a new process helps. (CUDA Runtime API, "Error handling": cudaErrorIllegalAddress, cudaErrorAssert,
+cudaErrorLaunchFailure, cudaErrorECCUncorrectable and others "leave the process in an inconsistent state".)
 """
 
 from marlaas_api.errors import Permanent, Retryable
 
 
 class OutOfMemory(Retryable):
-    """The device has no memory for this work; in smaller parts, or beside fewer agents, it may succeed."""
+    """The device has too little memory for this work; it may succeed in smaller parts, or with fewer agents on the device."""
 
 
 class DeviceLost(Permanent):
-    """The device failed for the whole process: nothing more can be computed in it, and no job caused it."""
+    """The device is unusable for the rest of this process; no job caused it."""
 
 
 _LOST = (
@@ -50,23 +51,26 @@ _NO_MEMORY = (
 
 
 def says_lost(words: str) -> bool:
-    """Whether an error's words are those of a device that is lost to this process."""
+    """Return whether an error text means that the device is unusable for this process."""
     return any(phrase in words.lower() for phrase in _LOST)
 
 
 def says_no_memory(words: str) -> bool:
-    """Whether an error's words are those of a device, or of a host, without memory."""
+    """Return whether an error text means that the device, or the host, is out of memory."""
     return any(phrase in words.lower() for phrase in _NO_MEMORY) and not says_lost(words)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch, a library under it, or Python itself found no memory. Torch's own type is told by its name: not every role imports torch."""
+    """Return whether the error means that torch, a library under it, or Python found no memory.
+
+    torch's own exception type is compared by name, because not every role imports torch.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and says_no_memory(str(error))
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line: CUDA's errors go on with advice for debugging."""
+    """Return the error's type and first line; further lines of CUDA errors are debugging advice."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no words'}"

@@ -1,7 +1,9 @@
-"""A worker's small HTTP door for a kubelet and for Prometheus: GET /livez, /readyz and /metrics, in the role's own event loop.
+"""HTTP server for a worker's health checks and metrics: GET /livez, /readyz and /metrics, in the role's own event loop.
 
-That it answers at all shows that the loop turns, and a role whose tasks have ended has ended its process; /livez fails besides when the role says that
-its process can do nothing more (`Vitals.alive`), in case its end hangs. It speaks just enough HTTP/1.1 for its two callers (one request a connection) and knows nothing of roles.
+A response shows that the event loop runs; a role whose tasks have ended has also ended its process. /livez also
+fails when the role reports that its process can do no more work (`Metrics.alive`), in case its shutdown hangs.
+The server implements only the HTTP/1.1 that a kubelet and Prometheus need (one request per connection). It
+knows nothing of roles.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from marlaas_api.errors import InvalidInput
-from marlaas_worker.vitals import Vitals, exposition
+from marlaas_worker.metrics import Metrics, exposition
 
 MAX_REQUEST_BYTES = 8192
 REQUEST_S = 5.0
@@ -28,8 +30,10 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def health_door(port: int | None, vitals: Vitals) -> AsyncIterator[int | None]:
-    """Answer on all addresses while the context is open; yields the port (0 has one chosen). `port` None: no door.
+async def health_server(port: int | None, metrics: Metrics) -> AsyncIterator[int | None]:
+    """Serve on all addresses while the context is open, and yield the port.
+
+    port: 0 lets the system choose a port; None starts no server and yields None.
 
     Raises:
         InvalidInput: the port is taken.
@@ -38,8 +42,8 @@ async def health_door(port: int | None, vitals: Vitals) -> AsyncIterator[int | N
         yield None
         return
     try:
-        host = None if port else "0.0.0.0"  # a chosen port is one of IPv4 alone
-        server = await asyncio.start_server(_Door(vitals).answer, host, port, limit=MAX_REQUEST_BYTES)
+        host = None if port else "0.0.0.0"  # with port 0, IPv4 and IPv6 sockets would get different ports
+        server = await asyncio.start_server(_HealthEndpoints(metrics).answer, host, port, limit=MAX_REQUEST_BYTES)
     except OSError as error:
         raise InvalidInput(f"--health {port}: {error.strerror or error}") from error
     async with server:
@@ -48,27 +52,27 @@ async def health_door(port: int | None, vitals: Vitals) -> AsyncIterator[int | N
         yield chosen
 
 
-def answer_to(method: str, path: str, vitals: Vitals) -> Answer:
-    """Status, content type and body of a request."""
+def answer_to(method: str, path: str, metrics: Metrics) -> Answer:
+    """Return status, content type and body for a request."""
     if method not in ("GET", "HEAD"):
         return 405, "text/plain", "only GET\n"
     match path.partition("?")[0]:
         case "/livez":
-            return (200, "text/plain", "ok\n") if vitals.alive() else (503, "text/plain", "not alive\n")
+            return (200, "text/plain", "ok\n") if metrics.alive() else (503, "text/plain", "not alive\n")
         case "/readyz":
-            return (200, "text/plain", "ok\n") if vitals.ready() else (503, "text/plain", "not ready\n")
+            return (200, "text/plain", "ok\n") if metrics.ready() else (503, "text/plain", "not ready\n")
         case "/metrics":
-            return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(vitals.all_figures())
+            return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(metrics.all_samples())
         case _:
             return 404, "text/plain", "/livez, /readyz or /metrics\n"
 
 
-class _Door:
-    def __init__(self, vitals: Vitals) -> None:
-        self._vitals = vitals
+class _HealthEndpoints:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request; a caller that goes away or talks too long is let go."""
+        """Answer one request; close the connection if the client disconnects or exceeds REQUEST_S."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 method, answer = await self._ask(reader)
@@ -85,7 +89,7 @@ class _Door:
             method, path, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
         except (asyncio.LimitOverrunError, ValueError):
             return "GET", (400, "text/plain", "not a request\n")
-        return method, answer_to(method, path, self._vitals)
+        return method, answer_to(method, path, self._metrics)
 
 
 def _response(method: str, answer: Answer) -> bytes:

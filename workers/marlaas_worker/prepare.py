@@ -1,12 +1,15 @@
-"""`python -m marlaas_worker.prepare`: a pool's base model on this machine's disk, before its worker starts (an init container).
+"""`python -m marlaas_worker.prepare`: put a pool's base model on this machine's disk before its worker starts (an init container).
 
-Reads a PoolDocument, makes, fetches or looks for its model, and writes the document again with the folder found as `model_path`. May be
-repeated, and run by any number of pods that share a cache. Where the model comes from:
+Reads a PoolDocument, creates, downloads or finds its model, and writes the document again with the folder as
+`model_path`. The command may be repeated, and any number of pods that share a cache may run it at once. Sources
+of the model:
 
-- builtin: made or unpacked into $MARLAAS_CACHE        - path: must be there already
-- pvc: a folder of the volume at $MARLAAS_MODEL_MOUNT   - hub: fetched into $HF_HOME, or $MARLAAS_CACHE/huggingface, with $HF_TOKEN
+- builtin: created or unpacked in $MARLAAS_CACHE         - path: must already exist
+- pvc: a folder of the volume at $MARLAAS_MODEL_MOUNT    - hub: downloaded to $HF_HOME, or
+$MARLAAS_CACHE/huggingface, with $HF_TOKEN
 
-Exit codes: 0 done, 1 try again, 2 only a person can help; the last line on stderr says why.
+Exit codes: 0 done; 1 failed, try again; 2 invalid input that a person must correct. The last line on stderr
+gives the reason.
 """
 
 import argparse
@@ -22,7 +25,7 @@ from marlaas.models.cache import cache_folder
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import PoolDocument
-from marlaas_worker.surroundings import make_home
+from marlaas_worker.process_setup import make_home
 
 MOUNT = "MARLAAS_MODEL_MOUNT"
 _TOLD_SHARE = 0.1
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _on_this_machine(model: ModelSpec) -> ModelSpec:
-    """The same model, a volume's by the folder where it is mounted. Raises InvalidInput."""
+    """Replace a model on a volume by the folder where the volume is mounted. Raises InvalidInput."""
     if model.pvc is None:
         return model
     mount = os.environ.get(MOUNT)
@@ -68,7 +71,10 @@ def _read(path: Path) -> PoolDocument:
 
 
 def _write(path: Path, pool: PoolDocument) -> None:
-    """Whole or not at all: a worker may be started by whoever sees the file. Two at once do not take each other's part."""
+    """Write to a temporary file and rename it, because a worker may start as soon as the file exists.
+
+    The temporary name is random, so that two concurrent runs do not overwrite each other's file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     part.write_text(pool.model_dump_json(by_alias=True))
@@ -84,7 +90,7 @@ def _described(model: ModelSpec) -> str:
 
 
 def _teller() -> Callable[[float], None]:
-    """Says how far it is, every tenth of the way."""
+    """Return a callback that prints the progress at every tenth."""
     told = 0.0
 
     def tell(share: float) -> None:
@@ -97,7 +103,7 @@ def _teller() -> Callable[[float], None]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - these lines are for `kubectl logs` and the pod's last words
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for `kubectl logs`, and for the pod's termination message
 
 
 def _parser() -> argparse.ArgumentParser:

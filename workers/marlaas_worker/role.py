@@ -1,4 +1,4 @@
-"""What every role is given, and the life of a role's process: connect, serve until told to stop, drain."""
+"""Dependencies that every role receives, and a cancellable wait for its event loops."""
 
 import asyncio
 import contextlib
@@ -9,16 +9,18 @@ from pathlib import Path
 
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
-from marlaas_worker.vitals import Vitals
+from marlaas_worker.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
-    """One worker's surroundings.
+    """Dependencies of one worker.
 
-    name: the replica's name, the same after a restart (as a StatefulSet's pod). scratch: a local folder of its own. stop: set when the
-    process was asked to end; a role then drains and returns. now: unix seconds. vitals: where the role says how it is.
-    creds: the file of the bus's credentials, if it has one.
+    name: the replica's name, the same after a restart (as a StatefulSet's pod). scratch: a local folder for
+    this worker alone.
+    stop: set when the process is asked to stop; the role then drains and returns. now: clock in Unix seconds.
+    metrics: where the role registers its health and metrics. creds: file of the bus credentials; None: no
+    credentials.
     """
 
     name: str
@@ -27,14 +29,15 @@ class RoleContext:
     scratch: Path
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     now: Callable[[], float] = time.time
-    vitals: Vitals = field(default_factory=Vitals)
+    metrics: Metrics = field(default_factory=Metrics)
     creds: Path | None = None
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:
-    """Sleep until the event or the timeout; True if the event is set.
+    """Wait for the event or the timeout; return True if the event is set.
 
-    Not `asyncio.wait_for`, which up to Python 3.11 swallows a cancellation that comes together with the event.
+    `asyncio.wait_for` up to Python 3.11 swallows a cancellation that arrives together with the event, so it is
+    not used.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):

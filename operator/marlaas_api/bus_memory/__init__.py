@@ -1,7 +1,8 @@
-"""The bus seam's fake: JetStream's semantics in one process. It ships with the product; tests of every role run on it.
+"""The fake of the bus seam: JetStream's semantics in one process. It ships with the product; tests of every role use it.
 
-`MemoryServer().connect(name)` is a client; several share one server. Redelivery, deduplication and expiry follow the
-server's clock, which a test may own: after moving it, call `MemoryServer.wake`. Fetch timeouts are real time.
+`MemoryServer().connect(name)` returns a client; several clients share one server. Redelivery, deduplication and expiry
+follow the server's clock, which a test may replace: after moving it, call `MemoryServer.wake`. Fetch timeouts are in
+real time.
 """
 
 import asyncio
@@ -10,22 +11,31 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from marlaas_api.background import background
-from marlaas_api.bus import Bucket, BusRefused, BusUnavailable, Consumer, Position, Request, Stored, StreamState
+from marlaas_api.bus import (
+    Bucket,
+    BusRefused,
+    BusUnavailable,
+    Consumer,
+    Position,
+    Request,
+    Stored,
+    StreamState,
+    checked_subject,
+)
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.bus_memory.server import Listener, SharedServer
 from marlaas_api.bus_memory.stream import ConsumerState, MemoryStream
-from marlaas_api.bus_names import checked_subject
 from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
 
 MAX_PAYLOAD_BYTES = (8 << 20) - 4096
 
 
 class MemoryServer(SharedServer):
-    """What the clients share; `clock` counts seconds."""
+    """The server that the clients share. clock: time in seconds."""
 
     def connect(self, name: str) -> "MemoryBus":
-        """A new client."""
+        """Return a new client."""
         return MemoryBus(self, name)
 
 
@@ -148,7 +158,10 @@ class MemoryBus:
         self._closed = True
 
     async def check(self, subject: str = "x", data: bytes = b"") -> None:
-        """What every call begins with: let others run, then see whether it may go on."""
+        """Yield to other tasks, then raise if a call is not possible: client closed, outage, invalid subject, payload too large.
+
+        Every call of the client begins with it.
+        """
         await asyncio.sleep(0)
         if self._closed:
             raise BusRefused(f"the connection of {self._name} is closed")

@@ -4,14 +4,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marlaas_api.bus import BusUnavailable, Conflict, Entry, Stored
+from marlaas_api.bus import BusUnavailable, Entry, RevisionConflict, Stored, checked_key, checked_prefix
 from marlaas_api.bus_memory.server import Gate, SharedServer
 from marlaas_api.bus_memory.stream import Kept, MemoryStream
-from marlaas_api.bus_names import checked_key, checked_prefix
 
 
 class MemoryBucket:
-    """One bucket."""
+    """A key-value bucket."""
 
     def __init__(self, gate: Gate, server: SharedServer, name: str) -> None:
         self._gate = gate
@@ -36,7 +35,7 @@ class MemoryBucket:
         stream, subject = await self.stream(), self._subject(key)
         last = stream.last(subject)
         if revision is not None and (last is None or last.stored.sequence != revision):
-            raise Conflict(f"{key} is not at revision {revision}")
+            raise RevisionConflict(f"{key} is not at revision {revision}")
         stream.append(Kept(Stored(subject, 0, b""), self._server.clock(), removal=True))
         for sequence in stream.by_subject[subject][:-1]:
             stream.remove(sequence)
@@ -51,22 +50,22 @@ class MemoryBucket:
         yield MemoryWatch(self, self._server, prefix)
 
     async def stream(self) -> MemoryStream:
-        """The bucket's stream as of now. Raises BusUnavailable, BusRefused."""
+        """Return the bucket's stream after expiry. Raises BusUnavailable, BusRefused."""
         await self._gate()
         return self._server.stream(f"KV_{self._name}")
 
     def newest(self, stream: MemoryStream, prefix: str) -> list[Entry]:
-        """The newest entry of every key, removals included, oldest change first."""
+        """Return the newest entry of every key, removals included, oldest change first."""
         newest = {kept.stored.subject: kept for kept in stream.select(self.pattern(prefix))}
         return [self.entry(kept) for kept in sorted(newest.values(), key=lambda kept: kept.stored.sequence)]
 
     def entry(self, kept: Kept) -> Entry:
-        """A message as an entry."""
+        """Convert a message to an entry."""
         key = kept.stored.subject.removeprefix(f"$KV.{self._name}.")
         return Entry(key, None if kept.removal else kept.stored.data, kept.stored.sequence)
 
     def pattern(self, prefix: str) -> str:
-        """The subjects of all keys with a prefix. Raises BusRefused."""
+        """Return the pattern of all keys with a prefix. Raises BusRefused."""
         return f"$KV.{self._name}.{checked_prefix(prefix)}>"
 
     async def _write(self, key: str, data: bytes, revision: int | None = None) -> int:
@@ -80,7 +79,7 @@ class MemoryBucket:
 
 
 class MemoryWatch:
-    """What is there, then what changes; again from the beginning after an outage."""
+    """The iterator of `Bucket.watch`: present keys, then changes; it starts again after an outage."""
 
     def __init__(self, bucket: MemoryBucket, server: SharedServer, prefix: str) -> None:
         self._bucket = bucket

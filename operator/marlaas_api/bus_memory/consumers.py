@@ -8,7 +8,7 @@ from marlaas_api.bus_memory.stream import Kept
 
 
 class MemoryConsumer:
-    """A durable consumer. Not `inspected`: it may not be there yet."""
+    """A durable consumer. inspected: False if the consumer may not exist yet."""
 
     def __init__(self, gate: Gate, server: SharedServer, stream: str, name: str, *, inspected: bool = True) -> None:
         self._gate = gate
@@ -27,13 +27,13 @@ class MemoryConsumer:
             await self._server.change(left_s, self._server.streams[self._stream].next_due(self._name))
 
     async def settle(self, sequence: int) -> None:
-        """An ack, or a term."""
+        """Ack or term a message."""
         await self._gate()
         self._server.stream(self._stream).settle(self._name, sequence)
         self._server.wake()
 
     async def postpone(self, sequence: int, delay_s: float | None) -> None:
-        """Another delivery after `delay_s` (None: the ack wait)."""
+        """Deliver a message again after `delay_s` (None: the ack wait)."""
         await self._gate()
         self._server.stream(self._stream).postpone(self._name, sequence, self._server.clock(), delay_s)
         self._server.wake()

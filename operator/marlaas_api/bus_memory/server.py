@@ -1,4 +1,4 @@
-"""What the clients of the bus fake share: streams, listeners, a clock, and who is waiting."""
+"""State that the clients of the bus fake share: streams, listeners, a clock, and waiting calls."""
 
 import asyncio
 import time
@@ -9,13 +9,13 @@ from itertools import count
 from marlaas_api.bus import BusRefused, Request
 from marlaas_api.bus_memory.stream import MemoryStream, matches
 
-# What every call of a client begins with: others run, then it raises if the call may not go on.
+# Called at the start of every client call: yields to other tasks, then raises if the call is not possible.
 Gate = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """Who hears a subject."""
+    """A subscription to a subject."""
 
     subject: str
     queue: str
@@ -23,7 +23,7 @@ class Listener:
 
 
 class SharedServer:
-    """What the clients share."""
+    """The server state that the clients share."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -35,7 +35,7 @@ class SharedServer:
 
     @property
     def available(self) -> bool:
-        """False is an outage: calls raise BusUnavailable, fetches find nothing, watches begin again afterwards."""
+        """False simulates an outage: calls raise BusUnavailable, fetches return no messages, and watches start again afterwards."""
         return self._available
 
     @available.setter
@@ -44,13 +44,13 @@ class SharedServer:
         self.wake()
 
     def wake(self) -> None:
-        """Let everybody who waits look again: something was written, or the clock was moved."""
+        """Wake all waiting calls, because a message was written or the clock was moved."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def change(self, timeout_s: float | None, due: float | None) -> None:
-        """Wait for a wake, at most `timeout_s` and not past the clock's `due`."""
+        """Wait for `wake`, for at most `timeout_s` (real time) and at most until the clock's `due`."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         limits = [timeout_s] if timeout_s is not None else []
@@ -64,21 +64,21 @@ class SharedServer:
             self._waiters.discard(waiter)
 
     def stream(self, name: str) -> MemoryStream:
-        """A stream as of now. Raises BusRefused."""
+        """Return a stream after expiring its old messages. Raises BusRefused."""
         if name not in self.streams:
             raise BusRefused(f"no stream {name}: was it created by `ensure`?")
         self.streams[name].expire(self.clock())
         return self.streams[name]
 
     def stream_of(self, subject: str) -> MemoryStream | None:
-        """The stream that stores a subject."""
+        """Return the stream that stores a subject; None if there is none."""
         for name, stream in self.streams.items():
             if any(matches(pattern, subject) for pattern in stream.spec.subjects):
                 return self.stream(name)
         return None
 
     def broadcast(self, request: Request) -> None:
-        """To every listener of the subject; of a queue to one, in turn."""
+        """Deliver to every listener of the subject, and to one member of each queue group, in turn."""
         served: set[tuple[str, str]] = set()
         for listener in list(self.listeners):
             group = (listener.subject, listener.queue)
@@ -91,5 +91,5 @@ class SharedServer:
                 self.listeners.append(listener)
 
     def inbox(self) -> str:
-        """A subject nobody else listens to."""
+        """Return a subject that has no other listener."""
         return f"_INBOX.{next(self._inboxes)}"

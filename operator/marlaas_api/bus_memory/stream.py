@@ -1,18 +1,18 @@
-"""A JetStream stream and its consumers as plain data: the half of the bus fake that knows no asyncio and no clock.
+"""A JetStream stream and its consumers as plain data: the part of the bus fake without asyncio and without a clock.
 
-Times are seconds of whatever clock the caller has.
+Times are seconds of the caller's clock.
 """
 
 from dataclasses import dataclass, field, replace
 
-from marlaas_api.bus import BusRefused, Conflict, Position, Stored, StreamFull
+from marlaas_api.bus import BusRefused, Position, RevisionConflict, Stored, StreamFull
 from marlaas_api.subjects import BucketSpec, StreamSpec
 
 DUPLICATE_WINDOW_S = 120.0
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """NATS subject matching: `*` is one token, a final `>` is one or more."""
+    """Match a subject as NATS does: `*` is one token, a final `>` is one or more."""
     wanted, found = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted.pop()
@@ -23,7 +23,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Some subject matches both patterns."""
+    """Whether there is a subject that matches both patterns."""
     left, right = one.split("."), other.split(".")
     for a, b in zip(left, right, strict=False):
         if ">" in (a, b):
@@ -35,7 +35,7 @@ def overlaps(one: str, other: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A stored message. `removal`: it says that a bucket's key is gone."""
+    """A stored message. removal: it marks a removed key of a bucket."""
 
     stored: Stored
     at: float
@@ -45,7 +45,7 @@ class Kept:
 
 @dataclass(slots=True)
 class ConsumerState:
-    """Where a durable consumer is: `pending` maps claimed sequences to when they are delivered again."""
+    """State of a durable consumer. pending: time of the next delivery by claimed sequence."""
 
     subject: str
     ack_wait_s: float
@@ -55,14 +55,14 @@ class ConsumerState:
     num_delivered: dict[int, int] = field(default_factory=dict)
 
     def settle(self, sequence: int) -> None:
-        """Never deliver again."""
+        """Remove a message from the claimed ones, so that it is not delivered again."""
         self.pending.pop(sequence, None)
         self.num_delivered.pop(sequence, None)
 
 
 @dataclass(slots=True)
 class MemoryStream:
-    """One stream. `history` bounds the messages per subject (buckets); `markers` makes expiry leave a removal."""
+    """A stream. history: limit of messages per subject (for buckets). markers: expiry leaves a removal."""
 
     spec: StreamSpec
     history: int | None = None
@@ -76,19 +76,22 @@ class MemoryStream:
 
     @classmethod
     def of_bucket(cls, spec: BucketSpec) -> "MemoryStream":
-        """The stream behind a bucket."""
+        """Return the stream behind a bucket."""
         stream = StreamSpec(f"KV_{spec.name}", (f"$KV.{spec.name}.>",), max_age_s=spec.ttl_s)
         return cls(stream, history=spec.history, markers=spec.ttl_s is not None)
 
     def publish(
         self, stored: Stored, now: float, *, message_id: str | None = None, expect_last: int | None = None
     ) -> int:
-        """Store (`stored.sequence` is ignored) and return the sequence. Raises Conflict, StreamFull, BusRefused when too long."""
+        """Store a message, ignoring `stored.sequence`, and return its sequence.
+
+        Raises RevisionConflict, StreamFull, and BusRefused for a message that is too long.
+        """
         last = self.last(stored.subject)
         if expect_last is not None and expect_last != (last.stored.sequence if last else 0):
             if last is not None and message_id is not None and last.message_id == message_id:
                 return last.stored.sequence
-            raise Conflict(
+            raise RevisionConflict(
                 f'cannot publish to "{stored.subject}": wrong last sequence: {last and last.stored.sequence}'
             )
         if message_id in self.ids and now - self.ids[message_id][1] < DUPLICATE_WINDOW_S:
@@ -103,7 +106,7 @@ class MemoryStream:
         return sequence
 
     def append(self, kept: Kept) -> int:
-        """Give the message the next sequence."""
+        """Store a message under the next sequence and return the sequence."""
         self.last_sequence += 1
         subject = kept.stored.subject
         self.kept[self.last_sequence] = replace(kept, stored=replace(kept.stored, sequence=self.last_sequence))
@@ -114,7 +117,7 @@ class MemoryStream:
         return self.last_sequence
 
     def remove(self, sequence: int) -> None:
-        """Forget one message."""
+        """Remove one message, also from the consumers."""
         gone = self.kept.pop(sequence, None)
         if gone is not None:
             self.num_bytes -= len(gone.stored.data)
@@ -126,17 +129,17 @@ class MemoryStream:
             consumer.settle(sequence)
 
     def last(self, subject: str) -> Kept | None:
-        """The newest message of exactly this subject."""
+        """Return the newest message of exactly this subject."""
         sequences = self.by_subject.get(subject)
         return self.kept[sequences[-1]] if sequences else None
 
     def select(self, pattern: str, start: int = 1) -> list[Kept]:
-        """All messages of a subject (wildcards allowed) from a sequence on, oldest first."""
+        """Return all messages of a subject (wildcards allowed) from a sequence on, oldest first."""
         wanted = (sequences for subject, sequences in self.by_subject.items() if matches(pattern, subject))
         return [self.kept[sequence] for sequence in sorted(s for group in wanted for s in group if s >= start)]
 
     def expire(self, now: float) -> None:
-        """Forget what is older than `max_age_s`."""
+        """Remove messages older than `max_age_s`."""
         if self.spec.max_age_s is None:
             return
         for sequence, kept in list(self.kept.items()):
@@ -147,12 +150,12 @@ class MemoryStream:
                 self.append(Kept(Stored(kept.stored.subject, 0, b""), now, removal=True))
 
     def next_expiry(self) -> float | None:
-        """When `expire` will next have something to do."""
+        """Return the time when the next message expires; None if none does."""
         first = next(iter(self.kept.values()), None)
         return None if first is None or self.spec.max_age_s is None else first.at + self.spec.max_age_s
 
     def consume(self, name: str, wanted: ConsumerState) -> None:
-        """Create or update a durable consumer; where it is stays. Raises BusRefused."""
+        """Create or update a durable consumer; an existing one keeps its position. Raises BusRefused."""
         others = [state.subject for other, state in self.consumers.items() if other != name]
         if self.spec.work_queue and any(overlaps(wanted.subject, subject) for subject in others):
             raise BusRefused(
@@ -162,7 +165,7 @@ class MemoryStream:
         state.subject, state.ack_wait_s, state.max_pending = wanted.subject, wanted.ack_wait_s, wanted.max_pending
 
     def claim(self, name: str, batch: int, now: float) -> list[tuple[Kept, int]]:
-        """Up to `batch` messages with the number of their delivery: overdue ones first. Raises BusRefused."""
+        """Claim up to `batch` messages, overdue ones first; return each with its delivery count. Raises BusRefused."""
         state = self.consumers.get(name)
         if state is None:
             raise BusRefused(f"cannot fetch from the consumer {name} of {self.spec.name}: consumer not found")
@@ -180,7 +183,7 @@ class MemoryStream:
         return [(self.kept[sequence], state.num_delivered[sequence]) for sequence in claimed]
 
     def settle(self, name: str, sequence: int) -> None:
-        """An ack (or term): of a work queue the message is gone."""
+        """Ack or term a message; a work queue removes it."""
         state = self.consumers.get(name)
         if state is None:
             raise BusRefused(f"cannot settle a message of {name}: consumer not found")
@@ -189,13 +192,13 @@ class MemoryStream:
             self.remove(sequence)
 
     def postpone(self, name: str, sequence: int, now: float, delay_s: float | None) -> None:
-        """Deliver a claimed message again after `delay_s` (None: the ack wait); no effect once settled."""
+        """Deliver a claimed message again after `delay_s` (None: the ack wait); no effect once it is settled."""
         state = self.consumers.get(name)
         if state is not None and sequence in state.pending:
             state.pending[sequence] = now + (state.ack_wait_s if delay_s is None else delay_s)
 
     def position(self, name: str) -> Position | None:
-        """Where a consumer stands."""
+        """Return the progress of a consumer; None if it does not exist."""
         state = self.consumers.get(name)
         if state is None:
             return None
@@ -203,7 +206,7 @@ class MemoryStream:
         return Position(behind[0] - 1 if behind else self.last_sequence, len(behind))
 
     def next_due(self, name: str) -> float | None:
-        """When a claimed message of the consumer will be delivered again."""
+        """Return the time of the next redelivery of a claimed message of the consumer; None if there is none."""
         state = self.consumers.get(name)
         return min(state.pending.values(), default=None) if state is not None else None
 

@@ -1,6 +1,6 @@
-"""The bus gateway: the `Bus` seam over nats-py and JetStream's own API (nats-server 2.11 or newer; tried with 2.15).
+"""The bus gateway: `Bus` over nats-py and JetStream's API (nats-server 2.11 or newer; tested with 2.15).
 
-`link` and `client` alone import nats-py; everything above them speaks JetStream's documented subjects and JSON.
+Only `link` and `client` import nats-py; the other modules use JetStream's documented subjects and JSON.
 """
 
 import asyncio
@@ -9,15 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from marlaas_api.background import background
-from marlaas_api.bus import Bucket, Consumer, Position, Request, Stored, StreamState
-from marlaas_api.bus_names import checked_subject
+from marlaas_api.bus import Bucket, Consumer, Position, Request, Stored, StreamState, checked_subject
 from marlaas_api.bus_nats.buckets import NatsBucket
 from marlaas_api.bus_nats.consumers import Durable, NatsConsumer
 from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.jetstream import JetStream, stored
 from marlaas_api.bus_nats.layout import Config, bucket_config, bucket_stream, merged, nanoseconds, stream_config
 from marlaas_api.bus_nats.link import Link
-from marlaas_api.bus_nats.pulls import Shelf
+from marlaas_api.bus_nats.pulls import InboxPool
 from marlaas_api.bus_nats.routes import Incoming, Route
 from marlaas_api.bus_nats.verdicts import Missing
 from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
@@ -26,18 +25,18 @@ from marlaas_api.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec
 async def connect(
     url: str, *, name: str, creds: Path | None = None, connect_timeout_s: float = 10.0, inbox_prefix: str | None = None
 ) -> "NatsBus":
-    """Connect, waiting up to `connect_timeout_s` for a server that is not there yet.
+    """Connect; wait up to `connect_timeout_s` for a server that does not run yet.
 
     Args:
         url: `nats://host:port` or `tls://host:port`.
-        name: shown by the server's monitoring and named in refusals.
-        creds: a NATS credentials file; read again at every reconnect. When its token expires, the server ends the connection, and this
-            one goes on with what the file says by then.
-        inbox_prefix: where answers come back; None: where the credentials allow it.
+        name: shown by the server's monitoring and in errors.
+        creds: a NATS credentials file, read again at every reconnect. When its token expires, the server ends the
+            connection, and the client reconnects with the file's current content.
+        inbox_prefix: prefix of the reply subjects; None: the prefix that the credentials allow.
 
     Raises:
         BusUnavailable: no server within the time.
-        BusRefused: the server rejects the credentials, or does not let this user listen to its own inboxes.
+        BusRefused: the server rejects the credentials, or forbids this user to subscribe to its own inboxes.
     """
     link = Link(Dial(url, name, creds, inbox_prefix))
     await link.open(connect_timeout_s)
@@ -45,12 +44,12 @@ async def connect(
 
 
 class NatsBus:
-    """A connection; see the seam. Calls during an outage wait for the server, at most five seconds."""
+    """A connection that implements `Bus`. Calls during an outage wait for the server, at most five seconds."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._jetstream = JetStream(link)
-        self._shelf = Shelf(link)
+        self._inboxes = InboxPool(link)
 
     @property
     def max_payload_bytes(self) -> int:
@@ -58,12 +57,12 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection at this moment."""
+        """Whether the client is connected now."""
         return self._link.connected
 
     @property
     def num_breaks(self) -> int:
-        """How often the connection has broken since it was opened."""
+        """Number of times that the connection has broken since it was opened."""
         return self._link.num_breaks
 
     async def publish(
@@ -110,11 +109,11 @@ class NatsBus:
         call = f"CONSUMER.CREATE.{stream}.{name}.{subject}"
         action = f'create the consumer {name} of {stream} for "{subject}"'
         await self._jetstream.api(call, action, {"stream_name": stream, "config": config})
-        return NatsConsumer(self._jetstream, self._link, self._shelf, Durable(stream, name, ack_wait_s))
+        return NatsConsumer(self._jetstream, self._link, self._inboxes, Durable(stream, name, ack_wait_s))
 
     async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
         return NatsConsumer(
-            self._jetstream, self._link, self._shelf, Durable(stream, name, ack_wait_s, inspected=False)
+            self._jetstream, self._link, self._inboxes, Durable(stream, name, ack_wait_s, inspected=False)
         )
 
     async def position(self, stream: str, name: str) -> Position | None:

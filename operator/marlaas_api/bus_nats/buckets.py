@@ -1,27 +1,26 @@
-"""Key-value buckets over JetStream, laid out as every NATS client does it (ADR-8), and their watches.
+"""Key-value buckets over JetStream in the layout that all NATS clients use (ADR-8), and their watches.
 
-Every write carries an id of its own, so that it survives a broken connection without happening twice.
+Every write has a message id of its own, so that it can be retried after a broken connection without happening twice.
 """
 
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marlaas_api.bus import Conflict, Entry
-from marlaas_api.bus_names import checked_key, checked_prefix
+from marlaas_api.bus import Entry, RevisionConflict, checked_key, checked_prefix
 from marlaas_api.bus_nats.jetstream import JetStream, sequence
 from marlaas_api.bus_nats.layout import bucket_stream, bucket_subject
 from marlaas_api.bus_nats.link import Link
 from marlaas_api.bus_nats.routes import Incoming
-from marlaas_api.bus_nats.watches import Tail, Watch
+from marlaas_api.bus_nats.watches import BucketWatch, StreamReader
 
 _REMOVALS = ("DEL", "PURGE")
-# A removal is told by a marker; a watcher that was away for longer reads the bucket anew, so the marker need not stay for ever.
+# Lifetime of a removal marker. A watcher that was disconnected for longer reads the whole bucket again and does not need it.
 _MARKER_TTL = "1h"
 
 
 class NatsBucket:
-    """One bucket."""
+    """A key-value bucket."""
 
     def __init__(self, jetstream: JetStream, link: Link, name: str) -> None:
         self._jetstream = jetstream
@@ -38,7 +37,7 @@ class NatsBucket:
     async def create(self, key: str, data: bytes) -> int:
         try:
             return await self.update(key, data, 0)
-        except Conflict:
+        except RevisionConflict:
             entry = await self._read(key)
             if entry is not None and entry.data is not None:
                 raise
@@ -56,8 +55,8 @@ class NatsBucket:
 
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry]]:
-        tail = Tail(self._jetstream, self._link, bucket_stream(self._name), self._filter(prefix))
-        watch = Watch(tail, lambda: self._snapshot(prefix), self._entry)
+        tail = StreamReader(self._jetstream, self._link, bucket_stream(self._name), self._filter(prefix))
+        watch = BucketWatch(tail, lambda: self._snapshot(prefix), self._entry)
         try:
             yield watch
         finally:
@@ -71,7 +70,7 @@ class NatsBucket:
         return await self._jetstream.publish(self._subject(key), data, {"Nats-Msg-Id": os.urandom(12).hex(), **headers})
 
     async def _snapshot(self, prefix: str) -> list[Entry]:
-        """The newest entry of every key, deletions included, oldest change first."""
+        """Return the newest entry of every key, deletions included, oldest change first."""
         messages = await self._jetstream.read_compacted(bucket_stream(self._name), self._filter(prefix))
         newest: dict[str, Entry] = {}
         for message in messages:

@@ -1,4 +1,4 @@
-"""nats-py 2.16 with what it gets wrong put right; this and `link` are the only modules that import `nats`."""
+"""nats-py 2.16 with corrections; this module and `link` are the only ones that import `nats`."""
 
 import asyncio
 from typing import Any
@@ -14,9 +14,13 @@ _NEVER = (nats.errors.BadSubjectError, nats.errors.BadHeaderError, nats.errors.M
 
 
 class NatsClient(Client):  # type: ignore[misc]
-    """nats-py takes an expired token for the end; it is the moment to connect with the renewed one. It leaves open what the server turned
-    away. And an answer that nobody waits for any more (a `flush` that was cancelled, or too slow) ends its reading: the connection is deaf
-    until missing pings give it away, half a minute later."""
+    """nats-py's client with three corrections.
+
+    - An expired token: nats-py closes for good; this client reconnects with the renewed token.
+    - A rejected connection: nats-py leaves its socket open; this client closes it.
+    - An answer to a ping whose waiter is gone (a `flush` that was cancelled, or too slow): nats-py stops reading, and
+      receives nothing until missing pings are noticed half a minute later; this client discards the answer.
+    """
 
     async def _process_err(self, err_msg: str) -> None:
         if any(words in err_msg.lower() for words in _EXPIRED):
@@ -39,7 +43,7 @@ class NatsClient(Client):  # type: ignore[misc]
 
 
 def speaking_nats(option: Any) -> Any:
-    """Callbacks that raise what nats-py expects of them: anything else would end its reconnecting without a word."""
+    """Wrap a callback so that it raises nats-py's exceptions; any other exception silently ends nats-py's reconnecting."""
     if not callable(option):
         return option
 
@@ -53,6 +57,6 @@ def speaking_nats(option: Any) -> Any:
 
 
 def translated(error: Exception, action: str) -> BusUnavailable | BusRefused:
-    """Our word for an error of nats-py's that was met while doing `action`."""
+    """Return our exception for an error of nats-py that occurred during `action`."""
     kind = BusRefused if isinstance(error, _NEVER) else Lost
     return kind(f"NATS: cannot {action}: {str(error).removeprefix('nats: ')}")

@@ -1,7 +1,7 @@
 """Durable pull consumers over a `Link`.
 
-A request with `no_wait` and `expires`: the server waits for a first message, sends what there is, and says that this was
-all.
+A fetch is a request with `no_wait` and `expires`: the server waits for a first message, sends all that are available,
+and then marks the end.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from marlaas_api.bus import BusRefused, BusUnavailable, Delivery, Stored
 from marlaas_api.bus_nats.jetstream import API, JetStream
 from marlaas_api.bus_nats.layout import nanoseconds
 from marlaas_api.bus_nats.link import Link
-from marlaas_api.bus_nats.pulls import Pull, Shelf
+from marlaas_api.bus_nats.pulls import InboxPool, Pull
 from marlaas_api.bus_nats.routes import Incoming, status
 from marlaas_api.bus_nats.verdicts import Lost
 
-# How long a request is given beyond its own end, and how long messages in hand wait for more of the same request: the end mark
-# follows at once, unless the consumer's `max_pending` holds the rest back.
+# _GRACE_S: how long to wait for the end mark after a request has expired. _LINGER_S: how long received messages wait for further ones of
+# the same request; its end mark follows at once, unless the consumer's `max_pending` delays the rest.
 _GRACE_S = 1.0
 _LINGER_S = 0.05
 _BACKOFF_S = 0.1
@@ -28,8 +28,8 @@ _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """What the reply subject of a claimed message says of it."""
+class DeliveryPosition:
+    """Stream, consumer and sequence of a claimed message, parsed from its reply subject."""
 
     stream: str
     consumer: str
@@ -38,7 +38,10 @@ class Position:
 
     @classmethod
     def of(cls, message: Incoming) -> Self:
-        """Read `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>...`; newer servers put domain and account before the stream."""
+        """Parse `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>...`.
+
+        Newer servers put domain and account before the stream.
+        """
         tokens = message.reply.split(".")
         first = 2 if len(tokens) == 9 else 4
         return cls(tokens[first], tokens[first + 1], int(tokens[first + 2]), int(tokens[first + 3]))
@@ -46,7 +49,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """Which consumer. Not `inspected`: the server is never asked about it, which not every user may."""
+    """Identity and ack wait of a consumer.
+
+    inspected: False for users without permission for CONSUMER.INFO; the server is then never asked about the consumer.
+    """
 
     stream: str
     name: str
@@ -57,14 +63,14 @@ class Durable:
 class NatsConsumer:
     """A durable consumer of one stream."""
 
-    def __init__(self, jetstream: JetStream, link: Link, shelf: Shelf, durable: Durable) -> None:
+    def __init__(self, jetstream: JetStream, link: Link, inboxes: InboxPool, durable: Durable) -> None:
         self._jetstream = jetstream
         self._link = link
         self._stream = durable.stream
         self._name = durable.name
         self._ack_wait_s = durable.ack_wait_s
         self._inspected = durable.inspected
-        self._shelf = shelf
+        self._inboxes = inboxes
         self._late: deque[tuple[float, Incoming]] = deque()
 
     async def fetch(self, batch: int, timeout_s: float) -> list[Delivery]:
@@ -83,7 +89,7 @@ class NatsConsumer:
     async def _fetch(self, batch: int, expires_s: float) -> list[Incoming]:
         await self._link.ready(_now() + expires_s)
         found: list[Incoming] = []
-        pull = await self._shelf.take(f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", found.append)
+        pull = await self._inboxes.take(f"{API}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", found.append)
         try:
             await pull.ask(batch, expires_s, no_wait=True)
             until = _now() + expires_s + _GRACE_S
@@ -95,7 +101,7 @@ class NatsConsumer:
                 await self._link.hand_back(message)
             raise
         if pull.over or found:
-            self._shelf.put(pull, self._keep)
+            self._inboxes.put(pull, self._keep)
         else:
             await pull.close()
         if not found:
@@ -106,7 +112,10 @@ class NatsConsumer:
         self._late.append((_now(), message))
 
     def _take_late(self, batch: int) -> list[Incoming]:
-        """Messages that came after their fetch had returned, unless the server has given them to somebody else by now."""
+        """Return messages that arrived after their fetch had returned, unless their ack wait has passed.
+
+        After the ack wait, the server may have delivered them to another client.
+        """
         found: list[Incoming] = []
         while self._late and len(found) < batch:
             arrived, message = self._late.popleft()
@@ -115,7 +124,7 @@ class NatsConsumer:
         return found
 
     async def _explain(self, pull: Pull) -> None:
-        """Raise why a request ended, unless there simply was nothing."""
+        """Raise the reason for which a request ended, unless there were only no messages."""
         if pull.failure is not None:
             raise pull.failure
         code, _, why = (pull.ended or "").partition(" ")
@@ -130,11 +139,11 @@ class NatsConsumer:
 
 
 class NatsDelivery:
-    """One claimed message. All verbs wait for the server's word; they may reach it twice.
+    """One claimed message. All verbs wait for the server's confirmation; they may reach the server twice.
 
-    A killed server may have forgotten its last deliveries, and never answers to what settles one of those. The message is
-    delivered again; until then settling it raises BusUnavailable: at once where the consumer can be asked (`inspector`), else once no answer
-    has come in time.
+    A killed server may have lost its last deliveries, and never answers a verb for one of those. Such a message is
+    delivered again; until then, settling it raises BusUnavailable. With an `inspector` the error is raised at once,
+    because the server can be asked about the consumer; without, at the deadline.
     """
 
     def __init__(self, link: Link, inspector: JetStream | None, message: Incoming) -> None:
@@ -142,7 +151,7 @@ class NatsDelivery:
         self._inspector = inspector
         self._reply = message.reply
         self._num_breaks = link.num_breaks
-        self._position = Position.of(message)
+        self._position = DeliveryPosition.of(message)
         self._stored = Stored(message.subject, self._position.sequence, message.data)
 
     @property

@@ -1,4 +1,4 @@
-"""How to connect to NATS."""
+"""Connection parameters of NATS."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,10 @@ _PING_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Where and as whom. `creds` is a NATS credentials file, read again at every reconnect; `answer_s` bounds every call.
+    """Address and identity of a connection.
 
-    `inbox_prefix` None: the one that the credentials allow.
+    creds: a NATS credentials file, read again at every reconnect. inbox_prefix: None is the prefix that the credentials
+    allow. answer_s: limit of every call.
     """
 
     url: str
@@ -25,19 +26,19 @@ class Dial:
 
     @property
     def where(self) -> str:
-        """The server for people to read: without what may stand before the host, user and password."""
+        """The server's address for people, without scheme, user and password."""
         return self.url.rpartition("@")[2].rpartition("//")[2]
 
     @property
     def identity(self) -> Identity | None:
-        """As whom; None: as nobody in particular, or as the URL says."""
+        """The identity from the credentials file; None without one: the URL may contain a user."""
         return None if self.creds is None else Identity(self.creds)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of nats-py's `connect`. Nothing is buffered while there is no connection (`pending_size`).
+        """Arguments of nats-py's `connect`. `pending_size` 0: nothing is buffered during an outage.
 
-        Raises BusRefused when the credentials cannot be read.
+        Raises BusRefused if the credentials cannot be read.
         """
         identity = self.identity
         callbacks = {} if identity is None else {"signature_cb": identity.sign, "user_jwt_cb": identity.token}

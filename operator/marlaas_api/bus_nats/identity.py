@@ -1,6 +1,6 @@
-"""As whom to connect: a credentials file, read anew for every connection, so that who renews it need tell nobody.
+"""The client's identity: a credentials file, read for every connection, so that renewal needs no notification.
 
-Knows neither connections nor nats-py. What it says of a file shows no secret.
+This module has no connection and does not import nats-py. Its errors show no secret of the file.
 """
 
 import base64
@@ -19,14 +19,14 @@ DEFAULT_PREFIX = "_INBOX"
 
 @dataclass(slots=True)
 class Identity:
-    """The user of a credentials file. The path may be an inherited descriptor (`/dev/fd/3`). `now`: unix seconds."""
+    """The user of a credentials file. path: may be an inherited descriptor (`/dev/fd/3`). now: unix seconds."""
 
     path: Path
     now: Callable[[], float] = time.time
     _used: Credentials | None = None
 
     def read(self) -> Credentials:
-        """What the file says now. Raises BusRefused: there is none, or it is something else."""
+        """Read the credentials file. Raises BusRefused if it is missing or invalid."""
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(0)
@@ -37,22 +37,22 @@ class Identity:
             raise BusRefused(f"the NATS credentials file {self.path} cannot be used: {error}") from None
 
     def inbox_prefix(self) -> str:
-        """Where this user may hear answers. Raises BusRefused."""
+        """Return the prefix on which this user may receive answers. Raises BusRefused."""
         inboxes = self.read().inboxes
         return inboxes[0] if inboxes else DEFAULT_PREFIX
 
     def sign(self, nonce: str) -> bytes:
-        """Answer the server's challenge as the user of now. Raises BusRefused."""
+        """Read the credentials and sign the server's challenge with them. Raises BusRefused."""
         self._used = self.read()
         return base64.b64encode(sign(self._used.seed, nonce.encode()))
 
     def token(self) -> bytes:
-        """The token of who has just signed."""
+        """Return the token of the credentials that signed last."""
         assert self._used is not None, "nats-py signs first"
         return self._used.token.encode()
 
     def complaint(self) -> str:
-        """Why a server may have rejected it, and what to do."""
+        """Return the probable reason why a server rejected the credentials, and advice."""
         try:
             credentials = self.read()
         except BusRefused as error:

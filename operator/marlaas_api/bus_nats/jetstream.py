@@ -1,6 +1,7 @@
-"""JetStream by its own API over a `Link`: publish, direct reads, administration (nats-server docs, ADR-8, ADR-31).
+"""JetStream's API over a `Link`: publish, direct reads, administration (nats-server docs, ADR-8, ADR-31).
 
-Reads are direct: any replica may answer, so on a replicated stream they can be a moment old. Compare-and-set is exact.
+Any replica may answer a direct read, so that reads of a replicated stream can be slightly out of date. Compare-and-set
+is exact.
 """
 
 import asyncio
@@ -9,37 +10,37 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from marlaas_api.bus import BusRefused, BusUnavailable, Conflict, Stored
+from marlaas_api.bus import BusRefused, BusUnavailable, RevisionConflict, Stored
 from marlaas_api.bus_nats.link import Link
 from marlaas_api.bus_nats.routes import Incoming, Route, status
-from marlaas_api.bus_nats.verdicts import Forbidden, Lost, Missing, verdict
+from marlaas_api.bus_nats.verdicts import Lost, Missing, SubjectForbidden, verdict
 
 API = "$JS.API"
 _BATCH = 1000
-# Twice the largest message, and well below what a server lets wait for a client before it hangs up (64 MB).
+# Twice the largest message, and well below the 64 MB of pending data at which a server disconnects a client.
 _BATCH_BYTES = 16 << 20
 _NO_RESPONDERS = "503"
 _PROBE_S = 1.0
 
 
 def sequence(message: Incoming) -> int:
-    """Stream sequence of a message that was read directly."""
+    """Return the stream sequence of a message from a direct read."""
     return int((message.headers or {})["Nats-Sequence"])
 
 
 def stored(message: Incoming) -> Stored:
-    """A message that was read directly."""
+    """Convert a message from a direct read."""
     return Stored((message.headers or {})["Nats-Subject"], sequence(message), message.data)
 
 
 class JetStream:
-    """One account's JetStream."""
+    """The JetStream API of one account."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     async def api(self, call: str, action: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """An administrative call; it may be sent twice. `action` says in an error what was being done."""
+        """Make an administrative call and return its reply; the call may be sent twice. action: describes the call in errors."""
         answer = await self._link.ask(f"{API}.{call}", json.dumps(request).encode() if request else b"")
         if status(answer) == _NO_RESPONDERS:
             raise BusUnavailable(f"NATS: cannot {action}: JetStream is not enabled on the server, or not ready")
@@ -49,13 +50,13 @@ class JetStream:
         return reply
 
     async def info(self, stream: str) -> dict[str, Any]:
-        """Config and state of a stream. Raises Missing."""
+        """Return config and state of a stream. Raises Missing."""
         return await self.api(f"STREAM.INFO.{stream}", f"read the stream {stream} (was it created by `ensure`?)")
 
     async def publish(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
-        """Store and return the sequence.
+        """Store a message and return its sequence.
 
-        With a `Nats-Msg-Id` it survives a broken connection: it is sent again within the deadline, and stored once.
+        With a `Nats-Msg-Id`, the message is sent again after a broken connection, within the deadline, and stored once.
         """
         message_id = headers.get("Nats-Msg-Id")
         deadline = self._link.deadline()
@@ -76,18 +77,20 @@ class JetStream:
             return await self._resolve(reply, subject, message_id)
 
     async def _resolve(self, reply: dict[str, Any], subject: str, message_id: str | None) -> int:
-        """A refused publish. The server checks the expected sequence before it looks for duplicates, so a conflict may
-        be with our own earlier attempt.
+        """Raise the error of a refused publish, or return the sequence of our own earlier attempt.
+
+        The server checks the expected sequence before it looks for duplicates. A conflict may therefore be with an
+        earlier attempt that has the same message id.
         """
         error = verdict(reply["error"], f'publish to "{subject}"')
-        if isinstance(error, Conflict) and message_id is not None:
+        if isinstance(error, RevisionConflict) and message_id is not None:
             last = await self.last(reply["stream"], subject)
             if last is not None and (last.headers or {}).get("Nats-Msg-Id") == message_id:
                 return sequence(last)
         raise error
 
     async def last(self, stream: str, subject: str) -> Incoming | None:
-        """The newest message of exactly this subject."""
+        """Return the newest message of exactly this subject; None if there is none."""
         answer = await self._link.ask(f"{API}.DIRECT.GET.{stream}.{subject}")
         match status(answer):
             case "":
@@ -95,18 +98,20 @@ class JetStream:
             case "404":
                 return None
             case _:
-                with suppress(Forbidden):
+                with suppress(SubjectForbidden):
                     await self.info(stream)
                 raise BusUnavailable(f'NATS: the stream {stream} does not answer for "{subject}"')
 
     async def read(self, stream: str, subject: str, start: int = 1) -> list[Incoming]:
-        """All messages of a log's subject (wildcards allowed) from a sequence on, up to the last one as of now."""
+        """Return all messages of a log's subject (wildcards allowed) from a sequence on, up to the stream's last one now."""
         end = int((await self.info(stream))["state"]["last_seq"])
         return [message for message in await self._read(stream, subject, start, end) if sequence(message) <= end]
 
     async def read_compacted(self, stream: str, subject: str) -> list[Incoming]:
-        """The same of a bucket's stream, where a message may make room for a newer one while this reads: it stops where
-        nothing follows, so that no key is missed.
+        """Return all messages of a subject of a bucket's stream.
+
+        In such a stream a newer message can replace an older one during the read. The read therefore continues until no
+        message follows, so that no key is missed.
         """
         return await self._read(stream, subject, 1, None)
 
@@ -124,7 +129,7 @@ class JetStream:
         return found
 
     async def _batch(self, stream: str, subject: str, start: int) -> tuple[list[Incoming], bool]:
-        """The next messages, and whether there are more."""
+        """Return the next messages, and whether there are more."""
         request = {"seq": start, "next_by_subj": subject, "batch": _BATCH, "max_bytes": _BATCH_BYTES}
         call = f"{API}.DIRECT.GET.{stream}"
         batch = _Batch(call)
@@ -142,7 +147,10 @@ class JetStream:
         return batch.messages, more
 
     async def _stuck(self, subject: str, error: BusUnavailable) -> BusUnavailable:
-        """A server that cannot write says nothing at all to a publish: see whether it is there otherwise."""
+        """Return the error for a publish without an answer; ask the server whether it is up otherwise.
+
+        A server that cannot write to its disk does not answer a publish at all.
+        """
         if not self._link.connected:
             return error
         try:
@@ -156,11 +164,11 @@ class JetStream:
         )
 
     async def _unanswered(self, subject: str) -> BusRefused | BusUnavailable:
-        """Why nobody acknowledged a publish: no stream has the subject, or the one that has it is without a leader."""
+        """Return the error for a publish without responders: no stream has the subject, or its stream has no leader."""
         action = f'publish to "{subject}"'
         try:
             names = (await self.api("STREAM.NAMES", action, {"subject": subject})).get("streams")
-        except Forbidden:
+        except SubjectForbidden:
             return BusUnavailable(f"NATS: cannot {action}: no stream takes it now")
         if not names:
             return Missing(f'NATS: no stream stores "{subject}"; were the streams created by `ensure` on this server?')
@@ -168,7 +176,10 @@ class JetStream:
 
 
 class _Batch:
-    """Collects a direct read until the server's end mark; `more` is whether there is more, or why there is no end mark."""
+    """Collector of a direct read, up to the server's end mark.
+
+    more: resolves to whether further messages exist, or to the reason for a missing end mark.
+    """
 
     def __init__(self, call: str) -> None:
         self.messages: list[Incoming] = []

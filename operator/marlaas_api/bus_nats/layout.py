@@ -1,4 +1,4 @@
-"""Streams and buckets as JetStream configurations. Pure: what to ask for, and whether anything has to be asked."""
+"""JetStream configurations of streams and buckets, and the comparison with existing ones. Pure."""
 
 from collections.abc import Mapping
 
@@ -11,22 +11,22 @@ Config = dict[str, object]
 
 
 def nanoseconds(seconds: float) -> int:
-    """JetStream's unit of time."""
+    """Convert to JetStream's unit of time."""
     return int(seconds * 1e9)
 
 
 def bucket_stream(bucket: str) -> str:
-    """The stream behind a bucket."""
+    """Return the name of the stream behind a bucket."""
     return f"KV_{bucket}"
 
 
 def bucket_subject(bucket: str, key: str) -> str:
-    """The subject that holds a key (or, ending in `>`, many keys)."""
+    """Return the subject of a key, or of many keys if `key` ends in `>`."""
     return f"$KV.{bucket}.{key}"
 
 
 def stream_config(spec: StreamSpec) -> Config:
-    """A stream in a file, readable directly."""
+    """Return the configuration of a file-backed stream that allows direct reads."""
     return {
         "name": spec.name,
         "subjects": list(spec.subjects),
@@ -39,9 +39,9 @@ def stream_config(spec: StreamSpec) -> Config:
 
 
 def bucket_config(spec: BucketSpec) -> Config:
-    """The stream behind a bucket, laid out as every NATS client does it (ADR-8).
+    """Return the configuration of the stream behind a bucket, in the layout that all NATS clients use (ADR-8).
 
-    With a TTL, the server puts a marker in the place of an expired key, so that watchers hear of it.
+    With a TTL, the server replaces an expired key by a marker, so that watchers see the removal.
     """
     markers: Config = {} if spec.ttl_s is None else {"subject_delete_marker_ttl": nanoseconds(_MARKER_TTL_S)}
     return {
@@ -69,8 +69,11 @@ def _common(max_age_s: float | None) -> Config:
 
 
 def merged(existing: Mapping[str, object], wanted: Config) -> Config | None:
-    """The update that an existing stream needs, or None. What we do not speak of (replicas, placement) stays as it is, and so does a
-    larger bound: that is how a platform team enlarges a stream."""
+    """Return the update that an existing stream needs, or None.
+
+    Settings that `wanted` does not have (replicas, placement) stay as they are. A larger `max_bytes` stays too, so that
+    a platform team can enlarge a stream.
+    """
     found, least = existing.get("max_bytes"), wanted.get("max_bytes")
     if isinstance(found, int) and isinstance(least, int) and found > least > 0:
         wanted = {**wanted, "max_bytes": found}

@@ -1,8 +1,11 @@
-"""A connection to NATS that outlives its server.
+"""A connection to NATS that survives restarts of the server.
 
-It knows requests, answers and subscriptions, nothing of JetStream. nats-py 2.16 reconnects and resubscribes; what is ours:
-a request fails the moment the connection breaks (rather than at its deadline), nothing is buffered while there is none (a
-write that was given up must not happen minutes later), and a refused subject fails the caller who used it (`refusals`).
+It implements requests, answers and subscriptions, without JetStream. nats-py 2.16 reconnects and resubscribes. This
+module adds three properties:
+
+- A request fails when the connection breaks, not at its deadline.
+- Nothing is buffered during an outage, because a write whose caller gave up must not happen minutes later.
+- A refused subject fails the call that used it (`refusals`).
 """
 
 import asyncio
@@ -25,7 +28,7 @@ HEADER_ROOM_BYTES = 4096
 logger = logging.getLogger("marlaas.bus")
 
 
-# Ends a subscription; never waits, and an outage does the same.
+# Ends a subscription without waiting for the server; during an outage there is nothing to end.
 Unsubscribe = Callable[[], Awaitable[None]]
 
 
@@ -46,7 +49,7 @@ class Link:
         self._end: BusRefused | None = None
 
     async def open(self, timeout_s: float) -> None:
-        """Connect; a server that is not there yet is waited for. Raises BusUnavailable, BusRefused."""
+        """Connect; wait up to `timeout_s` for a server that does not run yet. Raises BusUnavailable, BusRefused."""
         try:
             await self._connect(timeout_s)
             self._inbox = self._client.new_inbox()
@@ -60,28 +63,31 @@ class Link:
             raise
 
     async def close(self) -> None:
-        """Send what is left, then disconnect; idempotent. Every later call raises BusRefused."""
+        """Flush, then disconnect; idempotent. Every later call raises BusRefused."""
         if self._end is not None and self._client.is_closed:
             return
         self._finish(BusRefused(f"this connection to NATS at {self._where} is closed"))
         with suppress(nats.errors.Error, OSError, TimeoutError):
             if self._client.is_connected:
                 await self._client.flush(1)
-        # nats-py asserts that its connect got past reading the URL.
+        # AssertionError: nats-py asserts in close() that connect() has parsed the URL.
         with suppress(nats.errors.Error, OSError, AssertionError):
             await self._client.close()
 
     @property
     def max_payload_bytes(self) -> int:
-        """The server's limit less room for headers, which count as payload: beyond it the server hangs up for good."""
+        """The server's limit minus room for headers, which count as payload.
+
+        For a larger message the server closes the connection for good.
+        """
         return int(self._client.max_payload) - HEADER_ROOM_BYTES
 
     def new_inbox(self) -> str:
-        """A subject of our own."""
+        """Return a new subject below this connection's inbox prefix."""
         return str(self._client.new_inbox())
 
     async def ready(self, deadline: float) -> None:
-        """Wait until connected. Raises BusUnavailable at the deadline, BusRefused if it never will be."""
+        """Wait until connected. Raises BusUnavailable at the deadline, BusRefused if the connection is closed for good."""
         while not self.connected:
             if self._end is not None:
                 raise self._end
@@ -95,7 +101,7 @@ class Link:
     async def request(
         self, subject: str, data: bytes, deadline: float, headers: Mapping[str, str] | None = None
     ) -> Incoming:
-        """Ask and wait for one answer. Raises Lost, BusUnavailable, BusRefused."""
+        """Send a request and wait for one answer. Raises Lost, BusUnavailable, BusRefused."""
         await self.ready(deadline)
         answer, route = one_answer(subject)
         timer = self._loop.call_at(deadline, route.fail, BusUnavailable(f'NATS: no answer on "{subject}" in time'))
@@ -111,37 +117,40 @@ class Link:
         return outcome
 
     def deadline(self) -> float:
-        """By when a call that begins now has to have its answer."""
+        """Return the deadline of a call that begins now."""
         return self._loop.time() + self._dial.answer_s
 
     async def ask(self, subject: str, data: bytes = b"") -> Incoming:
-        """A request that may be repeated: one that was lost is sent again, until the usual deadline."""
+        """Send a request that is safe to repeat; if the connection breaks, send it again until the usual deadline."""
         deadline = self.deadline()
         while True:
             with suppress(Lost):
                 return await self.request(subject, data, deadline)
 
     async def send(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Publish without an answer. A subject that was refused before is refused here."""
+        """Publish without waiting for an answer. Raises SubjectForbidden if the subject was refused before."""
         await self.ready(self.deadline())
         self._refusals.check(subject)
         await self._emit(subject, data, reply, None)
 
     def open_route(self, route: Route, reply: str | None = None) -> str:
-        """Return the reply subject for a request; its route is told of refusals and of the end of the connection.
+        """Register a route for a request's answers, and for its refusal or the end of the connection; return the reply subject.
 
-        Answers that carry other subjects (deliveries of a consumer) need a subscription to `reply` of their own.
+        Answers that carry other subjects (deliveries of a consumer) need a separate subscription to `reply`.
         """
         reply = reply or f"{self._inbox}.{next(self._tokens):x}"
         self._routes.open(reply, route)
         return reply
 
     def close_route(self, reply: str) -> None:
-        """Expect no more answers; no error when it has ended."""
+        """Remove the route of a reply subject; no error if there is none."""
         self._routes.close(reply)
 
     async def subscribe(self, route: Route, queue: str = "", *, confirmed: bool = True) -> Unsubscribe:
-        """Hear everything on the route's subject; `confirmed`: from the moment this returns. Raises Lost, BusRefused."""
+        """Subscribe a route to its subject. Raises Lost, BusRefused.
+
+        confirmed: wait until the server has the subscription, so that no message after the return is missed.
+        """
         await self.ready(self.deadline())
         failures: list[Exception] = []
 
@@ -155,7 +164,7 @@ class Link:
 
         self._refusals.subscriptions[route] = failures
         try:
-            # No bound on bytes: what is asked for is bounded by who asks, and a dropped answer would be a hole.
+            # No limit on pending bytes: requests limit their answers themselves, and a dropped answer would be lost silently.
             inner = await self._client.subscribe(route.subject, queue=queue, cb=arrive, pending_bytes_limit=0)
         except (nats.errors.Error, OSError) as error:
             self._refusals.subscriptions.pop(route, None)
@@ -170,13 +179,16 @@ class Link:
         return unsubscribe
 
     async def hand_back(self, message: Incoming) -> None:
-        """Let the server deliver a claimed message to somebody else now; never waits, and an outage does the same."""
+        """Nak a claimed message, so that the server delivers it to another client now.
+
+        Does not wait for the server. An outage has the same effect, after the ack wait.
+        """
         with suppress(nats.errors.Error, OSError):
             await self._client.publish(message.reply, b"-NAK")
 
     @property
     def connected(self) -> bool:
-        """There is a connection right now."""
+        """Whether the client is connected now."""
         return self._end is None and self._up.is_set() and bool(self._client.is_connected)
 
     async def _connect(self, timeout_s: float) -> None:
@@ -203,10 +215,10 @@ class Link:
             await asyncio.wait({attempt})
 
     async def _confirm(self, route: Route, confirmed: bool) -> None:
-        """Wait until the server has taken a subscription."""
+        """Wait until the server has a subscription; return at once if not `confirmed`."""
         try:
             for _ in range(2 if confirmed else 0):
-                # Twice: nats-py writes a ping at once, and commands a little later.
+                # Twice, because nats-py sends a ping at once but buffers other commands for a moment.
                 await self._client.flush(self._dial.answer_s)
         except (nats.errors.Error, OSError) as error:
             raise translated(error, f'listen to "{route.subject}"') from error

@@ -1,6 +1,6 @@
-"""Requests for messages of a consumer, and their inboxes.
+"""Pull requests for messages of a consumer, and their inboxes.
 
-Messages come under their own subjects, so a request needs an inbox to itself; inboxes are used again.
+Delivered messages keep their own subjects, so that each open request needs a separate inbox. Inboxes are reused.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _IDLE_S = 60.0
 
 
 class Pull:
-    """An inbox for one request at a time. What arrives goes to `sink`, also after the caller has stopped waiting."""
+    """An inbox for one pull request at a time. `sink` gets every message, also after the caller has stopped waiting."""
 
     def __init__(self, link: Link, call: str, sink: Callable[[Incoming], None]) -> None:
         self.sink = sink
@@ -31,7 +31,7 @@ class Pull:
         self._news = asyncio.Event()
 
     async def ask(self, batch: int, expires_s: float, *, no_wait: bool) -> None:
-        """Ask for up to `batch` messages. Raises BusUnavailable, BusRefused."""
+        """Request up to `batch` messages. Raises BusUnavailable, BusRefused."""
         route = Route(self.call, self._receive, self._fail)
         if self._unsubscribe is None:
             self._unsubscribe = await self._link.subscribe(replace(route, subject=self._inbox), confirmed=False)
@@ -45,11 +45,11 @@ class Pull:
 
     @property
     def over(self) -> bool:
-        """Nothing more will come of this request."""
+        """Whether the request has ended: no further message will arrive."""
         return self.ended is not None or self.failure is not None or self._left <= 0
 
     async def news(self, until: float) -> bool:
-        """Wait for a message or the end; False when there was none until then (a time of the loop)."""
+        """Wait for a message or the end of the request; False if there was neither before `until` (a time of the loop)."""
         try:
             async with asyncio.timeout_at(until):
                 await self._news.wait()
@@ -59,7 +59,7 @@ class Pull:
         return True
 
     async def close(self) -> None:
-        """Give up; the server drops a request that nobody listens to."""
+        """End the request and unsubscribe; the server drops a request without a subscriber."""
         self._link.close_route(self._inbox)
         if self._unsubscribe is not None:
             await self._unsubscribe()
@@ -78,16 +78,19 @@ class Pull:
         self._news.set()
 
 
-class Shelf:
-    """The inboxes of a connection that wait for their next request. Consumers come and go, each job has some: an inbox serves whoever asks for
-    messages of the same consumer next, and one that nobody has used for a minute is given up."""
+class InboxPool:
+    """The idle inboxes of a connection, for reuse by its consumers.
+
+    Consumers come and go with their jobs. An inbox serves the next request for messages of the same consumer; an inbox
+    that has been idle for a minute is closed.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._idle: list[tuple[float, Pull]] = []
 
     async def take(self, call: str, sink: Callable[[Incoming], None]) -> Pull:
-        """An inbox for a request to this subject."""
+        """Return an inbox for a request to this subject."""
         await self._tidy()
         for shelved in self._idle:
             pull = shelved[1]
@@ -98,7 +101,7 @@ class Shelf:
         return Pull(self._link, call, sink)
 
     def put(self, pull: Pull, sink: Callable[[Incoming], None]) -> None:
-        """Back, for the next; `sink` gets what still comes."""
+        """Return an inbox to the pool; `sink` gets the messages that still arrive."""
         pull.sink = sink
         self._idle.append((_now(), pull))
 

@@ -1,7 +1,7 @@
-"""What the server has said against this user: of a subject, or of the user altogether. It knows no connection.
+"""The server's refusals of subjects and of the user. This module has no connection.
 
-The server answers no caller: it says it to the connection, and nats-py tells a callback, so that the call times out. Here it becomes the error
-of whoever used the subject.
+The server reports a refusal to the connection and not to the call: nats-py passes it to a callback, and the call times
+out. This module turns it into an error of the call or subscription that used the subject.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import re
 from marlaas_api.bus import BusRefused
 from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.routes import Route, Routes
-from marlaas_api.bus_nats.verdicts import Forbidden
+from marlaas_api.bus_nats.verdicts import SubjectForbidden
 
 _REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]+)"')
 _REJECTED = ("authorization", "authentication")
@@ -21,9 +21,10 @@ logger = logging.getLogger("marlaas.bus")
 
 
 class Refusals:
-    """Of one connection. `subscriptions`: those open, each with what was said against it.
+    """The refusals of one connection.
 
-    `rejected` is set when the server does not want this user, as long as the connection is `opening`.
+    subscriptions: the open subscriptions, each with the errors against it. rejected: resolves if the server rejects
+    this user while the connection is `opening`.
     """
 
     def __init__(self, dial: Dial, routes: Routes) -> None:
@@ -37,7 +38,7 @@ class Refusals:
         self.last: Exception | None = None
 
     def hear(self, error: Exception, *, connected: bool) -> bool:
-        """Take a word of the server's; False when it is against nobody."""
+        """Process an error that the server reported; return False if it is not a refusal."""
         self.last = error
         text = str(error).lower()
         refused = _REFUSED.search(text)
@@ -50,34 +51,36 @@ class Refusals:
         return True
 
     def check(self, subject: str) -> None:
-        """Raise Forbidden if publishing to this subject was refused before."""
+        """Raise SubjectForbidden if publishing to this subject was refused before."""
         if subject.lower() in self._subjects:
             raise self._subjects[subject.lower()]
 
     def reject(self, error: Exception) -> None:
-        """Note why the connection cannot be opened; what may pass is no reason."""
+        """Record the reason why the connection cannot be opened; retryable errors are ignored."""
         if not self.rejected.done() and isinstance(error, BusRefused):
             self.rejected.set_result(error)
 
     def forget(self) -> None:
-        """A new connection: the user's permissions may be others."""
+        """Clear recorded refusals for a new connection: the user's permissions may have changed."""
         self._subjects.clear()
         self._complained = False
 
     def unreachable(self) -> str:
-        """Why there is no connection, and what to do."""
+        """Return the reason why there is no connection, and advice."""
         if self.last is not None and _rejects(self.last):
             return self._rejection(self.last)
         why = f" ({self.last})" if self.last is not None else ""
         return f"NATS at {self._dial.where} cannot be reached{why}: is it running?"
 
     def _refuse(self, act: str, subject: str) -> None:
-        """Tell whoever used the subject (the server quotes it; nats-py turns it to lower case)."""
+        """Fail all routes that use the refused subject (the server quotes it; nats-py turns it to lower case)."""
         users = list(self.subscriptions) if act == "subscription" else self._routes.all()
         hit = [route for route in users if route.subject.lower() == subject]
         name = hit[0].subject if hit else subject
         verb = "listen" if act == "subscription" else "publish"
-        error = Forbidden(f'NATS does not let {self._dial.name} {verb} to "{name}": grant that permission to its user')
+        error = SubjectForbidden(
+            f'NATS does not let {self._dial.name} {verb} to "{name}": grant that permission to its user'
+        )
         logger.error("%s", error)
         for route in hit:
             self.subscriptions.get(route, []).append(error)
@@ -86,7 +89,11 @@ class Refusals:
             self._subjects[subject] = error
 
     def _turn_away(self, error: Exception) -> None:
-        """The server does not want this user. Whoever opens the connection is told; later the log, once: newer credentials may come."""
+        """Handle a rejection of the user by the server.
+
+        While the connection is opening, the opener gets the error. Later it is logged once per connection, because
+        newer credentials may follow.
+        """
         text = self._rejection(error)
         if self.opening:
             self.reject(BusRefused(text))

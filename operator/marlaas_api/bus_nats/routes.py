@@ -1,4 +1,4 @@
-"""Which answer belongs to whom: the bookkeeping of open requests. It knows no connection."""
+"""Assignment of answers to open requests. This module has no connection."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Incoming(Protocol):
-    """A message as nats-py hands it over."""
+    """A message as nats-py delivers it."""
 
     subject: str
     reply: str
@@ -16,13 +16,13 @@ class Incoming(Protocol):
 
 
 def status(message: Incoming) -> str:
-    """The status of a message that the server itself sent (`404`, `503`, ...), else the empty string."""
+    """Return the status of a message that the server itself sent (`404`, `503`, ...), else the empty string."""
     return (message.headers or {}).get("Status", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Who gets what arrives for one request or subscription on `subject`, and who hears that no more will come."""
+    """The callbacks of one request or subscription on `subject`: for each message, and for the error that ends it."""
 
     subject: str
     receive: Callable[[Incoming], None]
@@ -30,38 +30,38 @@ class Route:
 
 
 class Routes:
-    """Open routes by their reply subject."""
+    """The open routes, by reply subject."""
 
     def __init__(self) -> None:
         self._open: dict[str, Route] = {}
 
     def open(self, reply: str, route: Route) -> None:
-        """Begin."""
+        """Add a route."""
         self._open[reply] = route
 
     def close(self, reply: str) -> None:
-        """End; no error when it has ended."""
+        """Remove a route; no error if there is none."""
         self._open.pop(reply, None)
 
     def find(self, reply: str) -> Route | None:
-        """The route of a reply subject."""
+        """Return the route of a reply subject; None if there is none."""
         return self._open.get(reply)
 
     def all(self) -> list[Route]:
-        """Every open route."""
+        """Return every open route."""
         return list(self._open.values())
 
     def fail(self, error: Exception) -> None:
-        """End all routes: no answer will come."""
+        """Remove all routes and give each the error."""
         routes, self._open = self._open, {}
         for route in routes.values():
             route.fail(error)
 
 
 def one_answer(subject: str) -> tuple[asyncio.Future[Incoming | Exception], Route]:
-    """A route for a single answer, and the future that gets it, or why there is none.
+    """Return a route for a single answer, and the future that gets the answer or the error.
 
-    The failure is a result, not an exception: asyncio complains of exceptions that nobody fetched, and nobody has to.
+    The error is the future's result, not its exception, because asyncio logs exceptions that are never retrieved.
     """
     answer: asyncio.Future[Incoming | Exception] = asyncio.get_running_loop().create_future()
 

@@ -1,7 +1,8 @@
-"""Watching a bucket: what is there, then what changes, over any number of outages.
+"""Watches of buckets: all present keys, then changes, over any number of outages.
 
-An ephemeral consumer follows the bucket's stream. Whenever it may have been lost (the connection broke, the server forgot
-it) the bucket is read again, so that a watcher hears of everything that is there now and of everything that went meanwhile.
+An ephemeral consumer follows the bucket's stream. The bucket is read again whenever the consumer may be lost (the
+connection broke, or the server restarted without it). A watcher therefore receives every key that is present then, and
+every key that was removed meanwhile.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from marlaas_api.bus import BusRefused, BusUnavailable, Entry
-from marlaas_api.bus_nats.consumers import Position
+from marlaas_api.bus_nats.consumers import DeliveryPosition
 from marlaas_api.bus_nats.jetstream import API, JetStream
 from marlaas_api.bus_nats.layout import nanoseconds
 from marlaas_api.bus_nats.link import Link
@@ -18,15 +19,15 @@ from marlaas_api.bus_nats.pulls import Pull
 from marlaas_api.bus_nats.routes import Incoming
 
 _BATCH = 256
-# A request for changes is renewed this often; a consumer that vanished without a word is noticed by then.
+# Interval at which the request for changes is renewed; a consumer that the server has lost is detected within it.
 _RENEW_S = 15.0
 _GRACE_S = 1.0
 _FORGET_S = 60.0
 _BACKOFF_S = 0.25
 
 
-class Tail:
-    """A stream's messages on a subject from a sequence on, for one reader, remembered nowhere. Any failure ends it."""
+class StreamReader:
+    """Reader of a stream's messages on a subject from a sequence on. Its position is not durable, and any failure ends it."""
 
     def __init__(self, jetstream: JetStream, link: Link, stream: str, subject: str) -> None:
         self._jetstream = jetstream
@@ -39,7 +40,7 @@ class Tail:
         self.arrived: deque[Incoming] = deque()
 
     async def start(self, sequence: int) -> None:
-        """Begin (again) at a sequence. Raises BusUnavailable, BusRefused."""
+        """Start, or restart, at a sequence. Raises BusUnavailable, BusRefused."""
         await self.end()
         name = f"watch{os.urandom(8).hex()}"
         config = {
@@ -61,7 +62,12 @@ class Tail:
         await self._ask(self._pull)
 
     async def more(self) -> None:
-        """Wait until something may have arrived. Raises BusUnavailable: begin again; BusRefused."""
+        """Wait until messages may have arrived.
+
+        Raises:
+            BusUnavailable: the reader has ended; start it again.
+            BusRefused: the server permanently refuses.
+        """
         if self._pull is None:
             raise BusUnavailable("the watch has not begun")
         if not self._pull.over:
@@ -75,13 +81,13 @@ class Tail:
             raise BusUnavailable(f"NATS: the watch of {self._stream} ended: {self._pull.ended}")
 
     async def end(self) -> None:
-        """Stop listening; the server forgets an abandoned consumer by itself."""
+        """Stop reading; the server removes the abandoned consumer after a minute."""
         pull, self._pull = self._pull, None
         if pull is not None:
             await pull.close()
 
     async def remove(self) -> None:
-        """Stop, and tell the server, without waiting for it."""
+        """Stop reading and ask the server to delete the consumer, without waiting for an answer."""
         await self.end()
         if self._name and self._link.connected:
             await self._link.send(f"{API}.CONSUMER.DELETE.{self._stream}.{self._name}", b"")
@@ -91,12 +97,12 @@ class Tail:
         self._renew_at = asyncio.get_running_loop().time() + _RENEW_S + _GRACE_S
 
 
-class Watch:
+class BucketWatch:
     """The iterator of `Bucket.watch`. A cancelled `anext` loses nothing."""
 
     def __init__(
         self,
-        tail: Tail,
+        tail: StreamReader,
         snapshot: Callable[[], Awaitable[list[Entry]]],
         entry: Callable[[str, int, Incoming], Entry],
     ) -> None:
@@ -107,7 +113,7 @@ class Watch:
         self._known: dict[str, int] = {}
         self._synced = False
 
-    def __aiter__(self) -> "Watch":
+    def __aiter__(self) -> "BucketWatch":
         return self
 
     async def __anext__(self) -> Entry:
@@ -140,7 +146,7 @@ class Watch:
         self._synced = True
 
     def _noted(self, message: Incoming) -> Entry:
-        entry = self._entry(message.subject, Position.of(message).sequence, message)
+        entry = self._entry(message.subject, DeliveryPosition.of(message).sequence, message)
         if entry.data is None:
             self._known.pop(entry.key, None)
         else:

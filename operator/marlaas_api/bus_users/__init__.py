@@ -1,6 +1,6 @@
-"""Who is who on the bus: keys, users, what each may do, and their credentials (NATS JWTs). Pure but for drawing new keys.
+"""Users of the bus: keys, permissions and credentials (NATS JWTs). Pure, except for the generation of keys.
 
-A server that is started with `server_config(keys)` lets in what `mint(keys, user, now)` made and nobody else. See `docs/bus.md`.
+A server with `server_config(keys)` accepts only credentials made by `mint(keys, user, now)`. See `docs/bus.md`.
 """
 
 from marlaas_api.bus_users.keys import BusKeys as BusKeys

@@ -1,10 +1,12 @@
 """The server's accounts: SYS for NATS itself, MARLAAS for the platform and all streams, SANDBOXES for every sandbox.
 
-Why sandboxes have an account of their own: NATS does not check where a request wants its answer, and the JetStream server answers anywhere.
-In one account a sandbox could aim such an answer (an acknowledgement, an empty status) at `$KV.policy.…` or `$JS.API.STREAM.PURGE.…`
-and have the server do what it may not. Between accounts an answer only comes back into the asker's account, where there is nothing but
-other sandboxes' inboxes and the few services below. The rollout role hears requests with reply subjects that NATS made (`_R_.…`), and may
-answer nowhere else.
+Sandboxes have an account of their own because NATS does not check the reply subject of a request, and the JetStream
+server answers to any subject. In one account, a sandbox could direct such an answer (an acknowledgement, an empty
+status) to `$KV.policy.…` or `$JS.API.STREAM.PURGE.…`, and thereby make the server do a forbidden operation.
+
+Between accounts, an answer only returns to the requester's account. That account contains only inboxes of other
+sandboxes and the services below. The rollout role receives requests with reply subjects made by NATS (`_R_.…`), and may
+answer only to those.
 """
 
 from dataclasses import dataclass
@@ -18,33 +20,37 @@ _API = "$JS.API"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """What the platform's account answers to the sandboxes'. lull_s: there are several answers to one request, and none comes later than
-    this after the one before (the server then forgets the way back); None: there is one answer."""
+class ServiceExport:
+    """A service that the platform's account offers to the sandboxes' account.
+
+    max_gap_s: longest time between two answers to one request, after which the server drops the reply route; None:
+    there is only one answer.
+    """
 
     name: str
     subject: str
-    lull_s: int | None = None
+    max_gap_s: int | None = None
 
 
-# Replicas beat every second. Who claims waits for a second at most. Acks in JetStream's longer form (`$JS.ACK.<domain>.<account>.…`, off by
-# default) are left out: with a wildcard before the stream, they would read as acks of other streams' consumers.
+# Replicas send a heartbeat every second, and a fetch of tasks waits at most a second. Acks in JetStream's longer form
+# (`$JS.ACK.<domain>.<account>.…`, off by default) are not exported: with a wildcard before the stream, the subject would also match
+# acks of other streams' consumers.
 SERVICES = (
-    Service("generation", subjects.generation("*", "*", "*"), lull_s=60),
-    Service("episodes", subjects.episode("*", "*")),
-    Service("tasks", f"{_API}.CONSUMER.MSG.NEXT.{subjects.TASKS}.*", lull_s=15),
-    Service("acks", f"$JS.ACK.{subjects.TASKS}.>"),
-    Service("jobs", f"{_API}.DIRECT.GET.KV_{subjects.JOBS}.$KV.{subjects.JOBS}.*.*"),
+    ServiceExport("generation", subjects.generation("*", "*", "*"), max_gap_s=60),
+    ServiceExport("episodes", subjects.episode("*", "*")),
+    ServiceExport("tasks", f"{_API}.CONSUMER.MSG.NEXT.{subjects.TASKS}.*", max_gap_s=15),
+    ServiceExport("acks", f"$JS.ACK.{subjects.TASKS}.>"),
+    ServiceExport("jobs", f"{_API}.DIRECT.GET.KV_{subjects.JOBS}.$KV.{subjects.JOBS}.*.*"),
 )
 
 
 def operator_claims(public_id: str) -> dict[str, Any]:
-    """The server trusts what this operator signs."""
+    """Return the claims of the operator, whose signature the server trusts."""
     return _claims("marlaas", public_id, {"type": "operator", "system_account": SYSTEM})
 
 
 def account_claims(account: str, signing_id: str) -> dict[str, Any]:
-    """One of the three accounts, whose users this key signs."""
+    """Return the claims of one of the three accounts; the signing key signs its users."""
     body: dict[str, Any] = {"type": "account", "limits": _limits(account == PLATFORM), "signing_keys": [signing_id]}
     if account == PLATFORM:
         body["exports"] = [_export(service) for service in SERVICES]
@@ -57,18 +63,21 @@ def _claims(name: str, subject: str, body: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "sub": subject, "iat": 0, "nats": {"version": 2, **body}}
 
 
-def _export(service: Service) -> dict[str, Any]:
-    lull_s = service.lull_s
-    answers = {} if lull_s is None else {"response_type": "Stream", "response_threshold": lull_s * 10**9}
+def _export(service: ServiceExport) -> dict[str, Any]:
+    max_gap_s = service.max_gap_s
+    answers = {} if max_gap_s is None else {"response_type": "Stream", "response_threshold": max_gap_s * 10**9}
     return {"name": service.name, "subject": service.subject, "type": "service", **answers}
 
 
-def _import(service: Service) -> dict[str, Any]:
+def _import(service: ServiceExport) -> dict[str, Any]:
     return {"name": service.name, "subject": service.subject, "account": PLATFORM, "type": "service"}
 
 
 def _limits(jetstream: bool) -> dict[str, Any]:
-    """Unbounded (-1): what bounds streams is their own configuration and the server's disk. Without `jetstream` there is none."""
+    """Return the limits of an account: unbounded (-1), or no JetStream at all.
+
+    Streams are limited by their own configuration and the server's disk.
+    """
     names = ("subs", "data", "payload", "imports", "exports", "conn", "leaf")
     kept = ("mem_storage", "disk_storage", "streams", "consumer") if jetstream else ()
     return {**dict.fromkeys((*names, *kept), -1), "wildcards": True, "disallow_bearer": True}

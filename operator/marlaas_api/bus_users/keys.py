@@ -1,25 +1,26 @@
-"""The keys of one bus, and what is made with them: the server's configuration, and users' credentials."""
+"""The keys of one bus, the server configuration made from them, and users' credentials."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Self
 
 from marlaas_api.bus_users import accounts, nkey
-from marlaas_api.bus_users.nkey import KeyInvalid, Kind
+from marlaas_api.bus_users.nkey import KeyInvalid, KeyKind
 from marlaas_api.bus_users.permissions import permissions
 from marlaas_api.bus_users.tokens import credentials_text, signed
 from marlaas_api.bus_users.users import BusUser, SandboxUser, term
 
 _SANDBOX_SUBSCRIPTIONS = 1000
-# A client's first line carries its token, and with that its permissions; NATS takes 4 KiB unless told otherwise.
+# A client's first line carries its token, which contains its permissions; the default limit of NATS is 4 KiB.
 _LINE_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class BusKeys:
-    """Seeds: of the operator that the server trusts, and of the signing key of each account. Whoever has them is everybody on this bus.
+    """Seeds of the operator that the server trusts, and of each account's signing key. They allow to act as any user.
 
-    New keys for a server that has streams already lose nothing: the accounts' ids stay (`accounts`), only old credentials end.
+    New keys for a server that already has streams lose no data: the ids of the accounts stay (`accounts`), and only old
+    credentials become invalid.
     """
 
     operator: str = field(repr=False)
@@ -29,26 +30,29 @@ class BusKeys:
 
     @classmethod
     def make(cls) -> Self:
-        """New keys."""
-        return cls(nkey.new_seed(Kind.OPERATOR), *(nkey.new_seed(Kind.ACCOUNT) for _ in range(3)))
+        """Generate new keys."""
+        return cls(nkey.new_seed(KeyKind.OPERATOR), *(nkey.new_seed(KeyKind.ACCOUNT) for _ in range(3)))
 
     def dump(self) -> dict[str, str]:
-        """The seeds by name; all of them secret."""
+        """Return the seeds by name; all are secret."""
         return asdict(self)
 
     @classmethod
     def load(cls, seeds: Mapping[str, str]) -> Self:
-        """Take up what `dump` gave; other names are ignored. Raises KeyInvalid, whose text shows no seed."""
+        """Load seeds in the form of `dump`; other names are ignored. Raises KeyInvalid, whose text shows no seed."""
         missing = [one.name for one in fields(cls) if one.name not in seeds]
         if missing:
             raise KeyInvalid(f"the bus's keys lack {', '.join(missing)}: delete them to have new ones made")
-        kinds = {"operator": Kind.OPERATOR}
-        return cls(*(nkey.checked_seed(kinds.get(f.name, Kind.ACCOUNT), seeds[f.name].strip()) for f in fields(cls)))
+        kinds = {"operator": KeyKind.OPERATOR}
+        return cls(*(nkey.checked_seed(kinds.get(f.name, KeyKind.ACCOUNT), seeds[f.name].strip()) for f in fields(cls)))
 
 
 def server_config(keys: BusKeys) -> str:
-    """Lines of nats-server's configuration that let in these keys' users and nobody else. No secret is in them; the same keys give the
-    same lines. Where to listen, JetStream's folder and `max_payload` are another's to say."""
+    """Return lines of nats-server configuration that admit only the users of these keys.
+
+    The lines contain no secret, and the same keys give the same lines. Listen address, JetStream folder and
+    `max_payload` are not included.
+    """
     signing = {
         accounts.SYSTEM: keys.system,
         accounts.PLATFORM: keys.platform,
@@ -67,11 +71,14 @@ def server_config(keys: BusKeys) -> str:
 
 
 def mint(keys: BusKeys, user: BusUser, now: float) -> str:
-    """A credentials file for a user; the same text for every `now` of one window (`renew_at`). Raises InvalidInput."""
+    """Return a credentials file for a user. The text is the same for every `now` of one window (`renew_at`).
+
+    Raises InvalidInput if a name of the user is not a DNS label.
+    """
     sandbox = isinstance(user, SandboxUser)
     account, signing = (accounts.SANDBOXES, keys.sandboxes) if sandbox else (accounts.PLATFORM, keys.platform)
     start = term(user).start(now)
-    seed = nkey.derived_seed(Kind.USER, signing, f"{user.identity} {start}")
+    seed = nkey.derived_seed(KeyKind.USER, signing, f"{user.identity} {start}")
     may = permissions(user)
     claims = {
         "name": user.identity,
@@ -93,5 +100,5 @@ def mint(keys: BusKeys, user: BusUser, now: float) -> str:
 
 
 def renew_at(user: BusUser, now: float) -> float:
-    """When `mint` begins to give another text than now, in unix seconds: make it anew then."""
+    """Return the time, in unix seconds, from which `mint` returns a new text: renew the credentials then."""
     return term(user).start(now) + term(user).window_s

@@ -1,7 +1,8 @@
-"""NATS keys: the only module that imports `nkeys` to make any. A seed is secret text that begins with S, an id is its public half.
+"""NATS keys; the only module that imports `nkeys`. A seed is secret text that begins with S; an id is its public half.
 
-Ids of accounts need no seed: an account's users are signed by its signing key, and nobody ever has to sign as the account itself. So
-they are constants, and a store of streams (which NATS keeps under the account's id) outlives every key.
+Ids of accounts need no seed: the signing key of an account signs its users, and nothing is signed as the account
+itself. The ids are therefore constants. A store of streams, which NATS keeps under the account's id, stays valid when
+keys are replaced.
 """
 
 import base64
@@ -18,44 +19,44 @@ SEED_BYTES = 32
 
 
 class KeyInvalid(Permanent):
-    """Text that is no NATS seed of the kind that is needed."""
+    """The text is not a NATS seed of the required kind."""
 
 
-class Kind(IntEnum):
-    """What a key is for; the number is what its text begins with (O, A, U)."""
+class KeyKind(IntEnum):
+    """The kind of a key; the number determines the first letter of its id (O, A, U)."""
 
     OPERATOR = 14 << 3
     ACCOUNT = 0
     USER = 20 << 3
 
 
-def new_seed(kind: Kind) -> str:
-    """A seed that nobody else has."""
+def new_seed(kind: KeyKind) -> str:
+    """Generate a random seed."""
     return seed_of(kind, os.urandom(SEED_BYTES))
 
 
-def derived_seed(kind: Kind, secret: str, identity: str) -> str:
-    """The seed that belongs to an identity, the same every time; who does not know `secret` cannot tell it."""
+def derived_seed(kind: KeyKind, secret: str, identity: str) -> str:
+    """Derive the seed of an identity; deterministic, and not computable without `secret`."""
     return seed_of(kind, hmac.new(secret.encode(), identity.encode(), hashlib.sha256).digest())
 
 
-def seed_of(kind: Kind, random: bytes) -> str:
-    """32 bytes as a seed."""
+def seed_of(kind: KeyKind, random: bytes) -> str:
+    """Encode 32 bytes as a seed."""
     return bytes(nkeys.encode_seed(random, int(kind))).decode()
 
 
 def public_id(seed: str) -> str:
-    """The public half. Raises KeyInvalid."""
+    """Return the public half of a seed. Raises KeyInvalid."""
     return bytes(_pair(seed).public_key).decode()
 
 
 def sign(seed: str, data: bytes) -> bytes:
-    """An ed25519 signature. Raises KeyInvalid."""
+    """Return an ed25519 signature. Raises KeyInvalid."""
     return bytes(_pair(seed).sign(data))
 
 
-def checked_seed(kind: Kind, seed: str) -> str:
-    """The seed, if it is one of this kind. Raises KeyInvalid; its text does not show the seed."""
+def checked_seed(kind: KeyKind, seed: str) -> str:
+    """Return the seed if it is of this kind. Raises KeyInvalid, whose text does not show the seed."""
     expected = seed_of(kind, bytes(SEED_BYTES))[:2]
     if not seed.startswith(expected):
         raise KeyInvalid(f"not a NATS seed of an {kind.name.lower()}: it has to begin with {expected}")
@@ -64,8 +65,8 @@ def checked_seed(kind: Kind, seed: str) -> str:
 
 
 def account_id(name: str) -> str:
-    """A constant account id, from its name: the right form, and nobody knows a seed for it."""
-    raw = bytearray([Kind.ACCOUNT]) + hashlib.sha256(f"marlaas.dev account {name}".encode()).digest()
+    """Return a constant account id, derived from the account's name; no seed for it is known."""
+    raw = bytearray([KeyKind.ACCOUNT]) + hashlib.sha256(f"marlaas.dev account {name}".encode()).digest()
     raw += int(nkeys.crc16(raw)).to_bytes(2, "little")
     return base64.b32encode(raw).decode().rstrip("=")
 

@@ -1,8 +1,8 @@
-"""Who may say and hear what on the bus: the least that each user's code needs. Pure.
+"""Publish and subscribe permissions of the bus users: the minimum that each user's code needs. Pure.
 
-What a grant is worth depends on who answers it. NATS checks a subject, never a request's body, and never the reply subject: so a
-sandbox gets no subject whose body names what it is about (CONSUMER.CREATE, MSG.GET, batch reads, STREAM.INFO with a filter), and
-sandboxes live in an account of their own (see `accounts`). `docs/bus.md` has the table with reasons.
+NATS checks the subject of a request, never its body or its reply subject. Therefore a sandbox gets no subject whose
+body selects the object (CONSUMER.CREATE, MSG.GET, batch reads, STREAM.INFO with a filter), and sandboxes have an
+account of their own (see `accounts`). `docs/bus.md` has the table with reasons.
 """
 
 import re
@@ -25,7 +25,7 @@ from marlaas_api.names import DNS_LABEL
 
 API = "$JS.API"
 REPLIES = "_R_.>"
-"""Where NATS takes answers back into another account; no client can choose such a subject as its reply."""
+"""Reply subjects that NATS makes for answers into another account; a client cannot choose such a reply subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,10 @@ class Permissions:
 
 
 def permissions(user: BusUser) -> Permissions:
-    """What a user may do. Raises InvalidInput when one of its names is none (a wildcard would grant everybody's)."""
+    """Return the permissions of a user.
+
+    Raises InvalidInput if one of its names is not a DNS label: a wildcard would grant access to all objects.
+    """
     inbox = f"{inbox_prefix(user)}.>"
     match user:
         case SandboxUser(namespace, job):
@@ -140,7 +143,7 @@ def _reads(*streams: str) -> tuple[str, ...]:
 
 
 def _reads_keys(bucket: str, key: str) -> str:
-    """Reading single keys, and no others of the bucket; a body in this call is refused by the server."""
+    """Return the subject for reads of single keys, and no others of the bucket; the server refuses a body in this call."""
     return f"{API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}"
 
 
@@ -151,7 +154,7 @@ def _consumes(*streams: str) -> tuple[str, ...]:
 
 
 def _watches(*buckets: str) -> tuple[str, ...]:
-    """Reading keys, and following them: an ephemeral consumer without acks."""
+    """Return the subjects for reading and following keys, by an ephemeral consumer without acks."""
     calls = ("CREATE.{}.>", "DELETE.{}.*", "MSG.NEXT.{}.*")
     streams = tuple(f"KV_{bucket}" for bucket in buckets)
     follows = tuple(f"{API}.CONSUMER.{call.format(stream)}" for stream in streams for call in calls)
@@ -165,7 +168,7 @@ def _ensures() -> tuple[str, ...]:
 
 
 def _acks(stream: str, consumer: str) -> tuple[str, ...]:
-    """Both forms of JetStream's ack subjects: newer servers put domain and account before the stream."""
+    """Return both forms of JetStream's ack subjects: newer servers put domain and account before the stream."""
     return f"$JS.ACK.{stream}.{consumer}.>", f"$JS.ACK.*.*.{stream}.{consumer}.>"
 
 

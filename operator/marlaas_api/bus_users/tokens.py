@@ -1,6 +1,6 @@
-"""NATS tokens (JWTs signed with ed25519 nkeys) and credentials files: written and read here. Pure but for the signing.
+"""NATS tokens (JWTs signed with ed25519 nkeys) and credentials files: serialization and parsing. Pure but for signing.
 
-A credentials file holds a user's token and seed: whoever can read it is that user until the token expires.
+A credentials file holds a user's token and seed: until the token expires, any reader of the file can act as that user.
 """
 
 import base64
@@ -20,12 +20,15 @@ _BLOCK = re.compile(r"-{3,}BEGIN ([A-Z ]+)-{3,}\s*\n\s*(\S+)\s*\n\s*-{3,}END \1-
 
 
 class CredentialsInvalid(Permanent):
-    """A text that is no credentials file."""
+    """The text is not a credentials file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user's token and seed, and what the token says. expires_at: unix seconds, None for never; inboxes: prefixes it may listen on."""
+    """A user's token and seed, and the claims of the token.
+
+    expires_at: unix seconds, None for never. inboxes: prefixes to which the user may subscribe.
+    """
 
     token: str = field(repr=False)
     seed: str = field(repr=False)
@@ -35,7 +38,7 @@ class Credentials:
 
 
 def signed(claims: Mapping[str, Any], seed: str) -> str:
-    """The token of these claims; its issuer is the seed's public half. The same claims give the same token."""
+    """Return the signed token of these claims; its issuer is the seed's public half. The same claims give the same token."""
     issued = {**claims, "iss": nkey.public_id(seed)}
     issued["jti"] = base64.b32encode(hashlib.sha256(_json(issued)).digest()).decode().rstrip("=")
     text = f"{_base64(_json(_HEADER))}.{_base64(_json(issued))}"
@@ -43,7 +46,7 @@ def signed(claims: Mapping[str, Any], seed: str) -> str:
 
 
 def claims_of(token: str) -> dict[str, Any]:
-    """What a token says; the signature is not looked at. Raises CredentialsInvalid."""
+    """Return the claims of a token without verifying its signature. Raises CredentialsInvalid."""
     try:
         body = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
@@ -55,7 +58,7 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 def credentials_text(token: str, seed: str) -> str:
-    """A credentials file, as every NATS client reads it."""
+    """Return a credentials file in the format of all NATS clients."""
     return (
         f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
@@ -63,7 +66,7 @@ def credentials_text(token: str, seed: str) -> str:
 
 
 def read_credentials(text: str) -> Credentials:
-    """A credentials file, read. Raises CredentialsInvalid, whose text shows no secret."""
+    """Parse a credentials file. Raises CredentialsInvalid, whose text shows no secret."""
     blocks = dict(_BLOCK.findall(text))
     token, seed = blocks.get("NATS USER JWT"), blocks.get("USER NKEY SEED")
     if token is None or seed is None:

@@ -1,6 +1,6 @@
-"""Who connects to the bus: users as values, and for how long each one's token is good.
+"""Users of the bus as values, and the validity of their tokens.
 
-An identity is what a user's seed is derived from; two users never share one. Times are unix seconds.
+A user's seed is derived from its identity; two users never share one. Times are unix seconds.
 """
 
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ DAY_S = 24 * HOUR_S
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A token made at any time of a window is the same, and good for `validity_s` from the window's start."""
+    """Validity of tokens: all tokens made within one window are equal, and valid for `validity_s` from the window's start."""
 
     validity_s: float
     window_s: float
 
     def start(self, now: float) -> int:
-        """The start of the window that `now` lies in."""
+        """Return the start of the window that contains `now`."""
         return int(now // self.window_s * self.window_s)
 
     def end(self, now: float) -> int:
-        """When a token made now expires."""
+        """Return the time when a token made now expires."""
         return self.start(now) + int(self.validity_s)
 
 
 PLATFORM_TERM = Term(7 * DAY_S, DAY_S)
-"""The platform's own roles live through six days without their operator."""
+"""The platform's roles keep valid tokens for at least six days without the operator."""
 SANDBOX_TERM = Term(DAY_S, 6 * HOUR_S)
-"""A sandbox runs a tenant's code: a token that leaked is worthless after a day; a job lives through 18 hours without the operator."""
+"""A sandbox runs a tenant's code: a leaked token is valid for at most a day. A job survives 18 hours without the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorUser:
-    """Writes job documents; reads progress and replicas."""
+    """The operator: writes job documents; reads progress and replicas."""
 
     @property
     def identity(self) -> str:
@@ -43,7 +43,7 @@ class OperatorUser:
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorUser:
-    """Owns jobs."""
+    """The orchestrator, which owns jobs."""
 
     @property
     def identity(self) -> str:
@@ -53,7 +53,7 @@ class OrchestratorUser:
 
 @dataclass(frozen=True, slots=True)
 class RolloutUser:
-    """The engines of one pool."""
+    """The rollout workers (engines) of one pool."""
 
     pool: str
 
@@ -77,7 +77,7 @@ class TrainerUser:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUser:
-    """`marlaas run`: announces jobs, and reads what comes of them."""
+    """`marlaas run`: publishes job documents and reads the results."""
 
     @property
     def identity(self) -> str:
@@ -104,12 +104,15 @@ BusUser = PlatformUser | SandboxUser
 
 
 def term(user: BusUser) -> Term:
-    """How long its tokens are good."""
+    """Return the validity of a user's tokens."""
     return SANDBOX_TERM if isinstance(user, SandboxUser) else PLATFORM_TERM
 
 
 def inbox_prefix(user: BusUser) -> str:
-    """Where its answers come back, and nobody else's. Names are DNS labels, so underscores keep two users' prefixes apart."""
+    """Return the prefix of a user's inboxes; no other user has it.
+
+    Names are DNS labels, so that underscores keep the prefixes of two users apart.
+    """
     if isinstance(user, SandboxUser):
         return f"_INBOX_{user.namespace}_{user.job}"
     return f"_INBOX__{user.identity.replace('.', '_')}"

@@ -1,4 +1,4 @@
-"""The agents of a job: each one policy with an adapter of its own."""
+"""The agents of a job: each is one policy with an adapter of its own."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What the kinds share: camelCase on the outside, strictness, the object envelope, and the types of their texts."""
+"""Shared parts of the kinds: camelCase keys, strictness, the object envelope, and text types."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, TypeVar, cast
@@ -37,18 +37,21 @@ T = TypeVar("T")
 
 
 def matching(pattern: str, words: str, max_length: int) -> StringConstraints:
-    """Constraint of a text to a pattern that RE2 (the API server) and Rust (pydantic) read alike; words say what it means."""
+    """Constrain a text to a pattern with the same meaning in RE2 (the API server) and Rust (pydantic).
+
+    words: description of the pattern for error messages (`expected_text`).
+    """
     _EXPECTED[pattern] = words
     return StringConstraints(pattern=pattern, max_length=max_length)
 
 
 def expected_text(pattern: str) -> str:
-    """What a text with this pattern is, in words."""
+    """Return the description of a pattern, for error messages."""
     return _EXPECTED.get(pattern, f"text like {pattern}")
 
 
 def _quantity_text(value: object) -> object:
-    """Take `cpu: 2` as Kubernetes takes it: a whole number of 64 bits."""
+    """Convert an integer quantity such as `cpu: 2` to text, as Kubernetes does; only whole numbers of 64 bits."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) and value < 2**63 else value
 
 
@@ -92,12 +95,12 @@ Distinct = Annotated[
 
 
 def rules(*pairs: tuple[str, str]) -> JsonDict:
-    """Schema extension that has the API server check CEL rules; each pair is (rule, sentence for who broke it)."""
+    """Schema extension with CEL rules for the API server. Each pair is a rule and the message for objects that violate it."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
 def list_map(*keys: str) -> JsonDict:
-    """Schema extension for a list of objects whose keys are unique, and which the API server merges by them."""
+    """Schema extension for a list of objects with unique keys, by which the API server merges them."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
@@ -106,9 +109,9 @@ FIXED = rules(("self == oldSelf", "cannot change once the job exists; delete the
 
 
 class Spec(BaseModel):
-    """A part of a manifest: camelCase keys, unknown keys refused, immutable once parsed.
+    """A part of a manifest: camelCase keys, unknown keys refused, immutable after parsing.
 
-    refused: keys (as manifests spell them) that people expect here, each with the sentence that says why there is no such thing.
+    refused: keys, in the manifest's spelling, that users expect here but that do not exist, each with the reason.
     """
 
     model_config = ConfigDict(
@@ -123,7 +126,7 @@ class Spec(BaseModel):
 
 
 def refuse(schema: JsonDict, model: type[BaseModel]) -> None:
-    """Schema extension that declares a model's refused keys, so that the API server refuses them loudly instead of pruning them."""
+    """Schema extension that declares a model's refused keys: the API server then rejects them instead of pruning them silently."""
     refused: Mapping[str, str] = getattr(model, "refused", {})
     properties = cast(JsonDict, schema["properties"])
     for key, sentence in refused.items():
@@ -132,9 +135,9 @@ def refuse(schema: JsonDict, model: type[BaseModel]) -> None:
 
 
 class ObjectMeta(BaseModel):
-    """The part of Kubernetes' metadata that we read; the rest is kept by the API server, not by us.
+    """The fields of Kubernetes' metadata that we read; the API server keeps the others.
 
-    uid and generation are the API server's; a manifest in a file has none.
+    The API server sets uid and generation; a manifest in a file has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -149,13 +152,13 @@ class ObjectMeta(BaseModel):
 
 
 class Kind(Spec):
-    """A whole object as it stands in a manifest or comes from the API server."""
+    """A whole object, from a manifest or from the API server."""
 
     api_version: Literal["marlaas.dev/v1alpha1"]
     metadata: ObjectMeta
 
 
 def quantity(text: str) -> float:
-    """Value of a Kubernetes quantity: bytes for memory, cores for CPU."""
+    """Parse a Kubernetes quantity: bytes for memory, cores for CPU."""
     digits = text.rstrip("mkMGTi")
     return float(digits) * _SUFFIXES[text[len(digits) :]]

@@ -1,14 +1,15 @@
-"""What one object cannot say of itself: what MARLaaS cannot do yet, and whether a job fits its pool. Pure.
+"""Checks beyond the schema: unsupported features, and whether a job fits its pool. Pure.
 
-Every check yields problems (refused) or remarks (told, not refused), located in the job unless it says otherwise.
+Every check yields problems (refused) or remarks (reported, not refused). Their location is in the job unless the
+check's docstring names another object.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 
 from marlaas_api.kinds.base import quantity
+from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
-from marlaas_api.kinds.nearest import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.rljob import RLJob, RLJobSpec
 from marlaas_api.kinds.tenant import QuotaSpec, Tenant
@@ -21,7 +22,7 @@ _LEAST_BYTES, _UNITS = 2**20, "mkKi"
 
 
 def check_supported(job: RLJob) -> Iterator[Problem]:
-    """What the schema carries and this version of MARLaaS cannot do yet, wherever the job is to run."""
+    """Yield the features of a job that the schema allows but this version of MARLaaS does not support anywhere."""
     if len(job.spec.agents) > 1:
         yield Problem(
             ("spec", "agents"),
@@ -40,7 +41,7 @@ def check_supported(job: RLJob) -> Iterator[Problem]:
 
 
 def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
-    """What the schema of a pool carries and this version's workers cannot do yet, wherever they run; located in the pool."""
+    """Yield the features of a pool that the schema allows but this version's workers do not support; located in the pool."""
     rollout, trainer = pool.spec.rollout, pool.spec.trainer
     yield from _bytes(("spec", "rollout", "memory"), rollout.memory)
     yield from _bytes(("spec", "rollout", "kvCacheBytes"), rollout.kv_cache_bytes)
@@ -55,7 +56,7 @@ def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
 
 
 def _bytes(loc: Loc, amount: str | None) -> Iterator[Problem]:
-    """An amount in which no process could live: somebody left the unit out, or wrote m, which is a thousandth."""
+    """Yield a problem for less than 1 MiB: a forgotten unit, or the suffix m, which is a thousandth."""
     if amount is not None and quantity(amount) < _LEAST_BYTES:
         meant = f"{amount.rstrip(_UNITS)}Mi"
         yield Problem(
@@ -64,7 +65,7 @@ def _bytes(loc: Loc, amount: str | None) -> Iterator[Problem]:
 
 
 def check_local(job: RLJob) -> Iterator[Problem]:
-    """What only a cluster can give a job, and `marlaas run` therefore refuses."""
+    """Yield the features of a job that need a cluster; `marlaas run` refuses them."""
     environment = ("spec", "environment")
     if job.spec.environment.image is not None:
         yield Problem(
@@ -79,7 +80,7 @@ def check_local(job: RLJob) -> Iterator[Problem]:
 
 
 def check_local_pool(pool: ModelPool) -> Iterator[Problem]:
-    """What only a cluster can give a pool; located in the pool."""
+    """Yield the features of a pool that need a cluster; located in the pool."""
     if pool.spec.model.pvc is not None:
         yield Problem(
             ("spec", "model", "pvc"),
@@ -94,7 +95,7 @@ def check_local_pool(pool: ModelPool) -> Iterator[Problem]:
 
 
 def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
-    """What can never fit into the pool as its spec is, with the numbers of both sides; another spec of the pool may cure it."""
+    """Yield the limits of the pool's current spec that the job exceeds, with the numbers of both sides."""
     yield from _namespace(job, pool)
     yield from _rank(job, pool)
     yield from _slots(job, pool)
@@ -104,7 +105,7 @@ def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
 
 
 def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
-    """What is allowed and yet probably not meant."""
+    """Yield settings that are allowed but probably unintended."""
     spec = job.spec
     for at, agent in enumerate(spec.agents):
         scale = agent.adapter.alpha / agent.adapter.rank
@@ -123,7 +124,7 @@ def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
 
 
 def _objective(job: RLJob) -> Iterator[Problem]:
-    """Terms of the loss that do nothing, or less than they seem to."""
+    """Yield terms of the loss without effect, or with less effect than the setting suggests."""
     training = job.spec.training
     if training.ratio == "behaviour" or training.algorithm == "cispo":
         return
@@ -141,7 +142,7 @@ def _objective(job: RLJob) -> Iterator[Problem]:
 
 
 def cluster_remarks(job: RLJob) -> Iterator[Problem]:
-    """Which fields of a job a cluster follows and `marlaas run` does without."""
+    """Yield the given fields of a job that a cluster uses and `marlaas run` ignores."""
     environment = job.spec.environment
     given: dict[Loc, bool] = {
         ("spec", "environment", "imagePullSecrets"): bool(environment.image_pull_secrets),
@@ -152,7 +153,7 @@ def cluster_remarks(job: RLJob) -> Iterator[Problem]:
 
 
 def pool_remarks(pool: ModelPool) -> Iterator[Problem]:
-    """Which fields of a pool a cluster follows and `marlaas run` does without; located in the pool."""
+    """Yield the given fields of a pool that a cluster uses and `marlaas run` ignores; located in the pool."""
     given: dict[Loc, bool] = {("spec", "sandbox"): pool.spec.sandbox != SandboxBounds()}
     for role, workers in (("rollout", pool.spec.rollout), ("trainer", pool.spec.trainer)):
         at = ("spec", role)
@@ -168,7 +169,7 @@ def pool_remarks(pool: ModelPool) -> Iterator[Problem]:
 
 
 def tenant_remarks(tenant: Tenant) -> Iterator[Problem]:
-    """What a Tenant may say already and nobody acts on yet; located in the tenant."""
+    """Yield the given fields of a Tenant that this version accepts but does not use; located in the tenant."""
     given = {"weight": tenant.spec.weight != 1, "quota": tenant.spec.quota != QuotaSpec()}
     text = "accepted and shown, and decides nothing in this version of MARLaaS"
     yield from (Problem(("spec", key), text) for key, there in given.items() if there)
@@ -179,7 +180,7 @@ def _left_to_a_cluster(given: Mapping[Loc, bool]) -> Iterator[Problem]:
 
 
 def slots_needed(spec: RLJobSpec) -> int:
-    """Adapter versions in use at once: per agent the newest, up to maxStaleness older ones, and one under evaluation."""
+    """Number of adapter versions in use at once: per agent the newest, up to maxStaleness older ones, and one in evaluation."""
     return len(spec.agents) * (spec.training.max_staleness + 2)
 
 

@@ -1,4 +1,4 @@
-"""Which training tasks a job plays, in which order, and which of them rest because they teach nothing for now."""
+"""Selection of training tasks: the set or stream, its order, and rules for skipping tasks without signal."""
 
 from typing import Literal, Self
 
@@ -11,7 +11,7 @@ _SHUFFLED_NEEDS_TASKS = "order: shuffled needs tasks: an endless stream has no o
 
 
 class SkipSpec(Spec):
-    """Rest for tasks whose groups had no variance: always right or always wrong, they teach nothing until the policy changes."""
+    """Rules for skipping tasks whose groups had no variance: always right or wrong, they give no signal until the policy changes."""
 
     after: int = Field(
         1,

@@ -1,4 +1,4 @@
-"""The environment of a job: the code that plays its episodes, and the bounds it plays within."""
+"""The environment of a job: the code that plays its episodes, and its limits."""
 
 import ipaddress
 from typing import Annotated, Any, Self
@@ -45,7 +45,7 @@ EnvironmentName = Annotated[
 
 
 def _reachable(cidr: str) -> str:
-    """What the rules of `cidr` say, for those who read manifests without an API server."""
+    """Apply the schema's rules of `cidr`, for readers of manifests without an API server."""
     network = _network(cidr)
     for closed in CLOSED_RANGES:
         if (
@@ -58,7 +58,7 @@ def _reachable(cidr: str) -> str:
 
 
 def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """As Go reads it: no leading zeros, no IPv4 address in the clothes of an IPv6 one."""
+    """Parse an address range as Go does: no leading zeros, and no IPv4-mapped IPv6 address."""
     address, _, bits = cidr.partition("/")
     try:
         network = ipaddress.ip_network(f"{address}/{int(bits)}", strict=False)

@@ -1,4 +1,4 @@
-"""ModelPool: the shared engines and trainers of one base model (DESIGN, "Kinds")."""
+"""ModelPool: the shared engines and trainers of one base model (docs/architecture.md)."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,7 +12,10 @@ _ONE_SOURCE = "give exactly one of builtin, path, pvc and hub"
 
 
 def _unchanged(name: str, *inner: str) -> str:
-    """Rule that an optional field is absent or there as before. (`self.?name == oldSelf.?name` has no bounded cost.)"""
+    """Return the rule that an optional field stays absent or unchanged.
+
+    `self.?name == oldSelf.?name` is not used, because the API server cannot bound its cost.
+    """
     same = " && ".join(f"self.{path} == oldSelf.{path}" for path in (inner or (name,)))
     return f"(has(self.{name}) ? has(oldSelf.{name}) && {same} : !has(oldSelf.{name}))"
 
@@ -24,7 +27,7 @@ _HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
 
 
 def _no_truth(value: object) -> object:
-    """To Python true is 1, and `rank: yes` would be a rank."""
+    """Refuse booleans: in Python True equals 1, so that `rank: yes` would be a rank."""
     if isinstance(value, bool):
         raise ValueError(f"expected a whole number, found {str(value).lower()}")
     return value
@@ -85,7 +88,7 @@ class ModelSpec(Spec):
 
 
 class WorkersSpec(Spec):
-    """Pods of one role; processes, in `marlaas run`."""
+    """Workers of one role: pods in a cluster, processes in `marlaas run`."""
 
     replicas: int = Field(1, ge=1, le=256, description="Workers of this role; one serves a small pool.")
     cpu: Quantity | None = Field(None, description="CPU request of one worker, in cores. Absent: no request.")
@@ -188,7 +191,7 @@ class SandboxBounds(Spec):
 
 
 class ModelPoolSpec(Spec):
-    """What the platform team offers: a base model, and the workers that tenants share."""
+    """A base model, and the shared workers that serve and train its adapters."""
 
     model: ModelSpec = Field(
         description="The base model, frozen and shared by every adapter.",

@@ -1,4 +1,4 @@
-"""The terms of the loss: the clip, the correction, KL, entropy, and what is done about truncated replies."""
+"""The terms of the loss: the clip, the correction, KL, entropy, and the treatment of overlong replies."""
 
 from typing import Literal, Self
 
@@ -56,7 +56,7 @@ class KlReference(Spec):
 
 
 class KlSpec(Spec):
-    """It keeps the policy near a reference, version 0 by default."""
+    """KL penalty; the default reference is version 0."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -92,7 +92,7 @@ class KlSpec(Spec):
 
 
 class CorrectionSpec(Spec):
-    """What is done about staleness, and about trainer and sampler not being the same function: bounds for the ratio trainer/sampler of a token."""
+    """Bounds of a token's ratio trainer/sampler, against staleness and numerical differences between trainer and sampler."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -121,7 +121,7 @@ class CorrectionSpec(Spec):
 
 
 class OverlongSpec(Spec):
-    """What is done about replies that come near maxTokens, or run into a limit; for learning alone: status and records are without it (DAPO)."""
+    """Treatment of overlong replies (DAPO). It affects learning alone: status and records are without it."""
 
     tokens: int | None = Field(
         None,
@@ -138,7 +138,7 @@ class OverlongSpec(Spec):
 
 
 class EntropySpec(Spec):
-    """A bonus for policies that stay undecided."""
+    """Bonus for the entropy of the policy's next-token distribution."""
 
     coefficient: float = Field(
         0.0,

@@ -1,4 +1,4 @@
-"""Where pods run and with what they start: the parts of a pod that a manifest may say, in Kubernetes' own words."""
+"""Placement and start of pods: the parts of a PodSpec that a manifest may give, under Kubernetes' names."""
 
 from typing import Annotated, Any, Literal, Self
 

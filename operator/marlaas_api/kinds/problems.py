@@ -1,7 +1,7 @@
-"""From outside data to kinds: strict parsing, and what is wrong with an object as sentences for the person who wrote it.
+"""Parsing of manifests and API objects into kinds, with error sentences for the author of the manifest.
 
-Stricter than the models themselves, which also read the bus: text is no number here, keys are camelCase only. It knows no file and no line;
-`marlaas.manifest` adds those.
+Parsing is stricter than the models, which also read messages of the bus: text is not accepted as a number, and keys
+must be camelCase. Files and line numbers are unknown here; `marlaas.manifest` adds them.
 """
 
 import json
@@ -16,8 +16,7 @@ from pydantic_core import ErrorDetails
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.base import Kind, expected_text
-from marlaas_api.kinds.fields import field_at, field_names, find_field, model_at
-from marlaas_api.kinds.nearest import did_you_mean, listed
+from marlaas_api.kinds.fields import did_you_mean, field_at, field_names, find_field, listed, model_at
 
 Loc = tuple[str | int, ...]
 K = TypeVar("K", bound=Kind)
@@ -47,14 +46,14 @@ _METADATA = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with one field. loc: keys and list positions from the object's root."""
+    """One problem of one field. loc: keys and list positions from the object's root."""
 
     loc: Loc
     text: str
 
     @property
     def path(self) -> str:
-        """The field as people write it, `spec.agents[1].name`; empty for the whole object."""
+        """The field in the notation `spec.agents[1].name`; empty for the whole object."""
         return dotted(self.loc)
 
     def __str__(self) -> str:
@@ -62,7 +61,7 @@ class Problem:
 
 
 class InvalidObject(InvalidInput):
-    """An object that cannot be taken, with everything that is wrong with it."""
+    """An invalid object, with all of its problems."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -70,12 +69,13 @@ class InvalidObject(InvalidInput):
 
 
 def parse(kind: type[K], body: Mapping[str, Any]) -> K:
-    """Object of a manifest, or of the API server, to its kind.
+    """Parse an object of a manifest or of the API server into its kind.
 
-    Nulls mean absence, as in Kubernetes; an unknown key is wrong with a null too (`{groupSize:16}` is the key "groupSize:16").
+    Nulls count as absent, as in Kubernetes. An unknown key is an error also if its value is null (`{groupSize:16}` has
+    the key "groupSize:16").
 
     Raises:
-        InvalidObject: every problem at once, in the order of the schema.
+        InvalidObject: with all problems, in the order of the schema.
     """
     strange = tuple(_strange_metadata(body.get("metadata")))
     text = json.dumps(_without_nulls(kind, body))
@@ -89,23 +89,23 @@ def parse(kind: type[K], body: Mapping[str, Any]) -> K:
 
 
 def problems_of(kind: type[Kind], error: ValidationError) -> tuple[Problem, ...]:
-    """Everything that keeps an object from being one of the kind, in the order of the schema."""
+    """Convert a validation error into problems, in the order of the schema."""
     told = (details for details in error.errors(include_url=False) if not _is_echo(details))
     return tuple(_problem(kind, details) for details in told)
 
 
 def dotted(loc: Loc) -> str:
-    """`("spec", "agents", 1)` as `spec.agents[1]`."""
+    """Format a location: `("spec", "agents", 1)` as `spec.agents[1]`."""
     return "".join(_step(part) for part in loc).removeprefix(".")
 
 
 def _step(part: str | int) -> str:
-    """One step of a path; what is no name is quoted, so that a path stays on one line."""
+    """Format one step of a path; a part that is not a plain name is quoted, so that a path stays on one line."""
     return f".{part}" if isinstance(part, str) and _NAME.fullmatch(part) else f"[{part!r}]"
 
 
 def found(value: object) -> str:
-    """What stands in the manifest, in YAML's words."""
+    """Describe a value of the manifest in terms of YAML."""
     match value:
         case None:
             return "nothing"
@@ -129,7 +129,7 @@ def _strange_metadata(metadata: object) -> Iterator[Problem]:
 
 
 def _without_nulls(kind: type[Kind], value: Any, loc: Loc = ()) -> Any:
-    """Without the nulls of all but free-form arguments and of keys that there are not, which stay to be complained of."""
+    """Remove nulls, except in free-form arguments and at unknown keys, which are reported later."""
     if loc == _FREE_FORM:
         return value
     if isinstance(value, Mapping):
@@ -145,13 +145,13 @@ def _without_nulls(kind: type[Kind], value: Any, loc: Loc = ()) -> Any:
 
 
 def _is_unknown(kind: type[Kind], loc: Loc) -> bool:
-    """No field of the model that it stands in; what stands in no model may have any name."""
+    """Whether the last part of the location is not a field of its model; outside of models, every key is allowed."""
     model = model_at(kind, loc[:-1])
     return model is not None and loc[-1] not in field_names(model)
 
 
 def _is_echo(details: ErrorDetails) -> bool:
-    """A list found too short only because its entries are wrong, which is told already."""
+    """Whether a list counts as too short only because its entries are invalid, which other errors report already."""
     return details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
 
 
@@ -218,7 +218,7 @@ def _bare(value: object) -> str:
 
 
 def _quotes(expected: str, value: object) -> str:
-    """Advice for the two ways in which YAML's quotes go wrong."""
+    """Return advice for the two common mistakes with YAML's quotes, else empty text."""
     if expected == "text" and isinstance(value, bool | int | float):
         return "; put it in quotes"
     if expected.endswith("number") and isinstance(value, str) and _is_number(value):

@@ -1,4 +1,4 @@
-"""RLJob: a tenant's whole RL run as one object (DESIGN, "Kinds")."""
+"""RLJob: one reinforcement learning job of a tenant as one object (docs/architecture.md)."""
 
 from typing import Annotated, Literal, Self
 
@@ -14,7 +14,7 @@ _TEN_YEARS_S = 315_360_000
 
 
 class RLJobSpec(Spec):
-    """What the tenant wants. While the job exists, only steps (upwards), priority, suspend, the two times and backoffLimit may change."""
+    """Desired state of a job. Only steps (upwards), priority, suspend, activeDeadlineSeconds, ttlSecondsAfterFinished and backoffLimit can change."""
 
     pool_ref: PoolRef = Field(description="The ModelPool that serves and trains the job.", json_schema_extra=FIXED)
     agents: Annotated[tuple[AgentSpec, ...], Field(min_length=1, max_length=16)] = Field(

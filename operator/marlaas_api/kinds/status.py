@@ -1,4 +1,4 @@
-"""What the operator writes into `status`. Readers ignore fields that they do not know, so that old readers meet new writers."""
+"""The status that the operator writes. Readers ignore unknown fields, so that old readers can read newer statuses."""
 
 from typing import Annotated, Literal
 
@@ -34,7 +34,7 @@ CONDITIONS: dict[str, dict[str, str]] = {
 
 
 class Status(BaseModel):
-    """A part of a status: camelCase keys, every one optional."""
+    """A part of a status: camelCase keys; unknown fields are ignored."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True, extra="ignore"
@@ -53,7 +53,7 @@ class Condition(Status):
 
 
 class ObjectStatus(Status):
-    """What every kind reports."""
+    """Status fields that every kind has."""
 
     observed_generation: _Count | None = Field(None, description="Generation of the spec that this status answers.")
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(
@@ -73,7 +73,7 @@ class AgentStatus(Status):
 
 
 class RLJobStatus(ObjectStatus):
-    """How far a job is. Rewards are means over episodes; evaluations are on held-out tasks."""
+    """Progress of a job. Rewards are means over episodes; evaluations are on held-out tasks."""
 
     phase: Literal["Queued", "Running", "Suspended", "Succeeded", "Failed"] | None = Field(
         None,
@@ -123,7 +123,7 @@ class WorkersStatus(Status):
 
 
 class ModelPoolStatus(ObjectStatus):
-    """What a pool has and how much of it is taken."""
+    """Workers, jobs and adapter slots of a pool."""
 
     model: Annotated[str, StringConstraints(max_length=4352)] | None = Field(
         None, description="The base model, for people."
@@ -140,7 +140,7 @@ class ModelPoolStatus(ObjectStatus):
 
 
 class TenantStatus(ObjectStatus):
-    """What a tenant holds."""
+    """Current usage of a tenant."""
 
     jobs: _Count | None = Field(None, description="Admitted jobs.")
     queued: _Count | None = Field(None, description="Jobs that wait.")

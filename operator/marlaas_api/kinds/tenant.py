@@ -1,4 +1,4 @@
-"""Tenant: an accounting label over namespaces (DESIGN, "Kinds"); never part of an identity."""
+"""Tenant: an accounting label over namespaces (docs/architecture.md); never part of an identity."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from marlaas_api.kinds.status import TenantStatus
 
 
 class QuotaSpec(Spec):
-    """Bounds on what a tenant holds at once; over quota will be queued, never failed. Accepted and shown; this version enforces none of them."""
+    """Limits of a tenant's usage. Jobs over quota will be queued, never failed."""
 
     jobs: int | None = Field(None, ge=0, le=1_000_000, description="Admitted jobs. Absent: no bound; 0 admits nothing.")
     adapter_slots: int | None = Field(
@@ -22,7 +22,7 @@ class QuotaSpec(Spec):
 
 
 class TenantSpec(Spec):
-    """Who it is and what it may have."""
+    """Namespaces of a tenant, its weight and its quota."""
 
     namespaces: Distinct[DnsLabel] = Field(
         min_length=1,

@@ -1,13 +1,18 @@
-"""The learning side of a job: sampling, optimisation, evaluation, and what is kept."""
+"""Training settings of a job: sampling, optimization, evaluation, checkpoints and export."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, PathText, Spec, refuse, rules
+from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, Distinct, PathText, Spec, refuse, rules
 from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.objective import ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
-from marlaas_api.kinds.trackers import Trackers
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+"""Names of the trackers' own libraries; which server, project and credentials is said to them as ever, by their environment variables."""
+
+Trackers = Distinct[Tracker]
+
 
 _SAMPLING_CONTRACT = (
     "refused: in training only what the trainer can reproduce is allowed, and that is the temperature; {key} makes the engine "
@@ -110,7 +115,7 @@ class OptimizerSpec(Spec):
 
 
 class TrainingSpec(Spec):
-    """How the agents learn."""
+    """Algorithm, loss, optimizer and data of the training."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -224,7 +229,7 @@ class EvaluationSpec(Spec):
     """Held-out tasks, played with the training temperature."""
 
     model_config = ConfigDict(
-        # has(): the API server tries the rule on the default `{}` before it fills in what is inside
+        # has(): the API server checks the rule on the default `{}` before it fills in the defaults of inner fields
         json_schema_extra=rules(
             ("!has(self.promote) || self.promote != 'best' || !has(self.tasks) || self.tasks > 0", _PROMOTE_NEEDS_TASKS)
         )
@@ -248,7 +253,7 @@ class EvaluationSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """How much of the past is kept."""
+    """Retention of older adapter versions."""
 
     keep: int = Field(2, ge=1, le=1000, description="Versions whose files are kept besides the promoted one.")
 

@@ -1,18 +1,22 @@
-"""Every message that a worker sends to another, as frozen pydantic models.
+"""Every message between workers, as frozen pydantic models.
 
-Who writes what (DESIGN, "The picture"): the orchestrator writes Task, GroupReady, StepClosed, StepRecord, EvalRecord, Progress
-and pins of strict and evaluation groups; a sandbox writes GenerateRequest and Episode, and nothing that a bill or a gradient depends on
-but rewards; rollout writes GenerateReply, Turn and the other pins; trainers write PolicyRecord and Manifest.
+Writers (docs/architecture.md):
+
+- The orchestrator writes Task, GroupReady, StepClosed, StepRecord, EvalRecord, Progress, and the pins of strict and
+  evaluation groups.
+- A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
+- A rollout worker writes GenerateReply, Turn and the other pins.
+- A trainer writes PolicyRecord and Manifest.
 """
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Ending, Episode, FaultClass
 from marlaas_api.messages.groups import GroupReady, StepClosed, TrajectoryRef
-from marlaas_api.messages.jobs import JobDocument, Phase, Progress, StoryEvent, Verdict
+from marlaas_api.messages.jobs import JobDocument, JobEvent, JobVerdict, Phase, Progress
 from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
-from marlaas_api.messages.pools import AdaptedLayer, Calibration, PoolDocument, ReplicaReport, SelfTest
+from marlaas_api.messages.pools import AdaptedLayer, Calibration, PoolDocument, ReplicaReport, SelfTestSpec
 from marlaas_api.messages.steps import Difficulty, EvalRecord, EvalSample, StepOutcome, StepRecord, TaskOutcome
-from marlaas_api.messages.tasks import IssueLedger, Pin, Task
+from marlaas_api.messages.tasks import IssueLedger, Pin, TaskMessage
 from marlaas_api.messages.turns import (
     CancelRequest,
     ChatMessage,
@@ -21,13 +25,14 @@ from marlaas_api.messages.turns import (
     KeepRequest,
     Meter,
     ReplyPhase,
-    ToolCall,
+    ToolCallMessage,
     Turn,
 )
 from marlaas_api.names import StopReason
 
 __all__ = [
     "AdaptedLayer",
+    "BusMessage",
     "Calibration",
     "CancelRequest",
     "ChatMessage",
@@ -42,10 +47,11 @@ __all__ = [
     "GroupReady",
     "IssueLedger",
     "JobDocument",
+    "JobEvent",
     "JobMessage",
+    "JobVerdict",
     "KeepRequest",
     "Manifest",
-    "Message",
     "Meter",
     "Phase",
     "Pin",
@@ -55,16 +61,14 @@ __all__ = [
     "Progress",
     "ReplicaReport",
     "ReplyPhase",
-    "SelfTest",
+    "SelfTestSpec",
     "StepClosed",
     "StepOutcome",
     "StepRecord",
     "StopReason",
-    "StoryEvent",
-    "Task",
+    "TaskMessage",
     "TaskOutcome",
-    "ToolCall",
+    "ToolCallMessage",
     "TrajectoryRef",
     "Turn",
-    "Verdict",
 ]

@@ -1,18 +1,18 @@
-"""What every message has in common."""
+"""Base classes of the messages."""
 
 from pydantic import BaseModel, ConfigDict
 
 from marlaas_api.names import JobRef
 
 
-class Message(BaseModel):
-    """Base of everything on the bus; the class name is its tag on the wire (see `marlaas_api.wire`)."""
+class BusMessage(BaseModel):
+    """Base of every message on the bus; the class name is its type tag (see `marlaas_api.wire`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class JobMessage(Message):
-    """A message of one job. The uid tells a job from an earlier one of the same name: readers ignore other uids."""
+class JobMessage(BusMessage):
+    """A message of one job. The uid separates the job from an earlier one of the same name: readers ignore other uids."""
 
     namespace: str
     job: str
@@ -20,5 +20,5 @@ class JobMessage(Message):
 
     @property
     def ref(self) -> JobRef:
-        """The job this belongs to."""
+        """The job of the message."""
         return JobRef(self.namespace, self.job, self.uid)

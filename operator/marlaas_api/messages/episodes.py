@@ -1,4 +1,4 @@
-"""A finished play, as the sandbox tells of it."""
+"""The record of a finished episode, as reported by the sandbox."""
 
 from enum import StrEnum
 
@@ -9,9 +9,10 @@ from marlaas_api.names import Split
 
 
 class FaultClass(StrEnum):
-    """Faults that the policy did not cause, and that are therefore never scored.
+    """Faults that the policy did not cause; such an attempt is never scored.
 
-    WAITED: a play was given up because a turn waited too long for its place. It is always played again, so it occurs in `prior_faults` only.
+    WAITED: the attempt was given up because a turn waited too long for a place in an engine. It is always repeated, so
+    this class occurs in `prior_faults` only.
     """
 
     INFRA = "infra"
@@ -20,7 +21,7 @@ class FaultClass(StrEnum):
 
 
 class Ending(StrEnum):
-    """How the policy's side of an episode ended; every one of these is scored."""
+    """Ending of an episode without a fault; every ending is scored."""
 
     COMPLETED = "completed"
     MAX_TURNS = "max_turns"
@@ -29,9 +30,10 @@ class Ending(StrEnum):
 
 
 class Episode(JobMessage):
-    """A finished play; EPISODES. Either `fault` says why it does not count, or `rewards` (per agent) say what it was worth.
+    """A finished episode; stream EPISODES. It has either a `fault`, and does not count, or `rewards` by agent.
 
-    leaves: per agent, the last turn of each of its conversations. prior_faults: what earlier attempts at this member died of.
+    leaves: by agent, the last turn of each of its conversations. prior_faults: faults of earlier attempts at this
+    member.
     """
 
     group: str

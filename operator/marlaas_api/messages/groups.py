@@ -1,11 +1,11 @@
-"""What the orchestrator hands to a trainer: complete groups, and the end of a step."""
+"""Messages from the orchestrator to a trainer: complete groups, and the end of a step."""
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Ending
 
 
-class TrajectoryRef(Message):
-    """One member of a group for one agent: where its turns are, what they earned, and how the episode ended."""
+class TrajectoryRef(BusMessage):
+    """One member of a group for one agent: its turns (leaves), its reward, and the ending of its episode."""
 
     member: int
     episode: str
@@ -15,9 +15,10 @@ class TrajectoryRef(Message):
 
 
 class GroupReady(JobMessage):
-    """A complete group, assigned to a step; GROUPS. The step trains it at `base_version`, so its staleness is already exact.
+    """A complete group, assigned to a step; stream GROUPS.
 
-    position: dense, from 0 within the step; a trainer accumulates in this order and no other. trajectories: at least two.
+    The step trains the group at `base_version`, so that its staleness is already exact. position: consecutive, from 0
+    within the step; a trainer accumulates in exactly this order. trajectories: at least two.
     """
 
     agent: str
@@ -31,14 +32,15 @@ class GroupReady(JobMessage):
 
     @property
     def staleness(self) -> int:
-        """Trainer version minus pinned version at the moment of training."""
+        """Version at which the step trains minus the version that the group was sampled from."""
         return self.base_version - self.version
 
 
 class StepClosed(JobMessage):
-    """No more groups come for this step; GROUPS. The optimizer step is due once positions 0..num_groups-1 are in.
+    """The end of a step; stream GROUPS. The optimizer step is due after positions 0..num_groups-1 have arrived.
 
-    indices: every task resolved in the step, those without signal included (the orchestrator's memory, not the trainer's business).
+    indices: every task resolved in the step, including those without signal. The orchestrator reads it after a restart;
+    the trainer does not use it.
     """
 
     agent: str

@@ -1,24 +1,29 @@
-"""A job as the operator, the local runner and the orchestrator tell each other of it: what to run, how it goes, its story."""
+"""Messages about a job between the operator, the local runner and the orchestrator: its spec, its progress, its events."""
 
 from enum import StrEnum
 
 from pydantic import Field
 
 from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 
 
-class Verdict(Message):
-    """Why a job cannot go on, found by who looks after its pods. reason: CamelCase, for machines; message: for people, with what to do."""
+class JobVerdict(BusMessage):
+    """The reason why a job cannot continue, found by the component that watches its pods.
+
+    reason: CamelCase, for machines. message: for people, with advice.
+    """
 
     reason: str
     message: str
 
 
 class JobDocument(JobMessage):
-    """What to run; KV `jobs`. The operator or `marlaas run` writes it, every worker re-reads it.
+    """A job as it is to run; KV `jobs`. The operator or `marlaas run` writes it; every worker re-reads it.
 
-    created_at: unix seconds; the queue is by this time. 0 in documents of older writers, which therefore go first. `deleted` asks the orchestrator to stop the job and forget it: it removes this key last. `verdict` asks it to end the job as failed.
+    created_at: unix seconds; the order of the queue. It is 0 in documents of older writers, which therefore go first.
+    deleted: the orchestrator has to stop the job and remove its data; it removes this key last. verdict: the
+    orchestrator has to end the job as failed.
     """
 
     generation: int = 1
@@ -29,11 +34,11 @@ class JobDocument(JobMessage):
     seed: int = 0
     spec: RLJobSpec
     deleted: bool = False
-    verdict: Verdict | None = None
+    verdict: JobVerdict | None = None
 
 
 class Phase(StrEnum):
-    """Where a job is. The last two are final."""
+    """Phase of a job. The last two are final."""
 
     QUEUED = "Queued"
     RUNNING = "Running"
@@ -43,18 +48,20 @@ class Phase(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Nothing more will happen to the job."""
+        """Whether the phase is final."""
         return self in (Phase.SUCCEEDED, Phase.FAILED)
 
 
 class Progress(JobMessage):
-    """KV `progress`: the level, last value wins; the orchestrator writes, the operator or `marlaas run` reads.
+    """Last published state of a job; KV `progress`. The orchestrator writes it; the operator or `marlaas run` reads it.
 
-    reason: CamelCase, for machines; message: what is going on and what to do, for people. step: finished steps. promoted: per agent, the
-    version that a succeeded job publishes. adapters: per agent, the folder in the blob store of its newest version, or of the promoted one.
-    admitted_s: seconds that the job has been admitted in all.
-    skipped_*: visits to tasks that rested, because they were always right or always wrong. training_faults: what went wrong in training and cost no step,
-    by class: `out-of-memory`, steps begun anew with a lower token budget; `non-finite`, versions without an update.
+    reason: CamelCase, for machines. message: current activity and advice, for people. step: finished steps. promoted:
+    by agent, the version that a succeeded job publishes. adapters: by agent, the folder in the blob store of its newest
+    or promoted version. admitted_s: total seconds for which the job has been admitted. skipped_*: visits to tasks that
+    were skipped, because they were always right or always wrong.
+
+    training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
+    token budget. `non-finite`: versions without an update.
     """
 
     generation: int = 1
@@ -85,8 +92,8 @@ class Progress(JobMessage):
     at: float = 0.0
 
 
-class StoryEvent(JobMessage):
-    """A sentence for `describe`; EVENTS. Nothing depends on it."""
+class JobEvent(JobMessage):
+    """A sentence for `kubectl describe`; stream EVENTS. No component depends on it."""
 
     role: str
     at: float

@@ -1,18 +1,19 @@
-"""What is true of an agent, and what a version of it consists of; trainers write both."""
+"""The current state of an agent's policy, and the content of its versions; trainers write both."""
 
 from pydantic import Field
 
 from marlaas_api.blobs import BlobRef
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.names import AdapterRef
 
 
-class PolicyRecord(Message):
-    """KV `policy`: what is true of an agent. Version and epoch only grow; changed by compare-and-set alone.
+class PolicyRecord(BusMessage):
+    """Current state of an agent's policy; KV `policy`. Version and epoch only grow; it changes only by compare-and-set.
 
-    epoch: bumped by every bind; a trainer whose epoch is past cannot commit. step: the step whose commit made this version (-1: version 0).
-    manifest: None until version 0 is published. train_s: seconds of the trainer's computing since the version before; not in the manifest, which a
-    retried commit must find again byte for byte.
+    epoch: incremented by every bind; a trainer with an older epoch cannot commit. step: the step whose commit made this
+    version (-1: version 0). manifest: None until version 0 is published. train_s: seconds that the trainer computed
+    since the previous version. It is not in the manifest, because a retried commit must produce the same manifest byte
+    for byte.
     """
 
     uid: str
@@ -24,7 +25,7 @@ class PolicyRecord(Message):
     train_s: float = 0.0
 
 
-class Probe(Message):
+class Probe(BusMessage):
     """Token ids (int32 bytes [T]) and the trainer's logprobs (float32 bytes [T-1]) of ids 1.. at temperature 1, computed in float32."""
 
     ids: bytes
@@ -32,13 +33,16 @@ class Probe(Message):
 
 
 class Manifest(JobMessage):
-    """What a version is; a blob named by its own sha256, pointed to by the policy key.
+    """Content of a version; a blob named by its own sha256, referenced by the policy key.
 
-    parent: the manifest of the version before; files: `adapter_model.safetensors` and `adapter_config.json`, loadable by PEFT. state: the trainer's (optimizer, RNG, counters).
-    tensor_digests: per engine dtype, `marlaas_worker.adapters.tensor_digest` of what an engine slot must hold. consumed: groups trained in this step.
-    probe_tolerance: mean |difference of logprobs| on the probes up to which an engine agrees with the trainer: the pool's
-    (`Calibration`), or more if rounding costs more under this adapter; the default is that of manifests of earlier releases, in float32.
-    metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...).
+    parent: manifest of the previous version. files: `adapter_model.safetensors` and `adapter_config.json`, loadable by
+    PEFT. state: the trainer's state (optimizer, RNG, counters). tensor_digests: by engine dtype, the
+    `marlaas_worker.adapters.tensor_digest` of the tensors that an engine slot must hold. consumed: groups trained in
+    this step. metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...).
+
+    probe_tolerance: largest mean |difference of logprobs| on the probes at which an engine agrees with the trainer. It
+    is the pool's (`Calibration`), or larger if rounding costs more under this adapter. The default is that of manifests
+    of earlier releases, in float32.
     """
 
     agent: str

@@ -1,23 +1,23 @@
-"""A pool: what its workers are started with, how exactly its engines must compute, and what each worker reports."""
+"""Messages about a pool: start parameters of its workers, required numerical precision, and the workers' reports."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.messages.base import Message
+from marlaas_api.messages.base import BusMessage
 from marlaas_api.messages.policies import Probe
 
 
-class PoolDocument(Message):
-    """What a pool's rollout and trainer workers are started with (a file: ConfigMap or the local runner's)."""
+class PoolDocument(BusMessage):
+    """Start parameters of a pool's rollout and trainer workers, read from a file (a ConfigMap, or the local runner's)."""
 
     name: str
     model_path: str
     spec: ModelPoolSpec
 
 
-class AdaptedLayer(Message):
+class AdaptedLayer(BusMessage):
     """A linear layer of the self-test's adapter: its output and input width, and the standard deviation of B's entries."""
 
     rows: int
@@ -25,11 +25,12 @@ class AdaptedLayer(Message):
     size: float
 
 
-class SelfTest(Message):
-    """A random adapter on every adaptable layer, by which an engine shows that it applies its slots.
+class SelfTestSpec(BusMessage):
+    """A random adapter on every adaptable layer, with which an engine proves that it applies its slots.
 
-    `marlaas_worker.calibration.draw_adapter` makes it from the rest of this. sha256: `adapters.tensor_digest` in the calibration's dtype.
-    logprobs: the trainer's, in float32, of the calibration's probes under it (float32 bytes [T-1] each). tolerance: as the calibration's, under this adapter.
+    `marlaas_worker.calibration.draw_adapter` makes the adapter from the other fields. sha256: its
+    `adapters.tensor_digest` in the calibration's dtype. logprobs: the trainer's, in float32, of the calibration's
+    probes under the adapter (float32 bytes [T-1] each). tolerance: like the calibration's, under this adapter.
     """
 
     seed: int
@@ -40,11 +41,12 @@ class SelfTest(Message):
     tolerance: float
 
 
-class Calibration(Message):
-    """KV `calibrations`: how far an engine's logprobs may be from the trainer's, for one base model and dtype; a trainer of the pool writes it.
+class Calibration(BusMessage):
+    """Largest allowed difference between logprobs of an engine and the trainer, for one base model and dtype.
 
-    base: `marlaas_worker.calibration.fingerprint` of the model. noise: mean |difference| of the trainer's logprobs in `dtype` and in float32 on the
-    probes; tolerance: what follows from it. probes: ids, and the trainer's logprobs in float32 under the bare base model.
+    KV `calibrations`; a trainer of the pool writes it. base: `marlaas_worker.calibration.fingerprint` of the model.
+    noise: mean |difference| of the trainer's logprobs in `dtype` and in float32 on the probes. tolerance: derived from
+    `noise`. probes: ids, and the trainer's logprobs in float32 under the base model without adapter.
     """
 
     pool: str
@@ -53,19 +55,20 @@ class Calibration(Message):
     noise: float
     tolerance: float
     probes: tuple[Probe, ...]
-    self_test: SelfTest
+    self_test: SelfTestSpec
     trainer: str = ""
     at: float = 0.0
 
 
-class ReplicaReport(Message):
-    """KV `replicas` (expiring): a worker is alive, what it can hold, and what it has proved. Tokens and seconds are totals since its start.
+class ReplicaReport(BusMessage):
+    """State of a running worker; KV `replicas` (expiring). Token counts and seconds are totals since the worker's start.
 
-    max_model_len: longest conversation of the engine, in tokens; 0 if the replica does not say. verified: engine names of the adapter versions that
-    this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by job uid; job_turn_bytes: bytes that this
-    replica added to the stream of turns. busy_s: time with a non-empty batch (rollout) or in forward/backward (trainer). broken: by job
-    uid, the words in which this worker has given the job up. reason: why it is not ready, for people; empty if it is. probe_tolerance: the
-    calibration's, with which a rollout replica passed its self-test; 0 before.
+    max_model_len: longest conversation of the engine, in tokens; 0 if unknown. verified: engine names of the adapter
+    versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by
+    job uid. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
+    non-empty batch (rollout) or in forward/backward (trainer). broken: by job uid, the error for which this worker gave
+    up the job. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
+    calibration's tolerance with which a rollout replica passed its self-test; 0 before.
     """
 
     role: Literal["rollout", "trainer", "orchestrator"]

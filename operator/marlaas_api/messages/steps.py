@@ -1,29 +1,29 @@
-"""What the orchestrator writes down of steps and evaluations."""
+"""The orchestrator's records of steps and evaluations."""
 
 from enum import StrEnum
 
 from pydantic import Field
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 
 
 class StepOutcome(StrEnum):
-    """A step either made a new version, or had no signal and is counted all the same."""
+    """Outcome of a step: a new version, or no signal. Both count as a step."""
 
     COMMITTED = "committed"
     NO_OP = "no_op"
 
 
 class Difficulty(StrEnum):
-    """What a group said of its task: members earned differently, or all earned the same, which was right or wrong."""
+    """Difficulty of a task, from the rewards of its group: different, or all equal and high, or all equal and low."""
 
     VARIED = "varied"
     SOLVED = "solved"
     HOPELESS = "hopeless"
 
 
-class TaskOutcome(Message):
-    """How hard a training task was when it was visited; index: the task's, visit: the group's."""
+class TaskOutcome(BusMessage):
+    """Difficulty of a training task at one visit. index: the task's. visit: the group's."""
 
     index: int
     visit: int
@@ -31,11 +31,12 @@ class TaskOutcome(Message):
 
 
 class StepRecord(JobMessage):
-    """One finished step, exactly once; STEPS. Times are unix seconds; staleness in versions; faults by class during the step.
+    """One finished step, exactly once; stream STEPS. Times are unix seconds; staleness is in versions; faults are by class.
 
-    indices: every group that was resolved in the step, with or without signal; reward_mean is over all of their episodes. outcomes: of jobs
-    whose tasks may rest, the difficulty of each task resolved. num_dropped, dropped_tokens: groups that were too stale to train, and the tokens that
-    were generated for them. skipped_*: visits to tasks that were left out since the step before.
+    indices: every group that was resolved in the step, with or without signal; reward_mean is over all of their
+    episodes. outcomes: for jobs that may skip tasks, the difficulty of each resolved task. num_dropped, dropped_tokens:
+    groups that were too stale to train, and their generated tokens. skipped_*: visits to tasks that were skipped since
+    the previous step.
     """
 
     step: int
@@ -60,7 +61,7 @@ class StepRecord(JobMessage):
     metrics: dict[str, float] = Field(default_factory=dict)
 
 
-class EvalSample(Message):
+class EvalSample(BusMessage):
     """A held-out episode for people to read."""
 
     index: int
@@ -70,7 +71,7 @@ class EvalSample(Message):
 
 
 class EvalRecord(JobMessage):
-    """Mean reward on the held-out tasks at one version; STEPS, `eval.…`."""
+    """Mean reward on the held-out tasks at one version; stream STEPS, subject `eval.…`."""
 
     step: int
     version: int

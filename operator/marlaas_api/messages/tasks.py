@@ -1,15 +1,15 @@
-"""What is to be played: tasks, which of them are out, and the version that a group is sampled from."""
+"""Messages about tasks: the tasks themselves, the ledger of issued tasks, and the version that a group is sampled from."""
 
 from pydantic import Field
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.names import Split
 
 
-class Task(JobMessage):
-    """One prompt instance to play `group_size` times; TASKS. Its content is the environment's, from index and seed.
+class TaskMessage(JobMessage):
+    """One prompt instance to roll out `group_size` times; stream TASKS. The environment makes its content from index and seed.
 
-    A training task that comes again in a later pass through the data has the same index and seed, and a group of its own.
+    A training task that is repeated in a later pass through the data has the same index and seed, and a new group.
     """
 
     group: str
@@ -20,13 +20,15 @@ class Task(JobMessage):
 
 
 class IssueLedger(JobMessage):
-    """KV `ledger`: which tasks the orchestrator has given out; written before they are published, by compare-and-set.
+    """The tasks that the orchestrator has issued; KV `ledger`. Written by compare-and-set before the tasks are published.
 
-    open: indices of groups issued and not yet part of a recorded step. next_index: never issued so far. evaluating: version under
-    evaluation. skipped_*: indices below next_index that were never issued because their tasks rested (in_pass: in the running pass alone).
+    open: indices of groups that were issued and do not yet belong to a recorded step. next_index: lowest index never
+    issued. evaluating: version under evaluation. skipped_*: number of indices below next_index that were never issued
+    because their tasks were skipped (in_pass: in the current pass only).
 
-    open_from, evaluating_from: of each open group, in the order of `open`, and of the evaluation, a sequence of TURNS below which it has no
-    turn; read before the group was given out. Missing ones are 1: nothing is known. episode_bytes: what an episode adds to TURNS; 0: not measured.
+    open_from, evaluating_from: for each open group, in the order of `open`, and for the evaluation, a sequence of TURNS
+    below which it has no turn; read before the group was issued. Missing values are 1: nothing is known. episode_bytes:
+    bytes that an episode adds to TURNS; 0: not measured.
     """
 
     next_index: int = 0
@@ -40,7 +42,7 @@ class IssueLedger(JobMessage):
     episode_bytes: int = 0
 
 
-class Pin(Message):
-    """KV `pins`: the one version that a group is sampled from; created once, never changed."""
+class Pin(BusMessage):
+    """The one version that a group is sampled from; KV `pins`. Created once, never changed."""
 
     version: int

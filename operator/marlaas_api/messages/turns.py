@@ -1,41 +1,45 @@
-"""One turn: what a sandbox asks for, what it hears, and what the rollout role records."""
+"""Messages of one turn: the sandbox's request, the replies to it, and the rollout role's record."""
 
 from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
-from marlaas_api.messages.base import JobMessage, Message
+from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.names import StopReason
 
 
-class ToolCall(Message):
-    """A call that an assistant's message makes; arguments: the JSON text of an object."""
+class ToolCallMessage(BusMessage):
+    """A tool call in an assistant's message. arguments: the JSON text of an object."""
 
     name: str
     arguments: str
     id: str = ""
 
 
-class ChatMessage(Message):
-    """One chat message; `name` is a tool's. Only an assistant's message that was written, not generated, has `tool_calls`: what was
-    generated is text."""
+class ChatMessage(BusMessage):
+    """One chat message. name: of a tool.
+
+    tool_calls: only in an assistant's message that was written and not generated; a generated message is plain text.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ToolCallMessage, ...] = ()
     tool_call_id: str | None = None
 
 
 class GenerateRequest(JobMessage):
-    """Append to a conversation and generate; core subject `gen.<ns>.<job>.<agent>`.
+    """A request to append to a conversation and generate; core subject `gen.<ns>.<job>.<agent>`.
 
-    The id is `names.request_id(episode, turn)`. `parent` None begins a conversation; otherwise it names the turn whose
-    conversation goes on (turns may branch). `append` is chat messages, or raw text that bypasses the template. `max_tokens` None: the job's own bound,
-    which it can only lower. `tools`: the JSON text of each function that the chat template is shown; None: as in the parent, a new conversation has none.
-    `deadline_s`: a replica forgets the request this many seconds after it last heard of it; asking again and KeepRequest begin them anew.
-    `reply_to` is set when a replica forwards to the owner.
+    The request's id is `names.request_id(episode, turn)`. parent: None begins a conversation; otherwise the turn whose
+    conversation continues (turns may branch). append: chat messages, or raw text that bypasses the template.
+    max_tokens: None is the job's own limit, which a request can only lower. tools: the JSON text of each function for
+    the chat template; None: those of the parent, or none in a new conversation.
+
+    deadline_s: the replica drops the request this many seconds after the last message about it; a repeated request or a
+    KeepRequest restarts this time. reply_to: set when a replica forwards the request to the episode's owner.
     """
 
     agent: str
@@ -52,21 +56,21 @@ class GenerateRequest(JobMessage):
 
 
 class KeepRequest(JobMessage):
-    """The sandbox still waits for an episode's turns; same subject as the request."""
+    """Notice that the sandbox still waits for an episode's turns; same subject as the request."""
 
     agent: str
     episode: str
 
 
 class CancelRequest(JobMessage):
-    """The sandbox no longer wants an episode's turns; same subject as the request."""
+    """Notice that the sandbox no longer needs an episode's turns; same subject as the request."""
 
     agent: str
     episode: str
 
 
 class ReplyPhase(StrEnum):
-    """A request is accepted, beats while it waits or runs, and ends in a result or a failure."""
+    """Phase of a request: accepted, heartbeats while it waits or runs, and finally a result or a failure."""
 
     ACCEPTED = "accepted"
     HEARTBEAT = "heartbeat"
@@ -74,12 +78,14 @@ class ReplyPhase(StrEnum):
     FAILED = "failed"
 
 
-class GenerateReply(Message):
-    """What a sandbox hears of its request, on the reply inbox. It never sees ids, logprobs or versions.
+class GenerateReply(BusMessage):
+    """A reply to a sandbox's request, on the reply inbox. It never contains ids, logprobs or versions.
 
-    A HEARTBEAT has `running_s`, the seconds for which the engine has generated; None: the request waits. `doing` is for people.
-    A FAILED has `error`, for people; `retryable`: the same request may be sent again; `waits`: nothing failed, the replica only has no place
-    for it now, so the time until one has is waiting.
+    HEARTBEAT: `running_s` is the number of seconds for which the engine has generated; None: the request waits. `doing`
+    is for people.
+
+    FAILED: `error` is for people. retryable: the same request may be sent again. waits: not an error; the replica has
+    no place now, and the time until it has one counts as waiting.
     """
 
     request: str
@@ -96,8 +102,8 @@ class GenerateReply(Message):
     waits: bool = False
 
 
-class Meter(Message):
-    """What a turn cost: tokens prefilled (of them `cached_tokens` from the prefix cache) and generated; seconds in queue and engine."""
+class Meter(BusMessage):
+    """Cost of a turn: tokens prefilled (`cached_tokens` of them from the prefix cache) and generated; seconds in queue and engine."""
 
     prompt_tokens: int
     cached_tokens: int = 0
@@ -107,12 +113,13 @@ class Meter(Message):
 
 
 class Turn(JobMessage):
-    """One generation as the engine's side saw it; `turn.<ns>.<job>.<episode>.<n>`, first writer wins.
+    """One generation, recorded by the rollout role; `turn.<ns>.<job>.<episode>.<n>`, the first writer wins.
 
-    prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.arrays`); logprobs: float32 bytes, one per output id, under the
-    sampling policy at `temperature`. `prompt_ids` are only what this turn appended after its parent's output; with `opens_segment`
-    they are a whole prompt (the first turn, or a template that rewrote its past). `text` is the reply's text; `append` and `tools` are what was
-    asked for; of a long prompt that was not fed, because no context window holds it, the beginning and a digest.
+    prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.wire`). logprobs: float32 bytes, one per output id, under
+    the sampling policy at `temperature`. `prompt_ids` are only the tokens that this turn appended after its parent's
+    output; with `opens_segment` they are a whole prompt (the first turn, or after a template that rewrote earlier
+    text). text: the reply's text. append, tools: from the request. A prompt too long for the context window is not fed
+    to the engine; of such a prompt, only the beginning and a digest are recorded.
     """
 
     agent: str

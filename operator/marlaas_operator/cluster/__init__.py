@@ -1,7 +1,7 @@
-"""The seam to Kubernetes: everything that the operator may ask of an API server.
+"""Interface to Kubernetes: all requests that the operator may make to an API server.
 
-`cluster.api_server.connect` is the real one, `cluster.memory.MemoryCluster` ships as its fake; both pass
-`tests/operator/cluster/test_contract.py`. Bodies are raw objects; nothing here knows what they mean.
+`cluster.api_server.connect` returns the real one; `cluster.memory.MemoryCluster` is its fake. Both pass
+`tests/operator/cluster/test_contract.py`. Bodies are raw objects.
 """
 
 from typing import Protocol
@@ -44,39 +44,52 @@ FIELD_MANAGER = "marlaas-operator"
 
 
 class Cluster(Protocol):
-    """An API server. Every method may raise Unavailable, TooMany, Forbidden; the others as said."""
+    """An API server.
+
+    Every method may raise Unavailable, TooMany and Forbidden, besides the errors in its own docstring.
+    """
 
     async def get(self, target: Target) -> Body:
-        """Raises NotFound."""
+        """Return an object. Raises NotFound."""
         ...
 
     async def list(self, resource: Resource, *, namespace: str = "", labels: str = "") -> list[Body]:
-        """All objects of a kind, of one namespace or of all, that match a label selector. Raises NotFound: no such kind."""
+        """Return all objects of a kind, of one namespace or of all, that match a label selector.
+
+        Raises:
+            NotFound: the API server does not serve the kind.
+        """
         ...
 
     async def create(self, body: Body) -> Body:
-        """Raises AlreadyExists, Invalid, NotFound (the namespace), Terminating."""
+        """Create an object. Raises AlreadyExists, Invalid, NotFound (the namespace), Terminating."""
         ...
 
     async def apply(self, body: Body) -> Body:
-        """Server-side apply: make the object, or make these fields of it ours, taking them from whoever had them.
+        """Server-side apply: create the object, or take ownership of these fields, by force.
 
-        Fields that an earlier apply set and this one lacks go; fields of others stay. The same body again changes nothing.
-        Raises Invalid, NotFound (the namespace), Terminating, Conflict (metadata.uid or resourceVersion is given and differs).
+        Fields of an earlier apply that are missing now are removed; fields of other managers stay. The same
+        body again changes nothing. Raises Invalid, NotFound (the namespace), Terminating, Conflict
+        (metadata.uid or resourceVersion is given and differs).
         """
         ...
 
     async def patch(self, target: Target, patch: Body, *, status: bool = False) -> Body:
-        """JSON merge patch of the object, or of its status alone.
+        """Apply a JSON merge patch to the object, or to its status alone.
 
-        metadata.resourceVersion in the patch is a condition; so is metadata.uid, but not for a status. Raises NotFound, Invalid, Conflict.
+        metadata.resourceVersion in the patch is a precondition; so is metadata.uid, except for a status. Raises
+        NotFound, Invalid, Conflict.
         """
         ...
 
     async def delete(self, target: Target, *, uid: str | None = None) -> bool:
-        """Ask for deletion in the background; True if the object is not there any more (or was not), False while something holds it.
+        """Request deletion in the background.
 
-        Raises Conflict: there, with another uid.
+        Returns:
+            True if the object no longer exists, False while a finalizer or a grace period holds it.
+
+        Raises:
+            Conflict: the object has another uid.
         """
         ...
 

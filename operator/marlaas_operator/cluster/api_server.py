@@ -1,12 +1,13 @@
-"""The real cluster: the `Cluster` seam over `kubernetes.aio`. The only module that imports the Kubernetes client.
+"""The real API server: `Cluster` over `kubernetes.aio`. The only module that imports the Kubernetes client.
 
-It uses the client's connection, credentials and TLS, and none of its models: bodies stay what the server sent.
+It uses the client's connection, credentials and TLS, and none of its models: bodies stay raw.
 """
 
 import asyncio
+import contextlib
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -34,13 +35,16 @@ _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
 
 Observer = Callable[[str, str, int], None]
-"""Told of every request: verb, plural (`rljobs`, or `rljobs/status`) and HTTP status (0: no answer)."""
+"""Called after every request with verb, plural (`rljobs` or `rljobs/status`) and HTTP status (0: no answer)."""
 
 
 async def connect(kubeconfig: Path | None = None, context: str | None = None) -> "ApiServer":
-    """A gateway with the credentials of a kubeconfig, or those that a pod has of itself.
+    """Return a client with the credentials of a kubeconfig, or of the pod's service account without one.
 
-    Raises InvalidInput: there are no such credentials. No request is made.
+    Makes no request.
+
+    Raises:
+        InvalidInput: there are no such credentials.
     """
     configuration = Configuration()
     try:
@@ -56,20 +60,20 @@ async def connect(kubeconfig: Path | None = None, context: str | None = None) ->
     except (ConfigException, OSError) as error:
         raise InvalidInput(f"no credentials for a Kubernetes API server: {error}") from error
     configuration.proxy = configuration.proxy or _proxy_for(configuration.host)
-    # Left to itself, the client would ask a thread for proxy and netrc before every request; the latter may not speak for us anyway.
+    # trust_env would read proxy and netrc in a thread before every request; credentials of netrc must not be used anyway.
     configuration.client_session_kwargs = {"trust_env": False}
     return ApiServer(configuration)
 
 
 def _proxy_for(server: str) -> str | None:
-    """The proxy that the environment names for a server, if any (`HTTPS_PROXY`, `NO_PROXY`)."""
+    """Return the proxy for a server by `HTTPS_PROXY` and `NO_PROXY`, None if there is none."""
     url = urlsplit(server)
     return None if not url.hostname or proxy_bypass(url.netloc) else getproxies().get(url.scheme)
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How to reach the server as this user, for whoever has a client of its own. token: without its scheme."""
+    """Address and credentials of this user, for another client. token: without its scheme."""
 
     server: str
     ca_path: str | None
@@ -80,7 +84,7 @@ class Login:
 
 
 class ApiServer:
-    """One API server, as one user. `observe` is told of every request."""
+    """One API server, accessed as one user. `observe` is called after every request."""
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
@@ -125,8 +129,19 @@ class ApiServer:
             return True
         return answer.get("kind") == "Status"
 
+    async def unserved(self, resources: Iterable[Resource]) -> Sequence[Resource]:
+        """Return those that the API server's discovery does not list."""
+        listed: set[tuple[str, str]] = set()
+        wanted = tuple(resources)
+        for version in {resource.api_version for resource in wanted}:
+            path = f"/apis/{version}" if "/" in version else f"/api/{version}"
+            with contextlib.suppress(NotFound):
+                answer = await self._call("GET", "apiresources", path, f"look up the kinds of {version}")
+                listed |= {(version, str(entry["name"])) for entry in answer["resources"]}
+        return [resource for resource in wanted if (resource.api_version, resource.plural) not in listed]
+
     async def login(self) -> Login:
-        """The credentials as they are now; a pod's token is read again when it may have changed."""
+        """Return the current credentials; a pod's token is re-read because Kubernetes rotates it."""
         of = self.configuration
         bearer = await of.get_api_key_with_prefix("BearerToken", alias="authorization")
         token = str(bearer).split(" ")[-1] if bearer else None  # "Bearer" of a kubeconfig, "bearer" in a pod
@@ -151,7 +166,7 @@ class ApiServer:
     async def _call(
         self, verb: str, what: str, path: str, action: str, content: tuple[str, Body] | None = None
     ) -> Body:
-        """One request; `action` is what its errors say was tried, `what` is told to the observer."""
+        """Make one request. action: text for errors, such as `get RLJob a/b`; what: resource for the observer."""
         try:
             status, headers, text = await self._exchange(verb, path, content)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError, asyncio.IncompleteReadError) as error:

@@ -1,21 +1,21 @@
-"""What the API server may answer instead of doing it, as our own errors: Retryable or Permanent.
+"""Errors of the API server, as Retryable or Permanent.
 
-The text is the server's own sentence, behind what was asked of it.
+The text is the request, followed by the server's own message.
 """
 
 from marlaas_api.errors import Permanent, Retryable
 
 
 class Unavailable(Retryable):
-    """No answer, or the server's own trouble: 5xx, a broken connection, no reply in time, a credential that is being renewed."""
+    """The server failed: 5xx, a broken connection, no reply in time, or a credential that is being renewed."""
 
 
 class NoAnswer(Unavailable):
-    """No connection, or no reply in time: most likely nobody there would take anything else either."""
+    """No connection, or no reply in time: other requests would most likely fail too."""
 
 
 class TooMany(Retryable):
-    """429: the server asks for patience. retry_after_s: how much; 1 when it does not say."""
+    """429: too many requests. retry_after_s: the server's Retry-After, 1 without it."""
 
     def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
         super().__init__(text)
@@ -23,19 +23,19 @@ class TooMany(Retryable):
 
 
 class Conflict(Retryable):
-    """409: the object is not (any more) the one that was observed. Observe again, then decide anew."""
+    """409: the object changed since it was observed. Observe again, then plan again."""
 
 
 class AlreadyExists(Conflict):
-    """409 on create: somebody made it before."""
+    """409 on create: the object exists already."""
 
 
 class Gone(Retryable):
-    """410: the server forgot that resource version. List again."""
+    """410: the resource version or the continue token has expired. List again."""
 
 
 class Terminating(Retryable):
-    """403 because the namespace is being deleted: nothing can be made in it; it will be gone soon."""
+    """403 because the namespace is being deleted: no object can be created in it."""
 
 
 class NotFound(Permanent):
@@ -43,8 +43,8 @@ class NotFound(Permanent):
 
 
 class Invalid(Permanent):
-    """422 or 400: the server refuses the content, with its sentence."""
+    """422 or 400: the server refuses the content."""
 
 
 class Forbidden(Permanent):
-    """403: RBAC, admission or a quota; only a person can help."""
+    """403: refused by RBAC, admission or a quota; a person must change the configuration."""

@@ -1,6 +1,7 @@
-"""The seam's fake: an API server in one process. It ships with the product; tests of the operator's shell run on it.
+"""In-memory fake of the API server. It ships with the product; tests of the operator run on it.
 
-It keeps resource versions, generations, uids, finalizers, the status apart, and field ownership of one manager (ours).
+It implements resource versions, generations, uids, finalizers, the status subresource, and field ownership of
+one manager (ours).
 """
 
 import asyncio
@@ -15,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_operator.cluster import AlreadyExists, Body, Conflict, Invalid, NotFound, Resource, Target
-from marlaas_operator.cluster.ownership import Step, applied, leaves
-from marlaas_operator.cluster.patches import merged
+from marlaas_operator.cluster.ownership import Step, applied, leaves, merged
 from marlaas_operator.cluster.resources import NAMESPACES, target_of
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -26,14 +26,20 @@ _CONDITIONS = ("uid", "resourceVersion")
 _NO_GENERATION = ("metadata", "status")
 
 Listener = Callable[[str, Body], None]
-"""Told of every change, as a watch would: ADDED, MODIFIED or DELETED, and the object."""
+"""Called with every change, as a watch event: ADDED, MODIFIED or DELETED, and the object."""
 
 
 class MemoryCluster:
-    """One API server. calls: every request so far as (verb, target). Set by tests: fail, raised instead of answering; now, unix seconds; checks_rules, False to
-    take what breaks a rule of its kind, as a server did before there was the rule.
+    """One API server in memory.
 
-    As the real one, it checks a spec when it changes, so that an object from before a rule can still be given a status and be deleted.
+    Like the real one, it validates a spec only when it changes, so that an object that predates a rule can
+    still get a status and be deleted.
+
+    Attributes:
+        calls: every request so far as (verb, target).
+        fail: set by tests; returns an error to raise instead of answering.
+        now: set by tests; unix seconds.
+        checks_rules: set by tests; False accepts specs that break the rules of their kind.
     """
 
     def __init__(self, *namespaces: str) -> None:
@@ -110,7 +116,7 @@ class MemoryCluster:
         return datetime.fromtimestamp(self.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     async def _arrive(self, verb: str, target: Target) -> None:
-        """What every call begins with: let others run, then see whether there is an answer."""
+        """Begin a call: yield to the event loop, record the call, and raise the error of `fail`, if any."""
         await asyncio.sleep(0)
         self.calls.append((verb, target))
         error = self.fail(verb, target)
@@ -123,7 +129,7 @@ class MemoryCluster:
         return self._objects[target]
 
     def _store(self, target: Target, body: Body) -> Body:
-        """Keep what is new in the body, and tell the watchers; an object that waits for nothing more is gone."""
+        """Store a changed body and notify the listeners; remove a deleted object without finalizers."""
         before = self._objects.get(target)
         self._check(target, body, before)
         if before is not None and _same(before, body):

@@ -1,10 +1,37 @@
-"""Server-side apply in small: which leaves of an object a manager set, and what applying again does to them. Pure; for the fake.
+"""Server-side apply for the fake: field ownership of one manager, and JSON merge patches (RFC 7386). Pure.
 
-An object is taken apart into leaves by path. Items of the lists that Kubernetes merges by key are addressed by that key.
+An object is split into leaves by path. Items of lists that Kubernetes merges by key are addressed by that key.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the patch that turns `before` into `after`; empty when they are equal. Lists are replaced whole."""
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            if inner := merge_patch(old, value):
+                patch[key] = inner
+        elif key not in before or old != value:
+            patch[key] = value
+    return patch
+
+
+def merged(before: Any, patch: Any) -> Any:
+    """Return the value after a patch."""
+    if not isinstance(patch, Mapping):
+        return patch
+    result = dict(before) if isinstance(before, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
 
 Step = str | tuple[str, str]
 Leaves = dict[tuple[Step, ...], Any]
@@ -22,12 +49,12 @@ _KEYS = {
 
 
 def leaves(value: Any) -> Leaves:
-    """A body's leaves; an empty map or list is one."""
+    """Return the leaves of a body by path; an empty map or list is a leaf."""
     return dict(_walk(value, (), ""))
 
 
 def rebuilt(parts: Leaves) -> dict[str, Any]:
-    """The body that has these leaves."""
+    """Build the body with these leaves."""
     root: dict[Step, Any] = {}
     for path, leaf in parts.items():
         place = root
@@ -42,7 +69,7 @@ def rebuilt(parts: Leaves) -> dict[str, Any]:
 
 
 def applied(body: dict[str, Any], owned: set[tuple[Step, ...]], desired: dict[str, Any]) -> dict[str, Any]:
-    """The body after a manager that owned these leaves applied `desired`."""
+    """Return the body after an apply of `desired` by the manager that owned the leaves `owned`."""
     wanted = leaves(desired)
     kept = {path: leaf for path, leaf in leaves(body).items() if path in wanted or path not in owned}
     return rebuilt({**kept, **wanted})
@@ -65,7 +92,7 @@ def _keyed(items: list[Any], name: str) -> bool:
 
 
 def _closed(value: Any) -> Any:
-    """Items that were addressed by key become a list again."""
+    """Turn items that are addressed by key back into lists."""
     if not isinstance(value, dict):
         return value
     if value and all(isinstance(step, tuple) for step in value):

@@ -1,4 +1,4 @@
-"""The kinds that the operator deals with, and where the API server keeps them."""
+"""Kinds that the operator uses, and their URL paths."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from marlaas_api.kinds.base import API_VERSION
 
 Body = dict[str, Any]
-"""A raw object, as the API server sends it or as a manifest builder makes it."""
+"""A raw object, from the API server or from a manifest builder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,10 @@ class Resource:
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """URL path of an object, or of all objects when the name is empty; of every namespace when that is empty too."""
+        """Return the URL path of an object.
+
+        Without a name: of all objects in the namespace; without both: of all objects of the kind.
+        """
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         scope = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
@@ -37,7 +40,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One object: what to get, patch or delete. namespace is empty for kinds without one."""
+    """Address of one object. namespace is empty for cluster-scoped kinds."""
 
     resource: Resource
     namespace: str
@@ -49,7 +52,7 @@ class Target:
 
     @property
     def path(self) -> str:
-        """URL path."""
+        """URL path of the object."""
         return self.resource.path(self.namespace, self.name)
 
 
@@ -70,7 +73,7 @@ NAMESPACES = Resource("v1", "Namespace", "namespaces", namespaced=False)
 CRDS = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 
 KINDS = (RLJOBS, MODELPOOLS, TENANTS)
-"""Ours: what people write."""
+"""Our custom resources, which people write."""
 OWNED = (
     DEPLOYMENTS,
     STATEFULSETS,
@@ -81,18 +84,20 @@ OWNED = (
     SERVICE_ACCOUNTS,
     PODS,
 )
-"""What the operator makes and watches; Secrets it makes blindly, and Pods it only watches."""
+"""Kinds that the operator creates and watches; of Pods it only watches. Secrets are missing: it creates them and
+never reads them.
+"""
 _BY_KIND = {
     (resource.api_version, resource.kind): resource for resource in (*KINDS, *OWNED, SECRETS, EVENTS, NAMESPACES, CRDS)
 }
 
 
 def resource_of(body: Body) -> Resource:
-    """The resource of an object by its apiVersion and kind. Raises KeyError for a kind that the operator does not know."""
+    """Return the resource of an object by its apiVersion and kind. Raises KeyError for an unknown kind."""
     return _BY_KIND[str(body["apiVersion"]), str(body["kind"])]
 
 
 def target_of(body: Body) -> Target:
-    """Which object a body is."""
+    """Return the target of a body."""
     resource, metadata = resource_of(body), body["metadata"]
     return Target(resource, str(metadata.get("namespace", "")) if resource.namespaced else "", str(metadata["name"]))

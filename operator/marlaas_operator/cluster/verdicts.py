@@ -1,4 +1,4 @@
-"""From the API server's Status answers to our errors. Pure."""
+"""Translation of the API server's error answers to our errors. Pure."""
 
 import json
 from http import HTTPStatus
@@ -26,11 +26,11 @@ _BY_STATUS: dict[int, type[MarlaasError]] = {
     HTTPStatus.NOT_ACCEPTABLE: Invalid,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: Invalid,
 }
-"""What is none of these, nor asked for below, is somebody's between us and the API server (401, 5xx, 499, 520): it may pass."""
+"""Statuses neither here nor in `verdict` (401, 499, 5xx, 520) become Unavailable: a proxy or the server failed."""
 
 
 def verdict(status: int, text: bytes, tried: str, retry_after: str | None = None) -> MarlaasError:
-    """The error for an HTTP status >= 400. `tried` begins its sentence; text: the answer's body."""
+    """Return the error for an HTTP status >= 400. tried: beginning of its message; text: the answer's body."""
     answer = _status_object(text)
     sentence = f"{tried}: {answer.get('message') or f'HTTP status {status}'}"
     if status == HTTPStatus.CONFLICT:
@@ -45,7 +45,7 @@ def verdict(status: int, text: bytes, tried: str, retry_after: str | None = None
 
 
 def _status_object(text: bytes) -> dict[str, Any]:
-    """The server's Status, or its plain words."""
+    """Parse the server's Status; a plain text becomes its message."""
     try:
         answer = json.loads(text)
     except ValueError:
@@ -59,7 +59,7 @@ def _has_cause(answer: dict[str, Any], reason: str) -> bool:
 
 
 def _other_uid(answer: dict[str, Any]) -> bool:
-    """A patch that names a uid as its condition is refused as an attempt to change the uid."""
+    """Return whether a uid precondition failed: the server reports it as an attempt to change the uid."""
     causes = (answer.get("details") or {}).get("causes") or ()
     return any(cause.get("field") == "metadata.uid" for cause in causes)
 

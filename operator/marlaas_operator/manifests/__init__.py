@@ -1,1 +1,1 @@
-"""Builders of desired Kubernetes objects, as server-side apply wants them. No client, no asyncio, no clock."""
+"""Builders of desired Kubernetes objects for server-side apply. No client, no asyncio, no clock."""

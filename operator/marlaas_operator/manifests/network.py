@@ -1,4 +1,7 @@
-"""NetworkPolicies: deny all but what is named. A policy of somebody else can only add to them; who may write policies is RBAC's business."""
+"""NetworkPolicies that deny all traffic except the listed one.
+
+Another policy can only allow more; RBAC decides who may write policies.
+"""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -14,7 +17,7 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def isolation(pods: Mapping[str, str], egress: Iterable[Part], ingress: Iterable[Part] = ()) -> Part:
-    """Spec of a policy by which these pods take and make the connections of `ingress` and `egress` only."""
+    """Return the spec of a policy that allows these pods only the given `ingress` and `egress`."""
     return {
         "podSelector": {"matchLabels": dict(pods)},
         "policyTypes": ["Ingress", "Egress"],
@@ -24,25 +27,25 @@ def isolation(pods: Mapping[str, str], egress: Iterable[Part], ingress: Iterable
 
 
 def from_metrics_readers(installation: Installation, port: int) -> list[Part]:
-    """Who may read the figures at a port; nobody unless the chart names them."""
+    """Return the rule for peers that may scrape metrics at a port; none unless the chart lists them."""
     if not installation.metrics_from:
         return []
     return [{"from": list(installation.metrics_from), "ports": [_port("TCP", port)]}]
 
 
 def to_platform(installation: Installation) -> list[Part]:
-    """Names and the bus: what every pod of ours needs."""
+    """Return the rules for DNS and the bus, which every pod of ours needs."""
     return [_to_dns(installation), *_to_bus(installation)]
 
 
 def to_https() -> Part:
-    """Model hub and object store, wherever they are."""
+    """Return the rule for model hub and object store: port 443 of any address outside `CLOSED_RANGES`."""
     blocks = [_block("0.0.0.0/0"), _block("::/0")]
     return {"to": blocks, "ports": [_port("TCP", 443)]}
 
 
 def to_destinations(egress: Iterable[Egress]) -> list[Part]:
-    """What a job's environment may reach."""
+    """Return the rules for the destinations of a job's environment."""
     return [rule for destination in egress for rule in _to_destination(destination)]
 
 
@@ -70,7 +73,7 @@ def _to_bus(installation: Installation) -> list[Part]:
 
 
 def _block(cidr: str) -> Part:
-    """An address range without what it holds of those that are never opened."""
+    """Return an address range, except the parts in `CLOSED_RANGES` (cloud metadata services)."""
     network = ipaddress.ip_network(cidr)
     holes = [str(closed) for closed in CLOSED_RANGES if _holds(network, closed)]
     return {"ipBlock": {"cidr": cidr, **({"except": holes} if holes else {})}}

@@ -1,6 +1,7 @@
-"""The parts that all our pods share: locked down to the restricted Pod Security level, probed, with bounded places to write.
+"""Parts that all our pods share: restricted Pod Security, probes, volumes of limited size, the command of a worker.
 
-How many processes a pod may have is no field of a pod: the kubelet bounds it (`podPidsLimit`); docs/operations.md says so.
+A pod has no field for the number of processes: the kubelet limits it (`podPidsLimit`, see docs/operations.md). `marlaas run` starts
+workers with the same command (`marlaas.local.processes`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,13 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marlaas_api.kinds import PullSecret, Toleration
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests import pods
+
+PYTHON = ("python3", "-P", "-s", "-m")
+"""-P: do not import from the image's working folder. -s: nor from below HOME, which a sandbox shares with
+environment code and which outlives a container: a `usercustomize` left there would run in the next supervisor.
+"""
+
 
 UID = 10001
 HEALTH_PORT = 8081
 SCRATCH = "/scratch"
 BUS_FOLDER = "/etc/marlaas/bus"
 CREDENTIAL = "bus.creds"
-"""Key of a Secret and file in BUS_FOLDER. The folder is mounted whole, or a renewed credential would not reach the pod."""
+"""Key of a Secret and file in BUS_FOLDER. The folder is mounted whole: a subPath mount would not receive renewed
+credentials.
+"""
 
 Part = dict[str, Any]
 """A fragment of a manifest."""
@@ -22,7 +33,7 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pod may run, and with what its images are pulled."""
+    """Scheduling constraints of a pod, and the Secrets to pull its images."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Toleration] = ()
@@ -34,7 +45,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume and where it is mounted. source: the volume's source as a PodSpec says it."""
+    """A volume and its mount path. source: the volume's source in the PodSpec."""
 
     name: str
     path: str
@@ -43,7 +54,7 @@ class Volume:
 
 
 def pod_spec(account: str, placement: Placement, volumes: Iterable[Volume], grace_s: int) -> Part:
-    """A PodSpec without its containers. grace_s: seconds from SIGTERM to SIGKILL."""
+    """Return a PodSpec without containers. grace_s: seconds from SIGTERM to SIGKILL."""
     spec: Part = {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
@@ -63,7 +74,7 @@ def pod_spec(account: str, placement: Placement, volumes: Iterable[Volume], grac
 
 
 def container(name: str, image: str, command: Sequence[str], volumes: Iterable[Volume]) -> Part:
-    """A container that may do nothing but compute, and write where a volume is mounted."""
+    """Return a container without privileges or capabilities, which can write only to its volumes."""
     return {
         "name": name,
         "image": image,
@@ -80,9 +91,9 @@ def container(name: str, image: str, command: Sequence[str], volumes: Iterable[V
 
 
 def worker_env(added: Mapping[str, str]) -> list[Part]:
-    """Environment variables of a worker; those added win.
+    """Return the environment variables of a worker; those in `added` take precedence.
 
-    A uid without an entry in the image's passwd file has neither home nor name, and libraries ask for both.
+    HOME, USER and LOGNAME are set because our uid has no passwd entry in the image, and libraries need them.
     """
     fixed = {"HOME": SCRATCH, "USER": "marlaas", "LOGNAME": "marlaas", "PYTHONUNBUFFERED": "1"}
     values = [{"name": name, "value": value} for name, value in {**fixed, **added}.items()]
@@ -90,9 +101,10 @@ def worker_env(added: Mapping[str, str]) -> list[Part]:
 
 
 def health(start_s: int) -> Part:
-    """Port and probes of a worker, which may take start_s seconds until it serves.
+    """Return port and probes of a worker. start_s: longest start, in seconds.
 
-    Liveness is patient: a busy machine is no reason to kill an engine that needs a minute to load again.
+    The liveness probe fails only after a minute: a busy machine must not restart an engine that takes a minute
+    to load.
     """
     return {
         "ports": [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
@@ -103,19 +115,19 @@ def health(start_s: int) -> Part:
 
 
 def empty(name: str, path: str, size: str | None = None, *, memory: bool = False) -> Volume:
-    """A place of the pod's own to write to. size: bound above which the pod is evicted; None: the node's."""
+    """Return an emptyDir volume. size: the pod is evicted above it; None: limited by the node."""
     source = {**({"medium": "Memory"} if memory else {}), **({"sizeLimit": size} if size else {})}
     return Volume(name, path, {"emptyDir": source})
 
 
 def claim(name: str, path: str, claim_name: str, *, read_only: bool = False) -> Volume:
-    """A PersistentVolumeClaim of the pod's namespace."""
+    """Return a volume for a PersistentVolumeClaim of the pod's namespace."""
     source: Part = {"claimName": claim_name, **({"readOnly": True} if read_only else {})}
     return Volume(name, path, {"persistentVolumeClaim": source}, read_only)
 
 
 def secret(name: str, path: str, secret_name: str) -> Volume:
-    """A Secret's keys as files; 0440 with fsGroup is what a process of UID can read."""
+    """Return a volume with a Secret's keys as files; mode 0440 with fsGroup makes them readable for UID."""
     return Volume(name, path, {"secret": {"secretName": secret_name, "defaultMode": 0o440}}, read_only=True)
 
 
@@ -146,3 +158,27 @@ def _placed(placement: Placement) -> Part:
 
 def _toleration(toleration: Toleration) -> Part:
     return toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def worker_command(role: str, nats_url: str, blobs_url: str) -> list[str]:
+    """Return the command of a role; the caller appends its document's file. The replica's name is the pod's."""
+    return [
+        *(*PYTHON, "marlaas_worker", role),
+        *("--nats", nats_url, "--blobs", blobs_url),
+        *("--name", "$(POD_NAME)", "--scratch", pods.SCRATCH),
+        *("--creds", f"{pods.BUS_FOLDER}/{pods.CREDENTIAL}", "--health", str(pods.HEALTH_PORT)),
+    ]
+
+
+def packages_volumes(installation: Installation) -> tuple[Volume, ...]:
+    """Return the volume with the Python packages, for an image without them."""
+    packages = installation.python_environment
+    if packages is None:
+        return ()
+    return (pods.claim("packages", packages.mount_path, packages.claim_name, read_only=True),)
+
+
+def packages_env(installation: Installation) -> dict[str, str]:
+    """Return the variable that points Python to that volume."""
+    packages = installation.python_environment
+    return {} if packages is None else {"PYTHONPATH": packages.python_path}

@@ -1,6 +1,7 @@
-"""What a pool owns in the release's namespace: its document, and per role the pods and what protects them.
+"""Objects of a pool in the release's namespace: the ConfigMap with its document, and workers per role.
 
-The order is that of creation: a StatefulSet comes after all that its pods mount and are guarded by, the ServiceAccount first of all.
+They are in the order of creation: the ServiceAccount first, and a StatefulSet after everything that its pods
+mount and that protects them.
 """
 
 import base64
@@ -17,24 +18,24 @@ from marlaas_operator.plan import Manifest
 from marlaas_operator.snapshot import Meta
 
 DOCUMENT_HASH = "marlaas.dev/document-hash"
-"""On pods: what their workers were started with; a change of it restarts them, one by one."""
+"""Hash of the document, on pods; a change restarts them, one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What a pool's objects are made of. credentials: text of the bus credential, by role."""
+    """Input of a pool's objects. credentials: text of the bus credential, by role."""
 
     meta: Meta
     pool: ModelPool
     credentials: Mapping[str, str]
 
     def workers(self, role: str) -> WorkersSpec:
-        """The spec of one role."""
+        """Return the spec of one role."""
         return self.pool.spec.rollout if role == "rollout" else self.pool.spec.trainer
 
 
 def shared_objects(pool: Pool, installation: Installation) -> tuple[Manifest, ...]:
-    """What both roles need."""
+    """Return the ServiceAccount and the ConfigMap, which both roles use."""
     account = _object(pool, installation, ("v1", "ServiceAccount"), "") | {"automountServiceAccountToken": False}
     document = _object(pool, installation, ("v1", "ConfigMap"), "") | {"data": {DOCUMENT: _document(pool)}}
     account["metadata"]["name"] = names.accounts_name(pool.meta.name)
@@ -43,13 +44,13 @@ def shared_objects(pool: Pool, installation: Installation) -> tuple[Manifest, ..
 
 
 def role_secret(pool: Pool, installation: Installation, role: str) -> Manifest:
-    """The role's bus credential. It belongs before the StatefulSet."""
+    """Return the Secret with the role's bus credential; apply it before the StatefulSet."""
     secret = _object(pool, installation, ("v1", "Secret"), role)
     return {**secret, "type": "Opaque", "data": _secret_data(pool, role)}
 
 
 def role_objects(pool: Pool, installation: Installation, role: str) -> tuple[Manifest, ...]:
-    """NetworkPolicy, headless Service, PodDisruptionBudget and StatefulSet of one role."""
+    """Return NetworkPolicy, headless Service, PodDisruptionBudget and StatefulSet of one role."""
     policy = _object(pool, installation, ("networking.k8s.io/v1", "NetworkPolicy"), role)
     egress = [*network.to_platform(installation), network.to_https()]
     readers = network.from_metrics_readers(installation, pods.HEALTH_PORT)
@@ -73,9 +74,10 @@ def _service(pool: Pool, installation: Installation, role: str) -> Part:
 
 
 def _stateful_set(pool: Pool, installation: Installation, role: str) -> Part:
-    """Stable names: a replica that comes back is the one that it was, for leases and for the owners of episodes.
+    """Build the StatefulSet: pod names are stable, because leases and the owners of episodes refer to them.
 
-    Parallel, because replicas do not wait for each other, and so that a broken revision does not keep a good one from following it.
+    It is Parallel, because replicas do not wait for each other, and so that a broken revision does not block
+    the next one.
     """
     manifest = _object(pool, installation, ("apps/v1", "StatefulSet"), role)
     manifest["metadata"]["annotations"] = {names.SECRET_HASH: names.digest(_secret_data(pool, role))}
@@ -98,7 +100,7 @@ def _stateful_set(pool: Pool, installation: Installation, role: str) -> Part:
 
 
 def _object(pool: Pool, installation: Installation, kind: tuple[str, str], role: str) -> Part:
-    """An object without content; kind: (apiVersion, kind); role: empty for what both share."""
+    """Build an object without content. kind: (apiVersion, kind); role: empty for objects that both roles share."""
     return {
         "apiVersion": kind[0],
         "kind": kind[1],

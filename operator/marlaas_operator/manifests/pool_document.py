@@ -1,4 +1,7 @@
-"""The document that a pool's workers are started with, without what is none of their business: its change restarts engines."""
+"""Document that a pool's workers start with.
+
+It omits fields that workers do not use, because a change restarts engines.
+"""
 
 import math
 from typing import TypeVar
@@ -8,7 +11,7 @@ from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import PoolDocument
 
 MODEL_MOUNT = "/model"
-"""Where a model's PersistentVolumeClaim is mounted."""
+"""Mount path of a model's PersistentVolumeClaim."""
 
 _PLACED = ("replicas", "node_selector", "tolerations", "affinity", "priority_class_name", "image", "image_pull_secrets")
 
@@ -16,7 +19,7 @@ W = TypeVar("W", bound=WorkersSpec)
 
 
 def pool_document(pool: ModelPool) -> PoolDocument:
-    """What the workers of a pool need to know. model_path is empty where the init container finds it."""
+    """Return the document of a pool's workers. model_path is empty where the init container determines it."""
     spec = pool.spec.model_copy(
         update={
             "rollout": _workers(pool.spec.rollout),
@@ -29,7 +32,10 @@ def pool_document(pool: ModelPool) -> PoolDocument:
 
 
 def _workers(workers: W) -> W:
-    """Without placement. A worker that asked for some cores computes on as many: it would see those of the whole node."""
+    """Drop the placement, and derive `threads` from the CPU request if unset.
+
+    Without it, a process would use as many threads as the whole node has cores.
+    """
     fields = type(workers).model_fields
     update = {name: fields[name].get_default(call_default_factory=True) for name in _PLACED}
     if workers.threads is None and workers.cpu is not None:

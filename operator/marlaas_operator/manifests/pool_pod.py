@@ -1,4 +1,4 @@
-"""The pod of a rollout or trainer worker: an init container brings the model, the main one serves."""
+"""Pod of a rollout or trainer worker: an init container prepares the model, the main container runs the worker."""
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -6,25 +6,35 @@ from urllib.parse import urlsplit
 from marlaas_api.kinds import ModelPool, WorkersSpec
 from marlaas_operator.installation import BlobSettings, Installation
 from marlaas_operator.manifests import names, pods
-from marlaas_operator.manifests.pods import Part, Placement, Volume
+from marlaas_operator.manifests.pods import (
+    PYTHON,
+    Part,
+    Placement,
+    Volume,
+    packages_env,
+    packages_volumes,
+    worker_command,
+)
 from marlaas_operator.manifests.pool_document import MODEL_MOUNT
-from marlaas_operator.manifests.worker import PYTHON, packages_env, packages_volumes, worker_command
 
 DOCUMENT = "pool.json"
 PREPARE = "model"
-"""Name of the init container that brings the model."""
+"""Name of the init container that prepares the model."""
 
 _DOCUMENT_FOLDER = "/etc/marlaas/pool"
 _CACHE = "/cache"
 _PREPARED = f"{pods.SCRATCH}/{DOCUMENT}"
 _GRACE_S = 45
-"""An engine drains for up to 20 s (`marlaas_worker.rollout.service.DRAIN_S`) and takes some to end; a trainer finishes its micro-batch."""
+"""An engine drains for up to 20 s (`marlaas_worker.rollout.service.DRAIN_S`) and then stops.
+
+A trainer finishes its micro-batch.
+"""
 _START_S = 1800
-"""Reading the weights of a large model from a slow volume."""
+"""Longest start: reading the weights of a large model from a slow volume."""
 
 
 def worker_pod(pool: ModelPool, installation: Installation, role: str) -> Part:
-    """PodSpec of one role."""
+    """Return the PodSpec of one role."""
     workers = pool.spec.rollout if role == "rollout" else pool.spec.trainer
     volumes = _volumes(pool, installation, role)
     account = names.accounts_name(pool.metadata.name)
@@ -53,7 +63,7 @@ def _volumes(pool: ModelPool, installation: Installation, role: str) -> tuple[Vo
     return (
         pods.empty("scratch", pods.SCRATCH, "32Gi"),
         pods.empty("tmp", "/tmp", "4Gi"),
-        # An engine and its workers speak through shared memory; a container's own /dev/shm is 64 MiB.
+        # An engine and its workers communicate by shared memory; a container's default /dev/shm is 64 MiB.
         pods.empty("shared-memory", "/dev/shm", "2Gi", memory=True),
         pods.claim("cache", _CACHE, cache) if cache else pods.empty("cache", _CACHE),
         Volume("document", _DOCUMENT_FOLDER, document, read_only=True),
@@ -69,8 +79,10 @@ def _blob_volumes(blobs: BlobSettings) -> tuple[Volume, ...]:
 
 
 def _prepare(pool: ModelPool, installation: Installation, workers: WorkersSpec, volumes: Sequence[Volume]) -> Part:
-    """Brings the model to where the worker finds it, and writes the document that says where. It alone sees the hub's token, and never the
-    bus's credential."""
+    """Build the init container: it prepares the model and writes the document with the model's path.
+
+    It alone has the hub's token, and it does not have the bus's credential.
+    """
     command = [*PYTHON, "marlaas_worker.prepare", "--pool-file", f"{_DOCUMENT_FOLDER}/{DOCUMENT}", "--out", _PREPARED]
     mounted = [volume for volume in volumes if volume.name not in ("bus", "blobs")]
     base = _base(PREPARE, installation, workers, (command, mounted))
@@ -92,7 +104,7 @@ def _worker(installation: Installation, workers: WorkersSpec, role: str, volumes
 def _base(
     name: str, installation: Installation, workers: WorkersSpec, what: tuple[Sequence[str], Sequence[Volume]]
 ) -> Part:
-    """A container of the worker's image; what: its command and its volumes."""
+    """Build a container of the worker's image. what: its command and its volumes."""
     added = {"MARLAAS_CACHE": _CACHE, "MARLAAS_MODEL_MOUNT": MODEL_MOUNT, **packages_env(installation)}
     return {
         **pods.container(name, workers.image or installation.worker_image.name, *what),
@@ -103,7 +115,10 @@ def _base(
 
 
 def _resources(workers: WorkersSpec) -> Part:
-    """Memory and accelerators are asked for as they are bounded, so that the scheduler places what will really be used."""
+    """Build the resources: requests of memory and GPUs equal their limits.
+
+    The scheduler then reserves the full amount.
+    """
     memory = {"memory": workers.memory} if workers.memory else {}
     gpus = {"nvidia.com/gpu": str(workers.gpus)} if workers.gpus else {}
     cpu = {"cpu": workers.cpu} if workers.cpu else {}

@@ -1,7 +1,7 @@
-"""What an admitted job owns in its own namespace: a locked sandbox.
+"""Objects of an admitted job in its own namespace: the sandbox and what isolates it.
 
-Order of the objects is the order of their creation: whatever exists later exists only with what protects it, and the ServiceAccount, first to come and
-last to go, marks that there is something.
+They are in the order of creation: each workload comes after everything that protects it. The ServiceAccount is
+created first and deleted last, so its existence shows that other objects may exist.
 """
 
 import base64
@@ -16,12 +16,15 @@ COMPONENT = "sandbox"
 
 
 def sandbox_secret(sandbox: Sandbox, installation: Installation) -> Manifest:
-    """The bus credential and the job's document; mounted into the supervisor alone. It belongs before the Deployment."""
+    """Return the Secret with the bus credential and the job's document; apply it before the Deployment.
+
+    Only the supervisor's container mounts it.
+    """
     return {**_object(sandbox, installation, "v1", "Secret"), "type": "Opaque", "data": _secret_data(sandbox)}
 
 
 def sandbox_objects(sandbox: Sandbox, installation: Installation) -> tuple[Manifest, ...]:
-    """ServiceAccount, NetworkPolicy and Deployment, in the order of their creation."""
+    """Return ServiceAccount, NetworkPolicy and Deployment, in the order of creation."""
     account = {**_object(sandbox, installation, "v1", "ServiceAccount"), "automountServiceAccountToken": False}
     manifests = (account, _policy(sandbox, installation), _deployment(sandbox, installation))
     return tuple(names.stamped(manifest) for manifest in manifests)

@@ -1,11 +1,13 @@
-"""The pod of a sandbox: the supervisor, and with an image of the tenant's own a second container that runs it.
+"""Pod of a sandbox: the supervisor, and a second container if the environment has an image of its own.
 
-Environment code never meets the bus's credential: with a builtin the supervisor hides it from its children, with an image it is mounted only
-beside it, and the two containers share nothing but the folder of a socket.
+Environment code has no access to the bus's credential. With a builtin environment, the supervisor hides it from
+its children. With an image, only the supervisor's container mounts it, and the two containers share only the
+folder of a socket.
 
-Memory. `environment.memory` bounds one child process, and a sandbox plays `concurrency` episodes, each in a child of its own. All of
-them at their bound at once would be 32 GiB by default, which no node should promise; and children share most of their pages with the server that they are
-forked from. So a container may hold the supervisor's share and as many children at their bound as 16, and asks the scheduler for one.
+Memory. `environment.memory` limits one child process, and a sandbox plays `concurrency` episodes, each in a
+child. All at their limit would need 32 GiB by default, too much to reserve on a node; and children share most
+pages with the fork server. So a container's limit is the supervisor's share and at most 16 children at their
+limit; its request covers one child.
 """
 
 from collections.abc import Sequence
@@ -16,20 +18,19 @@ from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import JobDocument
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import names, pods
-from marlaas_operator.manifests.pods import Part, Placement, Volume
-from marlaas_operator.manifests.worker import packages_env, packages_volumes, worker_command
+from marlaas_operator.manifests.pods import Part, Placement, Volume, packages_env, packages_volumes, worker_command
 from marlaas_operator.snapshot import Meta
 
 JOB_FILE = "job.json"
 ENVIRONMENT_PREFIX = "MARLAAS_ENVIRONMENT_"
-"""What the supervisor passes on to environment code (`marlaas_worker.sandbox.variables`)."""
+"""Prefix of the variables that the supervisor passes on to environment code (`marlaas_worker.sandbox.seclusion`)."""
 
 _SOCKET_FOLDER = "/run/marlaas"
 _SOCKET = f"{_SOCKET_FOLDER}/environment.sock"
 _BLOBS = f"file://{pods.SCRATCH}/blobs"
-"""A sandbox stores no blobs; the worker's command line wants a place all the same."""
+"""Required by the worker's command line; a sandbox stores no blobs."""
 _GRACE_S = 15
-"""A sandbox drains within 5 s (`marlaas_worker.sandbox.service.DRAIN_S`) and then ends its children."""
+"""A sandbox drains for at most 5 s (`marlaas_worker.sandbox.service.DRAIN_S`) and then kills its children."""
 _START_S = 120
 _SUPERVISOR_LIMIT_BYTES, _SUPERVISOR_REQUEST_BYTES = 512 << 20, 256 << 20
 _CHILDREN_AT_THEIR_BOUND = 16
@@ -37,7 +38,7 @@ _CHILDREN_AT_THEIR_BOUND = 16
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What a job's sandbox is made of. bounds: its pool's. credential: text of its bus credential."""
+    """Input of a sandbox's objects. bounds: from its pool. credential: text of its bus credential."""
 
     meta: Meta
     document: JobDocument
@@ -46,17 +47,17 @@ class Sandbox:
 
     @property
     def environment(self) -> EnvironmentSpec:
-        """The environment of the job."""
+        """The job's environment."""
         return self.document.spec.environment
 
     @property
     def name(self) -> str:
-        """Name of every object."""
+        """Name of all objects of the sandbox."""
         return names.sandbox_name(self.meta.name)
 
 
 def sandbox_pod(sandbox: Sandbox, installation: Installation) -> Part:
-    """PodSpec of a sandbox."""
+    """Return the PodSpec of a sandbox."""
     writable = (pods.empty("scratch", pods.SCRATCH, "2Gi"), pods.empty("tmp", "/tmp", "1Gi"))
     credential = pods.secret("bus", pods.BUS_FOLDER, sandbox.name)
     mine = (*writable, credential, *packages_volumes(installation))
@@ -77,7 +78,7 @@ def _spec(sandbox: Sandbox, installation: Installation, volumes: Sequence[Volume
         node_selector=bounds.node_selector,
         tolerations=bounds.tolerations,
         runtime_class_name=bounds.runtime_class_name or installation.sandbox.runtime_class_name,
-        # The installation's are found where the platform team has copied them into the namespace; a missing one costs nothing.
+        # The installation's pull secrets work where they were copied into the job's namespace; Kubernetes ignores missing ones.
         pull_secrets=(*sandbox.environment.image_pull_secrets, *installation.worker_image.pull_secrets),
     )
     return pods.pod_spec(sandbox.name, placement, volumes, _GRACE_S)
@@ -101,7 +102,7 @@ def _supervisor(sandbox: Sandbox, installation: Installation, volumes: Sequence[
 
 
 def _own_image(sandbox: Sandbox, image: str, volumes: Sequence[Volume]) -> Part:
-    """The tenant's container: their image, their command, their Secrets; no credential, no port."""
+    """Build the tenant's container with their image, command and Secrets; it has no bus credential and no port."""
     container = pods.container("environment", image, sandbox.environment.entrypoint, volumes)
     return _without_empty(
         {
@@ -114,13 +115,16 @@ def _own_image(sandbox: Sandbox, image: str, volumes: Sequence[Volume]) -> Part:
 
 
 def _secrets(sandbox: Sandbox, prefix: str) -> list[Part]:
-    """Every key of the job's Secrets as environment variables."""
+    """Return every key of the job's Secrets as environment variables."""
     sources = [{"secretRef": {"name": secret.name}} for secret in sandbox.environment.secret_refs]
     return [{"prefix": prefix, **source} if prefix else source for source in sources]
 
 
 def _resources(sandbox: Sandbox, default_cpu: str, *, children: bool) -> Part:
-    """See this module's words on memory. The CPU is asked for once, by the container that plays episodes."""
+    """Build the resources; the module's docstring explains the memory.
+
+    CPU is requested for the container that plays episodes.
+    """
     environment = sandbox.environment
     child = int(quantity(environment.memory)) if children else 0
     held = child * min(environment.concurrency, _CHILDREN_AT_THEIR_BOUND)

@@ -1,1 +1,1 @@
-"""Decisions, one a file: what was observed (`snapshot`) to what is to be done (`plan`). No client, no asyncio, no clock."""
+"""Policies, one per file: from a snapshot to a plan. No client, no asyncio, no clock."""

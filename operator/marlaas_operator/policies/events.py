@@ -1,6 +1,6 @@
-"""The story of an object: what a change of its status means, one event per real transition.
+"""Events of an object, derived from a change of its status: one per transition.
 
-Computed from the stored status and the new one alone, so that an operator that starts again tells nothing twice.
+They depend only on the stored and the new status, so that a restarted operator emits none twice.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,21 +9,21 @@ from typing import Any
 
 from marlaas_api.reasons import Reason
 from marlaas_operator.plan import Event
+from marlaas_operator.policies.document_publishing import MISFITS
 from marlaas_operator.policies.faults import FAULTS
-from marlaas_operator.policies.handover import MISFITS
 
 _UNTOLD = frozenset({Reason.FINISHED, Reason.NOT_ADMITTED, Reason.DELETING, Reason.SUSPENDED})
-"""Reasons of a condition that turned false as a mere consequence of what another sentence tells."""
+"""Reasons of a condition that became false as a consequence of a change that has an event of its own."""
 _SILENT = frozenset(("False", reason) for reason in _UNTOLD)
 _ALARMS = frozenset({Reason.IN_USE, Reason.CONFLICTING_TENANTS, Reason.POOL_NOT_FOUND, Reason.UNSUPPORTED, *MISFITS})
-"""Reasons of a condition that somebody must act on, though it has not turned."""
+"""Reasons that emit a Warning even if the condition's status did not change, because a person must act."""
 _MOST_BYTES = 1000
-"""An event's note takes 1024."""
+"""Longest message; an event's note takes 1024 bytes."""
 _BAD = frozenset({"Failed"})
 
 
 def events(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> tuple[Event, ...]:
-    """What to tell when the status goes from before to after; one event per reason."""
+    """Return the events for a status that changes from `before` to `after`; one per reason."""
     told: dict[str, Event] = {}
     for event in (*_faults(before or {}, after), *_turned(before or {}, after), *_moved(before or {}, after)):
         told.setdefault(event.reason, replace(event, message=_clipped(event.message)))
@@ -31,7 +31,7 @@ def events(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> tuple[
 
 
 def _faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
-    """A fault begins, becomes another, or ends."""
+    """Yield the events for a fault that begins, changes or ends."""
     was, now = _trouble(before), _trouble(after)
     if now and now != was:
         yield Event("Warning", now, _message(after, now))
@@ -40,7 +40,7 @@ def _faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Eve
 
 
 def _turned(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
-    """A condition turned, or is held up by something that somebody must hear of."""
+    """Yield the events for conditions that changed, or that have a new reason that a person must act on."""
     was = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
     for condition in after.get("conditions") or ():
         status, reason = condition["status"], condition["reason"]
@@ -53,7 +53,10 @@ def _turned(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Eve
 
 
 def _moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
-    """The phase moved between waiting and resting, which no condition tells (one that was admitted anew does); or the object is about to go."""
+    """Yield the events for suspension and deletion, which no condition covers.
+
+    A renewed admission emits the event of its own condition.
+    """
     phases = (before.get("phase"), after.get("phase"))
     resting = phases[0] is not None and phases[0] != phases[1] and "Suspended" in phases
     resting = resting and not (_is_admitted(after) and not _is_admitted(before))
@@ -67,7 +70,10 @@ def _is_admitted(status: Mapping[str, Any]) -> bool:
 
 
 def _trouble(status: Mapping[str, Any]) -> str:
-    """The fault that a status shows: as its reason, or (of kinds without one) as that of a condition; empty if there is none."""
+    """Return the fault in a status; empty if there is none.
+
+    It is the status's reason, or (for kinds without one) that of a condition.
+    """
     reasons = [status.get("reason"), *(condition["reason"] for condition in status.get("conditions") or ())]
     return next((str(reason) for reason in reasons if reason in FAULTS), "")
 

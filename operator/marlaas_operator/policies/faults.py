@@ -1,6 +1,7 @@
-"""What is wrong with a pod, in one reason and in its own words. A fault is a level: it is gone when the pod serves.
+"""Faults of pods, as a reason and a message, and the limit of sandbox crashes per job (`spec.backoffLimit`).
 
-A container that crashed and runs again is still at fault until its pod is ready: a crash loop is told once, not at every turn.
+A fault lasts until the pod is ready. A container that crashed and runs again counts as faulty until its pod is ready, so that a crash loop
+emits one event, not one per restart.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,9 +9,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from marlaas_api.last_words import last_words
+from marlaas_api.messages import JobVerdict
 from marlaas_api.reasons import Reason
 from marlaas_operator.manifests.pool_pod import PREPARE
 from marlaas_operator.pod_facts import ContainerFacts, PodFacts
+from marlaas_operator.snapshot import JobSnapshot
+
+
+def sandbox_crashes(snapshot: JobSnapshot) -> int:
+    """Return the number of crashes of the job's sandboxes so far.
+
+    A pod that was evicted because it wrote too much counts one crash more than its restarts. Replaced pods no
+    longer show their restarts, so the stored number is a lower bound.
+    """
+    stored: Mapping[str, Any] = snapshot.status or {}
+    return max(int(stored.get("sandboxCrashes") or 0), sum(pod.restarts + pod.overran for pod in snapshot.pods))
+
+
+def crash_verdict(snapshot: JobSnapshot) -> JobVerdict | None:
+    """Return the verdict that stops a job with too many sandbox crashes; None if it may continue."""
+    progress, job = snapshot.own_progress, snapshot.job
+    if job is None or progress is None or not progress.admitted or progress.phase.final:
+        return None
+    crashes, limit = sandbox_crashes(snapshot), job.spec.backoff_limit
+    if crashes <= limit:
+        return None
+    fault = first_fault(snapshot.pods)
+    words = f"; the last: {fault.message}" if fault is not None else ""
+    text = f"its sandboxes have crashed {crashes} times, and backoffLimit is {limit}{words}"
+    return JobVerdict(reason=Reason.BACKOFF_LIMIT_EXCEEDED, message=text)
+
 
 FAULTS = frozenset(
     {
@@ -25,7 +53,7 @@ FAULTS = frozenset(
         Reason.INVALID_SPEC,
     }
 )
-"""Reasons that begin with a warning and go away with their cause."""
+"""Reasons that are reported by a Warning event when they begin, and by `Recovered` when they end."""
 
 _PULLING = frozenset(
     {
@@ -41,13 +69,13 @@ _PULLING = frozenset(
 _PULL_ERROR = "ErrImagePull: "
 _NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError", "PostStartHookError", "StartError"})
 _ONLY_A_PERSON_CAN_HELP = 2
-"""Exit code of our own processes (`marlaas_worker.__main__`)."""
+"""Exit code of our own processes for invalid input (`marlaas_worker.__main__`)."""
 _KILLED = 137
 
 
 @dataclass(frozen=True, slots=True)
 class PodFault:
-    """Why a pod does not serve; restarts: of its containers so far."""
+    """Reason why a pod is not ready. restarts: of its containers so far."""
 
     reason: Reason
     message: str
@@ -55,7 +83,7 @@ class PodFault:
 
 
 def first_fault(pods: Iterable[PodFacts], owner: str = "") -> PodFault | None:
-    """The fault of the first pod that has one; owner: whose pods they are, for the message."""
+    """Return the fault of the first pod that has one. owner: text that names the pods' owner, for the message."""
     listed = sorted(pods, key=lambda pod: (pod.ended, pod.name))
     found = ((pod, pod_fault(pod)) for pod in listed if not _is_made_up_for(pod, listed))
     for pod, fault in found:
@@ -65,7 +93,7 @@ def first_fault(pods: Iterable[PodFacts], owner: str = "") -> PodFault | None:
 
 
 def pod_fault(pod: PodFacts) -> PodFault | None:
-    """What keeps a pod from serving; None of one that serves, starts without trouble, or is on its way out."""
+    """Return why a pod is not ready; None if it is ready, starting normally, ended or being deleted."""
     if pod.overran and not pod.deleting:
         return PodFault(Reason.CONTAINER_CRASHING, f"it was evicted: {pod.message.strip()}", pod.restarts)
     if pod.ready or pod.deleting or pod.ended:
@@ -80,13 +108,16 @@ def pod_fault(pod: PodFacts) -> PodFault | None:
 
 
 def _is_made_up_for(pod: PodFacts, pods: Iterable[PodFacts]) -> bool:
-    """Whether a pod has ended and one that was made later serves: the record of an evicted pod stays for long."""
+    """Return whether a pod has ended and a later one of its component is ready.
+
+    The record of an evicted pod stays for a long time.
+    """
     later = (other for other in pods if other.component == pod.component and other.created_at > pod.created_at)
     return pod.ended and any(other.ready for other in later)
 
 
 def refusal_of(workload: Mapping[str, Any] | None) -> PodFault | None:
-    """What a Deployment says of pods that it may not make (quota, admission of the namespace)."""
+    """Return why a Deployment may not create pods (quota, admission); None if it may."""
     status = (workload or {}).get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
@@ -127,7 +158,10 @@ def _silent(container: ContainerFacts) -> str:
 
 
 def _pull_words(container: ContainerFacts) -> str:
-    """The same words while the kubelet tries and while it waits to try again; it tells the cause in both."""
+    """Return a text that is the same while the kubelet pulls and while it backs off.
+
+    The message names the cause in both states.
+    """
     cause = container.message.rpartition(_PULL_ERROR)[2] if _PULL_ERROR in container.message else container.message
     told = "" if cause.startswith("Back-off") else cause
     return f"image {container.image}{f': {told}' if told else ''}"

@@ -1,50 +1,187 @@
-"""An RLJob: from what was observed of it to what is to be done.
+"""Plan and status of an RLJob, and the plan for a document whose RLJob no longer exists.
 
-Actions come in the order finalizer, document, sandbox, the job's own end; each is worth doing without those after it.
+Actions come in the order finalizer, document, sandbox, deletion by ttl. Each one is useful without those after it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.status import RLJobStatus
-from marlaas_api.messages import Phase
+from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.names import sandbox_name
-from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer
+from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer, soonest
 from marlaas_operator.pod_facts import unix_seconds
-from marlaas_operator.policies import backoff, events, handover, sandboxes
-from marlaas_operator.policies.clock import soonest
-from marlaas_operator.policies.job_status import job_status
-from marlaas_operator.policies.standing import Standing, look_again_s, standing
-from marlaas_operator.policies.status_patch import is_urgent, status_patch
-from marlaas_operator.policies.upkeep import STUCK_S
+from marlaas_operator.policies import child_reconcile, document_publishing, events, faults
+from marlaas_operator.policies.child_reconcile import STUCK_S
+from marlaas_operator.policies.conditions import (
+    ConditionState,
+    clipped,
+    conditions,
+    figure,
+    is_urgent,
+    rfc3339,
+    status_patch,
+    without_none,
+)
+from marlaas_operator.policies.document_publishing import MISFITS, forget
+from marlaas_operator.policies.faults import sandbox_crashes
+from marlaas_operator.policies.status_summary import StatusSummary, look_again_s, sandbox_fault, status_summary
 from marlaas_operator.snapshot import JobSnapshot
+
+ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
+_FIGURES = (
+    *("progress", "step", "steps", "agents", "reward", "evalBefore", "evalLast", "staleness"),
+    *("tokens", "tokensPerSecond", "acceleratorSeconds", "faults", "trainingFaults", "startedAt"),
+)
+
+
+def job_status(snapshot: JobSnapshot, told: StatusSummary, wanted: JobDocument | None, now: float) -> dict[str, Any]:
+    """Return the complete status.
+
+    Args:
+        told: phase, reason and message.
+        wanted: the job's document, which names its tenant; None keeps the stored tenant.
+        now: unix seconds.
+    """
+    before: Mapping[str, Any] = snapshot.status or {}
+    phase = told.phase or Phase(before.get("phase") or Phase.QUEUED)
+    progress = snapshot.own_progress
+    figures = _figures(snapshot.job, progress) if progress is not None else {k: before.get(k) for k in _FIGURES}
+    status = {
+        "observedGeneration": snapshot.meta.generation,
+        "phase": str(phase),
+        "reason": str(told.reason) or None,
+        "message": clipped(told.message) or None,
+        "tenant": wanted.tenant if wanted is not None else before.get("tenant"),
+        **figures,
+        "sandboxCrashes": sandbox_crashes(snapshot) or None,
+        "finishedAt": _finished_at(progress, before, now) if phase.final else None,
+        "conditions": conditions(
+            _findings(snapshot, told, phase), before.get("conditions") or (), snapshot.meta.generation, now
+        ),
+    }
+    return without_none(status)
+
+
+def _figures(job: RLJob | None, progress: Progress) -> dict[str, Any]:
+    return {
+        "progress": f"{progress.step}/{progress.steps}",
+        "step": progress.step,
+        "steps": progress.steps,
+        "agents": [_agent(name, progress) for name in _agents(job, progress)],
+        "reward": figure(progress.reward, 3),
+        "evalBefore": figure(progress.eval_before, 3),
+        "evalLast": figure(progress.eval_last, 3),
+        "staleness": figure(progress.staleness, 3),
+        "tokens": progress.tokens,
+        "tokensPerSecond": figure(progress.tokens_per_s, 1),
+        "acceleratorSeconds": figure(progress.accelerator_s, 1),
+        "faults": dict(progress.faults) or None,
+        "trainingFaults": dict(progress.training_faults) or None,
+        "startedAt": rfc3339(progress.started_at) if progress.started_at is not None else None,
+    }
+
+
+def _agents(job: RLJob | None, progress: Progress) -> list[str]:
+    return [agent.name for agent in job.spec.agents] if job is not None else sorted(progress.versions)
+
+
+def _agent(name: str, progress: Progress) -> dict[str, Any]:
+    return without_none(
+        {
+            "name": name,
+            "policyVersion": progress.versions.get(name),
+            "promotedVersion": progress.promoted.get(name),
+            "adapter": progress.adapters.get(name),
+        }
+    )
+
+
+def _finished_at(progress: Progress | None, before: Mapping[str, Any], now: float) -> str:
+    if progress is not None and progress.finished_at is not None:
+        return rfc3339(progress.finished_at)
+    return str(before.get("finishedAt") or rfc3339(now))
+
+
+def _findings(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> Iterator[ConditionState]:
+    yield _admitted(snapshot, told, phase)
+    yield _sandbox_ready(snapshot, told, phase)
+    seen = {condition.get("type") for condition in (snapshot.status or {}).get("conditions") or ()}
+    for type_, final in ((COMPLETE, Phase.SUCCEEDED), (FAILED, Phase.FAILED)):
+        if phase is final or type_ in seen:
+            yield ConditionState(type_, phase is final, told.reason, told.message)
+
+
+def _admitted(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> ConditionState:
+    progress = snapshot.own_progress
+    if told.reason == Reason.DELETING:
+        return ConditionState(ADMITTED, False, Reason.DELETING, told.message)
+    if phase.final:
+        return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds nothing")
+    if progress is None:
+        return ConditionState(ADMITTED, False, told.reason, told.message)
+    if progress.admitted:
+        return ConditionState(ADMITTED, True, Reason.ADMITTED, "the job holds its adapter slots")
+    said = told if told.reason in MISFITS else progress
+    return ConditionState(ADMITTED, False, said.reason, said.message)
+
+
+def _sandbox_ready(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> ConditionState:
+    progress = snapshot.own_progress
+    if told.reason == Reason.DELETING:
+        return ConditionState(SANDBOX_READY, False, Reason.DELETING, told.message)
+    if phase.final:
+        return ConditionState(SANDBOX_READY, False, Reason.FINISHED, "the job has ended")
+    spec = snapshot.job_spec
+    if progress is None or not progress.admitted or spec is None:
+        return ConditionState(SANDBOX_READY, False, Reason.NOT_ADMITTED, "a job has sandboxes once it is admitted")
+    wanted = spec.environment.replicas
+    ready = min(wanted, sum(pod.ready and not pod.deleting for pod in snapshot.pods))
+    counted = f"{ready} of {wanted} sandboxes are ready"
+    if ready == wanted:
+        return ConditionState(SANDBOX_READY, True, Reason.SANDBOX_READY, counted)
+    fault = sandbox_fault(snapshot, sandbox_name(snapshot.meta.name))
+    if fault is not None:
+        return ConditionState(SANDBOX_READY, False, fault.reason, f"{counted}; {fault.message}")
+    return ConditionState(SANDBOX_READY, False, Reason.SANDBOX_STARTING, counted)
+
+
+def plan_orphan(document: JobDocument) -> Plan:
+    """Return the plan for a document without an RLJob of its uid."""
+    write = forget(document)
+    return Plan(actions=(write,) if write is not None else ())
+
 
 FINALIZER = "marlaas.dev/job"
 FORGET_S = 60.0
-"""How long a deletion waits for the bus, the orchestrator and the last pod, counted by our own clock from when this operator first saw that it was asked
-for; then the object goes, and the sweep and Kubernetes' own garbage collection finish what is left."""
+"""Longest wait of a deletion for the bus, the orchestrator and the last pod.
+
+It counts by our own clock from when this operator first saw the deletion. Then the finalizer is removed; the
+sweep and Kubernetes' garbage collector delete the rest.
+"""
 CREDENTIAL_CHECK_S = 600.0
 EXPIRE_AGAIN_S = 10.0
-"""When a deletion by ttl that was refused is asked for again."""
+"""Interval at which a refused deletion by ttl is retried."""
 
 
 def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> Plan:
-    """What to do about a job. now: unix seconds."""
+    """Return the plan for a job. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return _plan_deletion(snapshot, now)
-    wanted = handover.wanted_document(snapshot, backoff.verdict(snapshot))
-    write = handover.hand_over(snapshot, wanted)
+    wanted = document_publishing.wanted_document(snapshot, faults.crash_verdict(snapshot))
+    write = document_publishing.publish_document(snapshot, wanted)
     due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0
     actions: tuple[Action, ...] = (
         *((AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()),
         *((write,) if write is not None else ()),
-        *sandboxes.plan_sandbox(snapshot, wanted, installation, now),
+        *child_reconcile.plan_sandbox(snapshot, wanted, installation, now),
         *((DeleteObject(snapshot.meta.uid),) if due else ()),
     )
-    told = standing(snapshot, sandbox_name(snapshot.meta.name), now)
+    told = status_summary(snapshot, sandbox_name(snapshot.meta.name), now)
     after = job_status(snapshot, told, wanted, now) if told is not None else snapshot.status
     expires_s = EXPIRE_AGAIN_S if due else _expires_s(replace(snapshot, status=after), now)
     requeue_s = soonest(expires_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
@@ -52,25 +189,25 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
 
 
 def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
-    """Stop the job, remove what it owns, wait until the orchestrator has forgotten it, and let it go."""
+    """Stop the job, delete what it owns, wait until the orchestrator has forgotten it, and remove the finalizer."""
     if FINALIZER not in snapshot.meta.finalizers:
         return Plan()
     own, bus = snapshot.own_document, snapshot.bus
     left_s = snapshot.deletion_seen_at + FORGET_S - now
-    if left_s <= 0:  # alone: whatever is refused for good must not stand before it
+    if left_s <= 0:  # alone: a permanently refused action must not block it
         return Plan((RemoveFinalizer(FINALIZER),))
-    write = handover.forget(own) if own is not None and bus.synced and bus.available else None
+    write = document_publishing.forget(own) if own is not None and bus.synced and bus.available else None
     forgotten = bus.synced and bus.available and own is None
     gone = forgotten and not snapshot.owned and not snapshot.pods
-    actions: list[Action] = [*((write,) if write is not None else ()), *sandboxes.removal(snapshot)]
+    actions: list[Action] = [*((write,) if write is not None else ()), *child_reconcile.removal(snapshot)]
     if gone:
         return Plan((RemoveFinalizer(FINALIZER),))
-    told = Standing(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
+    told = StatusSummary(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
     return _telling(Plan(tuple(actions), requeue_s=left_s), snapshot, job_status(snapshot, told, own, now))
 
 
 def _telling(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | None) -> Plan:
-    """The plan with the status that is to stand after it, if that says anything new; None: nothing is to be said."""
+    """Return the plan with the new status and its events; unchanged if the status is None or does not differ."""
     patch = status_patch(snapshot.status, after, RLJobStatus) if after is not None else None
     if after is None or patch is None:
         return plan
@@ -79,24 +216,30 @@ def _telling(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | None)
 
 
 def _expires_s(snapshot: JobSnapshot, now: float) -> float | None:
-    """Seconds until a job that has ended is to be deleted; None: never, or it has not ended, or that is not known."""
+    """Return the seconds until an ended job is to be deleted; None: no ttl, not ended, or unknown."""
     ttl = snapshot.job.spec.ttl_seconds_after_finished if snapshot.job is not None else None
     finished_at = unix_seconds((snapshot.status or {}).get("finishedAt"))
     return None if ttl is None or finished_at is None or not _has_ended(snapshot) else finished_at + ttl - now
 
 
 def _has_ended(snapshot: JobSnapshot) -> bool:
-    """Whether nothing is left to do: what was given more steps goes on, though the orchestrator may not have heard of it yet."""
+    """Return whether the job has ended and has no steps left.
+
+    A job whose `steps` were raised continues, even if the orchestrator has not read the change yet.
+    """
     progress, job = snapshot.own_progress, snapshot.job
     if progress is None:
-        return snapshot.progress_known and handover.is_over(snapshot)
+        return snapshot.progress_known and document_publishing.is_over(snapshot)
     more = progress.phase is Phase.SUCCEEDED and job is not None and job.spec.training.steps > progress.step
     return progress.phase.final and not more
 
 
 def _sandbox_check_s(snapshot: JobSnapshot) -> float | None:
-    """A credential is renewed by time; a pod that cannot begin is looked at again; a credential that could not be minted yet too."""
-    if not sandboxes.is_wanted(snapshot):
+    """Return after how many seconds to check the sandbox again; None if the job has none.
+
+    A credential is renewed by time; a missing credential and a pod that cannot start are checked sooner.
+    """
+    if not child_reconcile.is_wanted(snapshot):
         return None
     pods = [pod for pod in snapshot.pods if not pod.ended]
     begun = snapshot.credential is not None and bool(pods) and all(pod.ready for pod in pods)

@@ -1,32 +1,134 @@
-"""A ModelPool: from what was observed of it to what is to be done.
+"""Plan and status of a ModelPool.
 
-It owns its workers for as long as it exists, jobs or not: an engine that took a minute to load is not stopped between two jobs. A deleted pool serves on
-until the jobs that it began with have ended.
+The pool owns its workers for as long as it exists, with or without jobs: loading an engine takes minutes. A deleted pool keeps serving until
+the jobs that hold it have ended.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from marlaas_api.kinds import ModelPool, ModelSpec
 from marlaas_api.kinds.status import ModelPoolStatus
+from marlaas_api.reasons import Reason
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.names import ROLES, workers_name
 from marlaas_operator.manifests.pool import Pool, role_objects, role_secret, shared_objects
 from marlaas_operator.plan import Action, AddFinalizer, Delete, Plan, RemoveFinalizer
 from marlaas_operator.pod_facts import unix_seconds
-from marlaas_operator.policies import events, upkeep
+from marlaas_operator.policies import child_reconcile, events
+from marlaas_operator.policies.conditions import ConditionState, conditions, is_urgent, status_patch, without_none
+from marlaas_operator.policies.faults import first_fault
 from marlaas_operator.policies.job import CREDENTIAL_CHECK_S
-from marlaas_operator.policies.pool_status import holders, pool_status
-from marlaas_operator.policies.status_patch import is_urgent, status_patch
-from marlaas_operator.snapshot import PoolSnapshot
+from marlaas_operator.snapshot import JobLoad, PoolSnapshot
+
+_STARTING = {"rollout": Reason.ROLLOUT_STARTING, "trainer": Reason.TRAINER_STARTING}
+_READY = {"rollout": Reason.ROLLOUT_READY, "trainer": Reason.TRAINER_READY}
+_MANY = 5
+
+
+def pool_status(snapshot: PoolSnapshot, now: float) -> dict[str, Any]:
+    """Return the complete status; without counts if the pool does not parse."""
+    before = snapshot.status or {}
+    found = conditions(_findings(snapshot), before.get("conditions") or (), snapshot.meta.generation, now)
+    figures = _figures(snapshot, snapshot.pool) if snapshot.pool is not None else {}
+    return without_none({"observedGeneration": snapshot.meta.generation, **figures, "conditions": found})
+
+
+def holders(snapshot: PoolSnapshot) -> list[JobLoad]:
+    """Return the jobs that block the pool's deletion: published and not ended.
+
+    While the bus was not read, every job that has not ended counts.
+    """
+    return [job for job in snapshot.jobs if not job.phase.final and (job.begun or not snapshot.bus.synced)]
+
+
+def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
+    workers = {"rollout": pool.spec.rollout.replicas, "trainer": pool.spec.trainer.replicas}
+    ready = {role: min(_num_ready(snapshot, role), workers[role]) for role in workers}
+    return {
+        "model": _model(pool.spec.model),
+        **{role: {"replicas": workers[role], "ready": ready[role]} for role in workers},
+        **{f"{role}Ready": f"{ready[role]}/{workers[role]}" for role in workers},
+        **_held(snapshot, pool.spec.adapter_slots),
+    }
+
+
+def _held(snapshot: PoolSnapshot, slots: int) -> dict[str, Any]:
+    """Return the jobs and slots in use; the stored values while the bus was not read."""
+    before = snapshot.status or {}
+    if not snapshot.bus.synced:
+        return {key: before.get(key) for key in ("jobs", "slots", "freeSlots")}
+    admitted = [job for job in snapshot.jobs if job.admitted]
+    used = sum(job.slots for job in admitted)
+    return {"jobs": len(admitted), "slots": f"{used}/{slots}", "freeSlots": max(0, slots - used)}
+
+
+def _findings(snapshot: PoolSnapshot) -> Iterator[ConditionState]:
+    if snapshot.pool is None:
+        yield ConditionState("Ready", False, Reason.INVALID_SPEC, snapshot.problem)
+    else:
+        yield from _serving(snapshot, snapshot.pool)
+    if snapshot.meta.deleted_at is not None:
+        yield _deleting(snapshot)
+
+
+def _serving(snapshot: PoolSnapshot, pool: ModelPool) -> Iterator[ConditionState]:
+    roles = [_role(snapshot, "rollout", pool), _role(snapshot, "trainer", pool)]
+    yield from roles
+    late = next((finding for finding in roles if not finding.holds), None)
+    if late is not None:
+        yield ConditionState("Ready", False, late.reason, late.message)
+    else:
+        yield ConditionState("Ready", True, Reason.READY, "every worker serves")
+
+
+def _role(snapshot: PoolSnapshot, role: str, pool: ModelPool) -> ConditionState:
+    type_ = f"{role.capitalize()}Ready"
+    wanted = pool.spec.rollout.replicas if role == "rollout" else pool.spec.trainer.replicas
+    ready = min(_num_ready(snapshot, role), wanted)
+    counted = f"{ready} of {wanted} {role} workers serve"
+    if ready == wanted:
+        return ConditionState(type_, True, _READY[role], counted)
+    if snapshot.refusal:
+        return ConditionState(type_, False, Reason.POD_REFUSED, f"{counted}; {snapshot.refusal}")
+    fault = first_fault(pod for pod in snapshot.pods if pod.component == role)
+    if fault is not None:
+        return ConditionState(type_, False, fault.reason, f"{counted}; {fault.message}")
+    return ConditionState(type_, False, _STARTING[role], counted)
+
+
+def _deleting(snapshot: PoolSnapshot) -> ConditionState:
+    held = [f"{job.namespace}/{job.name}" for job in holders(snapshot)]
+    if not held:
+        return ConditionState("Deleting", True, Reason.DELETING, "its workers are being stopped")
+    more = f" and {len(held) - _MANY} more" if len(held) > _MANY else ""
+    text = f"jobs that have not ended use it: {', '.join(held[:_MANY])}{more}; it goes when they are gone"
+    return ConditionState("Deleting", False, Reason.IN_USE, text)
+
+
+def _num_ready(snapshot: PoolSnapshot, role: str) -> int:
+    return sum(pod.component == role and pod.ready and not pod.deleting for pod in snapshot.pods)
+
+
+def _model(model: ModelSpec) -> str:
+    if model.hub is not None:
+        return f"{model.hub.id}@{model.hub.revision}"
+    if model.pvc is not None:
+        return f"{model.pvc.claim_name}:{model.pvc.path}"
+    return model.builtin or model.path or ""
+
 
 FINALIZER = "marlaas.dev/pool"
 DRAIN_S = 60.0
-"""How long a deletion waits for the last worker, counted from when no job held the pool any more; then it goes all the same, and Kubernetes'
-own garbage collection finishes what is left."""
+"""Longest wait for the last worker of a deleted pool.
+
+It counts from when no job holds the pool. Then the finalizer is removed and Kubernetes' garbage collector
+deletes the rest.
+"""
 
 
 def plan_pool(snapshot: PoolSnapshot, installation: Installation, now: float) -> Plan:
-    """What to do about a pool. now: unix seconds."""
+    """Return the plan for a pool. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         if FINALIZER not in snapshot.meta.finalizers:
             return Plan()
@@ -35,7 +137,7 @@ def plan_pool(snapshot: PoolSnapshot, installation: Installation, now: float) ->
     begin = (AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()
     actions = (*begin, *_upkeep(snapshot, installation, now))
     ready = bool(snapshot.credentials) and bool(snapshot.pods) and all(pod.ready for pod in snapshot.pods)
-    return _with_status(actions, snapshot, now, CREDENTIAL_CHECK_S if ready else upkeep.STUCK_S)
+    return _with_status(actions, snapshot, now, CREDENTIAL_CHECK_S if ready else child_reconcile.STUCK_S)
 
 
 def _upkeep(snapshot: PoolSnapshot, installation: Installation, now: float) -> Iterator[Action]:
@@ -43,18 +145,20 @@ def _upkeep(snapshot: PoolSnapshot, installation: Installation, now: float) -> I
         return
     uid = snapshot.meta.uid
     pool = Pool(snapshot.meta, snapshot.pool, snapshot.credentials)
-    yield from upkeep.put_right(shared_objects(pool, installation), snapshot.owned, uid)
+    yield from child_reconcile.put_right(shared_objects(pool, installation), snapshot.owned, uid)
     for role in ROLES:
         if role in snapshot.credentials:
             pods = [pod for pod in snapshot.pods if pod.component == role]
-            secret = upkeep.Mounted(role_secret(pool, installation, role), pods)
-            yield from upkeep.towards(role_objects(pool, installation, role), snapshot.owned, uid, secret, now)
+            secret = child_reconcile.Mounted(role_secret(pool, installation, role), pods)
+            yield from child_reconcile.towards(role_objects(pool, installation, role), snapshot.owned, uid, secret, now)
 
 
 def _plan_removal(snapshot: PoolSnapshot, installation: Installation, now: float) -> Plan:
-    """Say that the pool is being stopped, remove the workers, then, with the last of their pods gone, what guarded them, and let the pool go.
+    """Report the deletion in the status, delete the workers, then the other objects, then the finalizer.
 
-    It is said first, and the finalizer goes alone: from then on the time runs, and nothing that is refused for good holds the pool.
+    The other objects (network policies, Secrets) go once no pod is left. The status is written first, because
+    its transition time starts the timeout `DRAIN_S`. The finalizer's removal is a plan of its own, so that a
+    refused action cannot block it.
     """
     since = _stopping_since(snapshot)
     if since is None:
@@ -65,7 +169,7 @@ def _plan_removal(snapshot: PoolSnapshot, installation: Installation, now: float
 
 
 def _stopping_since(snapshot: PoolSnapshot) -> float | None:
-    """When the status began to say that the pool is being stopped, unix seconds; None if it does not say so yet."""
+    """Return when the condition `Deleting` became True, in unix seconds; None if it is not True."""
     for condition in (snapshot.status or {}).get("conditions") or ():
         if condition.get("type") == "Deleting" and condition.get("status") == "True":
             return unix_seconds(condition.get("lastTransitionTime"))

@@ -1,4 +1,4 @@
-"""A Tenant: which namespaces are its own, and what its jobs hold."""
+"""Plan for a Tenant: its status, with the namespaces that belong to it and the usage of its jobs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,20 +10,19 @@ from marlaas_api.messages import Phase
 from marlaas_api.reasons import Reason
 from marlaas_operator.plan import Plan
 from marlaas_operator.policies import events
-from marlaas_operator.policies.conditions import Finding, conditions
-from marlaas_operator.policies.status_patch import is_urgent, status_patch
+from marlaas_operator.policies.conditions import ConditionState, conditions, is_urgent, status_patch
 from marlaas_operator.snapshot import JobLoad, Meta, TenantSnapshot
 
 _HELD = ("jobs", "queued", "adapterSlots", "tokensPerSecond")
 
 
 def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:
-    """Tenants in the order in which they are asked whose a namespace is: the older first."""
+    """Return the tenants by precedence for a namespace that several of them list: the oldest first."""
     return tuple(tenant for _, tenant in sorted(tenants, key=lambda pair: (pair[0].created_at, pair[0].name)))
 
 
 def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
-    """What to do about a Tenant: it owns nothing, so there is only its status. now: unix seconds."""
+    """Return the plan for a Tenant; it owns no objects, so only its status is written. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return Plan()
     before = snapshot.status or {}
@@ -35,22 +34,24 @@ def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
     return Plan((), patch, is_urgent(snapshot.status, after), events.events(snapshot.status, after))
 
 
-def _active(snapshot: TenantSnapshot) -> Finding:
+def _active(snapshot: TenantSnapshot) -> ConditionState:
     if snapshot.tenant is None:
-        return Finding("Active", False, Reason.INVALID_SPEC, snapshot.problem)
+        return ConditionState("Active", False, Reason.INVALID_SPEC, snapshot.problem)
     lost = [
         f"namespace '{namespace}' belongs to Tenant '{owner.metadata.name}', which is older"
         for namespace in snapshot.tenant.spec.namespaces
         if (owner := tenant_of(namespace, snapshot.tenants)) is not None and owner.metadata.name != snapshot.meta.name
     ]
     if lost:
-        return Finding("Active", False, Reason.CONFLICTING_TENANTS, f"{'; '.join(lost)}; remove it from one of them")
-    return Finding("Active", True, Reason.ACTIVE, "its namespaces are its own")
+        return ConditionState(
+            "Active", False, Reason.CONFLICTING_TENANTS, f"{'; '.join(lost)}; remove it from one of them"
+        )
+    return ConditionState("Active", True, Reason.ACTIVE, "its namespaces are its own")
 
 
 def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
-    """What the jobs of namespaces that are really its own hold."""
-    if not snapshot.bus.synced:  # as it was told before
+    """Return the usage of the jobs in namespaces that belong to this tenant by precedence."""
+    if not snapshot.bus.synced:  # keep the stored values
         before = snapshot.status or {}
         return {key: before[key] for key in _HELD if key in before}
     own = [job for job in snapshot.jobs if _is_ours(snapshot, job)]

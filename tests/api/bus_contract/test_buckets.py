@@ -6,7 +6,7 @@ import pytest
 from tests.api.bus_contract.asking import BRIEF, Connect, soon, take
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusRefused, Conflict, Entry
+from marlaas_api.bus import Bus, BusRefused, Entry, RevisionConflict
 
 
 async def test_a_key_is_written_read_and_overwritten(bus: Bus, ns: str) -> None:
@@ -25,7 +25,7 @@ async def test_only_one_creates_a_key(dial: Connect, ns: str) -> None:
     pins = [await (await dial(name)).bucket(subjects.PINS) for name in ("one", "other")]
     results = await asyncio.gather(*(pin.create(key, b"x") for pin in pins for _ in range(5)), return_exceptions=True)
     assert sum(isinstance(result, int) for result in results) == 1
-    assert sum(isinstance(result, Conflict) for result in results) == 9
+    assert sum(isinstance(result, RevisionConflict) for result in results) == 9
 
 
 async def test_an_update_needs_the_revision_it_saw(bus: Bus, ns: str) -> None:
@@ -33,7 +33,7 @@ async def test_an_update_needs_the_revision_it_saw(bus: Bus, ns: str) -> None:
     key = subjects.policy_key(ns, "job", "agent")
     first = await bucket.create(key, b"1")
     second = await bucket.update(key, b"2", first)
-    with pytest.raises(Conflict):
+    with pytest.raises(RevisionConflict):
         await bucket.update(key, b"3", first)
     assert await bucket.get(key) == Entry(key, b"2", second)
 
@@ -43,7 +43,7 @@ async def test_a_key_is_deleted_only_at_the_revision_that_was_named(bus: Bus, ns
     key = subjects.job_key(ns, "job")
     first = await bucket.create(key, b"1")
     second = await bucket.put(key, b"2")
-    with pytest.raises(Conflict):
+    with pytest.raises(RevisionConflict):
         await bucket.delete(key, first)
     assert await bucket.get(key) == Entry(key, b"2", second)
     await bucket.delete(key, second)
@@ -58,7 +58,7 @@ async def test_a_deleted_key_is_absent_and_can_be_created_again(bus: Bus, ns: st
     await bucket.delete(subjects.job_key(ns, "never-was"))
     assert await bucket.get(key) is None
     assert await bucket.entries(f"{ns}.") == []
-    with pytest.raises(Conflict):
+    with pytest.raises(RevisionConflict):
         await bucket.update(key, b"2", first)
     second = await bucket.create(key, b"2")
     assert await bucket.get(key) == Entry(key, b"2", second)

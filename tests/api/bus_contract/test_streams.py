@@ -6,7 +6,7 @@ import pytest
 from tests.api.bus_contract.asking import Connect, soon
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Conflict, StreamFull, StreamState
+from marlaas_api.bus import Bus, BusRefused, BusUnavailable, RevisionConflict, StreamFull, StreamState
 from marlaas_api.subjects import StreamSpec
 
 EPISODES = subjects.EPISODES
@@ -59,7 +59,7 @@ async def test_the_same_message_id_is_stored_once(bus: Bus, ns: str) -> None:
 async def test_the_first_writer_of_a_subject_wins(bus: Bus, ns: str) -> None:
     subject = subjects.turn(ns, "job", "episode", 0)
     sequence = await bus.publish(subject, b"mine", expect_last=0)
-    with pytest.raises(Conflict, match=subject):
+    with pytest.raises(RevisionConflict, match=subject):
         await bus.publish(subject, b"yours", expect_last=0)
     assert await bus.publish(subject, b"next", expect_last=sequence) > sequence
     last = await bus.last(subjects.TURNS, subject)
@@ -71,7 +71,7 @@ async def test_repeating_a_compare_and_set_under_its_id_is_no_conflict(bus: Bus,
     subject = subjects.turn(ns, "job", "episode", 0)
     sequence = await bus.publish(subject, b"mine", expect_last=0, message_id=f"{ns}-mine")
     assert await bus.publish(subject, b"mine", expect_last=0, message_id=f"{ns}-mine") == sequence
-    with pytest.raises(Conflict):
+    with pytest.raises(RevisionConflict):
         await bus.publish(subject, b"yours", expect_last=0, message_id=f"{ns}-yours")
 
 
@@ -82,7 +82,7 @@ async def test_of_many_racing_writers_exactly_one_wins(dial: Connect, ns: str) -
         *(bus.publish(subject, b"x", expect_last=0) for bus in buses for _ in range(5)), return_exceptions=True
     )
     assert sum(isinstance(result, int) for result in results) == 1
-    assert sum(isinstance(result, Conflict) for result in results) == 19
+    assert sum(isinstance(result, RevisionConflict) for result in results) == 19
 
 
 async def test_last_is_the_newest_of_exactly_this_subject(bus: Bus, ns: str) -> None:
@@ -168,7 +168,7 @@ async def test_a_full_log_of_live_data_refuses_until_there_is_room_and_forgets_n
     stored = [await bus.publish("keeping.x", bytes(1000)) for _ in range(3)]
     with pytest.raises(StreamFull, match="maximum bytes exceeded"):
         await bus.publish("keeping.y", bytes(1200), expect_last=0, message_id="y")
-    with pytest.raises(Conflict):
+    with pytest.raises(RevisionConflict):
         await bus.publish("keeping.x", bytes(1200), expect_last=0)
     assert [one.sequence for one in await bus.replay("KEEPING", "keeping.*")] == stored
     await bus.purge("KEEPING", "keeping.x", up_to=stored[2])
@@ -217,7 +217,7 @@ async def test_who_acks_what_was_purged_is_not_behind(bus: Bus, ns: str) -> None
     position = await bus.position(subjects.GROUPS, f"{ns}_job_agent_trainer")
     assert position is not None
     assert position.num_behind == 0
-    with pytest.raises(Conflict):
+    with pytest.raises(RevisionConflict):
         await bus.publish(subject, b"late", expect_last=sequences[1])
     assert await bus.publish(subject, b"next", expect_last=sequences[2]) > sequences[2]
 

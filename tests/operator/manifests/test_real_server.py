@@ -11,7 +11,7 @@ from marlaas_e2e.control_plane import ControlPlane
 from marlaas_operator.cluster.api_server import connect
 from marlaas_operator.cluster.resources import target_of
 from marlaas_operator.plan import Manifest
-from marlaas_operator.policies.drift import differs
+from marlaas_operator.policies.child_reconcile import differs
 
 HERE = "golden"
 LEVEL = {"pod-security.kubernetes.io/enforce": "restricted"}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from marlaas_operator.manifests.names import stamped
-from marlaas_operator.policies.drift import differs
+from marlaas_operator.policies.child_reconcile import differs
 
 DESIRED = stamped(
     yaml.safe_load("""

@@ -18,7 +18,7 @@ from tests.operator.policies.scenes import (
 )
 from tests.operator.policies.test_job import AWAY, UNREAD, kinds, plan, told
 
-from marlaas_api.messages import Phase, Verdict
+from marlaas_api.messages import JobVerdict, Phase
 from marlaas_operator.plan import DeleteObject, Plan, RemoveFinalizer, WriteDocument
 from marlaas_operator.policies.job import FINALIZER, FORGET_S
 
@@ -106,7 +106,7 @@ def test_a_pod_that_was_evicted_for_what_it_wrote_itself_crashed_once_more_than_
 
 
 def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised():
-    judged = document(verdict=Verdict(reason="BackoffLimitExceeded", message="often"))
+    judged = document(verdict=JobVerdict(reason="BackoffLimitExceeded", message="often"))
     scene = running(document=judged, status={"sandboxCrashes": 7}, job=rljob({"backoffLimit": 10}))
     [write] = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
     assert write.document.verdict is None
@@ -116,7 +116,7 @@ def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised()
 
 
 def test_a_verdict_that_was_given_stands_and_crashes_are_counted_when_pods_are_replaced():
-    judged = document(verdict=Verdict(reason="BackoffLimitExceeded", message="often"))
+    judged = document(verdict=JobVerdict(reason="BackoffLimitExceeded", message="often"))
     scene = running(document=judged, status={"sandboxCrashes": 7})
     assert not any(isinstance(action, WriteDocument) for action in plan(scene).actions)
     assert plan(scene).status["sandboxCrashes"] == 7

@@ -7,7 +7,7 @@ from tests.operator.policies.scenes import AWAKE, NOW, document, load, tenant
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase
 from marlaas_operator.plan import Plan
-from marlaas_operator.policies.orphans import plan_orphan
+from marlaas_operator.policies.job import plan_orphan
 from marlaas_operator.policies.tenant import by_precedence, plan_tenant
 from marlaas_operator.snapshot import Meta, TenantSnapshot
 

@@ -3,22 +3,22 @@
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.operator.real.harness import OperatorHarness, namespace, rigged
 from tests.operator.real.orchestrators import ScriptedOrchestrator
-from tests.operator.real.rig import Rig, namespace, rigged
 
 from marlaas_e2e.control_plane import ControlPlane
 
 
 @pytest.fixture
-async def rig(crds: ControlPlane) -> AsyncIterator[Rig]:
-    async with rigged(crds) as rig:
-        await rig.gateway.apply(namespace("team-a"))
-        yield rig
+async def harness(crds: ControlPlane) -> AsyncIterator[OperatorHarness]:
+    async with rigged(crds) as harness:
+        await harness.gateway.apply(namespace("team-a"))
+        yield harness
 
 
 @pytest.fixture
-async def orchestrator(rig: Rig) -> AsyncIterator[ScriptedOrchestrator]:
-    bus = await rig.connect_orchestrator()
+async def orchestrator(harness: OperatorHarness) -> AsyncIterator[ScriptedOrchestrator]:
+    bus = await harness.connect_orchestrator()
     async with ScriptedOrchestrator(bus).running() as orchestrator:
         yield orchestrator
     await bus.close()

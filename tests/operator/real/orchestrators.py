@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bucket, Bus, Conflict, Entry
+from marlaas_api.bus import Bucket, Bus, Entry, RevisionConflict
 from marlaas_api.errors import Retryable
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.wire import decode_as, encode
@@ -55,7 +55,7 @@ class ScriptedOrchestrator:
         entry = await jobs.get(key)
         if entry is not None:
             await (await self._bus.bucket(subjects.PROGRESS)).delete(key)
-            with contextlib.suppress(Conflict):
+            with contextlib.suppress(RevisionConflict):
                 await jobs.delete(key, entry.revision)
 
     async def _lead(self) -> None:
@@ -92,7 +92,7 @@ class ScriptedOrchestrator:
         if there is not None and there.data is not None and decode_as(Progress, there.data).uid == document.uid:
             return
         data = encode(_progress(document, QUEUED))
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(RevisionConflict):
             await (progress.create(key, data) if there is None else progress.update(key, data, there.revision))
 
 

@@ -3,9 +3,9 @@
 import sys
 
 import marlaas_operator.__main__ as entry
-from marlaas_operator.policies import standing
+from marlaas_operator.policies import status_summary
 
-standing.FIRST_WORD_S = 60.0
-standing.BUS_PATIENCE_S = 60.0
+status_summary.FIRST_WORD_S = 60.0
+status_summary.BUS_PATIENCE_S = 60.0
 
 sys.exit(entry.main())

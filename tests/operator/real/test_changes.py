@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from tests.operator.real.harness import OperatorHarness, eventually, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import Rig, eventually, job, pool
 
 from marlaas_api.messages import JobDocument
 from marlaas_operator.cluster import Invalid, Target
@@ -16,22 +16,22 @@ SUCCEEDED = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "mes
 
 
 @pytest.fixture
-async def running(rig: Rig, orchestrator: ScriptedOrchestrator) -> Rig:
+async def running(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> OperatorHarness:
     """A job at work, with its sandbox."""
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator()
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator()
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
-    await rig.phase("team-a", "one", "Running")
-    return rig
+    await harness.phase("team-a", "one", "Running")
+    return harness
 
 
-async def owns(rig: Rig, number: int) -> None:
+async def owns(harness: OperatorHarness, number: int) -> None:
     async def look() -> bool:
-        return len(await rig.owned("team-a")) == number
+        return len(await harness.owned("team-a")) == number
 
-    await eventually(rig, f"the job owns {number} objects", look)
+    await eventually(harness, f"the job owns {number} objects", look)
 
 
 def document(orchestrator: ScriptedOrchestrator) -> JobDocument:
@@ -56,7 +56,7 @@ REFUSED = [
 
 
 async def test_what_may_change_reaches_the_orchestrator_change_by_change(
-    running: Rig, orchestrator: ScriptedOrchestrator
+    running: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
     uid = document(orchestrator).uid
     for number, (change, where, wanted) in enumerate(CHANGES, 2):
@@ -71,7 +71,9 @@ async def test_what_may_change_reaches_the_orchestrator_change_by_change(
     assert document(orchestrator).uid == uid
 
 
-async def test_what_may_not_is_refused_while_the_job_runs_on(running: Rig, orchestrator: ScriptedOrchestrator) -> None:
+async def test_what_may_not_is_refused_while_the_job_runs_on(
+    running: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
     await owns(running, 4)
     before = document(orchestrator)
     for change, sentence in REFUSED:
@@ -82,7 +84,7 @@ async def test_what_may_not_is_refused_while_the_job_runs_on(running: Rig, orche
 
 
 async def test_a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(
-    running: Rig, orchestrator: ScriptedOrchestrator
+    running: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
     await owns(running, 4)
     await running.gateway.patch(ONE, {"spec": {"suspend": True}})
@@ -103,7 +105,7 @@ async def test_a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_
 
 
 async def test_a_job_goes_by_itself_when_its_time_after_the_end_is_over(
-    running: Rig, orchestrator: ScriptedOrchestrator
+    running: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
     await running.gateway.patch(ONE, {"spec": {"ttlSecondsAfterFinished": 1}})
     await orchestrator.say("team-a", "one", **SUCCEEDED)
@@ -117,7 +119,7 @@ async def test_a_job_goes_by_itself_when_its_time_after_the_end_is_over(
 
 
 async def test_a_job_without_such_a_time_stays_and_more_steps_make_it_go_on(
-    running: Rig, orchestrator: ScriptedOrchestrator
+    running: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
     await orchestrator.say("team-a", "one", **SUCCEEDED)
     await running.phase("team-a", "one", "Succeeded")
@@ -135,10 +137,12 @@ async def test_a_job_without_such_a_time_stays_and_more_steps_make_it_go_on(
     await owns(running, 4)
 
 
-async def test_a_job_that_could_never_run_goes_by_its_time_too(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
+async def test_a_job_that_could_never_run_goes_by_its_time_too(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
     """Nothing but its own clock calls on it: it had no sandbox whose end would be news."""
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator()
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator()
     frozen = [{"name": "policy", "trainable": False}]
-    await rig.gateway.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=1, agents=frozen))
-    await rig.gone(ONE)
+    await harness.gateway.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=1, agents=frozen))
+    await harness.gone(ONE)

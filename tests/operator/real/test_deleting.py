@@ -2,8 +2,8 @@
 
 import pytest
 from tests.operator.conftest import install_kinds
+from tests.operator.real.harness import OperatorHarness, eventually, job, namespace, pool, rigged
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import Rig, eventually, job, namespace, pool, rigged
 
 from marlaas_api import subjects
 from marlaas_e2e.control_plane import ControlPlane
@@ -16,119 +16,119 @@ __all__ = ["control_plane_with_controllers"]
 ONE = Target(RLJOBS, "team-a", "one")
 
 
-async def running_job(rig: Rig, orchestrator: ScriptedOrchestrator, *, variant: str = "") -> None:
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator(variant=variant)
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
+async def running_job(harness: OperatorHarness, orchestrator: ScriptedOrchestrator, *, variant: str = "") -> None:
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator(variant=variant)
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
-    await rig.phase("team-a", "one", "Running")
+    await harness.phase("team-a", "one", "Running")
 
 
-async def nothing_is_left(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
-    await rig.gone(ONE, 100.0)
+async def nothing_is_left(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+    await harness.gone(ONE, 100.0)
 
     async def no_object() -> bool:
-        return await rig.owned("team-a") == {}
+        return await harness.owned("team-a") == {}
 
     async def no_document() -> bool:
         return orchestrator.documents == {}
 
-    await eventually(rig, "no object is left", no_object)
-    await eventually(rig, "no document is left", no_document)
+    await eventually(harness, "no object is left", no_object)
+    await eventually(harness, "no document is left", no_document)
 
 
-async def test_a_queued_job_goes(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator()
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
-    await rig.gateway.delete(ONE)
-    await nothing_is_left(rig, orchestrator)
+async def test_a_queued_job_goes(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator()
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
+    await harness.gateway.delete(ONE)
+    await nothing_is_left(harness, orchestrator)
 
 
 async def test_a_running_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
-    rig: Rig, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(rig, orchestrator)
-    await rig.gateway.delete(ONE)
-    await rig.gateway.delete(ONE)
-    await nothing_is_left(rig, orchestrator)
-    made = await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
+    await running_job(harness, orchestrator)
+    await harness.gateway.delete(ONE)
+    await harness.gateway.delete(ONE)
+    await nothing_is_left(harness, orchestrator)
+    made = await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
     assert orchestrator.documents["team-a.one"].uid == made["metadata"]["uid"]
 
 
 async def test_a_job_deleted_while_the_operator_is_down_goes_when_it_is_back(
-    rig: Rig, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(rig, orchestrator)
-    rig.started[-1].kill()
-    await rig.gateway.delete(ONE)
-    assert (await rig.job("team-a", "one")) is not None
-    rig.start_operator()
-    await nothing_is_left(rig, orchestrator)
+    await running_job(harness, orchestrator)
+    harness.started[-1].kill()
+    await harness.gateway.delete(ONE)
+    assert (await harness.job("team-a", "one")) is not None
+    harness.start_operator()
+    await nothing_is_left(harness, orchestrator)
 
 
 @pytest.mark.slow
 async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_when_it_is_back(
-    rig: Rig, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(rig, orchestrator, variant="hasty")
-    await rig.nats.kill()
-    await rig.gateway.delete(ONE)
-    await rig.gone(ONE, 100.0)
-    assert await rig.owned("team-a") == {}
-    await rig.nats.start()
-    await nothing_is_left(rig, orchestrator)
+    await running_job(harness, orchestrator, variant="hasty")
+    await harness.nats.kill()
+    await harness.gateway.delete(ONE)
+    await harness.gone(ONE, 100.0)
+    assert await harness.owned("team-a") == {}
+    await harness.nats.start()
+    await nothing_is_left(harness, orchestrator)
 
 
 async def test_a_document_whose_job_went_while_nobody_looked_is_swept_at_the_start(
-    rig: Rig, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(rig, orchestrator)
-    rig.started[-1].kill()
+    await running_job(harness, orchestrator)
+    harness.started[-1].kill()
     orchestrator.forgets = False
-    await rig.gateway.patch(ONE, {"metadata": {"finalizers": None}})
-    await rig.gateway.delete(ONE)
-    rig.start_operator()
+    await harness.gateway.patch(ONE, {"metadata": {"finalizers": None}})
+    await harness.gateway.delete(ONE)
+    harness.start_operator()
 
     async def marked() -> bool:
         return orchestrator.documents["team-a.one"].deleted
 
-    await eventually(rig, "the document is marked as deleted", marked)
+    await eventually(harness, "the document is marked as deleted", marked)
 
 
 async def test_a_pool_with_a_job_on_it_stays_until_the_job_is_gone_and_says_why(
-    rig: Rig, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(rig, orchestrator)
-    await rig.gateway.delete(Target(MODELPOOLS, "", "tiny"))
+    await running_job(harness, orchestrator)
+    await harness.gateway.delete(Target(MODELPOOLS, "", "tiny"))
 
     async def told() -> bool:
-        conditions = ((await rig.pool("tiny")) or {}).get("status", {}).get("conditions", [])
+        conditions = ((await harness.pool("tiny")) or {}).get("status", {}).get("conditions", [])
         return any(one["reason"] == "InUse" and "team-a/one" in one["message"] for one in conditions)
 
-    await eventually(rig, "the pool says who uses it", told)
-    assert "StatefulSet tiny-rollout" in await rig.owned("marlaas-system")
-    await rig.gateway.delete(ONE)
-    await rig.gone(Target(MODELPOOLS, "", "tiny"))
-    await nothing_is_left(rig, orchestrator)
+    await eventually(harness, "the pool says who uses it", told)
+    assert "StatefulSet tiny-rollout" in await harness.owned("marlaas-system")
+    await harness.gateway.delete(ONE)
+    await harness.gone(Target(MODELPOOLS, "", "tiny"))
+    await nothing_is_left(harness, orchestrator)
 
 
 @pytest.mark.slow
 async def test_a_namespace_goes_with_its_jobs(control_plane_with_controllers: ControlPlane) -> None:
     await install_kinds(control_plane_with_controllers)
-    async with rigged(control_plane_with_controllers) as rig:
-        bus = await rig.connect_orchestrator()
+    async with rigged(control_plane_with_controllers) as harness:
+        bus = await harness.connect_orchestrator()
         async with ScriptedOrchestrator(bus).running() as orchestrator:
-            await rig.gateway.apply(namespace("team-a"))
-            await running_job(rig, orchestrator)
-            await rig.gateway.delete(Target(NAMESPACES, "", "team-a"))
-            await rig.gone(Target(NAMESPACES, "", "team-a"), 100.0)
+            await harness.gateway.apply(namespace("team-a"))
+            await running_job(harness, orchestrator)
+            await harness.gateway.delete(Target(NAMESPACES, "", "team-a"))
+            await harness.gone(Target(NAMESPACES, "", "team-a"), 100.0)
 
             async def forgotten() -> bool:
                 return await (await bus.bucket(subjects.JOBS)).get("team-a.one") is None
 
-            await eventually(rig, "the bus forgot the job", forgotten)
+            await eventually(harness, "the bus forgot the job", forgotten)
         await bus.close()

@@ -1,8 +1,8 @@
 """Drift: what we own is put back when somebody deletes or edits it; what others added to it is left alone."""
 
 import pytest
+from tests.operator.real.harness import OperatorHarness, eventually, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import Rig, eventually, job, pool
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import (
@@ -31,23 +31,23 @@ OURS = [
 
 
 @pytest.fixture
-async def settled(rig: Rig, orchestrator: ScriptedOrchestrator) -> Rig:
+async def settled(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> OperatorHarness:
     """A pool and a running job, with all that they own."""
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator()
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator()
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
-    await rig.phase("team-a", "one", "Running")
+    await harness.phase("team-a", "one", "Running")
 
     async def complete() -> bool:
-        return all([await rig.get(target) for target in OURS])
+        return all([await harness.get(target) for target in OURS])
 
-    await eventually(rig, "everything is there", complete)
-    return rig
+    await eventually(harness, "everything is there", complete)
+    return harness
 
 
-async def test_what_was_deleted_comes_back(settled: Rig) -> None:
+async def test_what_was_deleted_comes_back(settled: OperatorHarness) -> None:
     before = {target: await settled.gateway.get(target) for target in OURS}
     for target in OURS:
         await settled.gateway.delete(target)
@@ -60,7 +60,7 @@ async def test_what_was_deleted_comes_back(settled: Rig) -> None:
         await eventually(settled, f"{target} is back", back)
 
 
-async def test_what_was_edited_is_put_right_and_foreign_fields_stay(settled: Rig) -> None:
+async def test_what_was_edited_is_put_right_and_foreign_fields_stay(settled: OperatorHarness) -> None:
     theirs = {"metadata": {"annotations": {"example.com/note": "ours"}, "labels": {"example.com/team": "x"}}}
     for target in OURS:
         await settled.gateway.patch(target, theirs)

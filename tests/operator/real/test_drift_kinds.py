@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from tests.operator.real.harness import SYSTEM, OperatorHarness, eventually, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import SYSTEM, Rig, eventually, job, pool
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import (
@@ -39,19 +39,19 @@ EDITS: list[tuple[Target, dict[str, Any]]] = [
 
 
 @pytest.fixture
-async def settled(rig: Rig, orchestrator: ScriptedOrchestrator) -> Rig:
+async def settled(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> OperatorHarness:
     """A pool and a running job, with all that they own."""
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator()
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator()
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
 
     async def complete() -> bool:
-        return all([await rig.get(target) for target, _ in EDITS])
+        return all([await harness.get(target) for target, _ in EDITS])
 
-    await eventually(rig, "everything is there", complete)
-    return rig
+    await eventually(harness, "everything is there", complete)
+    return harness
 
 
 def at(body: Any, edit: Any) -> Any:
@@ -61,7 +61,7 @@ def at(body: Any, edit: Any) -> Any:
     return {key: at((body or {}).get(key), value) for key, value in edit.items()}
 
 
-async def test_every_edit_of_what_we_set_is_undone(settled: Rig) -> None:
+async def test_every_edit_of_what_we_set_is_undone(settled: OperatorHarness) -> None:
     before = {target: await settled.gateway.get(target) for target, _ in EDITS}
     for target, edit in EDITS:
         after = await settled.gateway.patch(target, edit)
@@ -74,7 +74,7 @@ async def test_every_edit_of_what_we_set_is_undone(settled: Rig) -> None:
         await eventually(settled, f"{edit} of {target} is undone", undone)
 
 
-async def test_what_others_add_inside_stays_while_ours_is_put_right(settled: Rig) -> None:
+async def test_what_others_add_inside_stays_while_ours_is_put_right(settled: OperatorHarness) -> None:
     """As `kubectl rollout restart`, a mesh's injector and a policy engine do."""
     restarted = {"kubectl.kubernetes.io/restartedAt": "2026-11-21T20:00:00Z"}
     theirs: dict[str, Any] = {
@@ -100,7 +100,7 @@ async def test_what_others_add_inside_stays_while_ours_is_put_right(settled: Rig
         assert template["spec"]["dnsConfig"] == {"nameservers": ["10.0.0.10"]}
 
 
-async def test_an_object_that_only_others_changed_is_not_written_again(settled: Rig) -> None:
+async def test_an_object_that_only_others_changed_is_not_written_again(settled: OperatorHarness) -> None:
     for target, _ in EDITS:
         await settled.gateway.patch(target, {"metadata": {"annotations": {"example.com/note": "theirs"}}})
     theirs = {target: (await settled.gateway.get(target))["metadata"]["resourceVersion"] for target, _ in EDITS}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator.real.harness import SYSTEM, OperatorHarness, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import SYSTEM, Rig, job, pool
 from tests.operator.real.rights import GROUPS, USER, granted, in_force
 
 from marlaas_e2e import binaries
@@ -36,29 +36,31 @@ def chart() -> list[Body]:
 
 
 @pytest.fixture
-async def external(rig: Rig, chart: list[Body]) -> Rig:
+async def external(harness: OperatorHarness, chart: list[Body]) -> OperatorHarness:
     """The chart's objects, and an installation that finds the bus of the rig as if it were elsewhere; its Secret is not there yet."""
-    rig.plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(chart))
+    harness.plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(chart))
     (told,) = (yaml.safe_load(body["data"]["installation.yaml"]) for body in chart if body["kind"] == "ConfigMap")
     assert told["natsPodSelector"] is None
-    (rig.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": rig.nats.url}))
-    await rig.gateway.delete(CREDENTIALS)
-    await rig.gateway.delete(Target(SECRETS, SYSTEM, rig.installation.bus_secret))
-    await granted(rig, CREDENTIALS.name)
-    return rig
+    (harness.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": harness.nats.url}))
+    await harness.gateway.delete(CREDENTIALS)
+    await harness.gateway.delete(Target(SECRETS, SYSTEM, harness.installation.bus_secret))
+    await granted(harness, CREDENTIALS.name)
+    return harness
 
 
-def keys_secret(rig: Rig, **labels: str) -> Body:
-    data = {"keys.json": base64.b64encode(json.dumps(rig.keys.dump()).encode()).decode()}
+def keys_secret(harness: OperatorHarness, **labels: str) -> Body:
+    data = {"keys.json": base64.b64encode(json.dumps(harness.keys.dump()).encode()).decode()}
     metadata = {"name": CREDENTIALS.name, "namespace": SYSTEM, "labels": labels}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
-def start(rig: Rig) -> None:
-    rig.start_operator(kubeconfig=rig.plane.user_kubeconfig(USER, GROUPS))
+def start(harness: OperatorHarness) -> None:
+    harness.start_operator(kubeconfig=harness.plane.user_kubeconfig(USER, GROUPS))
 
 
-async def test_a_job_runs_over_a_bus_that_is_elsewhere(external: Rig, orchestrator: ScriptedOrchestrator) -> None:
+async def test_a_job_runs_over_a_bus_that_is_elsewhere(
+    external: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
     await external.gateway.apply(keys_secret(external, **LABEL))
     await external.gateway.create(pool("tiny"))
     start(external)
@@ -76,14 +78,16 @@ async def test_a_job_runs_over_a_bus_that_is_elsewhere(external: Rig, orchestrat
     assert "forbidden" not in external.started[-1].log.read_text()
 
 
-async def test_without_its_secret_it_says_what_to_put_there_and_ends(external: Rig) -> None:
+async def test_without_its_secret_it_says_what_to_put_there_and_ends(external: OperatorHarness) -> None:
     start(external)
     assert await ended(external) == 2
     words = external.started[-1].last_words()
     assert "bus-credentials is absent: an external bus's keys are yours to put there, under the key keys.json" in words
 
 
-async def test_with_a_secret_that_it_may_not_write_it_says_which_label_is_missing_and_ends(external: Rig) -> None:
+async def test_with_a_secret_that_it_may_not_write_it_says_which_label_is_missing_and_ends(
+    external: OperatorHarness,
+) -> None:
     await external.gateway.apply(keys_secret(external))
     await in_force(external, CREDENTIALS)
     start(external)
@@ -92,5 +96,5 @@ async def test_with_a_secret_that_it_may_not_write_it_says_which_label_is_missin
     assert set((await external.gateway.get(CREDENTIALS))["data"]) == {"keys.json"}
 
 
-async def ended(rig: Rig) -> int:
-    return await asyncio.to_thread(rig.started[-1].wait, 60)
+async def ended(harness: OperatorHarness) -> int:
+    return await asyncio.to_thread(harness.started[-1].wait, 60)

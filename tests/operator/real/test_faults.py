@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiohttp import web
+from tests.operator.real.harness import OperatorHarness, eventually, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 from tests.operator.real.proxy import GONE, RESET, SILENT, Fault, Proxy, answer, is_watch
-from tests.operator.real.rig import Rig, eventually, job, pool
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS
@@ -15,8 +15,8 @@ SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sa
 
 
 @pytest.fixture
-async def proxy(rig: Rig) -> AsyncIterator[Proxy]:
-    async with Proxy(rig.plane).running() as proxy:
+async def proxy(harness: OperatorHarness) -> AsyncIterator[Proxy]:
+    async with Proxy(harness.plane).running() as proxy:
         yield proxy
 
 
@@ -44,13 +44,13 @@ def jobs_watch(request: web.Request) -> bool:
     return is_watch(request) and request.path.endswith("/rljobs")
 
 
-async def struck(rig: Rig, proxy: Proxy, times: int) -> None:
+async def struck(harness: OperatorHarness, proxy: Proxy, times: int) -> None:
     """Wait until the fault has happened so many times."""
 
     async def look() -> bool:
         return proxy.faults == times
 
-    await eventually(rig, f"the fault has struck {times} times", look)
+    await eventually(harness, f"the fault has struck {times} times", look)
 
 
 @pytest.mark.parametrize(
@@ -72,100 +72,104 @@ async def struck(rig: Rig, proxy: Proxy, times: int) -> None:
 )
 @pytest.mark.slow
 async def test_a_fault_passes(
-    rig: Rig,
+    harness: OperatorHarness,
     proxy: Proxy,
     orchestrator: ScriptedOrchestrator,
     fault: Fault,
     times: int,
     matches: Callable[[web.Request], bool],
 ) -> None:
-    await rig.gateway.create(pool("tiny"))
-    await rig.gateway.create(job("team-a", "one", "tiny"))
+    await harness.gateway.create(pool("tiny"))
+    await harness.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(times, fault, matches)
-    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder), variant="hasty")
-    await rig.phase("team-a", "one", "Queued")
+    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
-    await rig.phase("team-a", "one", "Running")
+    await harness.phase("team-a", "one", "Running")
 
     async def has_sandbox() -> bool:
-        return set(await rig.owned("team-a")) == SANDBOX
+        return set(await harness.owned("team-a")) == SANDBOX
 
-    await eventually(rig, "the sandbox is there", has_sandbox, 90.0)
-    await struck(rig, proxy, times)  # the operator lists at its start: it may get so far before it has begun to watch
-    await rig.gateway.create(job("team-a", "two", "tiny"))
-    await rig.phase("team-a", "two", "Queued")
-    assert rig.started[-1].alive
+    await eventually(harness, "the sandbox is there", has_sandbox, 90.0)
+    await struck(
+        harness, proxy, times
+    )  # the operator lists at its start: it may get so far before it has begun to watch
+    await harness.gateway.create(job("team-a", "two", "tiny"))
+    await harness.phase("team-a", "two", "Queued")
+    assert harness.started[-1].alive
     assert proxy.requests < 150 + 3 * times
 
 
 @pytest.mark.slow
 async def test_a_refusal_that_stays_is_told_and_is_not_asked_for_again_and_again(
-    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await rig.gateway.create(pool("tiny"))
-    await rig.gateway.create(job("team-a", "one", "tiny"))
+    await harness.gateway.create(pool("tiny"))
+    await harness.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(1_000_000, answer(422, "Invalid"), sandbox_apply)
-    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
-    await rig.phase("team-a", "one", "Queued")
+    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder))
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
 
     async def told() -> bool:
-        return (await rig.status("team-a", "one")).get("reason") == "PodRefused"
+        return (await harness.status("team-a", "one")).get("reason") == "PodRefused"
 
-    await eventually(rig, "the refusal is told", told)
-    assert "injected" in (await rig.status("team-a", "one"))["message"]
+    await eventually(harness, "the refusal is told", told)
+    assert "injected" in (await harness.status("team-a", "one"))["message"]
     assert proxy.faults <= 2
-    assert await rig.get(Target(DEPLOYMENTS, "team-a", "one-sandbox")) is None
+    assert await harness.get(Target(DEPLOYMENTS, "team-a", "one-sandbox")) is None
 
 
 @pytest.mark.slow
 async def test_a_trouble_that_lasts_is_told_in_the_servers_words_and_is_over_when_it_is(
-    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await rig.gateway.create(pool("tiny"))
-    await rig.gateway.create(job("team-a", "one", "tiny"))
+    await harness.gateway.create(pool("tiny"))
+    await harness.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(1_000_000, answer(500, "InternalError"), sandbox_apply)
-    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder), variant="hasty")
-    await rig.phase("team-a", "one", "Queued")
+    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
-    await rig.phase("team-a", "one", "Running")
+    await harness.phase("team-a", "one", "Running")
 
     async def told() -> bool:
-        return (await rig.status("team-a", "one")).get("reason") == "PodRefused"
+        return (await harness.status("team-a", "one")).get("reason") == "PodRefused"
 
-    await eventually(rig, "what keeps failing is told", told)
-    assert "injected" in (await rig.status("team-a", "one"))["message"]
+    await eventually(harness, "what keeps failing is told", told)
+    assert "injected" in (await harness.status("team-a", "one"))["message"]
     proxy.decide = lambda request: None
 
     async def over() -> bool:
-        return set(await rig.owned("team-a")) == SANDBOX and not await told()
+        return set(await harness.owned("team-a")) == SANDBOX and not await told()
 
-    await eventually(rig, "the sandbox is there and nothing is wrong any more", over, 90.0)
+    await eventually(harness, "the sandbox is there and nothing is wrong any more", over, 90.0)
 
 
 @pytest.mark.slow
 async def test_a_watch_that_silently_died_is_noticed(
-    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder), watch_s=3)
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder), watch_s=3)
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
     proxy.times(1, SILENT, jobs_watch)
-    await struck(rig, proxy, 1)
-    await rig.gateway.create(job("team-a", "two", "tiny"))
-    await rig.phase("team-a", "two", "Queued")
+    await struck(harness, proxy, 1)
+    await harness.gateway.create(job("team-a", "two", "tiny"))
+    await harness.phase("team-a", "two", "Queued")
 
 
 @pytest.mark.slow
-async def test_an_api_server_that_was_killed_is_waited_for(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator()
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
-    rig.plane.kill_apiserver()
+async def test_an_api_server_that_was_killed_is_waited_for(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator()
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
+    harness.plane.kill_apiserver()
     await orchestrator.say("team-a", "one", **ADMITTED)
-    rig.plane.start_apiserver()
-    await rig.phase("team-a", "one", "Running")
-    await rig.gateway.create(job("team-a", "two", "tiny"))
-    await rig.phase("team-a", "two", "Queued")
+    harness.plane.start_apiserver()
+    await harness.phase("team-a", "one", "Running")
+    await harness.gateway.create(job("team-a", "two", "tiny"))
+    await harness.phase("team-a", "two", "Queued")

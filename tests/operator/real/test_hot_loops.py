@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
+from tests.operator.real.harness import OperatorHarness, eventually, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 from tests.operator.real.proxy import GONE, RESET, Fault, Proxy, answer, is_watch
-from tests.operator.real.rig import Rig, eventually, job, pool
 
 LOOKED_AT_S = 4.0
 MOST_ASKED = 16
@@ -34,8 +34,8 @@ PLACES = {
 
 
 @pytest.fixture
-async def proxy(rig: Rig) -> AsyncIterator[Proxy]:
-    async with Proxy(rig.plane).running() as proxy:
+async def proxy(harness: OperatorHarness) -> AsyncIterator[Proxy]:
+    async with Proxy(harness.plane).running() as proxy:
         yield proxy
 
 
@@ -47,7 +47,7 @@ async def for_a_while() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("refusals", [REFUSALS, PATIENCE], ids=["refused", "asked for patience"])
 async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wait(
-    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator, refusals: dict[str, Fault]
+    harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator, refusals: dict[str, Fault]
 ) -> None:
     refused = {
         path.format(f"{name}-{place}"): fault for name, fault in refusals.items() for place, path in PLACES.items()
@@ -62,28 +62,28 @@ async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wa
         return refused[path]
 
     proxy.decide = decide
-    await rig.gateway.create(pool("tiny"))
+    await harness.gateway.create(pool("tiny"))
     names = [f"{name}-{place}" for name in refusals for place in PLACES]
     for name in names:
-        await rig.gateway.create(job("team-a", name, "tiny"))
-    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
+        await harness.gateway.create(job("team-a", name, "tiny"))
+    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder))
     for name in names:
         if name.endswith(("sandbox", "account")):
-            await rig.phase("team-a", name, "Queued")
+            await harness.phase("team-a", name, "Queued")
             await orchestrator.say("team-a", name, **ADMITTED)
 
     async def each_was_tried() -> bool:
         return set(asked) == set(refused)
 
-    await eventually(rig, "everything that is refused was asked for", each_was_tried)
+    await eventually(harness, "everything that is refused was asked for", each_was_tried)
     asked.clear()
     await for_a_while()
     assert {path: times for path, times in asked.items() if times > MOST_ASKED} == {}
-    await rig.gateway.create(job("team-a", "fine", "tiny"))
-    await rig.phase("team-a", "fine", "Queued")
+    await harness.gateway.create(job("team-a", "fine", "tiny"))
+    await harness.phase("team-a", "fine", "Queued")
     await orchestrator.say("team-a", "fine", **ADMITTED)
-    await rig.phase("team-a", "fine", "Running")
-    assert rig.started[-1].alive
+    await harness.phase("team-a", "fine", "Running")
+    assert harness.started[-1].alive
 
 
 @pytest.mark.slow
@@ -95,18 +95,18 @@ async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wa
     ],
 )
 async def test_a_watch_that_is_refused_for_ever_is_begun_seldom_and_is_there_again_afterwards(
-    rig: Rig, proxy: Proxy, orchestrator: ScriptedOrchestrator, refusal: Fault, most: int
+    harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator, refusal: Fault, most: int
 ) -> None:
-    await rig.gateway.create(pool("tiny"))
-    await rig.gateway.create(job("team-a", "one", "tiny"))
+    await harness.gateway.create(pool("tiny"))
+    await harness.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(1_000_000, refusal, lambda request: is_watch(request) and request.path.endswith("/rljobs"))
-    rig.start_operator(kubeconfig=proxy.kubeconfig(rig.folder))
-    await rig.phase("team-a", "one", "Queued")
+    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder))
+    await harness.phase("team-a", "one", "Queued")
 
     async def refused() -> bool:
         return proxy.faults > 0
 
-    await eventually(rig, "the watch was refused", refused)
+    await eventually(harness, "the watch was refused", refused)
     before, seen = proxy.faults, proxy.seen.copy()
     await for_a_while()
     assert proxy.faults - before <= most
@@ -115,5 +115,5 @@ async def test_a_watch_that_is_refused_for_ever_is_begun_seldom_and_is_there_aga
     assert sum(jobs.values()) <= 3 * most, jobs  # each watch follows a list
     assert {what: times for what, times in asked.items() if times > most} == {}
     proxy.decide = lambda request: None
-    await rig.gateway.create(job("team-a", "two", "tiny"))
-    await rig.phase("team-a", "two", "Queued")
+    await harness.gateway.create(job("team-a", "two", "tiny"))
+    await harness.phase("team-a", "two", "Queued")

@@ -4,8 +4,8 @@ Every place of a pool's and of a job's life, in the order of their plans, so tha
 """
 
 import pytest
+from tests.operator.real.harness import OperatorHarness, eventually, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import Rig, eventually, job, pool
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import MODELPOOLS, RLJOBS
@@ -20,91 +20,93 @@ SUSPENDED = {"phase": "Suspended", "admitted": False, "reason": "Suspended", "me
 SUCCEEDED = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "message": "done", "step": 4}
 
 
-async def die_after(rig: Rig, *actions: str) -> None:
+async def die_after(harness: OperatorHarness, *actions: str) -> None:
     """Operators one after the other, each killed right after the next of these actions; that it was is asserted."""
     for action in actions:
-        marker = rig.folder / f"{len(rig.started)}-{action}"
-        operator = rig.start_operator(failpoint=f"operator.reconcile.after_{action}@{marker}")
+        marker = harness.folder / f"{len(harness.started)}-{action}"
+        operator = harness.start_operator(failpoint=f"operator.reconcile.after_{action}@{marker}")
 
         async def dead() -> bool:
-            return not rig.started[-1].alive
+            return not harness.started[-1].alive
 
-        await eventually(rig, f"killed after {action}", dead)
-        assert marker.exists(), f"the operator ended by itself before {action}\n{rig.words()}"
+        await eventually(harness, f"killed after {action}", dead)
+        assert marker.exists(), f"the operator ended by itself before {action}\n{harness.words()}"
         operator.kill()
 
 
-async def made_once(rig: Rig, namespace: str, number: int) -> None:
-    owned = await rig.owned(namespace)
+async def made_once(harness: OperatorHarness, namespace: str, number: int) -> None:
+    owned = await harness.owned(namespace)
     assert len(owned) == number
     again = [name for name, body in owned.items() if body["metadata"].get("generation", 1) != 1]
     assert again == [], "changed after it was made"
 
 
-async def told_once(rig: Rig) -> None:
-    told = await rig.events()
+async def told_once(harness: OperatorHarness) -> None:
+    told = await harness.events()
     assert len(told) == len(set(told)), told
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_a_pool_is_made_and_removed_one_action_an_operator(rig: Rig, orchestrator: ScriptedOrchestrator) -> None:
-    await rig.gateway.create(pool("tiny"))
-    await die_after(rig, *POOL, "status")
-    await made_once(rig, "marlaas-system", 12)
-    assert ((await rig.pool("tiny")) or {}).get("status")
-    await told_once(rig)
-    await rig.gateway.delete(TINY)
-    await die_after(rig, "status", "Delete_StatefulSet", "Delete_StatefulSet")
-    rig.start_operator()
-    await rig.gone(TINY)
-    assert await rig.owned("marlaas-system") == {}
+async def test_a_pool_is_made_and_removed_one_action_an_operator(
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
+) -> None:
+    await harness.gateway.create(pool("tiny"))
+    await die_after(harness, *POOL, "status")
+    await made_once(harness, "marlaas-system", 12)
+    assert ((await harness.pool("tiny")) or {}).get("status")
+    await told_once(harness)
+    await harness.gateway.delete(TINY)
+    await die_after(harness, "status", "Delete_StatefulSet", "Delete_StatefulSet")
+    harness.start_operator()
+    await harness.gone(TINY)
+    assert await harness.owned("marlaas-system") == {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_a_job_is_begun_suspended_resumed_and_deleted_one_action_an_operator(
-    rig: Rig, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await rig.gateway.create(pool("tiny"))
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await die_after(rig, *JOB, "status")
+    await harness.gateway.create(pool("tiny"))
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await die_after(harness, *JOB, "status")
     await orchestrator.say("team-a", "one", **ADMITTED)
-    await die_after(rig, *SANDBOX, "event")
-    await made_once(rig, "team-a", 4)
-    await told_once(rig)
+    await die_after(harness, *SANDBOX, "event")
+    await made_once(harness, "team-a", 4)
+    await told_once(harness)
 
-    await rig.gateway.patch(ONE, {"spec": {"suspend": True}})
-    await die_after(rig, "WriteDocument")
+    await harness.gateway.patch(ONE, {"spec": {"suspend": True}})
+    await die_after(harness, "WriteDocument")
     await orchestrator.say("team-a", "one", **SUSPENDED, step=2)
-    await die_after(rig, *UNDOING)
-    assert await rig.owned("team-a") == {}
+    await die_after(harness, *UNDOING)
+    assert await harness.owned("team-a") == {}
 
-    await rig.gateway.patch(ONE, {"spec": {"suspend": False}})
-    await die_after(rig, "WriteDocument")
+    await harness.gateway.patch(ONE, {"spec": {"suspend": False}})
+    await die_after(harness, "WriteDocument")
     await orchestrator.say("team-a", "one", **ADMITTED, step=2)
-    await die_after(rig, *SANDBOX)
-    await made_once(rig, "team-a", 4)
+    await die_after(harness, *SANDBOX)
+    await made_once(harness, "team-a", 4)
     assert orchestrator.documents["team-a.one"].generation == 3
 
     orchestrator.forgets = False
-    await rig.gateway.delete(ONE)
-    await die_after(rig, "WriteDocument", *UNDOING)
+    await harness.gateway.delete(ONE)
+    await die_after(harness, "WriteDocument", *UNDOING)
     await orchestrator.forget("team-a.one")
-    await die_after(rig, "RemoveFinalizer")
-    await rig.gone(ONE)
-    assert await rig.owned("team-a") == {}
+    await die_after(harness, "RemoveFinalizer")
+    await harness.gone(ONE)
+    assert await harness.owned("team-a") == {}
 
 
 @pytest.mark.slow
 async def test_a_job_that_has_ended_goes_by_its_ttl_one_action_an_operator(
-    rig: Rig, orchestrator: ScriptedOrchestrator
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
     """It had no sandbox whose end would be news: only its own clock calls on it."""
-    await rig.gateway.create(pool("tiny"))
-    await rig.gateway.create(job("team-a", "two", "tiny", ttlSecondsAfterFinished=1))
-    await die_after(rig, "WriteDocument")
+    await harness.gateway.create(pool("tiny"))
+    await harness.gateway.create(job("team-a", "two", "tiny", ttlSecondsAfterFinished=1))
+    await die_after(harness, "WriteDocument")
     await orchestrator.say("team-a", "two", **SUCCEEDED)
-    await die_after(rig, "DeleteObject", "WriteDocument", "RemoveFinalizer")
-    await rig.gone(TWO)
+    await die_after(harness, "DeleteObject", "WriteDocument", "RemoveFinalizer")
+    await harness.gone(TWO)
     assert orchestrator.documents == {}

@@ -1,8 +1,8 @@
 """Pods in trouble, as a kubelet would report them to a real API server: the reason and the pod's own words are in the status, and go with their cause."""
 
 import pytest
+from tests.operator.real.harness import SYSTEM, OperatorHarness, eventually, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import SYSTEM, Rig, eventually, job, pool
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, STATEFULSETS
@@ -18,22 +18,22 @@ TOO_LARGE = {"exitCode": 137, "reason": "OOMKilled"}
 
 
 @pytest.fixture
-async def running(rig: Rig, orchestrator: ScriptedOrchestrator) -> Rig:
+async def running(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> OperatorHarness:
     """A job at work: each of its workloads has one pod, and each pod serves."""
-    await rig.gateway.create(pool("tiny"))
-    rig.start_operator()
-    await rig.gateway.create(job("team-a", "one", "tiny", backoffLimit=2))
-    await rig.phase("team-a", "one", "Queued")
+    await harness.gateway.create(pool("tiny"))
+    harness.start_operator()
+    await harness.gateway.create(job("team-a", "one", "tiny", backoffLimit=2))
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
     for role, workload in WORKLOADS.items():
 
         async def made(workload: Target = workload) -> Body | None:
-            return await rig.get(workload)
+            return await harness.get(workload)
 
-        await rig.gateway.create(pod(await eventually(rig, f"{workload} is there", made), role))
-        await report(rig, role, serves())
-    await reason(rig, "Admitted")
-    return rig
+        await harness.gateway.create(pod(await eventually(harness, f"{workload} is there", made), role))
+        await report(harness, role, serves())
+    await reason(harness, "Admitted")
+    return harness
 
 
 def pod(workload: Body, role: str) -> Body:
@@ -48,10 +48,10 @@ def pod(workload: Body, role: str) -> Body:
     }
 
 
-async def report(rig: Rig, role: str, status: Body) -> None:
+async def report(harness: OperatorHarness, role: str, status: Body) -> None:
     """What a kubelet does."""
     target = Target(PODS, WORKLOADS[role].namespace, f"{role}-0")
-    await rig.gateway.patch(target, {"status": status}, status=True)
+    await harness.gateway.patch(target, {"status": status}, status=True)
 
 
 def serves() -> Body:
@@ -71,26 +71,26 @@ def back_off(role: str, before: Body, restarts: int = 1) -> Body:
     return container(role, {"waiting": {"reason": "CrashLoopBackOff"}}, before=before, restarts=restarts)
 
 
-async def reason(rig: Rig, wanted: str) -> Body:
+async def reason(harness: OperatorHarness, wanted: str) -> Body:
     """The job's status once it gives this reason."""
 
     async def told() -> Body | None:
-        status = await rig.status("team-a", "one")
+        status = await harness.status("team-a", "one")
         return status if status.get("reason") == wanted else None
 
-    found: Body = await eventually(rig, f"the job says {wanted}", told)
+    found: Body = await eventually(harness, f"the job says {wanted}", told)
     return found
 
 
-async def pool_says(rig: Rig, words: str) -> None:
+async def pool_says(harness: OperatorHarness, words: str) -> None:
     async def told() -> bool:
-        conditions = ((await rig.pool("tiny")) or {}).get("status", {}).get("conditions", [])
+        conditions = ((await harness.pool("tiny")) or {}).get("status", {}).get("conditions", [])
         return any(one["type"] == "Ready" and words in one["message"] for one in conditions)
 
-    await eventually(rig, f"the pool says {words}", told)
+    await eventually(harness, f"the pool says {words}", told)
 
 
-async def test_a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(running: Rig) -> None:
+async def test_a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(running: OperatorHarness) -> None:
     for role in WORKLOADS:
         await report(running, role, back_off(role, CRASHED))
         status = await reason(running, "ContainerCrashing")
@@ -125,13 +125,13 @@ TROUBLES: list[tuple[Body, tuple[str, str]]] = [
 ]
 
 
-async def test_what_ails_a_sandbox_is_its_jobs_reason(running: Rig) -> None:
+async def test_what_ails_a_sandbox_is_its_jobs_reason(running: OperatorHarness) -> None:
     for trouble, (wanted, words) in TROUBLES:
         await report(running, "sandbox", container("sandbox", **trouble))
         assert words in (await reason(running, wanted))["message"]
 
 
-async def test_a_pod_that_finds_no_node_is_its_jobs_reason_in_the_schedulers_words(running: Rig) -> None:
+async def test_a_pod_that_finds_no_node_is_its_jobs_reason_in_the_schedulers_words(running: OperatorHarness) -> None:
     words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     conditions = [
         {"type": "Ready", "status": "False"},
@@ -142,7 +142,7 @@ async def test_a_pod_that_finds_no_node_is_its_jobs_reason_in_the_schedulers_wor
 
 
 async def test_a_sandbox_that_crashes_too_often_ends_its_job_with_its_words(
-    running: Rig, orchestrator: ScriptedOrchestrator
+    running: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
     await report(running, "sandbox", back_off("sandbox", CRASHED, restarts=2))
     await reason(running, "ContainerCrashing")

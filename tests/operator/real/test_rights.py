@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator.real.harness import SYSTEM, OperatorHarness, eventually, job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import SYSTEM, Rig, eventually, job, pool
 from tests.operator.real.rights import GROUPS, USER, granted, in_force
 
 from marlaas_e2e import binaries
@@ -48,37 +48,37 @@ def test_no_rule_has_a_wildcard_and_secrets_are_only_written_but_for_the_bus_key
 
 
 async def test_a_job_lives_and_goes_with_the_charts_rights_alone(
-    rig: Rig, orchestrator: ScriptedOrchestrator, chart_objects: list[Body]
+    harness: OperatorHarness, orchestrator: ScriptedOrchestrator, chart_objects: list[Body]
 ) -> None:
-    install(rig, chart_objects)
-    await rig.gateway.create(pool("tiny"))
-    await granted(rig, rig.installation.bus_secret)
-    operator = rig.start_operator(kubeconfig=rig.plane.user_kubeconfig(USER, GROUPS))
-    await rig.gateway.create(job("team-a", "one", "tiny"))
-    await rig.phase("team-a", "one", "Queued")
+    install(harness, chart_objects)
+    await harness.gateway.create(pool("tiny"))
+    await granted(harness, harness.installation.bus_secret)
+    operator = harness.start_operator(kubeconfig=harness.plane.user_kubeconfig(USER, GROUPS))
+    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.phase("team-a", "one", "Queued")
     await orchestrator.say("team-a", "one", **ADMITTED)
-    await rig.phase("team-a", "one", "Running")
-    assert len(await rig.owned("team-a")) == 4
+    await harness.phase("team-a", "one", "Running")
+    assert len(await harness.owned("team-a")) == 4
 
     async def workers() -> bool:
-        return len(await rig.owned(SYSTEM)) == 12
+        return len(await harness.owned(SYSTEM)) == 12
 
-    await eventually(rig, "the pool has all its objects", workers)
-    await rig.gateway.delete(Target(RLJOBS, "team-a", "one"))
-    await rig.gone(Target(RLJOBS, "team-a", "one"))
+    await eventually(harness, "the pool has all its objects", workers)
+    await harness.gateway.delete(Target(RLJOBS, "team-a", "one"))
+    await harness.gone(Target(RLJOBS, "team-a", "one"))
     assert "forbidden" not in operator.log.read_text()
-    assert rig.metric("marlaas_operator_api_requests_total", status="403") == 0
-    assert rig.metric("marlaas_operator_api_requests_total", verb="POST", resource="events", status="201") >= 1
+    assert harness.metric("marlaas_operator_api_requests_total", status="403") == 0
+    assert harness.metric("marlaas_operator_api_requests_total", verb="POST", resource="events", status="201") >= 1
 
 
 async def test_it_cannot_read_a_tenants_secret_nor_touch_what_is_not_its_own(
-    rig: Rig, chart_objects: list[Body]
+    harness: OperatorHarness, chart_objects: list[Body]
 ) -> None:
-    install(rig, chart_objects)
+    install(harness, chart_objects)
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs", "namespace": "team-a"}}
-    await rig.gateway.apply(secret)
-    await in_force(rig, Target(SECRETS, "team-a", "theirs"))
-    as_operator = await connect(rig.plane.user_kubeconfig(USER, GROUPS))
+    await harness.gateway.apply(secret)
+    await in_force(harness, Target(SECRETS, "team-a", "theirs"))
+    as_operator = await connect(harness.plane.user_kubeconfig(USER, GROUPS))
     try:
         for refused in (
             as_operator.get(Target(SECRETS, "team-a", "theirs")),
@@ -91,11 +91,11 @@ async def test_it_cannot_read_a_tenants_secret_nor_touch_what_is_not_its_own(
         await as_operator.close()
 
 
-async def test_without_rights_it_says_which_one_is_missing_and_ends(rig: Rig) -> None:
-    operator = rig.start_operator(kubeconfig=rig.plane.user_kubeconfig("nobody-in-particular", []))
+async def test_without_rights_it_says_which_one_is_missing_and_ends(harness: OperatorHarness) -> None:
+    operator = harness.start_operator(kubeconfig=harness.plane.user_kubeconfig("nobody-in-particular", []))
     assert await asyncio.to_thread(operator.wait, 60) == 2
     assert "is forbidden" in operator.last_words()
 
 
-def install(rig: Rig, objects: list[Body]) -> None:
-    rig.plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
+def install(harness: OperatorHarness, objects: list[Body]) -> None:
+    harness.plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))

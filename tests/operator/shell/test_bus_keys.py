@@ -7,7 +7,7 @@ import pytest
 
 from marlaas_api.bus_users import BusKeys, read_credentials
 from marlaas_api.errors import InvalidInput
-from marlaas_operator.bus_keys import Credentials, ensure_keys, renew_platform
+from marlaas_operator.bus_keys import CredentialIssuer, ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
@@ -91,7 +91,7 @@ async def test_the_platforms_credentials_are_written_once_a_window() -> None:
 
 def test_a_jobs_credential_stays_the_same_within_its_window_and_is_another_one_after() -> None:
     now = [NOW]
-    credentials = Credentials(BusKeys.make(), lambda: now[0])
+    credentials = CredentialIssuer(BusKeys.make(), lambda: now[0])
     first = credentials.sandbox("team-a", "one", "u1")
     assert first is not None
     assert credentials.sandbox("team-a", "one", "u1") == first
@@ -103,13 +103,13 @@ def test_a_jobs_credential_stays_the_same_within_its_window_and_is_another_one_a
 
 
 def test_without_keys_nothing_is_minted() -> None:
-    credentials = Credentials(None, lambda: NOW)
+    credentials = CredentialIssuer(None, lambda: NOW)
     assert credentials.sandbox("team-a", "one", "u1") is None
     assert credentials.pool("tiny") == {}
 
 
 def test_credentials_of_what_is_gone_are_forgotten() -> None:
-    credentials = Credentials(BusKeys.make(), lambda: NOW)
+    credentials = CredentialIssuer(BusKeys.make(), lambda: NOW)
     for name in ("one", "two"):
         credentials.sandbox("team-a", name, f"uid-{name}")
         credentials.pool(name)

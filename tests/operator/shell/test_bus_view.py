@@ -41,7 +41,7 @@ def level(step: int = 0) -> Progress:
     )
 
 
-class Rig:
+class BusViewHarness:
     """A view over a server that a test may take away."""
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class Rig:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[tuple[Rig, Bus]]:
-    rig = Rig()
-    other = await rig.other()
-    task = asyncio.create_task(rig.view.run())
+async def running() -> AsyncIterator[tuple[BusViewHarness, Bus]]:
+    harness = BusViewHarness()
+    other = await harness.other()
+    task = asyncio.create_task(harness.view.run())
     try:
         async with asyncio.timeout(10):
-            await rig.view.usable.wait()
-        yield rig, other
+            await harness.view.usable.wait()
+        yield harness, other
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -83,20 +83,20 @@ async def until(queue: "asyncio.Queue[bool]", value: bool) -> None:
 
 
 async def test_what_others_write_is_mirrored_and_told() -> None:
-    async with running() as (rig, other):
+    async with running() as (harness, other):
         progress = await other.bucket(subjects.PROGRESS)
         await progress.put(KEY, encode(level(1)))
-        assert await rig.changed.get() == KEY
-        assert rig.view.progress(KEY) == level(1)
+        assert await harness.changed.get() == KEY
+        assert harness.view.progress(KEY) == level(1)
         await progress.delete(KEY)
-        assert await rig.changed.get() == KEY
-        assert rig.view.progress(KEY) is None
+        assert await harness.changed.get() == KEY
+        assert harness.view.progress(KEY) is None
 
 
 async def test_a_document_is_written_where_the_plan_saw_none_and_replaced_where_it_saw_that_one() -> None:
-    async with running() as (rig, other):
-        await rig.view.write(WriteDocument(document(), None))
-        await rig.view.write(WriteDocument(document(generation=2), document()))
+    async with running() as (harness, other):
+        await harness.view.write(WriteDocument(document(), None))
+        await harness.view.write(WriteDocument(document(generation=2), document()))
         entry = await (await other.bucket(subjects.JOBS)).get(KEY)
         assert entry is not None
         assert entry.data is not None
@@ -104,52 +104,52 @@ async def test_a_document_is_written_where_the_plan_saw_none_and_replaced_where_
 
 
 async def test_a_plan_from_an_older_document_is_stale() -> None:
-    async with running() as (rig, _):
-        await rig.view.write(WriteDocument(document(), None))
+    async with running() as (harness, _):
+        await harness.view.write(WriteDocument(document(), None))
         with pytest.raises(Stale):
-            await rig.view.write(WriteDocument(document(generation=3), None))
+            await harness.view.write(WriteDocument(document(generation=3), None))
 
 
 async def test_somebody_elses_write_is_noticed_by_the_compare_and_set() -> None:
-    async with running() as (rig, other):
+    async with running() as (harness, other):
         jobs = await other.bucket(subjects.JOBS)
         await jobs.put(KEY, encode(document("other")))
         with pytest.raises(Stale):
-            await rig.view.write(WriteDocument(document(), None))
-        assert rig.view.document(KEY) == document("other")
-        await rig.view.write(WriteDocument(document(), document("other")))
+            await harness.view.write(WriteDocument(document(), None))
+        assert harness.view.document(KEY) == document("other")
+        await harness.view.write(WriteDocument(document(), document("other")))
 
 
 async def test_a_bus_that_is_away_is_said_to_be_and_refuses_at_once_and_its_mirror_stays() -> None:
-    async with running() as (rig, other):
-        await rig.view.write(WriteDocument(document(), None))
-        rig.server.available = False
-        await until(rig.states, False)
+    async with running() as (harness, other):
+        await harness.view.write(WriteDocument(document(), None))
+        harness.server.available = False
+        await until(harness.states, False)
         with pytest.raises(BusUnavailable):
-            await rig.view.write(WriteDocument(document(generation=2), document()))
-        assert rig.view.document(KEY) == document()
-        rig.server.available = True
-        await until(rig.states, True)
+            await harness.view.write(WriteDocument(document(generation=2), document()))
+        assert harness.view.document(KEY) == document()
+        harness.server.available = True
+        await until(harness.states, True)
         await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(2)))
         async with asyncio.timeout(10):
-            while rig.view.progress(KEY) != level(2):
-                await rig.changed.get()
+            while harness.view.progress(KEY) != level(2):
+                await harness.changed.get()
 
 
 async def test_a_store_that_takes_no_document_is_no_bus_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bus_view, "HEARTBEAT_S", 0.02)
-    async with running() as (rig, other):
+    async with running() as (harness, other):
         await (await other.bucket(subjects.REPLICAS)).put(bus_view.LEADER, b"somebody")
         async with asyncio.timeout(10):
-            while rig.view.state.leaderless_since is not None:
-                await rig.states.get()
-        monkeypatch.setattr(rig.view._buckets[subjects.JOBS], "create", full)
-        told = rig.states.qsize()
+            while harness.view.state.leaderless_since is not None:
+                await harness.states.get()
+        monkeypatch.setattr(harness.view._buckets[subjects.JOBS], "create", full)
+        told = harness.states.qsize()
         for _ in range(3):
             with pytest.raises(BusUnavailable):
-                await rig.view.write(WriteDocument(document(), None))
-        assert rig.view.state.available
-        assert rig.states.qsize() == told
+                await harness.view.write(WriteDocument(document(), None))
+        assert harness.view.state.available
+        assert harness.states.qsize() == told
 
 
 async def full(key: str, data: bytes) -> int:
@@ -157,60 +157,60 @@ async def full(key: str, data: bytes) -> int:
 
 
 async def test_what_is_no_message_of_ours_is_as_if_it_were_not_there_and_is_overwritten() -> None:
-    async with running() as (rig, other):
+    async with running() as (harness, other):
         await (await other.bucket(subjects.JOBS)).put(KEY, b"rubbish")
-        assert await rig.changed.get() == KEY
-        assert rig.view.document(KEY) is None
-        await rig.view.write(WriteDocument(document(), None))
-        assert rig.view.document(KEY) == document()
+        assert await harness.changed.get() == KEY
+        assert harness.view.document(KEY) is None
+        await harness.view.write(WriteDocument(document(), None))
+        assert harness.view.document(KEY) == document()
 
 
 async def test_a_bus_that_lost_everything_is_seen_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bus_view, "REREAD_S", 0.05)
-    async with running() as (rig, other):
+    async with running() as (harness, other):
         for generation in range(1, 4):
             before = None if generation == 1 else document(generation=generation - 1)
-            await rig.view.write(WriteDocument(document(generation=generation), before))
-        rig.server.streams.clear()
+            await harness.view.write(WriteDocument(document(generation=generation), before))
+        harness.server.streams.clear()
         await other.ensure()
         async with asyncio.timeout(10):
-            while rig.view.document(KEY) is not None:
-                await rig.changed.get()
-        await rig.view.write(WriteDocument(document(), None))
-        assert rig.view.document(KEY) == document()
+            while harness.view.document(KEY) is not None:
+                await harness.changed.get()
+        await harness.view.write(WriteDocument(document(), None))
+        assert harness.view.document(KEY) == document()
 
 
 async def test_a_replica_that_answers_a_moment_late_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running() as (rig, other):
+    async with running() as (harness, other):
         await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(1)))
-        await rig.changed.get()
-        late = await rig.view._buckets[subjects.PROGRESS].entries()
+        await harness.changed.get()
+        late = await harness.view._buckets[subjects.PROGRESS].entries()
         await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(2)))
-        await rig.changed.get()
+        await harness.changed.get()
 
         async def stale() -> list[Entry]:
             return late.copy()
 
         with monkeypatch.context() as patched:
-            patched.setattr(rig.view._buckets[subjects.PROGRESS], "entries", stale)
-            assert not await rig.view._read_whole(subjects.PROGRESS), "it is to be read again soon"
-        assert rig.view.progress(KEY) == level(2)
-        assert await rig.view._read_whole(subjects.PROGRESS)
-        assert rig.view.progress(KEY) == level(2)
-        monkeypatch.setattr(rig.view._buckets[subjects.PROGRESS], "entries", stale)
+            patched.setattr(harness.view._buckets[subjects.PROGRESS], "entries", stale)
+            assert not await harness.view._read_whole(subjects.PROGRESS), "it is to be read again soon"
+        assert harness.view.progress(KEY) == level(2)
+        assert await harness.view._read_whole(subjects.PROGRESS)
+        assert harness.view.progress(KEY) == level(2)
+        monkeypatch.setattr(harness.view._buckets[subjects.PROGRESS], "entries", stale)
         for _ in range(2):
-            await rig.view._read_whole(subjects.PROGRESS)
-        assert rig.view.progress(KEY) == level(1), "what it says twice is so: the bus was emptied"
+            await harness.view._read_whole(subjects.PROGRESS)
+        assert harness.view.progress(KEY) == level(1), "what it says twice is so: the bus was emptied"
 
 
 async def test_whether_an_orchestrator_leads_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bus_view, "HEARTBEAT_S", 0.05)
-    async with running() as (rig, other):
+    async with running() as (harness, other):
         replicas = await other.bucket(subjects.REPLICAS)
         async with asyncio.timeout(10):
-            while rig.view.state.leaderless_since is None:
-                await rig.states.get()
+            while harness.view.state.leaderless_since is None:
+                await harness.states.get()
             await replicas.put(bus_view.LEADER, b"somebody")
-            while rig.view.state.leaderless_since is not None:
-                await rig.states.get()
-        assert rig.view.state.available
+            while harness.view.state.leaderless_since is not None:
+                await harness.states.get()
+        assert harness.view.state.available

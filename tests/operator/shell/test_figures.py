@@ -3,45 +3,45 @@
 import time
 
 import pytest
+from tests.operator.real.harness import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.real.rig import job, pool
-from tests.operator.shell.test_service import Stage, playing
+from tests.operator.shell.test_service import ServiceHarness, playing
 
 from marlaas_operator import reconcile
 
 NUM_WORDS = 150
 
 
-async def running(stage: Stage) -> None:
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
+async def running(harness: ServiceHarness) -> None:
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
 
 
 async def test_figures_alone_are_written_once_a_second_and_the_last_of_them_is() -> None:
-    stage = Stage()
-    await running(stage)
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    harness = ServiceHarness()
+    await running(harness)
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
-        before, begun = stage.count("patch status", "rljobs"), time.monotonic()
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+        before, begun = harness.count("patch status", "rljobs"), time.monotonic()
         for number in range(1, NUM_WORDS + 1):
             await orchestrator.say("team-a", "one", **ADMITTED, tokens=number)
-        await stage.until(lambda: stage.status().get("tokens") == NUM_WORDS, "the last figure")
-        written = stage.count("patch status", "rljobs") - before
+        await harness.until(lambda: harness.status().get("tokens") == NUM_WORDS, "the last figure")
+        written = harness.count("patch status", "rljobs") - before
     assert written <= (time.monotonic() - begun) / reconcile.FIGURES_EVERY_S + 2
 
 
 async def test_an_end_is_told_at_once_whatever_was_written_just_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "FIGURES_EVERY_S", 3600.0)
-    stage = Stage()
-    await running(stage)
+    harness = ServiceHarness()
+    await running(harness)
     over = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "message": "done", "step": 4}
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
         await orchestrator.say("team-a", "one", **ADMITTED, tokens=7)
         await orchestrator.say("team-a", "one", **over, tokens=8)
-        await stage.until(lambda: stage.status().get("phase") == "Succeeded", "succeeded")
-        assert stage.status()["tokens"] == 8
+        await harness.until(lambda: harness.status().get("phase") == "Succeeded", "succeeded")
+        assert harness.status()["tokens"] == 8

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client import Configuration
 
 from marlaas_operator.cluster import Body, Resource, Unavailable
-from marlaas_operator.cluster.api_server import Login
+from marlaas_operator.cluster.api_server import ApiServer
 from marlaas_operator.cluster.resources import CRDS, KINDS, NAMESPACES, OWNED
-from marlaas_operator.handlers import _watch_once
+from marlaas_operator.handlers import watch_once
 
 OURS = (*KINDS, *OWNED)
 SERVED = (*OURS, NAMESPACES, CRDS)  # kopf begins nothing before it has found the last two
@@ -25,8 +27,11 @@ class Server:
         self.every = asyncio.Event()
         self.url = ""
 
-    async def login(self) -> Login:
-        return Login(self.url, None, None, None, None)
+    @property
+    def gateway(self) -> ApiServer:
+        configuration = Configuration()
+        configuration.host = self.url
+        return ApiServer(configuration)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Server"]:
@@ -85,13 +90,31 @@ def ignored(resource: Resource, kind: str | None, body: Body) -> None:
 async def test_a_kind_that_is_not_listed_yet_ends_the_watching_which_is_begun_anew() -> None:
     async with asyncio.timeout(60), Server("rljobs", "pods").running() as server:
         with pytest.raises(Unavailable, match="does not list rljobs, pods among"):
-            await _watch_once(ignored, server, asyncio.Event(), 45.0)  # type: ignore[arg-type]
+            await watch_once(ignored, server.gateway, asyncio.Event(), 45.0)
+    assert server.asked == set()
 
 
 async def test_what_is_listed_is_watched_until_it_is_told_to_stop() -> None:
     halt = asyncio.Event()
     async with asyncio.timeout(60), Server().running() as server:
-        watching = asyncio.create_task(_watch_once(ignored, server, halt, 45.0))  # type: ignore[arg-type]
+        watching = asyncio.create_task(watch_once(ignored, server.gateway, halt, 45.0))
         await server.every.wait()
         halt.set()
         await watching
+
+
+async def test_a_watch_that_is_stopped_before_the_api_server_answers_ends() -> None:
+    halt = asyncio.Event()
+    halt.set()
+    gateway = Server().gateway
+    gateway.configuration.host = "http://127.0.0.1:9"
+    async with asyncio.timeout(10):
+        await watch_once(ignored, gateway, halt, 45.0)
+
+
+def test_every_kind_that_the_operator_knows_has_a_handler() -> None:
+    registry = kopf.get_default_registry()
+    selectors = {handler.selector for handler in registry._watching.get_all_handlers()}
+    assert {(one.group, one.version, one.any_name) for one in selectors} == {
+        (one.group, one.version, one.plural) for one in OURS
+    }

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.operator.real.harness import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.real.rig import job, pool
-from tests.operator.shell.test_service import ONE, Stage, playing
+from tests.operator.shell.test_service import ONE, ServiceHarness, playing
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, STATEFULSETS, TENANTS
@@ -27,109 +27,109 @@ def tenant(**spec: object) -> Body:
     }
 
 
-async def stored(stage: Stage, *bodies: Body) -> None:
+async def stored(harness: ServiceHarness, *bodies: Body) -> None:
     """Objects from before there were rules."""
-    stage.cluster.checks_rules = False
+    harness.cluster.checks_rules = False
     for body in bodies:
-        await stage.cluster.create(body)
-    stage.cluster.checks_rules = True
+        await harness.cluster.create(body)
+    harness.cluster.checks_rules = True
 
 
-def said(stage: Stage, target: Target, condition: str) -> tuple[str, str]:
+def said(harness: ServiceHarness, target: Target, condition: str) -> tuple[str, str]:
     """Reason and sentence of a condition."""
-    conditions = {each["type"]: each for each in stage.status(target).get("conditions") or ()}
+    conditions = {each["type"]: each for each in harness.status(target).get("conditions") or ()}
     found = conditions.get(condition, {})
     return found.get("reason", ""), found.get("message", "")
 
 
-async def correct(stage: Stage, target: Target, **spec: Any) -> None:
-    await stage.cluster.patch(target, {"spec": spec})
+async def correct(harness: ServiceHarness, target: Target, **spec: Any) -> None:
+    await harness.cluster.patch(target, {"spec": spec})
 
 
 async def test_a_job_says_which_field_breaks_which_rule_and_begins_once_it_is_corrected() -> None:
-    stage = Stage()
-    await stored(stage, pool("tiny"), job("team-a", "one", "tiny", **COLD))
-    async with playing(stage):
-        await stage.until(lambda: stage.status().get("reason") == "InvalidSpec", "told")
-        assert (stage.status()["phase"], stage.status()["message"]) == ("Queued", TOO_COLD)
-        assert said(stage, ONE, "Admitted") == ("InvalidSpec", TOO_COLD)
-        await correct(stage, ONE, rollout={"temperature": 1})
-        await stage.until(lambda: stage.status().get("reason") == HANDED_OVER, "handed over")
+    harness = ServiceHarness()
+    await stored(harness, pool("tiny"), job("team-a", "one", "tiny", **COLD))
+    async with playing(harness):
+        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
+        assert (harness.status()["phase"], harness.status()["message"]) == ("Queued", TOO_COLD)
+        assert said(harness, ONE, "Admitted") == ("InvalidSpec", TOO_COLD)
+        await correct(harness, ONE, rollout={"temperature": 1})
+        await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "handed over")
 
 
 async def test_a_running_job_that_cannot_be_read_any_more_says_so_and_keeps_what_it_has() -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     sandbox = Target(DEPLOYMENTS, "team-a", "one-sandbox")
-    await stored(stage, pool("tiny"), job("team-a", "one", "tiny"))
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    await stored(harness, pool("tiny"), job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: sandbox in stage.cluster._objects, "its sandbox")
-        stage.cluster.checks_rules = False
-        await correct(stage, ONE, **COLD)
-        stage.cluster.checks_rules = True
-        await stage.until(lambda: stage.status().get("reason") == "InvalidSpec", "told")
-        assert (stage.status()["phase"], TOO_COLD in stage.status()["message"]) == ("Running", True)
-        assert sandbox in stage.cluster._objects
-        await correct(stage, ONE, rollout={"temperature": 1})
-        await stage.until(lambda: stage.status().get("reason") != "InvalidSpec", "told no more")
+        await harness.until(lambda: sandbox in harness.cluster._objects, "its sandbox")
+        harness.cluster.checks_rules = False
+        await correct(harness, ONE, **COLD)
+        harness.cluster.checks_rules = True
+        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
+        assert (harness.status()["phase"], TOO_COLD in harness.status()["message"]) == ("Running", True)
+        assert sandbox in harness.cluster._objects
+        await correct(harness, ONE, rollout={"temperature": 1})
+        await harness.until(lambda: harness.status().get("reason") != "InvalidSpec", "told no more")
 
 
 async def test_a_pool_that_is_deleted_waits_for_a_running_job_that_cannot_be_read() -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     engines = Target(STATEFULSETS, "marlaas-system", "tiny-rollout")
-    await stored(stage, pool("tiny"), job("team-a", "one", "tiny"))
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    await stored(harness, pool("tiny"), job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: stage.status(POOL).get("jobs") == 1, "the pool counts it")
-        stage.cluster.checks_rules = False
-        await correct(stage, ONE, **COLD)
-        stage.cluster.checks_rules = True
-        await stage.until(lambda: stage.status().get("reason") == "InvalidSpec", "told")
-        await stage.cluster.delete(POOL)
-        await stage.until(lambda: said(stage, POOL, "Deleting")[0] == "InUse", "the pool waits")
-        assert (stage.status(POOL)["jobs"], stage.status(POOL)["slots"]) == (1, "3/8")
-        assert engines in stage.cluster._objects
+        await harness.until(lambda: harness.status(POOL).get("jobs") == 1, "the pool counts it")
+        harness.cluster.checks_rules = False
+        await correct(harness, ONE, **COLD)
+        harness.cluster.checks_rules = True
+        await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
+        await harness.cluster.delete(POOL)
+        await harness.until(lambda: said(harness, POOL, "Deleting")[0] == "InUse", "the pool waits")
+        assert (harness.status(POOL)["jobs"], harness.status(POOL)["slots"]) == (1, "3/8")
+        assert engines in harness.cluster._objects
 
 
 async def test_a_pool_says_which_field_breaks_which_rule_and_serves_once_it_is_corrected() -> None:
-    stage = Stage()
-    await stored(stage, pool("tiny", adapterSlots=0))
-    async with playing(stage):
+    harness = ServiceHarness()
+    await stored(harness, pool("tiny", adapterSlots=0))
+    async with playing(harness):
         wrong = ("InvalidSpec", "spec.adapterSlots: must be at least 1, found 0")
-        await stage.until(lambda: said(stage, POOL, "Ready") == wrong, "told")
-        await correct(stage, POOL, adapterSlots=8)
-        await stage.until(lambda: said(stage, POOL, "Ready")[0] == "RolloutStarting", "its workers are made")
+        await harness.until(lambda: said(harness, POOL, "Ready") == wrong, "told")
+        await correct(harness, POOL, adapterSlots=8)
+        await harness.until(lambda: said(harness, POOL, "Ready")[0] == "RolloutStarting", "its workers are made")
 
 
 async def test_a_tenant_says_which_field_breaks_which_rule_and_counts_once_it_is_corrected() -> None:
-    stage = Stage()
-    await stored(stage, tenant(weight=0))
-    async with playing(stage):
+    harness = ServiceHarness()
+    await stored(harness, tenant(weight=0))
+    async with playing(harness):
         wrong = ("InvalidSpec", "spec.weight: must be more than 0, found 0")
-        await stage.until(lambda: said(stage, TENANT, "Active") == wrong, "told")
-        await correct(stage, TENANT, weight=2)
-        await stage.until(lambda: said(stage, TENANT, "Active")[0] == "Active", "it is active")
+        await harness.until(lambda: said(harness, TENANT, "Active") == wrong, "told")
+        await correct(harness, TENANT, weight=2)
+        await harness.until(lambda: said(harness, TENANT, "Active")[0] == "Active", "it is active")
 
 
 @pytest.mark.parametrize("spec", [{}, {"poolRef": {}}, {"poolRef": "tiny"}], ids=["nothing", "no name", "no mapping"])
 async def test_a_job_that_names_no_pool_says_so_and_keeps_no_other_waiting(spec: Body) -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     nameless = job("team-a", "nameless", "tiny") | {"spec": spec}
-    await stored(stage, pool("tiny"), tenant(), nameless, job("team-a", "one", "tiny"))
-    async with playing(stage):
-        await stage.until(lambda: stage.status().get("reason") == HANDED_OVER, "the other job is handed over")
+    await stored(harness, pool("tiny"), tenant(), nameless, job("team-a", "one", "tiny"))
+    async with playing(harness):
+        await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "the other job is handed over")
         target = Target(ONE.resource, "team-a", "nameless")
-        await stage.until(lambda: stage.status(target).get("reason") == "InvalidSpec", "told")
-        assert "spec.poolRef" in stage.status(target)["message"]
+        await harness.until(lambda: harness.status(target).get("reason") == "InvalidSpec", "told")
+        assert "spec.poolRef" in harness.status(target)["message"]
 
 
 @pytest.mark.parametrize("spec", [None, {}, {"namespaces": "team-a"}], ids=["no spec", "nothing", "no list"])
 async def test_a_tenant_without_namespaces_says_so_and_keeps_no_job_waiting(spec: Body | None) -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     body = {key: value for key, value in (tenant() | {"spec": spec}).items() if value is not None}
-    await stored(stage, pool("tiny"), body, job("team-a", "one", "tiny"))
-    async with playing(stage):
-        await stage.until(lambda: stage.status().get("reason") == HANDED_OVER, "the job is handed over")
-        await stage.until(lambda: said(stage, TENANT, "Active")[0] == "InvalidSpec", "told")
+    await stored(harness, pool("tiny"), body, job("team-a", "one", "tiny"))
+    async with playing(harness):
+        await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "the job is handed over")
+        await harness.until(lambda: said(harness, TENANT, "Active")[0] == "InvalidSpec", "told")

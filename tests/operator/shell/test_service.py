@@ -5,16 +5,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.operator.real.harness import job, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rig import job, pool
 from tests.operator.shell.test_bus_keys import SYSTEM, installation
 
 from marlaas_api.bus import Bus, BusRefused, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import InvalidInput, MarlaasError
-from marlaas_operator import troubles
-from marlaas_operator.bus_keys import Credentials
+from marlaas_operator import failure_backoff
+from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.cluster import (
     Body,
     Conflict,
@@ -30,14 +30,14 @@ from marlaas_operator.cluster import (
 )
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, target_of
-from marlaas_operator.health import Door, opened
+from marlaas_operator.health import HealthEndpoints, opened
+from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.service import Outside, Service
-from marlaas_operator.watched import Watched
 
 ONE = Target(RLJOBS, "team-a", "one")
 
 
-class Stage:
+class ServiceHarness:
     """Fakes around one operator. deaf: its watches say nothing."""
 
     def __init__(self) -> None:
@@ -46,22 +46,22 @@ class Stage:
         self.deaf = False
         self.changed = asyncio.Event()
         self.cluster.listeners.append(lambda what, body: self.changed.set())
-        outside = Outside(self.cluster, self._open_bus, self._watch, Credentials(BusKeys.make(), lambda: 1.8e9))
+        outside = Outside(self.cluster, self._open_bus, self._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9))
         self.service = Service(outside, installation())
         self.stop = asyncio.Event()
 
     async def _open_bus(self) -> Bus:
         return self.server.connect("operator")
 
-    async def _watch(self, watched: Watched, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
+    async def _watch(self, cache: ObjectCache, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
         def hear(what: str, body: Body) -> None:
             if self.deaf:
                 return
             target = target_of(body)
             if what == "DELETED":
-                watched.lose(target, body["metadata"]["uid"])
+                cache.lose(target, body["metadata"]["uid"])
             else:
-                watched.see(body)
+                cache.see(body)
 
         self.cluster.listeners.append(hear)
         await asyncio.Event().wait()
@@ -82,31 +82,31 @@ class Stage:
 
 
 @asynccontextmanager
-async def playing(stage: Stage) -> AsyncIterator[ScriptedOrchestrator]:
-    bus = stage.server.connect("orchestrator")
+async def playing(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator]:
+    bus = harness.server.connect("orchestrator")
     await bus.ensure()
     async with ScriptedOrchestrator(bus).running() as orchestrator:
-        task = asyncio.create_task(stage.service.run(stage.stop))
+        task = asyncio.create_task(harness.service.run(harness.stop))
         try:
             yield orchestrator
         finally:
-            stage.stop.set()
+            harness.stop.set()
             async with asyncio.timeout(20):
                 await task
 
 
 async def test_a_job_is_queued_with_one_status_run_and_forgotten() -> None:
-    stage = Stage()
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
-        assert stage.count("patch status", "rljobs") == 1
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+        assert harness.count("patch status", "rljobs") == 1
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
-        await stage.cluster.delete(ONE)
-        await stage.until(lambda: ONE not in stage.cluster._objects, "gone")
-    left = {target for target in stage.cluster._objects if target.namespace == "team-a"}
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+        await harness.cluster.delete(ONE)
+        await harness.until(lambda: ONE not in harness.cluster._objects, "gone")
+    left = {target for target in harness.cluster._objects if target.namespace == "team-a"}
     assert {target.resource.kind for target in left} <= {"Event"}
 
 
@@ -116,7 +116,7 @@ async def test_a_job_is_queued_with_one_status_run_and_forgotten() -> None:
     ids=["409", "429", "500", "reset"],
 )
 async def test_what_the_api_server_refuses_for_a_while_is_done_later(error: MarlaasError) -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     left = [3]
 
     def fail(verb: str, target: Target) -> Exception | None:
@@ -125,13 +125,13 @@ async def test_what_the_api_server_refuses_for_a_while_is_done_later(error: Marl
             return error
         return None
 
-    stage.cluster.fail = fail
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage):
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    harness.cluster.fail = fail
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness):
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
     assert left == [0]
-    assert stage.count("patch status", "rljobs") == 4
+    assert harness.count("patch status", "rljobs") == 4
 
 
 @pytest.mark.parametrize(
@@ -139,39 +139,39 @@ async def test_what_the_api_server_refuses_for_a_while_is_done_later(error: Marl
     [(NotFound("no such kind"), r"kubectl apply -f crds/"), (Forbidden("cannot list"), "ClusterRole")],
 )
 async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error: MarlaasError, words: str) -> None:
-    stage = Stage()
-    stage.cluster.fail = lambda verb, target: error if verb == "list" else None
+    harness = ServiceHarness()
+    harness.cluster.fail = lambda verb, target: error if verb == "list" else None
     with pytest.raises(ExceptionGroup) as caught:
-        await stage.service.run(stage.stop)
+        await harness.service.run(harness.stop)
     (only,) = caught.value.exceptions
     assert isinstance(only, InvalidInput)
     assert words in str(only)
 
 
 async def test_a_job_that_does_not_fit_waits_and_begins_when_its_pool_is_changed() -> None:
-    stage = Stage()
-    await stage.cluster.create(pool("tiny", adapterSlots=1))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("reason") == "NeverFits", "too large")
-        assert (stage.status()["phase"], orchestrator.documents) == ("Queued", {})
-        await stage.cluster.patch(Target(MODELPOOLS, "", "tiny"), {"spec": {"adapterSlots": 8}})
-        await stage.until(lambda: stage.status().get("reason") == "WaitingForPool", "handed over")
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny", adapterSlots=1))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("reason") == "NeverFits", "too large")
+        assert (harness.status()["phase"], orchestrator.documents) == ("Queued", {})
+        await harness.cluster.patch(Target(MODELPOOLS, "", "tiny"), {"spec": {"adapterSlots": 8}})
+        await harness.until(lambda: harness.status().get("reason") == "WaitingForPool", "handed over")
         assert list(orchestrator.documents) == ["team-a.one"]
 
 
 async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() -> None:
-    first = Stage()
+    first = ServiceHarness()
     await first.cluster.create(pool("tiny"))
     for number in range(20):
         await first.cluster.create(job("team-a", f"job-{number}", "tiny"))
     targets = [Target(RLJOBS, "team-a", f"job-{number}") for number in range(20)]
     async with playing(first):
         await first.until(lambda: all(first.status(one).get("phase") == "Queued" for one in targets), "all queued")
-    second = Stage()
+    second = ServiceHarness()
     second.cluster, second.server = first.cluster, first.server
     second.cluster.calls.clear()
-    outside = Outside(second.cluster, second._open_bus, second._watch, Credentials(BusKeys.make(), lambda: 1.8e9))
+    outside = Outside(second.cluster, second._open_bus, second._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9))
     second.service = Service(outside, installation())
     async with playing(second):
         async with asyncio.timeout(20):
@@ -183,14 +183,14 @@ async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() 
 
 
 async def test_the_door_says_what_is_missing_and_what_was_counted() -> None:
-    stage = Stage()
-    door = Door(stage.service.missing, stage.service.metrics_text)
-    async with opened(door, 0, "127.0.0.1") as port:
+    harness = ServiceHarness()
+    endpoints = HealthEndpoints(harness.service.missing, harness.service.metrics_text)
+    async with opened(endpoints, 0, "127.0.0.1") as port:
         assert await asked(port, "/livez") == (200, "ok\n")
         assert (await asked(port, "/readyz"))[0] == 503
         assert (await asked(port, "/nowhere"))[0] == 404
-        stage.service.metrics.reconciled("RLJob", "ok", 0.02)
-        stage.service.metrics.requested("PATCH", "rljobs/status", 200)
+        harness.service.metrics.reconciled("RLJob", "ok", 0.02)
+        harness.service.metrics.requested("PATCH", "rljobs/status", 200)
         _, text = await asked(port, "/metrics")
     assert 'marlaas_operator_reconciles_total{kind="RLJob",outcome="ok"} 1' in text
     assert 'marlaas_operator_api_requests_total{verb="PATCH",resource="rljobs/status",status="200"} 1' in text
@@ -208,16 +208,16 @@ async def asked(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_pods_of_a_tenant_that_pass_themselves_off_as_a_pools_count_for_nothing() -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     of_pool = Target(MODELPOOLS, "", "tiny")
-    await stage.cluster.create(pool("tiny"))
-    async with playing(stage):
+    await harness.cluster.create(pool("tiny"))
+    async with playing(harness):
         for component in ("rollout", "trainer"):
-            await stage.cluster.create(forged(component))
-            await stage.cluster.patch(Target(PODS, "team-a", component), {"status": READY}, status=True)
-        await stage.until(lambda: "rolloutReady" in stage.status(of_pool), "told")
-        await stage.service._reconciler(of_pool)
-    assert (stage.status(of_pool)["rolloutReady"], stage.status(of_pool)["trainerReady"]) == ("0/1", "0/1")
+            await harness.cluster.create(forged(component))
+            await harness.cluster.patch(Target(PODS, "team-a", component), {"status": READY}, status=True)
+        await harness.until(lambda: "rolloutReady" in harness.status(of_pool), "told")
+        await harness.service._reconciler(of_pool)
+    assert (harness.status(of_pool)["rolloutReady"], harness.status(of_pool)["trainerReady"]) == ("0/1", "0/1")
 
 
 READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -234,29 +234,29 @@ def forged(component: str) -> Body:
 
 
 async def test_what_cannot_be_made_for_now_does_not_keep_the_status_from_being_told() -> None:
-    stage = Stage()
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    stage.cluster.fail = lambda verb, target: Terminating("ending") if verb == "apply" and target.namespace else None
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    harness.cluster.fail = lambda verb, target: Terminating("ending") if verb == "apply" and target.namespace else None
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
 
 
 async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(troubles, "LASTING_S", 0.3)
-    stage = Stage()
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    stage.cluster.fail = lambda verb, target: Unavailable("webhook down") if in_team(verb, target) else None
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    monkeypatch.setattr(failure_backoff, "LASTING_S", 0.3)
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    harness.cluster.fail = lambda verb, target: Unavailable("webhook down") if in_team(verb, target) else None
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: stage.status().get("reason") == "PodRefused", "told")
-        assert stage.status()["message"] == "webhook down"
-        stage.cluster.fail = lambda verb, target: None
-        await stage.until(lambda: stage.status().get("reason") != "PodRefused", "over")
+        await harness.until(lambda: harness.status().get("reason") == "PodRefused", "told")
+        assert harness.status()["message"] == "webhook down"
+        harness.cluster.fail = lambda verb, target: None
+        await harness.until(lambda: harness.status().get("reason") != "PodRefused", "over")
 
 
 def in_team(verb: str, target: Target) -> bool:
@@ -264,49 +264,49 @@ def in_team(verb: str, target: Target) -> bool:
 
 
 async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> None:
-    stage = Stage()
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    stage.cluster.fail = lambda verb, target: Invalid("denied") if in_team(verb, target) else None
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    harness.cluster.fail = lambda verb, target: Invalid("denied") if in_team(verb, target) else None
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: stage.status().get("reason") == "PodRefused", "told")
+        await harness.until(lambda: harness.status().get("reason") == "PodRefused", "told")
         for step in range(1, 5):
             await orchestrator.say("team-a", "one", **{**ADMITTED, "step": step, "message": f"step {step}"})
-            stage.service.queue.add(ONE)
-        await stage.until(lambda: stage.status().get("step") == 4, "figures")
-    assert sum(in_team(verb, target) for verb, target in stage.cluster.calls) == 1
+            harness.service.queue.add(ONE)
+        await harness.until(lambda: harness.status().get("step") == 4, "figures")
+    assert sum(in_team(verb, target) for verb, target in harness.cluster.calls) == 1
 
 
 @pytest.mark.parametrize("error", [BusRefused("payload too large"), BusUnavailable("the store is full")])
 async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
     error: MarlaasError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(troubles, "LASTING_S", 0.3)
-    stage = Stage()
+    monkeypatch.setattr(failure_backoff, "LASTING_S", 0.3)
+    harness = ServiceHarness()
 
     async def refused(action: object) -> None:
         raise error
 
-    monkeypatch.setattr(stage.service.bus, "write", refused)
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage):
-        await stage.until(lambda: stage.status().get("reason") == "BusUnavailable", "told")
-        assert stage.service.bus.state.available
-    assert str(error) in stage.status()["message"]
+    monkeypatch.setattr(harness.service.bus, "write", refused)
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness):
+        await harness.until(lambda: harness.status().get("reason") == "BusUnavailable", "told")
+        assert harness.service.bus.state.available
+    assert str(error) in harness.status()["message"]
 
 
 async def test_a_server_that_does_not_answer_is_not_asked_for_the_status_as_well() -> None:
-    stage = Stage()
-    await stage.cluster.create(pool("tiny"))
-    async with playing(stage):
-        await stage.until(lambda: bool(stage.status(Target(MODELPOOLS, "", "tiny"))), "told")
-        stage.service.queue.stop()
-        stage.service.watched.see(await stage.cluster.create(job("team-a", "one", "tiny")))
-        stage.cluster.fail = lambda verb, target: NoAnswer("no route") if target == ONE else None
-        before = len(stage.cluster.calls)
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+    async with playing(harness):
+        await harness.until(lambda: bool(harness.status(Target(MODELPOOLS, "", "tiny"))), "told")
+        harness.service.queue.stop()
+        harness.service.cache.see(await harness.cluster.create(job("team-a", "one", "tiny")))
+        harness.cluster.fail = lambda verb, target: NoAnswer("no route") if target == ONE else None
+        before = len(harness.cluster.calls)
         with pytest.raises(NoAnswer):
-            await stage.service._reconciler(ONE)
-    assert stage.cluster.calls[before:] == [("patch", ONE)]
+            await harness.service._reconciler(ONE)
+    assert harness.cluster.calls[before:] == [("patch", ONE)]

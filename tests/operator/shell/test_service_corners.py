@@ -4,17 +4,17 @@ import asyncio
 
 import ormsgpack
 import pytest
+from tests.operator.real.harness import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.real.rig import job, pool
 from tests.operator.shell.test_bus_keys import installation
-from tests.operator.shell.test_service import ONE, Stage, playing
+from tests.operator.shell.test_service import ONE, ServiceHarness, playing
 
 from marlaas_api import subjects
 from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import MarlaasError
 from marlaas_api.wire import SCHEMA_VERSION
 from marlaas_operator import resync
-from marlaas_operator.bus_keys import Credentials
+from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.cluster import Body, Forbidden, NotFound, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, TENANTS
 from marlaas_operator.service import Outside, Service
@@ -27,105 +27,105 @@ NOBODY_LEARNS: Body = {"spec": {"agents": [{"name": "policy", "trainable": False
 
 
 async def test_what_a_newer_orchestrator_says_takes_no_sandbox_away() -> None:
-    stage = Stage()
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: SANDBOX in stage.cluster._objects, "its sandbox")
+        await harness.until(lambda: SANDBOX in harness.cluster._objects, "its sandbox")
         key = subjects.job_key("team-a", "one")
         newer = ormsgpack.packb({"v": SCHEMA_VERSION + 1, "t": "Progress", "d": {}})
-        await (await stage.server.connect("newer").bucket(subjects.PROGRESS)).put(key, newer)
+        await (await harness.server.connect("newer").bucket(subjects.PROGRESS)).put(key, newer)
         for _ in range(2):
-            await stage.service.bus._read_whole(subjects.PROGRESS)
-        assert (stage.service.bus.progress(key), stage.service.bus.has_progress(key)) == (None, True)
-        before = stage.status()
-        await stage.service._reconciler(ONE)
-        assert SANDBOX in stage.cluster._objects
-        assert stage.status() == before
+            await harness.service.bus._read_whole(subjects.PROGRESS)
+        assert (harness.service.bus.progress(key), harness.service.bus.has_progress(key)) == (None, True)
+        before = harness.status()
+        await harness.service._reconciler(ONE)
+        assert SANDBOX in harness.cluster._objects
+        assert harness.status() == before
 
 
 async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() -> None:
-    stage = Stage()
-    await stage.cluster.create(pool("tiny"))
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
     made: list[Body] = []
 
     def vanish(verb: str, target: Target) -> None:
         if verb == "patch" and target == ONE:
-            stage.cluster._objects.pop(ONE, None)
+            harness.cluster._objects.pop(ONE, None)
 
-    stage.cluster.fail = vanish
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: bool(stage.cluster._objects), "the pool is there")
-        made.append(await stage.cluster.create(job("team-a", "one", "tiny")))
-        await stage.until(lambda: ("get", ONE) in stage.cluster.calls, "looked at again")
-        await stage.cluster.create(job("team-a", "two", "tiny"))
-        await stage.until(lambda: stage.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
+    harness.cluster.fail = vanish
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: bool(harness.cluster._objects), "the pool is there")
+        made.append(await harness.cluster.create(job("team-a", "one", "tiny")))
+        await harness.until(lambda: ("get", ONE) in harness.cluster.calls, "looked at again")
+        await harness.cluster.create(job("team-a", "two", "tiny"))
+        await harness.until(lambda: harness.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
         assert set(orchestrator.documents) == {"team-a.two"}
-        assert stage.service.watched.get(ONE) is None
+        assert harness.service.cache.get(ONE) is None
 
 
 async def test_a_job_that_is_refused_after_it_has_waited_is_queued_no_more_for_its_tenant() -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     whose = Target(TENANTS, "", "research")
     tenant = {"metadata": {"name": "research"}, "spec": {"namespaces": ["team-a"]}}
-    await stage.cluster.create({"apiVersion": "marlaas.dev/v1alpha1", "kind": "Tenant", **tenant})
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage):
-        await stage.until(lambda: stage.status().get("reason") == "PoolNotFound", "waits")
-        await stage.until(lambda: stage.status(whose).get("queued") == 1, "counted")
-        await stage.cluster.patch(ONE, NOBODY_LEARNS)
-        await stage.until(lambda: stage.status().get("phase") == "Failed", "refused")
-        await stage.until(lambda: stage.status(whose).get("queued") == 0, "counted no more")
+    await harness.cluster.create({"apiVersion": "marlaas.dev/v1alpha1", "kind": "Tenant", **tenant})
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness):
+        await harness.until(lambda: harness.status().get("reason") == "PoolNotFound", "waits")
+        await harness.until(lambda: harness.status(whose).get("queued") == 1, "counted")
+        await harness.cluster.patch(ONE, NOBODY_LEARNS)
+        await harness.until(lambda: harness.status().get("phase") == "Failed", "refused")
+        await harness.until(lambda: harness.status(whose).get("queued") == 0, "counted no more")
 
 
 async def test_a_job_that_is_refused_after_it_has_waited_goes_by_its_ttl() -> None:
-    stage = Stage()
-    await stage.cluster.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=0))
-    async with playing(stage):
-        await stage.until(lambda: stage.status().get("reason") == "PoolNotFound", "waits")
-        await stage.cluster.patch(ONE, NOBODY_LEARNS)
-        await stage.until(lambda: ONE not in stage.cluster._objects, "gone by its ttl")
+    harness = ServiceHarness()
+    await harness.cluster.create(job("team-a", "one", "tiny", ttlSecondsAfterFinished=0))
+    async with playing(harness):
+        await harness.until(lambda: harness.status().get("reason") == "PoolNotFound", "waits")
+        await harness.cluster.patch(ONE, NOBODY_LEARNS)
+        await harness.until(lambda: ONE not in harness.cluster._objects, "gone by its ttl")
 
 
 async def test_a_clock_that_is_set_back_does_not_keep_figures_from_being_told() -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     now = [1.8e9]
-    minted = Credentials(BusKeys.make(), lambda: 1.8e9)
-    stage.service = Service(
-        Outside(stage.cluster, stage._open_bus, stage._watch, minted, now=lambda: now[0]), installation()
+    minted = CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
+    harness.service = Service(
+        Outside(harness.cluster, harness._open_bus, harness._watch, minted, now=lambda: now[0]), installation()
     )
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage) as orchestrator:
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
         now[0] -= 3600.0
         await orchestrator.say("team-a", "one", **ADMITTED, step=1)
-        await stage.until(lambda: stage.status().get("step") == 1, "the step")
+        await harness.until(lambda: harness.status().get("step") == 1, "the step")
 
 
 async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> None:
-    stage = Stage()
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage):
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
-        stage.service.queue.stop()
-        body = await stage.cluster.get(ONE)
+    harness = ServiceHarness()
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness):
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+        harness.service.queue.stop()
+        body = await harness.cluster.get(ONE)
         successor = {**body["metadata"], "uid": "next", "resourceVersion": "1000000"}
-        assert body["metadata"]["uid"] in stage.service._observer._first_seen
-        stage.service.watched.see({**body, "metadata": successor})
-        assert body["metadata"]["uid"] not in stage.service._observer._first_seen
+        assert body["metadata"]["uid"] in harness.service._observer._first_seen
+        harness.service.cache.see({**body, "metadata": successor})
+        assert body["metadata"]["uid"] not in harness.service._observer._first_seen
 
 
 async def test_a_list_that_is_refused_for_a_moment_does_not_end_an_operator_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resync, "_SOON_S", 0.01)
-    stage = Stage()
+    harness = ServiceHarness()
     refused = asyncio.Event()
     answers: list[MarlaasError] = [Forbidden("cannot list"), NotFound("no such kind")]
 
@@ -137,38 +137,38 @@ async def test_a_list_that_is_refused_for_a_moment_does_not_end_an_operator_that
             refused.set()
         return error
 
-    async with playing(stage):
+    async with playing(harness):
         async with asyncio.timeout(20):
-            await stage.service.resync.synced.wait()
-        stage.cluster.fail = fail
-        stage.service.resync.want(PODS)
+            await harness.service.resync.synced.wait()
+        harness.cluster.fail = fail
+        harness.service.resync.want(PODS)
         async with asyncio.timeout(20):
             await refused.wait()
-        await stage.cluster.create(pool("tiny"))
-        await stage.cluster.create(job("team-a", "one", "tiny"))
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await harness.cluster.create(pool("tiny"))
+        await harness.cluster.create(job("team-a", "one", "tiny"))
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
 
 
 async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() -> None:
     """A node that is drained lets its operator end while the next one has begun."""
-    stage, other = Stage(), Stage()
-    other.cluster, other.server = stage.cluster, stage.server
-    minted = Credentials(BusKeys.make(), lambda: 1.8e9)
-    for one in (stage, other):
+    harness, other = ServiceHarness(), ServiceHarness()
+    other.cluster, other.server = harness.cluster, harness.server
+    minted = CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
+    for one in (harness, other):
         one.service = Service(Outside(one.cluster, one._open_bus, one._watch, minted), installation())
-    await stage.cluster.create(pool("tiny"))
-    await stage.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(stage) as orchestrator, asyncio.TaskGroup() as tasks:
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator, asyncio.TaskGroup() as tasks:
         tasks.create_task(other.service.run(other.stop))
-        await stage.until(lambda: stage.status().get("phase") == "Queued", "queued")
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         await orchestrator.say("team-a", "one", **ADMITTED)
-        await stage.until(lambda: SANDBOX in stage.cluster._objects, "its sandbox")
-        await stage.until(lambda: stage.status().get("phase") == "Running", "running")
-        await stage.cluster.delete(ONE)
-        await stage.until(lambda: ONE not in stage.cluster._objects, "gone")
+        await harness.until(lambda: SANDBOX in harness.cluster._objects, "its sandbox")
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+        await harness.cluster.delete(ONE)
+        await harness.until(lambda: ONE not in harness.cluster._objects, "gone")
         other.stop.set()
-    left = [target for target in stage.cluster._objects if target.namespace == "team-a"]
-    told = [stage.cluster._objects[target]["reason"] for target in left]
+    left = [target for target in harness.cluster._objects if target.namespace == "team-a"]
+    told = [harness.cluster._objects[target]["reason"] for target in left]
     assert sorted(told) == ["Admitted", "Deleting"]
-    outcomes = {outcome for one in (stage, other) for _, outcome in one.service.metrics.reconciles}
+    outcomes = {outcome for one in (harness, other) for _, outcome in one.service.metrics.reconciles}
     assert outcomes <= {"ok", "Conflict", "AlreadyExists", "Stale"}

@@ -16,8 +16,8 @@ from marlaas_operator.cluster import (
     Unavailable,
 )
 from marlaas_operator.cluster.resources import RLJOBS
+from marlaas_operator.failure_backoff import LASTING_S, REFUSED_AGAIN_S, FailureBackoff, is_passing, is_refusal
 from marlaas_operator.plan import AddFinalizer, RemoveFinalizer
-from marlaas_operator.troubles import LASTING_S, REFUSED_AGAIN_S, Troubles, is_passing, is_refusal
 
 ONE = Target(RLJOBS, "team-a", "one")
 ACTIONS = (AddFinalizer("x"),)
@@ -28,7 +28,7 @@ ACTIONS = (AddFinalizer("x"),)
     [(Invalid("no"), "PodRefused"), (Forbidden("no"), "PodRefused"), (BusRefused("no"), "BusUnavailable")],
 )
 def test_a_refusal_is_told_at_once(error: MarlaasError, reason: str) -> None:
-    troubles = Troubles()
+    troubles = FailureBackoff()
     troubles.met(ONE, error, 100.0)
     assert is_refusal(error)
     assert troubles.told(ONE, 100.0) == (reason, "no")
@@ -47,7 +47,7 @@ def test_a_refusal_is_told_at_once(error: MarlaasError, reason: str) -> None:
     ],
 )
 def test_what_may_pass_is_told_when_it_has_lasted(error: MarlaasError, reason: str) -> None:
-    troubles = Troubles()
+    troubles = FailureBackoff()
     troubles.met(ONE, Unavailable("something else"), 100.0)
     troubles.met(ONE, error, 101.0)
     assert troubles.told(ONE, 100.0 + LASTING_S - 0.1) is None
@@ -55,7 +55,7 @@ def test_what_may_pass_is_told_when_it_has_lasted(error: MarlaasError, reason: s
 
 
 def test_what_went_well_ends_the_trouble() -> None:
-    troubles = Troubles()
+    troubles = FailureBackoff()
     troubles.met(ONE, Unavailable("no"), 100.0)
     assert (troubles.over(ONE), troubles.over(ONE)) == (True, False)
     troubles.met(ONE, Unavailable("no"), 109.0)
@@ -63,7 +63,7 @@ def test_what_went_well_ends_the_trouble() -> None:
 
 
 def test_only_what_was_refused_rests_and_only_for_a_while() -> None:
-    troubles = Troubles()
+    troubles = FailureBackoff()
     troubles.met(ONE, Invalid("no"), 100.0)
     troubles.rest(ONE, ACTIONS, 100.0)
     assert troubles.rests_s(ONE, ACTIONS, 110.0) == REFUSED_AGAIN_S - 10.0
@@ -72,7 +72,7 @@ def test_only_what_was_refused_rests_and_only_for_a_while() -> None:
 
 
 def test_a_clock_that_is_set_back_makes_no_rest_longer() -> None:
-    troubles = Troubles()
+    troubles = FailureBackoff()
     troubles.met(ONE, Invalid("no"), 5000.0)
     troubles.rest(ONE, ACTIONS, 5000.0)
     assert troubles.rests_s(ONE, ACTIONS, 1000.0) is None

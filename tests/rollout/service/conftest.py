@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rollout.service.harness import NatsTown, RolloutHarness
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
-from tests.rollout.service.towns import NatsTown, Town
 
 from marlaas_api.bus_nats import connect
 from marlaas_api.nats_server import EmbeddedNats
 
 
 @pytest.fixture
-async def town(tmp_path: Path) -> AsyncIterator[Town]:
-    made = Town(tmp_path)
+async def harness(tmp_path: Path) -> AsyncIterator[RolloutHarness]:
+    made = RolloutHarness(tmp_path)
     await made.bus.ensure()
     yield made
     await made.close()

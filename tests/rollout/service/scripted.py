@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
-from marlaas_api.messages import AdaptedLayer, Calibration, ChatMessage, Probe, SelfTest, StopReason
+from marlaas_api.messages import AdaptedLayer, Calibration, ChatMessage, Probe, SelfTestSpec, StopReason
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import (
     AdapterConfig,
     read_adapter,
@@ -197,7 +197,7 @@ def calibration_of(engine: ScriptedEngine) -> Calibration:
     """What a trainer would write for such an engine; the self-test's adapter moves every logprob by 0.4 or so."""
     ids = np.arange(10, 18, dtype=np.int32)
     layers = {"layer": AdaptedLayer(rows=4, columns=4, size=2.0)}
-    drawn = SelfTest(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
+    drawn = SelfTestSpec(seed=1, rank=8, layers=layers, sha256="", logprobs=(), tolerance=1e-4)
     tensors, config = draw_adapter(drawn, engine.limits.dtype)
     expected = {
         "sha256": tensor_digest(tensors, config.scaling, engine.limits.dtype),

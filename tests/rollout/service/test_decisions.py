@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_worker.rollout.dispatch import Door, Rotation
 from marlaas_worker.rollout.metering import EngineMeter
+from marlaas_worker.rollout.reception import owner
+from marlaas_worker.rollout.request_limiter import RequestLimiter, Rotation
 from marlaas_worker.rollout.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
-from marlaas_worker.rollout.routing import owner
 from marlaas_worker.rollout.waits import to_yield
 
 EPISODES = [f"u-t{number}-0-1" for number in range(600)]
@@ -48,27 +48,27 @@ def test_an_item_that_no_longer_waits_is_passed_over() -> None:
 
 
 async def test_the_door_lets_in_no_more_than_fit() -> None:
-    door, inside, most = Door(3), 0, 0
+    limiter, inside, most = RequestLimiter(3), 0, 0
 
     async def visit(number: int) -> None:
         nonlocal inside, most
-        async with door.place(f"job-{number % 4}"):
+        async with limiter.place(f"job-{number % 4}"):
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
             inside -= 1
 
     await asyncio.gather(*(visit(number) for number in range(40)))
-    assert (most, inside, door.num_waiting) == (3, 0, 0)
+    assert (most, inside, limiter.num_waiting) == (3, 0, 0)
 
 
 async def test_a_place_whose_owner_gave_up_goes_to_the_next() -> None:
-    door = Door(1)
+    limiter = RequestLimiter(1)
     entered: list[str] = []
     leave = asyncio.Event()
 
     async def visit(name: str) -> None:
-        async with door.place(name):
+        async with limiter.place(name):
             entered.append(name)
             await leave.wait()
 
@@ -83,7 +83,7 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next() -> None:
     leave.set()
     await asyncio.gather(*visits, return_exceptions=True)
     assert entered == ["first", "last"]
-    async with asyncio.timeout(10), door.place("after all"):
+    async with asyncio.timeout(10), limiter.place("after all"):
         pass
 
 

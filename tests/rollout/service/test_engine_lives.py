@@ -10,24 +10,24 @@ from marlaas_worker.rollout import generation, requests, supervision
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 
-async def test_requests_outlive_the_engine(town: Any, make_engine: Callable[..., Any]) -> None:
+async def test_requests_outlive_the_engine(harness: Any, make_engine: Callable[..., Any]) -> None:
     engine = make_engine(deaths=1)
-    await town.replica(engine=engine)
-    job = await town.job()
-    reply = await town.ask(job.request())
+    await harness.replica(engine=engine)
+    job = await harness.job()
+    reply = await harness.ask(job.request())
     assert (reply.phase, reply.text) == (ReplyPhase.RESULT, "yes")
     assert engine.starts == 2
     assert engine.loads == [job.adapter(0).engine_name] * 2
-    report = await town.report("rollout-0", lambda report: report.restarts == 1 and len(report.verified) > 0)
+    report = await harness.report("rollout-0", lambda report: report.restarts == 1 and len(report.verified) > 0)
     assert (report.ready, report.verified) == (True, (job.adapter(0).engine_name,))
-    event = await town.story("EngineRestarted")
+    event = await harness.story("EngineRestarted")
     assert "this request killed it" in event.message
 
 
-async def test_many_requests_that_see_one_death_cause_one_restart(town: Any, shut_engine: Any) -> None:
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    asked = [asyncio.ensure_future(town.ask(job.request(index=index))) for index in range(8)]
+async def test_many_requests_that_see_one_death_cause_one_restart(harness: Any, shut_engine: Any) -> None:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    asked = [asyncio.ensure_future(harness.ask(job.request(index=index))) for index in range(8)]
     while len(shut_engine.calls) < 8:
         shut_engine.called.clear()
         await shut_engine.called.wait()
@@ -38,30 +38,30 @@ async def test_many_requests_that_see_one_death_cause_one_restart(town: Any, shu
 
 
 async def test_a_request_under_which_the_engine_always_dies_is_refused(
-    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "RESTART_WAITS_S", (0.0,))
     engine = make_engine(deaths=3)
-    await town.replica(engine=engine)
-    job = await town.job()
-    reply = await town.ask(job.request())
+    await harness.replica(engine=engine)
+    job = await harness.job()
+    reply = await harness.ask(job.request())
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert reply.error == "the engine died 3 times with turn uid1-t0-0-1.0 in it; last: this request killed it"
-    assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
 async def test_a_request_outside_the_engine_has_no_part_in_its_death(
-    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generation, "MAX_ENGINE_DEATHS", 1)
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     engine = make_engine(limits={"max_num_seqs": 1})
     engine.open.clear()
-    await town.replica(engine=engine)
-    job = await town.job()
-    async with town.asking(job.request()) as inside:
+    await harness.replica(engine=engine)
+    job = await harness.job()
+    async with harness.asking(job.request()) as inside:
         await engine.called.wait()
-        async with town.asking(job.request(index=1)) as outside:
+        async with harness.asking(job.request(index=1)) as outside:
             await outside.until_it_says("it waited for a place in the engine")
             engine.die()
             assert "the engine died 1 times" in (await inside.end()).error
@@ -70,38 +70,38 @@ async def test_a_request_outside_the_engine_has_no_part_in_its_death(
 
 
 async def test_an_idle_engine_that_hangs_is_noticed(
-    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "HEALTH_CHECK_S", 0.01)
     engine = make_engine()
-    await town.replica(engine=engine)
-    job = await town.job()
-    await town.verified("rollout-0", job.adapter(0))
+    await harness.replica(engine=engine)
+    job = await harness.job()
+    await harness.verified("rollout-0", job.adapter(0))
     engine.die("hangs")
-    await town.report(
+    await harness.report(
         "rollout-0", lambda report: report.restarts == 1 and job.adapter(0).engine_name in report.verified
     )
-    assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
 async def test_while_its_engine_is_down_a_replica_leaves_episodes_to_others(
-    town: Any, make_engine: Callable[..., Any]
+    harness: Any, make_engine: Callable[..., Any]
 ) -> None:
     engine = make_engine()
-    replica = await town.replica("rollout-0", engine)
-    await town.replica("rollout-1")
-    job = await town.job()
+    replica = await harness.replica("rollout-0", engine)
+    await harness.replica("rollout-1")
+    job = await harness.job()
     engine.restart = asyncio.Event().wait
     engine.die()
-    await town.ask(job.request(index=50, deadline_s=0.05), of="rollout-0")
-    await town.report("rollout-0", lambda report: not report.ready)
+    await harness.ask(job.request(index=50, deadline_s=0.05), of="rollout-0")
+    await harness.report("rollout-0", lambda report: not report.ready)
     for index in range(6):
-        assert (await town.ask(job.request(index=index))).replica == "rollout-1"
+        assert (await harness.ask(job.request(index=index))).replica == "rollout-1"
     assert replica.engine.calls == []
 
 
 async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
-    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "RESTART_WAITS_S", (0.0, 0.0))
 
@@ -109,10 +109,10 @@ async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
         raise Permanent("no memory")
 
     engine = make_engine(deaths=1)
-    replica = await town.replica(engine=engine)
-    job = await town.job()
+    replica = await harness.replica(engine=engine)
+    job = await harness.job()
     engine.restart = refuses
-    async with town.asking(job.request()):
+    async with harness.asking(job.request()):
         with pytest.raises(BaseExceptionGroup) as ended:
             await replica.task
     assert ended.group_contains(Permanent, match="no memory", depth=None)
@@ -120,53 +120,53 @@ async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
 
 @pytest.mark.parametrize("life", ["first", "second"])
 async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role(
-    town: Any, make_engine: Callable[..., Any], life: str
+    harness: Any, make_engine: Callable[..., Any], incarnation: str
 ) -> None:
     """It is not started again within the process: the same engine would fail again, and nobody would hear of it."""
-    engine = make_engine(applies=life == "second")
-    await town.calibrate(engine)
-    replica = await town.begin("rollout-0", engine)
-    if life == "second":
-        await town.report("rollout-0", lambda report: report.ready)
+    engine = make_engine(applies=incarnation == "second")
+    await harness.calibrate(engine)
+    replica = await harness.begin("rollout-0", engine)
+    if incarnation == "second":
+        await harness.report("rollout-0", lambda report: report.ready)
         engine.applies = False
         engine.die()
-        job = await town.job()
-        async with town.asking(job.request()):  # the first to notice
+        job = await harness.job()
+        async with harness.asking(job.request()):  # the first to notice
             with pytest.raises(BaseExceptionGroup) as ended:
                 await replica.task
     else:
         with pytest.raises(BaseExceptionGroup) as ended:
             await replica.task
     assert ended.group_contains(SelfTestFailed, match=r"slot 1 of 4: .* it is not applied", depth=None)
-    assert engine.starts == (1 if life == "first" else 2)
+    assert engine.starts == (1 if incarnation == "first" else 2)
     assert engine.calls == []
 
 
-async def test_an_engine_waits_for_its_calibration_and_says_so(town: Any, make_engine: Callable[..., Any]) -> None:
+async def test_an_engine_waits_for_its_calibration_and_says_so(harness: Any, make_engine: Callable[..., Any]) -> None:
     engine = make_engine()
-    await town.begin("rollout-0", engine)
+    await harness.begin("rollout-0", engine)
 
     async def says(words: str) -> None:
-        found = await town.report("rollout-0", lambda report: words in report.reason)
+        found = await harness.report("rollout-0", lambda report: words in report.reason)
         assert (found.ready, found.probe_tolerance) == (False, 0.0)
 
     await says("waiting for a trainer of pool pool to calibrate the base model for float32")
-    await town.calibrate(engine, dtype="bfloat16")
+    await harness.calibrate(engine, dtype="bfloat16")
     await says("has calibrated for bfloat16, this engine computes in float32; set the pool's rollout.dtype")
-    await town.calibrate(engine, base="another")
+    await harness.calibrate(engine, base="another")
     await says("trainer trainer-0 of pool pool has base model another, this engine base")
-    await town.calibrate(engine)
-    found = await town.report("rollout-0", lambda report: report.ready)
+    await harness.calibrate(engine)
+    found = await harness.report("rollout-0", lambda report: report.ready)
     assert (found.reason, found.probe_tolerance) == ("", 1e-4)
-    assert (await town.ask((await town.job()).request())).text == "yes"
+    assert (await harness.ask((await harness.job()).request())).text == "yes"
 
 
-async def test_a_role_told_to_stop_while_its_engine_starts_stops(town: Any, make_engine: Callable[..., Any]) -> None:
+async def test_a_role_told_to_stop_while_its_engine_starts_stops(harness: Any, make_engine: Callable[..., Any]) -> None:
     from marlaas_worker.role import RoleContext
     from marlaas_worker.rollout.service import serve_engine
 
     engine = make_engine()
     engine.start = asyncio.Event().wait
-    context = RoleContext("rollout-0", town.server.connect("rollout-0"), town.blobs, town.scratch)
+    context = RoleContext("rollout-0", harness.server.connect("rollout-0"), harness.blobs, harness.scratch)
     context.stop.set()
     await serve_engine(context, "pool", None, engine)  # type: ignore[arg-type]

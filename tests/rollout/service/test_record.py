@@ -1,10 +1,10 @@
 import pytest
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
 from marlaas_api.messages import Meter, StopReason, Turn
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.rollout import record
 from marlaas_worker.rollout.record import TurnLog
 

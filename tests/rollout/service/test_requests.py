@@ -13,53 +13,53 @@ def cancel(job: Any, kind: type[CancelRequest] | type[KeepRequest] = CancelReque
     return kind(**job.request().model_dump(include={"namespace", "job", "uid", "agent", "episode"}))
 
 
-async def test_a_request_asked_twice_is_generated_once_and_answered_twice(town: Any, shut_engine: Any) -> None:
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    async with town.asking(job.request()) as one, town.asking(job.request()) as other:
+async def test_a_request_asked_twice_is_generated_once_and_answered_twice(harness: Any, shut_engine: Any) -> None:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    async with harness.asking(job.request()) as one, harness.asking(job.request()) as other:
         await other.until(ReplyPhase.ACCEPTED)
         shut_engine.open.set()
         assert (await one.end()).text == (await other.end()).text == "yes"
     assert len(shut_engine.calls) == 1
 
 
-async def test_an_answered_request_is_answered_again_without_generating(town: Any) -> None:
-    replica, job = await town.replica(), await town.job()
-    assert await town.ask(job.request()) == await town.ask(job.request())
+async def test_an_answered_request_is_answered_again_without_generating(harness: Any) -> None:
+    replica, job = await harness.replica(), await harness.job()
+    assert await harness.ask(job.request()) == await harness.ask(job.request())
     assert len(replica.engine.calls) == 1
 
 
-async def test_a_turn_recorded_by_an_earlier_process_is_answered_from_its_record(town: Any) -> None:
-    earlier = await town.replica()
-    job = await town.job()
-    await town.ask(job.request())
+async def test_a_turn_recorded_by_an_earlier_process_is_answered_from_its_record(harness: Any) -> None:
+    earlier = await harness.replica()
+    job = await harness.job()
+    await harness.ask(job.request())
     await earlier.kill()
-    later = await town.replica()
-    reply = await town.ask(job.request(), of="rollout-0")
+    later = await harness.replica()
+    reply = await harness.ask(job.request(), of="rollout-0")
     assert (reply.text, reply.num_tokens) == ("yes", 4)
     assert later.engine.calls == []
 
 
 @pytest.mark.parametrize("changes", [{"append": "something else~"}, {"tools": ('{"name": "add"}',)}])
 async def test_another_question_under_the_name_of_a_recorded_turn_is_refused(
-    town: Any, changes: dict[str, Any]
+    harness: Any, changes: dict[str, Any]
 ) -> None:
-    earlier, job = await town.replica(), await town.job()
-    first = await town.ask(job.request())
-    other = await town.ask(job.request(**changes), of="rollout-0")
+    earlier, job = await harness.replica(), await harness.job()
+    first = await harness.ask(job.request())
+    other = await harness.ask(job.request(**changes), of="rollout-0")
     assert (other.phase, other.retryable) == (ReplyPhase.FAILED, False)
     assert "recorded as the answer to something else" in other.error
     await earlier.kill()
-    later = await town.replica()
-    assert "something else" in (await town.ask(job.request(**changes), of="rollout-0")).error
-    assert (await town.ask(job.request())).text == first.text
+    later = await harness.replica()
+    assert "something else" in (await harness.ask(job.request(**changes), of="rollout-0")).error
+    assert (await harness.ask(job.request())).text == first.text
     assert later.engine.calls == []
 
 
-async def test_two_questions_of_one_name_at_once_get_no_common_answer(town: Any, shut_engine: Any) -> None:
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    async with town.asking(job.request()) as one, town.asking(job.request(append="something else~")) as other:
+async def test_two_questions_of_one_name_at_once_get_no_common_answer(harness: Any, shut_engine: Any) -> None:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    async with harness.asking(job.request()) as one, harness.asking(job.request(append="something else~")) as other:
         await other.until(ReplyPhase.ACCEPTED)
         shut_engine.open.set()
         phases = {(await one.end()).phase, (await other.end()).phase}
@@ -67,31 +67,31 @@ async def test_two_questions_of_one_name_at_once_get_no_common_answer(town: Any,
 
 
 async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notice_nothing(
-    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "MOST_CHARACTERS", 3)
-    await town.replica(engine=shut_engine)
-    job, neighbour = await town.job(), await town.job("neighbour")
-    async with town.asking(job.request()) as first, town.asking(neighbour.request()) as others:
+    await harness.replica(engine=shut_engine)
+    job, neighbour = await harness.job(), await harness.job("neighbour")
+    async with harness.asking(job.request()) as first, harness.asking(neighbour.request()) as others:
         await first.until(ReplyPhase.ACCEPTED)
-        refused = await town.ask(job.request(index=1))
+        refused = await harness.ask(job.request(index=1))
         assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
         assert "too much text" in refused.error
         shut_engine.open.set()
         assert (await first.end()).phase is (await others.end()).phase is ReplyPhase.RESULT
-    assert (await town.ask(job.request(index=1))).phase is ReplyPhase.RESULT
+    assert (await harness.ask(job.request(index=1))).phase is ReplyPhase.RESULT
 
 
 async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was_asked_for_last(
-    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "MOST_INBOXES", 2)
-    await town.replica(engine=shut_engine)
-    job = await town.job()
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
     async with (
-        town.asking(job.request()) as first,
-        town.asking(job.request()) as second,
-        town.asking(job.request()) as third,
+        harness.asking(job.request()) as first,
+        harness.asking(job.request()) as second,
+        harness.asking(job.request()) as third,
     ):
         for asked in (first, second, third):
             await asked.until(ReplyPhase.ACCEPTED)
@@ -101,78 +101,78 @@ async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was
 
 
 async def test_of_two_replicas_that_play_one_turn_the_first_record_counts_for_both(
-    town: Any, make_engine: Callable[..., Any]
+    harness: Any, make_engine: Callable[..., Any]
 ) -> None:
     engines = [make_engine(reply="yes~"), make_engine(reply="no~")]
     for number, engine in enumerate(engines):
         engine.open.clear()
-        await town.replica(f"rollout-{number}", engine)
-    job = await town.job()
+        await harness.replica(f"rollout-{number}", engine)
+    job = await harness.job()
     async with (
-        town.asking(job.request(), of="rollout-0") as one,
-        town.asking(job.request(), of="rollout-1") as other,
+        harness.asking(job.request(), of="rollout-0") as one,
+        harness.asking(job.request(), of="rollout-1") as other,
     ):
         await asyncio.gather(*(engine.called.wait() for engine in engines))
         engines[1].open.set()
         assert (await other.end()).text == "no"
         engines[0].open.set()
         assert (await one.end()).text == "no"
-    assert len(await town.bus.replay(subjects.TURNS, "turn.>")) == 1
-    assert (await town.turn(job.request())).replica == "rollout-1"
+    assert len(await harness.bus.replay(subjects.TURNS, "turn.>")) == 1
+    assert (await harness.turn(job.request())).replica == "rollout-1"
 
 
-async def test_requests_go_to_the_owner_of_their_episode(town: Any) -> None:
-    replicas = [await town.replica(f"rollout-{number}") for number in range(2)]
-    job = await town.job()
+async def test_requests_go_to_the_owner_of_their_episode(harness: Any) -> None:
+    replicas = [await harness.replica(f"rollout-{number}") for number in range(2)]
+    job = await harness.job()
     for replica in replicas:
-        await town.verified(replica.name, job.adapter(0))
+        await harness.verified(replica.name, job.adapter(0))
     for index in range(8):
-        await town.ask(job.request(index=index))
-        await town.ask(job.request(index=index, turn=1))
-    recorded = {(turn.episode, turn.replica) for turn in await all_turns(town)}
+        await harness.ask(job.request(index=index))
+        await harness.ask(job.request(index=index, turn=1))
+    recorded = {(turn.episode, turn.replica) for turn in await all_turns(harness)}
     assert len(recorded) == 8
     assert {name for _, name in recorded} == {"rollout-0", "rollout-1"}
 
 
-async def all_turns(town: Any) -> list[Any]:
-    return [wire.decode(stored.data) for stored in await town.bus.replay(subjects.TURNS, "turn.>")]
+async def all_turns(harness: Any) -> list[Any]:
+    return [wire.decode(stored.data) for stored in await harness.bus.replay(subjects.TURNS, "turn.>")]
 
 
-async def test_a_request_that_claims_to_be_another_jobs_is_ignored(town: Any) -> None:
-    replica, mine, other = await town.replica(), await town.job("mine"), await town.job("other")
-    inbox = town.bus.new_inbox()
-    await town.bus.send(subjects.generation("team", "mine", "policy"), wire.encode(other.request()), inbox)
-    assert (await town.ask(mine.request())).phase is ReplyPhase.RESULT
+async def test_a_request_that_claims_to_be_another_jobs_is_ignored(harness: Any) -> None:
+    replica, mine, other = await harness.replica(), await harness.job("mine"), await harness.job("other")
+    inbox = harness.bus.new_inbox()
+    await harness.bus.send(subjects.generation("team", "mine", "policy"), wire.encode(other.request()), inbox)
+    assert (await harness.ask(mine.request())).phase is ReplyPhase.RESULT
     assert [call.adapter.name for call in replica.engine.calls] == [mine.adapter(0).engine_name]
 
 
-async def test_a_request_that_wants_its_answer_elsewhere_is_ignored(town: Any) -> None:
-    replica, mine, other = await town.replica(), await town.job("mine"), await town.job("other")
-    policy = await town.bus.bucket(subjects.POLICY)
+async def test_a_request_that_wants_its_answer_elsewhere_is_ignored(harness: Any) -> None:
+    replica, mine, other = await harness.replica(), await harness.job("mine"), await harness.job("other")
+    policy = await harness.bus.bucket(subjects.POLICY)
     before = await policy.entries()
     elsewhere = (f"$KV.policy.{other.document.ref.key}.policy", "_INBOX_team_other.x", "task.team.other", "")
     for reply in elsewhere:
-        await town.bus.send(subjects.generation("team", "mine", "policy"), wire.encode(mine.request()), reply)
+        await harness.bus.send(subjects.generation("team", "mine", "policy"), wire.encode(mine.request()), reply)
         passed_on = mine.request().model_copy(update={"reply_to": reply or None})
-        await town.bus.send(subjects.engine("pool", "rollout-0"), wire.encode(passed_on))
-    assert (await town.ask(mine.request(turn=0))).phase is ReplyPhase.RESULT
+        await harness.bus.send(subjects.engine("pool", "rollout-0"), wire.encode(passed_on))
+    assert (await harness.ask(mine.request(turn=0))).phase is ReplyPhase.RESULT
     assert len(replica.engine.calls) == 1
     assert await policy.entries() == before
-    assert await town.bus.replay(subjects.TASKS, "task.>") == []
+    assert await harness.bus.replay(subjects.TASKS, "task.>") == []
 
 
 async def test_a_heartbeat_says_whether_a_turn_waits_or_is_generated(
-    town: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     engine = make_engine(limits={"max_num_seqs": 1})
     engine.open.clear()
-    await town.replica(engine=engine)
-    job, neighbour = await town.job(), await town.job("neighbour")
-    async with town.asking(neighbour.request()) as first:
+    await harness.replica(engine=engine)
+    job, neighbour = await harness.job(), await harness.job("neighbour")
+    async with harness.asking(neighbour.request()) as first:
         generated = await first.until_it_says("it was being generated")
         assert generated.running_s >= 0
-        async with town.asking(job.request()) as second:
+        async with harness.asking(job.request()) as second:
             assert (await second.until_it_says("it waited for a place in the engine")).running_s is None
             assert (await first.until_it_says("it was being generated")).running_s > generated.running_s
             engine.open.set()
@@ -180,67 +180,67 @@ async def test_a_heartbeat_says_whether_a_turn_waits_or_is_generated(
 
 
 async def test_a_turn_in_the_engines_own_queue_waits(
-    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     shut_engine.queues = True
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    async with town.asking(job.request()) as asked:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    async with harness.asking(job.request()) as asked:
         assert (await asked.until_it_says("it waited within the engine")).running_s is None
         shut_engine.open.set()
         await asked.end()
 
 
-async def test_a_cancelled_episode_is_aborted_within_the_engine(town: Any, shut_engine: Any) -> None:
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    async with town.asking(job.request()), town.asking(job.request(index=1)) as other:
+async def test_a_cancelled_episode_is_aborted_within_the_engine(harness: Any, shut_engine: Any) -> None:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    async with harness.asking(job.request()), harness.asking(job.request(index=1)) as other:
         while len(shut_engine.calls) < 2:
             await shut_engine.called.wait()
             shut_engine.called.clear()
-        async with town.asking(cancel(job)):
+        async with harness.asking(cancel(job)):
             await shut_engine.aborted.wait()
         shut_engine.open.set()
         assert (await other.end()).phase is ReplyPhase.RESULT
-    assert await town.turn(job.request()) is None
+    assert await harness.turn(job.request()) is None
 
 
-async def test_a_cancel_reaches_whichever_replica_is_at_it(town: Any, shut_engine: Any) -> None:
-    await town.replica("rollout-0", shut_engine)
-    await town.replica("rollout-1")
-    job = await town.job()
-    async with town.asking(job.request(), of="rollout-0"):
+async def test_a_cancel_reaches_whichever_replica_is_at_it(harness: Any, shut_engine: Any) -> None:
+    await harness.replica("rollout-0", shut_engine)
+    await harness.replica("rollout-1")
+    job = await harness.job()
+    async with harness.asking(job.request(), of="rollout-0"):
         await shut_engine.called.wait()
-        await town.until(lambda: len(listeners(town, job)) == 2)
-        for _ in listeners(town, job):
-            async with town.asking(cancel(job)):
+        await harness.until(lambda: len(listeners(harness, job)) == 2)
+        for _ in listeners(harness, job):
+            async with harness.asking(cancel(job)):
                 await shut_engine.aborted.wait()
 
 
-def listeners(town: Any, job: Any) -> list[Any]:
+def listeners(harness: Any, job: Any) -> list[Any]:
     subject = subjects.generation("team", job.document.job, "policy")
-    return [listener for listener in town.server.listeners if listener.subject == subject]
+    return [listener for listener in harness.server.listeners if listener.subject == subject]
 
 
-async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(town: Any, shut_engine: Any) -> None:
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    await town.verified("rollout-0", job.adapter(0))
-    reply = await town.ask(job.request(deadline_s=2.0))
+async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(harness: Any, shut_engine: Any) -> None:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    await harness.verified("rollout-0", job.adapter(0))
+    reply = await harness.ask(job.request(deadline_s=2.0))
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, True)
     assert "was over while it was being generated" in reply.error
     await shut_engine.aborted.wait()
 
 
-async def test_asking_again_prolongs_the_deadline(town: Any, shut_engine: Any) -> None:
-    await town.replica(engine=shut_engine)
-    job = await town.job()
+async def test_asking_again_prolongs_the_deadline(harness: Any, shut_engine: Any) -> None:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
     impatient = job.request(index=1, deadline_s=1.0)
     async with (
-        town.asking(job.request(deadline_s=1.0)) as asked,
-        town.asking(job.request()),
-        town.asking(impatient) as one,
+        harness.asking(job.request(deadline_s=1.0)) as asked,
+        harness.asking(job.request()),
+        harness.asking(impatient) as one,
     ):
         assert (await one.end()).phase is ReplyPhase.FAILED
         shut_engine.open.set()
@@ -248,16 +248,16 @@ async def test_asking_again_prolongs_the_deadline(town: Any, shut_engine: Any) -
 
 
 async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(
-    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    await town.verified("rollout-0", job.adapter(0))
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    await harness.verified("rollout-0", job.adapter(0))
     monkeypatch.setattr(requests, "LONGEST_DEADLINE_S", 1.0)
-    async with town.asking(job.request()) as kept, town.asking(job.request(index=1)) as forgotten:
+    async with harness.asking(job.request()) as kept, harness.asking(job.request(index=1)) as forgotten:
         await forgotten.until(ReplyPhase.ACCEPTED)
         monkeypatch.setattr(requests, "LONGEST_DEADLINE_S", 3600.0)
-        async with town.asking(cancel(job, KeepRequest)):
+        async with harness.asking(cancel(job, KeepRequest)):
             ended = await forgotten.end()
         assert (ended.phase, ended.retryable, ended.waits) == (ReplyPhase.FAILED, True, True)
         shut_engine.open.set()
@@ -265,7 +265,7 @@ async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(
 
 
 async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(
-    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropped, let_go = asyncio.Event(), shut_engine._let_go
 
@@ -277,64 +277,64 @@ async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(
             raise
 
     monkeypatch.setattr(shut_engine, "_let_go", slowly)
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    await town.verified("rollout-0", job.adapter(0))
-    async with town.asking(job.request(deadline_s=0.5)) as first:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    await harness.verified("rollout-0", job.adapter(0))
+    async with harness.asking(job.request(deadline_s=0.5)) as first:
         await shut_engine.aborted.wait()
-        async with town.asking(cancel(job, KeepRequest)), town.asking(job.request()) as again:
+        async with harness.asking(cancel(job, KeepRequest)), harness.asking(job.request()) as again:
             await again.until(ReplyPhase.ACCEPTED)
             dropped.set()
             assert ((await first.end()).waits, (await again.end()).waits) == (True, True)
     shut_engine.open.set()
-    assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
-async def test_an_agent_without_a_version_is_named_at_the_deadline(town: Any) -> None:
-    await town.replica()
-    job = await town.job(agents=[{"name": "policy"}, {"name": "critic"}])
-    reply = await town.ask(job.request(agent="critic", deadline_s=0.1))
+async def test_an_agent_without_a_version_is_named_at_the_deadline(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job(agents=[{"name": "policy"}, {"name": "critic"}])
+    reply = await harness.ask(job.request(agent="critic", deadline_s=0.1))
     assert (reply.retryable, "no version of agent critic was verified yet" in reply.error) == (True, True)
 
 
 async def test_a_record_that_the_bus_does_not_take_waits_and_is_not_generated_again(
-    town: Any, shut_engine: Any
+    harness: Any, shut_engine: Any
 ) -> None:
-    await town.replica(engine=shut_engine)
-    job = await town.job()
-    async with town.asking(job.request()) as asked:
+    await harness.replica(engine=shut_engine)
+    job = await harness.job()
+    async with harness.asking(job.request()) as asked:
         await shut_engine.called.wait()
-        town.server.available = False
+        harness.server.available = False
         shut_engine.open.set()
         failing = asyncio.get_running_loop().create_task(asked.end())
-        while not town.server.available:
-            await town.server.change(0.3, None)
-            town.server.available = True
+        while not harness.server.available:
+            await harness.server.change(0.3, None)
+            harness.server.available = True
         assert (await failing).phase is ReplyPhase.RESULT
     assert len(shut_engine.calls) == 1
 
 
-async def test_a_stopping_replica_ends_what_it_began_and_takes_nothing_new(town: Any, shut_engine: Any) -> None:
-    replica, job = await town.replica(engine=shut_engine), await town.job()
-    async with town.asking(job.request()) as asked:
+async def test_a_stopping_replica_ends_what_it_began_and_takes_nothing_new(harness: Any, shut_engine: Any) -> None:
+    replica, job = await harness.replica(engine=shut_engine), await harness.job()
+    async with harness.asking(job.request()) as asked:
         await shut_engine.called.wait()
         replica.context.stop.set()
-        await town.report("rollout-0", lambda report: not report.ready)
-        refused = await town.ask(job.request(index=1), of="rollout-0")
+        await harness.report("rollout-0", lambda report: not report.ready)
+        refused = await harness.ask(job.request(index=1), of="rollout-0")
         assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
         shut_engine.open.set()
         assert (await asked.end()).phase is ReplyPhase.RESULT
         await replica.task
-    assert await (await town.bus.bucket(subjects.REPLICAS)).entries() == []
+    assert await (await harness.bus.bucket(subjects.REPLICAS)).entries() == []
     assert not await shut_engine.healthy()
 
 
 async def test_what_does_not_end_in_time_is_handed_back(
-    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "DRAIN_S", 0.05)
-    replica, job = await town.replica(engine=shut_engine), await town.job()
-    async with town.asking(job.request()) as asked:
+    replica, job = await harness.replica(engine=shut_engine), await harness.job()
+    async with harness.asking(job.request()) as asked:
         await shut_engine.called.wait()
         await replica.stop()
         reply = await asked.end()
@@ -342,22 +342,22 @@ async def test_what_does_not_end_in_time_is_handed_back(
     assert "is stopping while it was being generated" in reply.error
 
 
-async def test_a_finished_job_is_no_longer_listened_to(town: Any) -> None:
-    await town.replica()
-    job = await town.job()
-    await town.ask(job.request())
-    await town.admit(job, admitted=False)
+async def test_a_finished_job_is_no_longer_listened_to(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job()
+    await harness.ask(job.request())
+    await harness.admit(job, admitted=False)
     subject = subjects.generation("team", "job", "policy")
-    await town.until(lambda: all(listener.subject != subject for listener in town.server.listeners))
+    await harness.until(lambda: all(listener.subject != subject for listener in harness.server.listeners))
 
 
-async def test_the_report_says_what_was_spent_on_whom(town: Any) -> None:
-    await town.replica()
-    one, two = await town.job("one"), await town.job("two")
+async def test_the_report_says_what_was_spent_on_whom(harness: Any) -> None:
+    await harness.replica()
+    one, two = await harness.job("one"), await harness.job("two")
     for index in range(3):
-        await town.ask(one.request(index=index))
-    await town.ask(two.request())
-    report = await town.report("rollout-0", lambda report: report.job_tokens.get(two.uid, 0) > 0)
+        await harness.ask(one.request(index=index))
+    await harness.ask(two.request())
+    report = await harness.report("rollout-0", lambda report: report.job_tokens.get(two.uid, 0) > 0)
     assert report.job_tokens == {one.uid: 12, two.uid: 4}
     assert report.busy_s == pytest.approx(sum(report.job_engine_s.values()), abs=1e-6)
     assert 0 < report.busy_s < report.wall_s

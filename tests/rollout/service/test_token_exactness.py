@@ -16,22 +16,22 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.rollout.service.asking import Job
+from tests.rollout.service.harness import POOL
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
-from tests.rollout.service.towns import POOL
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from marlaas.models import prepare
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.messages import ChatMessage, GenerateRequest, GroupReady, StopReason, ToolCall, TrajectoryRef
+from marlaas_api.messages import ChatMessage, GenerateRequest, GroupReady, StopReason, ToolCallMessage, TrajectoryRef
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.engine import Began, Completion, LoadedAdapter, Sampling, unheard
 from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
-from marlaas_worker.sandbox.ledger import Ledger
-from marlaas_worker.sandbox.said import TurnSaying
+from marlaas_worker.sandbox.child_messages import TurnMessage
+from marlaas_worker.sandbox.ledger import TurnLedger
 from marlaas_worker.sandbox.turns import Patience, TurnClient
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group, segments_of
@@ -136,7 +136,7 @@ class Play:
     group: int
     member: int
     tools: bool
-    ledger: Ledger = field(default_factory=lambda: Ledger(("policy",), MAX_TURNS))
+    ledger: TurnLedger = field(default_factory=lambda: TurnLedger(("policy",), MAX_TURNS))
     raw: set[int] = field(default_factory=set)
 
     async def run(self) -> TrajectoryRef:
@@ -160,8 +160,8 @@ class Play:
         self.ledger.note(_saying(request), reply.stop_reason)
 
 
-def _saying(request: GenerateRequest) -> TurnSaying:
-    return TurnSaying(kind="turn", agent=request.agent, parent=request.parent, append="x", max_tokens=None)
+def _saying(request: GenerateRequest) -> TurnMessage:
+    return TurnMessage(kind="turn", agent=request.agent, parent=request.parent, append="x", max_tokens=None)
 
 
 def _text(rng: random.Random) -> str:
@@ -170,25 +170,25 @@ def _text(rng: random.Random) -> str:
 
 def _message(rng: random.Random) -> ChatMessage:
     role = rng.choice(("user", "tool", "system", "assistant"))
-    calls = (ToolCall(name="add", arguments='{"a": 1}'),) * (role == "assistant" and rng.random() < 0.3)
+    calls = (ToolCallMessage(name="add", arguments='{"a": 1}'),) * (role == "assistant" and rng.random() < 0.3)
     return ChatMessage(role=role, content=_text(rng), tool_calls=calls)
 
 
 @contextlib.asynccontextmanager
-async def serving(town: Any, tokenizer: PretrainedTokenizer, engine: DrawingEngine) -> AsyncIterator[None]:
+async def serving(harness: Any, tokenizer: PretrainedTokenizer, engine: DrawingEngine) -> AsyncIterator[None]:
     engine.open.set()
-    await town.calibrate(engine)
-    context = RoleContext("rollout-0", await town.connect("rollout-0"), town.blobs, town.scratch / "rollout-0")
+    await harness.calibrate(engine)
+    context = RoleContext("rollout-0", await harness.connect("rollout-0"), harness.blobs, harness.scratch / "rollout-0")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve_engine(context, POOL, tokenizer, engine))
-        await town.report("rollout-0", lambda report: report.ready)
+        await harness.report("rollout-0", lambda report: report.ready)
         try:
             yield
         finally:
             context.stop.set()
 
 
-async def read(town: Any, job: Job, group: int, refs: Sequence[TrajectoryRef], vocabulary: int) -> list[Trajectory]:
+async def read(harness: Any, job: Job, group: int, refs: Sequence[TrajectoryRef], vocabulary: int) -> list[Trajectory]:
     """What a trainer reads of a group, by member."""
     request = job.request(group)
     ready = GroupReady(
@@ -200,7 +200,7 @@ async def read(town: Any, job: Job, group: int, refs: Sequence[TrajectoryRef], v
         version=0,
         trajectories=tuple(refs),
     )
-    return await read_group(town.bus, MemoryBlobs(), ready, Expectation(1.0, vocabulary, {}))
+    return await read_group(harness.bus, MemoryBlobs(), ready, Expectation(1.0, vocabulary, {}))
 
 
 def assert_trained_as_drawn(drawn: list[Drawn], trained: list[Segment]) -> None:
@@ -223,20 +223,20 @@ def assert_trained_as_drawn(drawn: list[Drawn], trained: list[Segment]) -> None:
     [("tiny", 400, 100), ("smollm2-135m-instruct", 400, 100), (FORGETFUL, 200, 100)],
 )
 async def test_what_was_generated_is_what_is_trained_token_for_token(
-    town: Any, name: str, num_episodes: int, max_model_len: int
+    harness: Any, name: str, num_episodes: int, max_model_len: int
 ) -> None:
     tokenizer = await asyncio.to_thread(tokenizer_of, name)
     vocabulary = len(tokenizer._tokenizer)
     engine = DrawingEngine(
         limits=replace(LIMITS, max_model_len=max_model_len), tokenizer=tokenizer, vocabulary=vocabulary
     )
-    job = await town.job(rollout={"maxTokens": 64})
+    job = await harness.job(rollout={"maxTokens": 64})
     num_rewritten = full = 0
-    async with serving(town, tokenizer, engine), TurnClient(town.bus, Patience(heard_s=0.5)) as client:
+    async with serving(harness, tokenizer, engine), TurnClient(harness.bus, Patience(heard_s=0.5)) as client:
         for group in range(num_episodes // MEMBERS):
             plays = [Play(client, job, group, member, tools=name == FORGETFUL) for member in range(MEMBERS)]
             refs = await asyncio.gather(*(play.run() for play in plays))
-            for ref, read_back in zip(refs, await read(town, job, group, refs, vocabulary), strict=True):
+            for ref, read_back in zip(refs, await read(harness, job, group, refs, vocabulary), strict=True):
                 trained = segments_of(read_back.turns, read_back.leaves, 1.0)
                 assert_trained_as_drawn(engine.drawn[ref.episode], trained)
                 num_rewritten += sum(

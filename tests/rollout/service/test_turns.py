@@ -8,22 +8,21 @@ from typing import Any
 import pytest
 from tests.rollout.service.scripted import CharacterTokenizer
 
-from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
 from marlaas_api.names import derive_seed
-from marlaas_api.wire import encode
+from marlaas_api.wire import encode, unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.vitals import exposition
+from marlaas_worker.metrics import exposition
 
 
-async def test_a_turn_is_recorded_and_then_answered(town: Any) -> None:
-    replica, job = await town.replica(), await town.job()
+async def test_a_turn_is_recorded_and_then_answered(harness: Any) -> None:
+    replica, job = await harness.replica(), await harness.job()
     request = job.request(index=3, member=2)
-    async with town.asking(request) as asked:
+    async with harness.asking(request) as asked:
         reply = await asked.end()
     assert [heard.phase for heard in asked.heard] == [ReplyPhase.ACCEPTED, ReplyPhase.RESULT]
     assert (reply.text, reply.stop_reason, reply.num_tokens) == ("yes", StopReason.STOP, 4)
-    turn = await town.turn(request)
+    turn = await harness.turn(request)
     assert unpack_ids(turn.prompt_ids).tolist() == replica.engine.calls[0].prompt_ids
     assert unpack_ids(turn.output_ids).tolist() == [*map(ord, "yes"), 1]
     assert unpack_logprobs(turn.logprobs).tolist() == [-0.5] * 4
@@ -31,44 +30,44 @@ async def test_a_turn_is_recorded_and_then_answered(town: Any) -> None:
     assert turn.meter.prompt_tokens == len(replica.engine.calls[0].prompt_ids)
 
 
-async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(town: Any) -> None:
-    replica, job = await town.replica(), await town.job()
-    await town.ask(job.request())
-    vitals = replica.context.vitals
-    assert vitals.ready()
-    page = exposition(vitals.all_figures()).splitlines()
+async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(harness: Any) -> None:
+    replica, job = await harness.replica(), await harness.job()
+    await harness.ask(job.request())
+    metrics = replica.context.metrics
+    assert metrics.ready()
+    page = exposition(metrics.all_samples()).splitlines()
     assert 'marlaas_rollout_tokens_total{namespace="team",job="job"} 4' in page
     assert "marlaas_rollout_versions 1" in page
     replica.context.stop.set()
     await replica.task
-    assert not vitals.ready()
+    assert not metrics.ready()
 
 
-async def test_the_record_names_the_bytes_of_the_version_that_answered(town: Any) -> None:
-    await town.replica()
-    job = await town.job()
+async def test_the_record_names_the_bytes_of_the_version_that_answered(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job()
     request = job.request()
-    await town.ask(request)
-    turn = await town.turn(request)
-    files = [name for name in town.blobs.contents if name.endswith(TENSORS_FILE)]
+    await harness.ask(request)
+    turn = await harness.turn(request)
+    files = [name for name in harness.blobs.contents if name.endswith(TENSORS_FILE)]
     assert turn.adapter_sha256[:16] == files[0].rsplit("/", 1)[1][:16]
 
 
-async def test_sampling_follows_from_the_job_and_never_from_the_request(town: Any) -> None:
-    replica = await town.replica()
-    job = await town.job(rollout={"temperature": 0.7, "maxTokens": 9})
-    await town.ask(job.request(index=3, member=2, max_tokens=1000))
-    await town.ask(job.request(index=3, member=1, max_tokens=2))
+async def test_sampling_follows_from_the_job_and_never_from_the_request(harness: Any) -> None:
+    replica = await harness.replica()
+    job = await harness.job(rollout={"temperature": 0.7, "maxTokens": 9})
+    await harness.ask(job.request(index=3, member=2, max_tokens=1000))
+    await harness.ask(job.request(index=3, member=1, max_tokens=2))
     first, second = (call.sampling for call in replica.engine.calls)
     assert (first.temperature, first.max_tokens, second.max_tokens) == (0.7, 9, 2)
     assert first.seed == derive_seed(7, "t3", 2, 0) != second.seed
 
 
-async def test_a_conversation_goes_on_with_its_own_ids(town: Any) -> None:
-    replica, job = await town.replica(), await town.job()
+async def test_a_conversation_goes_on_with_its_own_ids(harness: Any) -> None:
+    replica, job = await harness.replica(), await harness.job()
     for number in range(3):
-        await town.ask(job.request(turn=number))
-    turns = [await town.turn(job.request(turn=number)) for number in range(3)]
+        await harness.ask(job.request(turn=number))
+    turns = [await harness.turn(job.request(turn=number)) for number in range(3)]
     assert [turn.opens_segment for turn in turns] == [True, False, False]
     fed: list[int] = []
     for turn, call in zip(turns, replica.engine.calls, strict=True):
@@ -77,28 +76,30 @@ async def test_a_conversation_goes_on_with_its_own_ids(town: Any) -> None:
         fed += unpack_ids(turn.output_ids).tolist()
 
 
-async def test_conversations_branch(town: Any) -> None:
-    replica, job = await town.replica(), await town.job()
-    await town.ask(job.request(turn=0))
-    await town.ask(job.request(turn=1))
-    await town.ask(job.request(turn=2, parent=0, append="left~"))
+async def test_conversations_branch(harness: Any) -> None:
+    replica, job = await harness.replica(), await harness.job()
+    await harness.ask(job.request(turn=0))
+    await harness.ask(job.request(turn=1))
+    await harness.ask(job.request(turn=2, parent=0, append="left~"))
     root, _, branch = replica.engine.calls
     assert branch.prompt_ids == [*root.prompt_ids, *map(ord, "yes"), 1, *map(ord, "left"), 1]
 
 
-async def test_a_template_that_rewrites_its_past_opens_a_segment(town: Any, make_engine: Callable[..., Any]) -> None:
+async def test_a_template_that_rewrites_its_past_opens_a_segment(harness: Any, make_engine: Callable[..., Any]) -> None:
     engine = make_engine(reply=" padded~")
-    await town.replica(engine=engine, trims=True)
-    job = await town.job()
-    await town.ask(job.request(turn=0))
-    await town.ask(job.request(turn=1))
-    turn = await town.turn(job.request(turn=1))
+    await harness.replica(engine=engine, trims=True)
+    job = await harness.job()
+    await harness.ask(job.request(turn=0))
+    await harness.ask(job.request(turn=1))
+    turn = await harness.turn(job.request(turn=1))
     assert turn.opens_segment
     assert unpack_ids(turn.prompt_ids).tolist() == engine.calls[1].prompt_ids
     assert "<assistant>padded~" in "".join(map(chr, engine.calls[1].prompt_ids)).replace("\x01", "~")
 
 
-async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop, began, gate = asyncio.get_running_loop(), asyncio.Queue[str](), threading.Event()
     encode = CharacterTokenizer.encode
 
@@ -109,19 +110,19 @@ async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(town: Any, m
         return encode(self, text)
 
     monkeypatch.setattr(CharacterTokenizer, "encode", slowly)
-    await town.replica()
-    flooding, other = await town.job("flooding"), await town.job("other")
-    await asyncio.gather(*(town.ask(job.request()) for job in (flooding, other)))
+    await harness.replica()
+    flooding, other = await harness.job("flooding"), await harness.job("other")
+    await asyncio.gather(*(harness.ask(job.request()) for job in (flooding, other)))
     loop.set_default_executor(ThreadPoolExecutor(2))
     floods = [flooding.request(index=index, append=f"flood{'x' * 20_000}") for index in range(1, 4)]
     async with contextlib.AsyncExitStack() as open_asks:
         open_asks.callback(gate.set)
-        asked = [await open_asks.enter_async_context(town.asking(flood)) for flood in floods]
+        asked = [await open_asks.enter_async_context(harness.asking(flood)) for flood in floods]
         assert (await began.get()).startswith("flood")
         for one in asked:
             await one.until(ReplyPhase.ACCEPTED)
         late = other.request(index=1, append=f"other{'x' * 20_000}")
-        asked.append(await open_asks.enter_async_context(town.asking(late)))
+        asked.append(await open_asks.enter_async_context(harness.asking(late)))
         async with asyncio.timeout(10):
             assert (await began.get()).startswith("other")
         gate.set()
@@ -129,62 +130,62 @@ async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(town: Any, m
     assert {reply.stop_reason for reply in ends} == {StopReason.CONTEXT}
 
 
-async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode(town: Any) -> None:
-    replica, job = await town.replica(), await town.job()
+async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode(harness: Any) -> None:
+    replica, job = await harness.replica(), await harness.job()
     long = job.request(append=(ChatMessage(role="user", content="x" * 2000),))
-    reply = await town.ask(long)
+    reply = await harness.ask(long)
     assert (reply.phase, reply.stop_reason, reply.num_tokens) == (ReplyPhase.RESULT, StopReason.CONTEXT, 0)
-    turn = await town.turn(long)
+    turn = await harness.turn(long)
     assert (turn.prompt_ids, turn.output_ids, turn.opens_segment) == (b"", b"", True)
-    after = await town.ask(job.request(turn=1))
+    after = await harness.ask(job.request(turn=1))
     assert after.stop_reason is StopReason.CONTEXT
     assert replica.engine.calls == []
 
 
-async def test_a_failed_over_conversation_is_restored_from_its_records(town: Any) -> None:
-    first = await town.replica("rollout-0")
-    job = await town.job()
-    await town.ask(job.request(turn=0))
-    await town.ask(job.request(turn=1))
+async def test_a_failed_over_conversation_is_restored_from_its_records(harness: Any) -> None:
+    first = await harness.replica("rollout-0")
+    job = await harness.job()
+    await harness.ask(job.request(turn=0))
+    await harness.ask(job.request(turn=1))
     await first.kill()
-    second = await town.replica("rollout-1")
-    reply = await town.ask(job.request(turn=2), of="rollout-1")
+    second = await harness.replica("rollout-1")
+    reply = await harness.ask(job.request(turn=2), of="rollout-1")
     assert reply.phase is ReplyPhase.RESULT
     before = [*first.engine.calls[1].prompt_ids, *map(ord, "yes"), 1]
     fed = second.engine.calls[0].prompt_ids
-    appended = unpack_ids((await town.turn(job.request(turn=2))).prompt_ids).tolist()
+    appended = unpack_ids((await harness.turn(job.request(turn=2))).prompt_ids).tolist()
     assert fed == before + appended
 
 
-async def test_a_full_context_stays_full_after_a_failover(town: Any) -> None:
-    first = await town.replica("rollout-0")
-    job = await town.job()
-    await town.ask(job.request(append=(ChatMessage(role="user", content="x" * 2000),)))
+async def test_a_full_context_stays_full_after_a_failover(harness: Any) -> None:
+    first = await harness.replica("rollout-0")
+    job = await harness.job()
+    await harness.ask(job.request(append=(ChatMessage(role="user", content="x" * 2000),)))
     await first.kill()
-    await town.replica("rollout-1")
-    reply = await town.ask(job.request(turn=1), of="rollout-1")
+    await harness.replica("rollout-1")
+    reply = await harness.ask(job.request(turn=1), of="rollout-1")
     assert reply.stop_reason is StopReason.CONTEXT
 
 
 @pytest.mark.parametrize("append", ["x" * 200_000, (ChatMessage(role="user", content="x" * 200_000),)])
 async def test_what_no_context_holds_is_not_recorded_either_and_asked_again_it_is_the_same(
-    town: Any, append: Any
+    harness: Any, append: Any
 ) -> None:
     """It costs nothing in the engine, and the log of turns is everybody's: full, it forgets what others have not trained yet."""
-    first = await town.replica("rollout-0")
-    job = await town.job()
+    first = await harness.replica("rollout-0")
+    job = await harness.job()
     request = job.request(append=append, tools=("{}",))
-    assert (await town.ask(request)).stop_reason is StopReason.CONTEXT
-    turn = await town.turn(request)
+    assert (await harness.ask(request)).stop_reason is StopReason.CONTEXT
+    turn = await harness.turn(request)
     assert len(encode(turn)) < 4096
     assert "xxx… [200002 characters that did not fit the context window" in str(turn.append)
     await first.kill()
-    await town.replica("rollout-1")
-    assert (await town.ask(request, of="rollout-1")).stop_reason is StopReason.CONTEXT
+    await harness.replica("rollout-1")
+    assert (await harness.ask(request, of="rollout-1")).stop_reason is StopReason.CONTEXT
     other = job.request(
         append="y" * 200_000 if isinstance(append, str) else (ChatMessage(role="user", content="y" * 200_000),)
     )
-    assert "another play has this name" in (await town.ask(other, of="rollout-1")).error
+    assert "another play has this name" in (await harness.ask(other, of="rollout-1")).error
 
 
 @pytest.mark.parametrize(
@@ -194,9 +195,11 @@ async def test_what_no_context_holds_is_not_recorded_either_and_asked_again_it_i
         {"append": (ChatMessage(role="user", content="hi"),), "tools": ("x" * 100_000,)},
     ],
 )
-async def test_what_a_template_does_not_show_is_not_recorded_by_the_megabyte(town: Any, hidden: dict[str, Any]) -> None:
-    replica, job = await town.replica(), await town.job()
-    reply = await town.ask(job.request(**hidden), of="rollout-0")
+async def test_what_a_template_does_not_show_is_not_recorded_by_the_megabyte(
+    harness: Any, hidden: dict[str, Any]
+) -> None:
+    replica, job = await harness.replica(), await harness.job()
+    reply = await harness.ask(job.request(**hidden), of="rollout-0")
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert "the model's chat template shows little of them" in reply.error
     assert replica.engine.calls == []
@@ -231,19 +234,19 @@ LONG = "1" * 40_000
         ({"append": ()}, "no messages"),
     ],
 )
-async def test_what_can_never_be_served_is_refused_for_good(town: Any, changes: dict[str, Any], words: str) -> None:
-    replica, job = await town.replica(), await town.job()
-    reply = await town.ask(job.request(**changes), of="rollout-0")
+async def test_what_can_never_be_served_is_refused_for_good(harness: Any, changes: dict[str, Any], words: str) -> None:
+    replica, job = await harness.replica(), await harness.job()
+    reply = await harness.ask(job.request(**changes), of="rollout-0")
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert words in reply.error
     assert len(reply.error) < 1000
     assert replica.engine.calls == []
 
 
-async def test_a_job_that_is_not_admitted_may_ask_again(town: Any) -> None:
-    await town.replica()
-    job = await town.job(admitted=False)
-    refused = await town.ask(job.request(), of="rollout-0")
+async def test_a_job_that_is_not_admitted_may_ask_again(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job(admitted=False)
+    refused = await harness.ask(job.request(), of="rollout-0")
     assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
-    await town.admit(job)
-    assert (await town.ask(job.request(), of="rollout-0")).phase is ReplyPhase.RESULT
+    await harness.admit(job)
+    assert (await harness.ask(job.request(), of="rollout-0")).phase is ReplyPhase.RESULT

@@ -13,166 +13,166 @@ from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rollout import requests
 
 
-async def test_a_new_version_is_verified_before_anybody_asks_for_it(town: Any) -> None:
-    replica, job = await town.replica(), await town.job()
-    await town.verified("rollout-0", job.adapter(0))
-    await town.commit(job, 1)
-    await town.verified("rollout-0", job.adapter(1))
-    event = await town.story("VersionVerified")
+async def test_a_new_version_is_verified_before_anybody_asks_for_it(harness: Any) -> None:
+    replica, job = await harness.replica(), await harness.job()
+    await harness.verified("rollout-0", job.adapter(0))
+    await harness.commit(job, 1)
+    await harness.verified("rollout-0", job.adapter(1))
+    event = await harness.story("VersionVerified")
     assert (event.uid, event.role) == (job.uid, "rollout")
     assert replica.engine.loads == [job.adapter(0).engine_name, job.adapter(1).engine_name]
 
 
-async def refused(town: Any, job: Any, version: int) -> str:
+async def refused(harness: Any, job: Any, version: int) -> str:
     """Ask for a version that must not be served; return why."""
     request = job.request(index=99)
-    await town.pin(request, version)
-    reply = await town.ask(request)
+    await harness.pin(request, version)
+    reply = await harness.ask(request)
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
-    assert await town.turn(request) is None
-    assert (await town.story("VersionRefused")).message.endswith(reply.error.partition("is refused: ")[2])
+    assert await harness.turn(request) is None
+    assert (await harness.story("VersionRefused")).message.endswith(reply.error.partition("is refused: ")[2])
     return str(reply.error)
 
 
-async def test_a_version_that_the_engine_refuses_is_never_served(town: Any, make_engine: Callable[..., Any]) -> None:
+async def test_a_version_that_the_engine_refuses_is_never_served(harness: Any, make_engine: Callable[..., Any]) -> None:
     engine = make_engine(refuse="@v1")
-    await town.replica(engine=engine)
-    job = await town.job()
-    await town.verified("rollout-0", job.adapter(0))
-    await town.commit(job, 1)
-    assert "the engine does not like it" in await refused(town, job, 1)
+    await harness.replica(engine=engine)
+    job = await harness.job()
+    await harness.verified("rollout-0", job.adapter(0))
+    await harness.commit(job, 1)
+    assert "the engine does not like it" in await refused(harness, job, 1)
     assert engine.calls == []
-    assert (await town.ask(job.request())).phase is ReplyPhase.RESULT
+    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
     assert engine.calls[0].adapter.name == job.adapter(0).engine_name
 
 
-async def test_corrupt_files_are_never_served(town: Any) -> None:
-    await town.replica()
-    job = await town.job()
-    ref = await town.publish(job, 1)
-    name = next(name for name in town.blobs.contents if "/v1/" in name and name.endswith(TENSORS_FILE))
-    town.blobs.contents[name] = town.blobs.contents[name][:-1] + b"!"
-    await town.commit(job, 1, ref)
-    assert "sha256" in await refused(town, job, 1)
+async def test_corrupt_files_are_never_served(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job()
+    ref = await harness.publish(job, 1)
+    name = next(name for name in harness.blobs.contents if "/v1/" in name and name.endswith(TENSORS_FILE))
+    harness.blobs.contents[name] = harness.blobs.contents[name][:-1] + b"!"
+    await harness.commit(job, 1, ref)
+    assert "sha256" in await refused(harness, job, 1)
 
 
 async def test_another_adapter_of_equal_shape_in_the_slot_is_never_served(
-    town: Any, make_engine: Callable[..., Any]
+    harness: Any, make_engine: Callable[..., Any]
 ) -> None:
     def swapped(folder: Path) -> Path:
         return folder.parent / job.adapter(0).engine_name if folder.name.endswith("@v1") else folder
 
     engine = make_engine(twist=swapped)
-    await town.replica(engine=engine)
-    job = await town.job()
-    await town.verified("rollout-0", job.adapter(0))
-    await town.commit(job, 1)
-    assert "digest check failed" in await refused(town, job, 1)
+    await harness.replica(engine=engine)
+    job = await harness.job()
+    await harness.verified("rollout-0", job.adapter(0))
+    await harness.commit(job, 1)
+    assert "digest check failed" in await refused(harness, job, 1)
     assert engine.unloads == [job.adapter(1).engine_name]
 
 
-async def test_a_stale_pointer_is_never_served(town: Any) -> None:
-    await town.replica()
-    job = await town.job()
-    ref = await town.publish(job, 1)
-    await town.commit(job, 2, ref)
-    why = await refused(town, job, 2)
+async def test_a_stale_pointer_is_never_served(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job()
+    ref = await harness.publish(job, 1)
+    await harness.commit(job, 2, ref)
+    why = await refused(harness, job, 2)
     assert f"points to the manifest of {job.adapter(1)}" in why
 
 
-async def test_another_jobs_manifest_is_never_served(town: Any) -> None:
-    await town.replica()
-    job, other = await town.job(), await town.job("other")
-    await town.commit(job, 1, await town.publish(other, 1))
-    assert f"points to the manifest of {other.adapter(1)}" in await refused(town, job, 1)
+async def test_another_jobs_manifest_is_never_served(harness: Any) -> None:
+    await harness.replica()
+    job, other = await harness.job(), await harness.job("other")
+    await harness.commit(job, 1, await harness.publish(other, 1))
+    assert f"points to the manifest of {other.adapter(1)}" in await refused(harness, job, 1)
 
 
-async def test_probes_that_disagree_are_never_served(town: Any) -> None:
-    await town.replica()
-    job = await town.job()
-    another = wire.decode_as(Manifest, await town.blobs.get(await town.publish(job, 1, seed=5)))
-    await town.commit(job, 1, await town.publish(job, 1, seed=1, probes=another.probes))
-    assert "probes check failed" in await refused(town, job, 1)
+async def test_probes_that_disagree_are_never_served(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job()
+    another = wire.decode_as(Manifest, await harness.blobs.get(await harness.publish(job, 1, seed=5)))
+    await harness.commit(job, 1, await harness.publish(job, 1, seed=1, probes=another.probes))
+    assert "probes check failed" in await refused(harness, job, 1)
 
 
-async def test_a_version_whose_files_cannot_be_had_now_is_tried_again(town: Any) -> None:
-    await town.replica()
-    job = await town.job()
-    ref = await town.publish(job, 1)
-    await town.verified("rollout-0", job.adapter(0))
-    town.blobs.failure = BlobUnavailable("the store is away")
-    await town.commit(job, 1, ref)
+async def test_a_version_whose_files_cannot_be_had_now_is_tried_again(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job()
+    ref = await harness.publish(job, 1)
+    await harness.verified("rollout-0", job.adapter(0))
+    harness.blobs.failure = BlobUnavailable("the store is away")
+    await harness.commit(job, 1, ref)
     request = job.request()
-    await town.pin(request, 1)
-    assert (await town.ask(job.request(index=1))).phase is ReplyPhase.RESULT
-    async with town.asking(request) as asked:
+    await harness.pin(request, 1)
+    assert (await harness.ask(job.request(index=1))).phase is ReplyPhase.RESULT
+    async with harness.asking(request) as asked:
         await asked.until(ReplyPhase.ACCEPTED)
-        town.blobs.failure = None
+        harness.blobs.failure = None
         assert (await asked.end()).phase is ReplyPhase.RESULT
-    assert (await town.turn(request)).version == 1
+    assert (await harness.turn(request)).version == 1
 
 
 async def test_a_load_that_may_succeed_later_is_explained_at_the_deadline(
-    town: Any, make_engine: Callable[..., Any]
+    harness: Any, make_engine: Callable[..., Any]
 ) -> None:
     engine = make_engine()
-    await town.replica(engine=engine)
+    await harness.replica(engine=engine)
     engine.loads_fail_by = BlobUnavailable("no space left")  # the self-test's adapters were loaded
-    job = await town.job()
-    await town.until(lambda: engine.failed_loads > 0)
+    job = await harness.job()
+    await harness.until(lambda: engine.failed_loads > 0)
     request = job.request(deadline_s=0.2)
-    await town.pin(request, 0)
-    reply = await town.ask(request)
+    await harness.pin(request, 0)
+    reply = await harness.ask(request)
     assert (reply.retryable, "no space left" in reply.error) == (True, True)
 
 
-async def test_an_older_version_is_found_through_its_successors(town: Any, make_engine: Callable[..., Any]) -> None:
+async def test_an_older_version_is_found_through_its_successors(harness: Any, make_engine: Callable[..., Any]) -> None:
     engine = make_engine(limits={"slots": 2})
-    job = await town.job()
+    job = await harness.job()
     for version in range(1, 5):
-        await town.commit(job, version)
-    await town.replica(engine=engine)
+        await harness.commit(job, version)
+    await harness.replica(engine=engine)
     request = job.request()
-    await town.pin(request, 1)
-    await town.ask(request)
-    assert (await town.turn(request)).version == 1
+    await harness.pin(request, 1)
+    await harness.ask(request)
+    assert (await harness.turn(request)).version == 1
     assert engine.calls[0].adapter.name == job.adapter(1).engine_name
 
 
-async def test_a_version_that_is_pinned_but_not_published_yet_is_waited_for(town: Any) -> None:
-    await town.replica()
-    job = await town.job()
+async def test_a_version_that_is_pinned_but_not_published_yet_is_waited_for(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job()
     request = job.request()
-    await town.pin(request, 1)
-    async with town.asking(request) as asked:
+    await harness.pin(request, 1)
+    async with harness.asking(request) as asked:
         await asked.until(ReplyPhase.ACCEPTED)
-        await town.commit(job, 1)
+        await harness.commit(job, 1)
         assert (await asked.end()).phase is ReplyPhase.RESULT
-    assert (await town.turn(request)).version == 1
+    assert (await harness.turn(request)).version == 1
 
 
-async def test_one_slot_serves_many_jobs_in_turn(town: Any, make_engine: Callable[..., Any]) -> None:
-    await town.replica(engine=make_engine(limits={"slots": 1}))
-    jobs = [await town.job(f"job-{number}") for number in range(3)]
-    asked = [town.ask(job.request(index=index)) for index in range(4) for job in jobs]
+async def test_one_slot_serves_many_jobs_in_turn(harness: Any, make_engine: Callable[..., Any]) -> None:
+    await harness.replica(engine=make_engine(limits={"slots": 1}))
+    jobs = [await harness.job(f"job-{number}") for number in range(3)]
+    asked = [harness.ask(job.request(index=index)) for index in range(4) for job in jobs]
     assert all(reply.phase is ReplyPhase.RESULT for reply in await asyncio.gather(*asked))
 
 
 async def test_a_version_that_always_runs_gives_way_to_one_that_waits(
-    town: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.05)
     shut_engine.limits = replace(shut_engine.limits, slots=1)
-    await town.replica(engine=shut_engine)
-    busy, modest = await town.job("busy"), await town.job("modest")
+    await harness.replica(engine=shut_engine)
+    busy, modest = await harness.job("busy"), await harness.job("modest")
     for request in (busy.request(), busy.request(index=1), modest.request()):
-        await town.pin(request, 0)
-    async with town.asking(busy.request()) as first:
+        await harness.pin(request, 0)
+    async with harness.asking(busy.request()) as first:
         await shut_engine.called.wait()
-        async with town.asking(modest.request()) as waiting:
+        async with harness.asking(modest.request()) as waiting:
             await waiting.until(ReplyPhase.ACCEPTED)
             assert "no free slot: all 1 hold versions in use" in (await waiting.until(ReplyPhase.HEARTBEAT)).doing
-            async with town.asking(busy.request(index=1)) as second:
+            async with harness.asking(busy.request(index=1)) as second:
                 await second.until(ReplyPhase.ACCEPTED)
                 shut_engine.open.set()
                 await asyncio.gather(first.end(), waiting.end(), second.end())
@@ -181,49 +181,49 @@ async def test_a_version_that_always_runs_gives_way_to_one_that_waits(
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
-async def test_a_group_keeps_the_version_of_its_first_turn(town: Any, staleness: int) -> None:
-    await town.replica()
-    job = await town.job(training={"steps": 1, "maxStaleness": staleness})
-    await town.ask(job.request(turn=0))
-    await town.commit(job, 1)
-    await town.verified("rollout-0", job.adapter(1))
-    await town.ask(job.request(turn=1))
-    await town.ask(job.request(member=3))
-    await town.ask(job.request(index=1))
-    turns = [await town.turn(job.request(turn=1)), await town.turn(job.request(member=3))]
+async def test_a_group_keeps_the_version_of_its_first_turn(harness: Any, staleness: int) -> None:
+    await harness.replica()
+    job = await harness.job(training={"steps": 1, "maxStaleness": staleness})
+    await harness.ask(job.request(turn=0))
+    await harness.commit(job, 1)
+    await harness.verified("rollout-0", job.adapter(1))
+    await harness.ask(job.request(turn=1))
+    await harness.ask(job.request(member=3))
+    await harness.ask(job.request(index=1))
+    turns = [await harness.turn(job.request(turn=1)), await harness.turn(job.request(member=3))]
     assert [turn.version for turn in turns] == [0, 0]
-    assert (await town.turn(job.request(index=1))).version == 1
+    assert (await harness.turn(job.request(index=1))).version == 1
 
 
-async def test_two_replicas_pin_a_group_to_one_version(town: Any, make_engine: Callable[..., Any]) -> None:
+async def test_two_replicas_pin_a_group_to_one_version(harness: Any, make_engine: Callable[..., Any]) -> None:
     engines = [make_engine(), make_engine(refuse="@v1")]
     for number, engine in enumerate(engines):
-        await town.replica(f"rollout-{number}", engine)
-    job = await town.job()
-    await town.verified("rollout-1", job.adapter(0))
-    await town.commit(job, 1)
-    await town.verified("rollout-0", job.adapter(1))
-    await town.ask(job.request(member=0), of="rollout-1")
-    await town.ask(job.request(member=1), of="rollout-0")
-    assert [(await town.turn(job.request(member=member))).version for member in (0, 1)] == [0, 0]
+        await harness.replica(f"rollout-{number}", engine)
+    job = await harness.job()
+    await harness.verified("rollout-1", job.adapter(0))
+    await harness.commit(job, 1)
+    await harness.verified("rollout-0", job.adapter(1))
+    await harness.ask(job.request(member=0), of="rollout-1")
+    await harness.ask(job.request(member=1), of="rollout-0")
+    assert [(await harness.turn(job.request(member=member))).version for member in (0, 1)] == [0, 0]
 
 
-async def test_in_strict_mode_only_the_orchestrators_pin_counts(town: Any) -> None:
-    await town.replica()
-    job = await town.job(training={"steps": 1, "maxStaleness": 0})
-    await town.commit(job, 1)
-    await town.verified("rollout-0", job.adapter(1))
-    unpinned = await town.ask(job.request())
+async def test_in_strict_mode_only_the_orchestrators_pin_counts(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job(training={"steps": 1, "maxStaleness": 0})
+    await harness.commit(job, 1)
+    await harness.verified("rollout-0", job.adapter(1))
+    unpinned = await harness.ask(job.request())
     assert (unpinned.retryable, unpinned.waits, "has no pin yet" in unpinned.error) == (True, False, True)
-    await town.pin(job.request(), 0)
-    await town.ask(job.request())
-    assert (await town.turn(job.request())).version == 0
+    await harness.pin(job.request(), 0)
+    await harness.ask(job.request())
+    assert (await harness.turn(job.request())).version == 0
 
 
-async def test_an_evaluation_group_is_never_pinned_by_a_replica(town: Any) -> None:
-    await town.replica()
-    job = await town.job()
+async def test_an_evaluation_group_is_never_pinned_by_a_replica(harness: Any) -> None:
+    await harness.replica()
+    job = await harness.job()
     group = f"{job.uid}-e3v0"
-    reply = await town.ask(job.request(group=group, episode=f"{group}-0-1"))
+    reply = await harness.ask(job.request(group=group, episode=f"{group}-0-1"))
     assert "has no pin yet" in reply.error
-    assert await (await town.bus.bucket(subjects.PINS)).entries() == []
+    assert await (await harness.bus.bucket(subjects.PINS)).entries() == []

@@ -1,1 +1,1 @@
-"""Talking to a base model and an adapter side by side: who speaks (`speakers`), the conversation (`sides`: pure), how it looks (`show`)."""
+"""Chat with a base model and an adapter side by side: models (`speakers`), conversations (`sides`: pure), display (`show`)."""

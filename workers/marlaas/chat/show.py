@@ -1,4 +1,4 @@
-"""Two replies in two columns, as they come."""
+"""Live display of two replies in two columns."""
 
 from types import TracebackType
 from typing import Self
@@ -9,13 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.chat.sides import Side
-from marlaas_api.visible import visible
+from marlaas_api.last_words import visible
 
 _STYLES = {Side.BASE: "yellow", Side.ADAPTER: "green"}
 
 
 class Columns:
-    """A context in which `hear` takes pieces; drawn as they come on a terminal, once at the end anywhere else."""
+    """Context manager that displays the pieces of two replies.
+
+    On a terminal it redraws after each piece. Elsewhere it prints once, at the end.
+    """
 
     def __init__(self, console: Console, titles: dict[Side, str]) -> None:
         self._console = console
@@ -29,7 +32,7 @@ class Columns:
         return self
 
     def hear(self, side: Side, piece: str) -> None:
-        """Add to a side's reply."""
+        """Append a piece to the reply of one side."""
         self._texts[side] += piece
         if self._live is not None:
             self._live.update(self._table(), refresh=True)

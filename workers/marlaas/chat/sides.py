@@ -1,6 +1,7 @@
-"""Two conversations that hear the same questions: one with the base model, one with the adapter. Pure but for who speaks.
+"""Two conversations with the same user messages: one with the base model, one with the adapter.
 
-Each side goes on with its own replies, as an agent would: after the first turn the two have different pasts.
+Each side continues from its own replies, as an agent would, so the histories differ after the first turn. Pure
+except for the speaker.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,15 +12,15 @@ from typing import Protocol
 
 
 class Side(StrEnum):
-    """Who speaks."""
+    """Side of the chat: base model or adapter."""
 
     BASE = "base"
     ADAPTER = "adapter"
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are drawn. temperature None: greedy, the likeliest token each time; seed: the same for both sides."""
+class ChatSampling:
+    """Sampling settings. `temperature` None is greedy; both sides use the same `seed`."""
 
     max_tokens: int
     temperature: float | None
@@ -27,27 +28,27 @@ class Sampling:
 
 
 Said = tuple[tuple[str, str], ...]
-"""(role, text) of a conversation so far."""
+"""Messages of a conversation as (role, text)."""
 
 
 class Speaker(Protocol):
-    """A model that goes on with a conversation; `marlaas.chat.speakers` has the real one, and a fake."""
+    """Model that continues a conversation. `marlaas.chat.speakers` has the real one and a fake."""
 
-    def reply(self, side: Side, said: Said, sampling: Sampling, hear: Callable[[str], None]) -> str:
-        """Return the reply's text; `hear` gets its pieces as they are generated."""
+    def reply(self, side: Side, said: Said, sampling: ChatSampling, hear: Callable[[str], None]) -> str:
+        """Return the reply's text, and pass each piece to `hear` as it is generated."""
         ...
 
 
 @dataclass(slots=True)
 class Chat:
-    """Both conversations."""
+    """The conversations of both sides."""
 
     speaker: Speaker
-    sampling: Sampling
+    sampling: ChatSampling
     said: dict[Side, Said] = field(default_factory=lambda: dict.fromkeys(Side, ()))
 
     def ask(self, text: str, hear: Callable[[Side, str], None]) -> Iterator[tuple[Side, str]]:
-        """Ask both sides, one after the other; yield each side's whole reply."""
+        """Send `text` to both sides, one after the other, and yield each side's whole reply."""
         for side in Side:
             before = (*self.said[side], ("user", text))
             reply = self.speaker.reply(side, before, self.sampling, partial(hear, side))
@@ -55,5 +56,5 @@ class Chat:
             yield side, reply
 
     def begin(self) -> None:
-        """Forget what was said."""
+        """Clear both conversations."""
         self.said = dict.fromkeys(Side, ())

@@ -1,6 +1,7 @@
-"""Who speaks: a base model with an adapter that is switched on and off (transformers and peft, imported when it is made), and a fake.
+"""Speakers: a base model with a switchable adapter, and a fake.
 
-Sampling is what training does and nothing else: a temperature, no top-p, no top-k, no penalties, whatever the model's own generation settings say.
+`ModelSpeaker` imports transformers and peft when it is created. Sampling is the same as in training: a temperature,
+and no top-p, top-k or penalties. It ignores the model's own generation settings.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.chat.sides import Said, Sampling, Side
+from marlaas.chat.sides import ChatSampling, Said, Side
 from marlaas_api.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedSpeaker:
-    """The fake: per side, a function of what was said; a piece a word."""
+    """Fake speaker: each side's reply is a function of the conversation, emitted word by word."""
 
     answers: Mapping[Side, Callable[[Said], str]]
 
-    def reply(self, side: Side, said: Said, sampling: Sampling, hear: Callable[[str], None]) -> str:
-        """Answer, with at most `max_tokens` words."""
+    def reply(self, side: Side, said: Said, sampling: ChatSampling, hear: Callable[[str], None]) -> str:
+        """Reply with at most `max_tokens` words."""
         words = self.answers[side](said).split(" ")[: sampling.max_tokens]
         for at, word in enumerate(words):
             hear(word if at == 0 else f" {word}")
@@ -28,7 +29,7 @@ class ScriptedSpeaker:
 
 
 class ModelSpeaker:
-    """A base model from a folder in Hugging Face format, and a PEFT folder. Raises InvalidInput when they cannot be loaded together."""
+    """A base model folder in Hugging Face format with a PEFT folder. Raises InvalidInput if they cannot be loaded together."""
 
     def __init__(self, model: Path, adapter: Path) -> None:
         try:
@@ -51,8 +52,8 @@ class ModelSpeaker:
             raise InvalidInput(f"{adapter} cannot be put on the base model {model}: {error}") from error
         self._torch = torch
 
-    def reply(self, side: Side, said: Said, sampling: Sampling, hear: Callable[[str], None]) -> str:
-        """Generate, and let `hear` have the text as it comes."""
+    def reply(self, side: Side, said: Said, sampling: ChatSampling, hear: Callable[[str], None]) -> str:
+        """Generate a reply and pass its text to `hear` as it is decoded."""
         ids = self._ids(said)
         room = self._room(ids.shape[1])
         pieces = _Pieces(self._tokenizer, ids.shape[1], hear)
@@ -76,7 +77,7 @@ class ModelSpeaker:
         return ids.to(self._model.device)
 
     def _room(self, num_prompt: int) -> int:
-        """Tokens that still fit. Raises InvalidInput when none does."""
+        """Return the number of tokens left in the context. Raises InvalidInput if there are none."""
         context = int(getattr(self._model.config, "max_position_embeddings", 1 << 20))
         if num_prompt >= context:
             raise InvalidInput(
@@ -84,7 +85,7 @@ class ModelSpeaker:
             )
         return context - num_prompt
 
-    def _settings(self, sampling: Sampling, room: int) -> Any:
+    def _settings(self, sampling: ChatSampling, room: int) -> Any:
         from transformers import GenerationConfig
 
         own = self._model.generation_config
@@ -97,7 +98,10 @@ class ModelSpeaker:
 
 
 class _Pieces:
-    """A streamer as `generate` takes it: tokens in, text out as soon as it is sure; `text` is all of it, without special tokens."""
+    """Streamer for `generate`: passes decoded text on as soon as it is final.
+
+    `text` holds all of it, without special tokens.
+    """
 
     def __init__(self, tokenizer: Any, num_prompt: int, hear: Callable[[str], None]) -> None:
         self._tokenizer = tokenizer
@@ -107,7 +111,7 @@ class _Pieces:
         self.text = ""
 
     def put(self, value: Any) -> None:
-        """Take tokens; the prompt comes first and is passed over."""
+        """Add generated tokens. The first tokens are the prompt and are skipped."""
         ids = value.flatten().tolist()
         skipped = min(self._left, len(ids))
         self._left -= skipped
@@ -119,7 +123,7 @@ class _Pieces:
             self._say(text)
 
     def end(self) -> None:
-        """Say what is left."""
+        """Pass on the remaining text."""
         self._say(self._decoded())
 
     def _decoded(self) -> str:

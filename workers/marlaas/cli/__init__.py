@@ -1,6 +1,6 @@
-"""The `marlaas` command: words on a command line to calls, and failures to sentences and exit codes.
+"""The `marlaas` command: parses the command line, reports errors as sentences, and sets the exit code.
 
-Exit codes: 0 all is well, 1 it failed, 2 what was written must be changed first, 130 stopped by Ctrl-C.
+Exit codes: 0 success, 1 failure, 2 the input must be changed first, 130 stopped by Ctrl-C.
 """
 
 from marlaas.cli.app import main, plugin

@@ -1,4 +1,4 @@
-"""The command's tree. Only the command that was asked for is imported, so that help is there at once."""
+"""The tree of commands. Only the requested command is imported, so that help appears at once."""
 
 import sys
 from collections.abc import Sequence
@@ -28,7 +28,11 @@ EPILOG = """To begin:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One word after `marlaas`. attribute: a function, or a Typer application with commands of its own. is_whole: it says enough alone."""
+    """One command of `marlaas`.
+
+    `attribute` names a function, or a Typer application with subcommands (`is_group`). `is_whole`: the command runs
+    without arguments.
+    """
 
     summary: str
     module: str
@@ -126,19 +130,19 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that `sys.argv` says, and exit."""
+    """Run the command in `sys.argv` and exit."""
     _run("marlaas")
 
 
 def plugin() -> None:
-    """The same as a plugin of kubectl, which runs `kubectl-marlaas` for `kubectl marlaas`."""
+    """Run as a kubectl plugin: kubectl runs `kubectl-marlaas` for `kubectl marlaas`."""
     _run("kubectl marlaas")
 
 
 def _run(called: str) -> None:
     try:
         build(sys.argv[1:])(prog_name=called)
-    except KeyboardInterrupt:  # while modules load; commands themselves see to it
+    except KeyboardInterrupt:  # while modules load; commands handle it themselves
         sys.exit(INTERRUPTED)
     except Exception as error:
         code = exit_code_of(error)
@@ -148,7 +152,7 @@ def _run(called: str) -> None:
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
-    """The command's tree, as far as these arguments need it: other commands are there by name and summary alone."""
+    """Return the tree of commands for these arguments. Commands that were not requested have only a name and a summary."""
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
         help=HELP,
@@ -178,7 +182,7 @@ def _mount(app: typer.Typer, name: str, command: Command, is_asked: bool) -> Non
 
 
 def _unasked() -> None:
-    """Stand in for a command that was not asked for."""
+    """Placeholder for a command that was not requested."""
 
 
 def _version(is_asked: bool) -> None:
@@ -192,4 +196,4 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before the command."""
+    """Handle the options that stand before the command."""

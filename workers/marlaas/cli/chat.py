@@ -1,4 +1,4 @@
-"""`marlaas chat`: the base model and what a run made of it, side by side."""
+"""`marlaas chat`: chat with the base model and the trained adapter side by side."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from marlaas.chat.show import Columns
-from marlaas.chat.sides import Chat, Sampling, Side
+from marlaas.chat.sides import Chat, ChatSampling, Side
 from marlaas.chat.speakers import ModelSpeaker
 from marlaas.local.opened import OpenedJob, open_job
 from marlaas.local.preparation import describe
@@ -59,7 +59,7 @@ def chat(
     rollout = opened.document.spec.rollout
     heat = None if greedy else temperature or rollout.temperature
     speaker = ModelSpeaker(Path(opened.pool.model_path), _adapter(opened, agent))
-    conversation = Chat(speaker, Sampling(max_tokens or rollout.max_tokens, heat, seed))
+    conversation = Chat(speaker, ChatSampling(max_tokens or rollout.max_tokens, heat, seed))
     console = Console(highlight=False)
     titles = {Side.BASE: describe(opened.pool.spec.model), Side.ADAPTER: f"{opened.name}, trained"}
     for text in _prompts(console, prompt):
@@ -81,7 +81,7 @@ def _answer(console: Console, conversation: Chat, text: str, titles: dict[Side, 
 
 
 def _prompts(console: Console, given: Iterable[str] | None) -> Iterator[str]:
-    """What is asked: by option, by a pipe's lines, or from the keyboard; blank lines ask nothing."""
+    """Yield the prompts: from the option, from the lines of a pipe, or from the keyboard. Skip blank lines."""
     if given is not None:
         yield from given
     elif not sys.stdin.isatty():
@@ -101,7 +101,7 @@ def _typed(console: Console) -> Iterator[str]:
 
 
 def _adapter(opened: OpenedJob, agent: str | None) -> Path:
-    """The folder with the agent's adapter. Raises InvalidInput."""
+    """Return the folder with the agent's adapter. Raises InvalidInput."""
     names = [one.name for one in opened.document.spec.agents]
     if agent is not None and agent not in names:
         raise InvalidInput(f"{opened.name} has no agent {agent}: it has {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""The commands that talk to a cluster: submit, watch, suspend, resume, why, adapter. `kubectl marlaas` has them too."""
+"""Commands that work on a cluster: submit, watch, suspend, resume, why, adapter. `kubectl marlaas` offers the same commands."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,21 +10,36 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
 from marlaas.cli.failures import FAILED, INTERRUPTED, complain
 from marlaas.cli.summaries import summary
-from marlaas.cluster.errors import Forbidden, NotFound
+from marlaas.cluster.errors import AccessDenied, ObjectMissing
 from marlaas.cluster.explain import explain
 from marlaas.cluster.fetching import fetch, published
-from marlaas.cluster.kubectl import Kubectl
-from marlaas.cluster.sights import EventSight, JobSight, PoolSight, event_sight, job_sight, pool_sight
+from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.submission import submit as submit_objects
+from marlaas.cluster.views import ClusterEventView, ClusterJobView, ClusterPoolView, event_view, job_view, pool_view
 from marlaas.cluster.watching import PERIOD_S, ClusterWatch
 from marlaas.local.display import LiveDisplay, choose, failures, table
 from marlaas.manifest import load
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import RLJob
-from marlaas_api.kinds.nearest import did_you_mean
+from marlaas_api.kinds.fields import did_you_mean
+
+Context = Annotated[
+    str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; its current one.")
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; the context's own when absent.")
+]
+Kubeconfig = Annotated[
+    str | None, typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig; kubectl's own choice.")
+]
+
+
+def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) -> Kubectl:
+    """Return the kubectl client for the cluster that the options select."""
+    return Kubectl(ClusterTarget(context, namespace, kubeconfig))
+
 
 RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
 
@@ -119,7 +134,7 @@ def why(name: Name, context: Context = None, namespace: Namespace = None, kubeco
     Exit code: 0 told, 1 no such job, or the cluster could not be asked.
     """
     kubectl = gateway(context, namespace, kubeconfig)
-    job = job_sight(_job(kubectl, name))
+    job = job_view(_job(kubectl, name))
     typer.echo(explain(job, _pool(kubectl, job), _events(kubectl, job), time.time()))
 
 
@@ -138,7 +153,7 @@ def adapter(
     Exit code: 0 written, 1 no such job, or it could not be fetched, 2 there is no adapter yet, or the folder holds something else.
     """
     kubectl = gateway(context, namespace, kubeconfig)
-    job = job_sight(_job(kubectl, name))
+    job = job_view(_job(kubectl, name))
     wanted = published(job, agent)
     fetch(kubectl, job, wanted, out)
     typer.echo(f"{out}: version {wanted.version} of agent {wanted.agent} of {job.key}")
@@ -146,7 +161,7 @@ def adapter(
 
 def _set_suspend(kubectl: Kubectl, name: str, wanted: bool) -> None:
     body = _job(kubectl, name)
-    sight = job_sight(body)
+    sight = job_view(body)
     phase = sight.status.phase if sight.status is not None else None
     if phase in ("Succeeded", "Failed"):
         raise InvalidInput(f"{sight.key} has {phase.lower()}: there is nothing to {'suspend' if wanted else 'resume'}")
@@ -160,33 +175,33 @@ def _set_suspend(kubectl: Kubectl, name: str, wanted: bool) -> None:
 
 
 def _job(kubectl: Kubectl, name: str) -> dict[str, Any]:
-    """One job. Raises NotFound with the name that was perhaps meant."""
+    """Return the job. Raises ObjectMissing, with similar names as a hint."""
     try:
         return kubectl.get(RLJOBS, name)
-    except NotFound:
+    except ObjectMissing:
         raise _unknown(kubectl, name, [body["metadata"]["name"] for body in kubectl.list(RLJOBS)]) from None
 
 
-def _unknown(kubectl: Kubectl, name: str, names: Sequence[str]) -> NotFound:
+def _unknown(kubectl: Kubectl, name: str, names: Sequence[str]) -> ObjectMissing:
     there = kubectl.namespace()
     hint = did_you_mean(name, names) or "; -n NAMESPACE looks elsewhere, `marlaas watch -A` everywhere"
-    return NotFound(f"there is no RLJob '{name}' in namespace {there}{hint}")
+    return ObjectMissing(f"there is no RLJob '{name}' in namespace {there}{hint}")
 
 
-def _pool(kubectl: Kubectl, job: JobSight) -> PoolSight | None:
-    """The job's pool, unless there is none or tenants may not see it."""
+def _pool(kubectl: Kubectl, job: ClusterJobView) -> ClusterPoolView | None:
+    """Return the job's pool; None if it is missing or the user may not read it."""
     try:
-        return pool_sight(kubectl.get(MODELPOOLS, job.pool))
-    except (NotFound, Forbidden):
+        return pool_view(kubectl.get(MODELPOOLS, job.pool))
+    except (ObjectMissing, AccessDenied):
         return None
 
 
-def _events(kubectl: Kubectl, job: JobSight) -> list[EventSight]:
+def _events(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterEventView]:
     try:
         found = kubectl.list("events", f"--field-selector=involvedObject.uid={job.uid}")
-    except Forbidden:
+    except AccessDenied:
         return []
-    return [event_sight(body) for body in found]
+    return [event_view(body) for body in found]
 
 
 _Look = Callable[[], Sequence[Mapping[str, Any]]]
@@ -194,7 +209,7 @@ _Look = Callable[[], Sequence[Mapping[str, Any]]]
 
 @dataclass(slots=True)
 class _Looker:
-    """Looks at the jobs of one namespace; the first look raises NotFound for a name that is not there."""
+    """Lists the jobs of one namespace. The first call raises ObjectMissing if one of the names does not exist."""
 
     kubectl: Kubectl
     names: Sequence[str]
@@ -215,7 +230,7 @@ def _within(kubectl: Kubectl, namespace: str) -> Kubectl:
 
 
 def _watch(looks: Sequence[_Look], as_json: bool) -> bool:
-    """Show jobs until they end; whether there were any. Raises Exit when one failed."""
+    """Show jobs until they end. Return whether there were any. Raises Exit when one failed."""
     display = choose(as_json)
     watching = ClusterWatch(lambda: [body for look in looks for body in look()], display, time.time)
     try:

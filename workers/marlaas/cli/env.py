@@ -20,7 +20,7 @@ from marlaas.environment import EpisodeState, Reply, Task, TurnLimit, TurnReques
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, explain, play_episode
-from marlaas.episodes.said import said, speaker
+from marlaas.episodes.show import said, speaker
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 
@@ -130,7 +130,7 @@ def serve(name: Name, socket: Socket) -> None:
 
 
 def parsed_args(given: Iterable[str]) -> dict[str, Any]:
-    """Return arguments from `key=value` words; values are YAML. Raises InvalidInput."""
+    """Parse arguments of the form `key=value`; values are YAML. Raises InvalidInput."""
     parsed: dict[str, Any] = {}
     for word in given:
         key, equals, value = word.partition("=")
@@ -144,7 +144,7 @@ def parsed_args(given: Iterable[str]) -> dict[str, Any]:
 
 
 class _Table:
-    """The channel of a person or a script: shows what is said, and takes replies from a source."""
+    """Channel of a person or a script: displays messages and reads replies from an iterator."""
 
     def __init__(self, console: Console, replies: Iterator[str], max_turns: int) -> None:
         self.num_turns = 0
@@ -154,7 +154,7 @@ class _Table:
         self._max_turns = max_turns
 
     def turn(self, request: TurnRequest) -> Reply:
-        """Show what the agent is asked and take the next reply. Raises TurnLimit."""
+        """Display the request and return the next reply. Raises TurnLimit."""
         self._show(request)
         left = self._left.setdefault(request.agent, self._max_turns)
         if left == 0:
@@ -168,7 +168,7 @@ class _Table:
         return Reply(text, num_tokens=len(text), turn=self.num_turns - 1)
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
-        """Show that a tool runs."""
+        """Display that a tool runs."""
         if is_open:
             self._console.print(Text("(a tool runs)", style="dim"))
 
@@ -184,7 +184,7 @@ class _Table:
 
 
 def _typed(console: Console) -> Iterator[str]:
-    """Yield lines from the keyboard, or from a pipe, until their end."""
+    """Yield lines from the keyboard or from a pipe until end of file."""
     for _ in itertools.count():
         try:
             yield console.input("[dim]your reply> [/dim]") if sys.stdin.isatty() else input()

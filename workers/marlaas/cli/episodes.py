@@ -1,4 +1,4 @@
-"""`marlaas episodes`: what the policy really did, from a run's own record to the terminal."""
+"""`marlaas episodes`: shows a run's recorded episodes in the terminal."""
 
 import random
 import time
@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from marlaas.episodes import shelf, show
-from marlaas.episodes.advantages import advantages_of
+from marlaas.episodes import files, show
 from marlaas.episodes.record import EpisodeRecord
-from marlaas.episodes.selection import Choice, Order, Played, Surroundings, chosen, placed
+from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, advantages_of, chosen, placed
 from marlaas.local.opened import OpenedJob, open_jobs
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split
@@ -58,10 +57,10 @@ def episodes(
 
     Exit code: 0 shown, 2 no such folder or job.
     """
-    choice = Choice(step, split, faults, _order(worst, best, any_), limit)
+    choice = EpisodeFilter(step, split, faults, _order(worst, best, any_), limit)
     jobs = open_jobs(folder, job)
     console = Console(highlight=False)
-    tails = [shelf.Tail(one.folder) for one in jobs] if follow else []
+    tails = [files.EpisodeFollower(one.folder) for one in jobs] if follow else []
     found = chosen([one for opened in jobs for one in _placed(opened)], choice, random.Random())
     _show(console, found, tokens, as_json)
     if not found and not follow and not as_json:
@@ -73,20 +72,24 @@ def episodes(
             _show(console, fresh, tokens, as_json)
 
 
-def _order(worst: bool, best: bool, any_: bool) -> Order:
-    asked = [order for order, flag in ((Order.WORST, worst), (Order.BEST, best), (Order.RANDOM, any_)) if flag]
+def _order(worst: bool, best: bool, any_: bool) -> EpisodeOrder:
+    asked = [
+        order
+        for order, flag in ((EpisodeOrder.WORST, worst), (EpisodeOrder.BEST, best), (EpisodeOrder.RANDOM, any_))
+        if flag
+    ]
     if len(asked) > 1:
         raise InvalidInput(f"--{asked[0]} and --{asked[1]} exclude each other: choose one")
-    return asked[0] if asked else Order.LATEST
+    return asked[0] if asked else EpisodeOrder.LATEST
 
 
 def _placed(opened: OpenedJob, fresh: Sequence[EpisodeRecord] | None = None) -> list[Played]:
     spec = opened.document.spec
-    around = Surroundings(opened.name, spec.rollout.group_size, opened.steps(), advantages_of(spec))
+    around = JobContext(opened.name, spec.rollout.group_size, opened.steps(), advantages_of(spec))
     if fresh is None:
-        return placed(shelf.read(opened.folder), around)
+        return placed(files.read(opened.folder), around)
     ids = {record.episode for record in fresh}
-    return [one for one in placed(shelf.read(opened.folder), around) if one.record.episode in ids] if ids else []
+    return [one for one in placed(files.read(opened.folder), around) if one.record.episode in ids] if ids else []
 
 
 def _show(console: Console, found: Sequence[Played], tokens: bool, as_json: bool) -> None:
@@ -97,8 +100,8 @@ def _show(console: Console, found: Sequence[Played], tokens: bool, as_json: bool
             console.print(show.rich(one, tokens=tokens))
 
 
-def _nothing(jobs: Sequence[OpenedJob], choice: Choice) -> str:
-    kept = any(shelf.parts(one.folder) or (one.folder / shelf.OPEN).exists() for one in jobs)
+def _nothing(jobs: Sequence[OpenedJob], choice: EpisodeFilter) -> str:
+    kept = any(files.parts(one.folder) or (one.folder / files.OPEN).exists() for one in jobs)
     if not kept:
         return "No episodes are kept here: none has ended yet, or the run was told --keep-episodes 0."
     where = f" of step {choice.step}" if choice.step is not None else ""

@@ -1,4 +1,4 @@
-"""Failures to sentences on standard error and exit codes; nobody sees a traceback of what was foreseen."""
+"""Report errors on standard error and map them to exit codes. Expected errors show no traceback."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ FAILED, INVALID, INTERRUPTED = 1, 2, 130
 
 
 def exit_code_of(error: Exception) -> int | None:
-    """Tell the person what happened and return the exit code; None, and no word, for what nobody foresaw."""
+    """Print the error for the user and return the exit code; None, without output, for an unexpected error."""
     if isinstance(error, BrokenPipeError):
         _close_output()
         return FAILED
@@ -23,11 +23,11 @@ def exit_code_of(error: Exception) -> int | None:
 
 
 def complain(text: str) -> None:
-    """Write to standard error, past any pretty printer: paths and lines stay whole."""
+    """Write to standard error, without Rich, so that paths and lines are not wrapped."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def _close_output() -> None:
-    """Keep Python from flushing into the closed pipe once more at exit."""
+    """Redirect standard output to the null device, so that Python's flush at exit does not fail on the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`marlaas init`: a project to begin with."""
+"""`marlaas init`: create a starter project."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`marlaas models`: the builtin base models, and bringing one onto this machine's disk."""
+"""`marlaas models`: list the builtin base models and prepare one on this machine's disk."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def bring(name: Name) -> None:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error, so that standard output holds the folder alone."""
+    """Show a progress bar on standard error, so that standard output holds only the folder."""
     columns = (TextColumn("preparing {task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=1.0)

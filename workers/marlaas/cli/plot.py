@@ -1,4 +1,4 @@
-"""`marlaas plot`: one or several runs in one picture."""
+"""`marlaas plot`: plot one or several runs in one figure."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marlaas.episodes import shelf
+from marlaas.episodes import files
 from marlaas.local.folder import write
 from marlaas.local.opened import OpenedJob, open_jobs
 from marlaas.plots.figure import draw
@@ -37,7 +37,7 @@ def plot(folders: Dirs, out: Out = None, job: Job = None) -> None:
     render = _renderer(target)
     jobs = [(label, opened) for label, opened in _labelled(folders, job)]
     curves = [job_curves(label, opened.document, opened.steps(), opened.evals()) for label, opened in jobs]
-    times = [timeline(label, shelf.read(opened.folder), opened.steps()) for label, opened in jobs]
+    times = [timeline(label, files.read(opened.folder), opened.steps()) for label, opened in jobs]
     write(target, render(curves, [one for one in times if one is not None]))
     typer.echo(target)
 
@@ -62,7 +62,7 @@ def _title(curves: Sequence[JobCurves]) -> str:
 
 
 def _labelled(folders: Sequence[Path], job: str | None) -> list[tuple[str, OpenedJob]]:
-    """Jobs with names that tell them apart: with their folder's if there are several."""
+    """Return jobs with unique labels. If there are several folders, the label includes the folder's name."""
     opened = [(folder, one) for folder in folders for one in open_jobs(folder, job)]
     several = len({folder.absolute() for folder, _ in opened}) > 1
     return [(f"{folder.absolute().name}: {one.name}" if several else one.name, one) for folder, one in opened]

@@ -1,4 +1,4 @@
-"""`marlaas run`: from the command line to a run, and from what came of it to an exit code."""
+"""`marlaas run`: turn the command line into a run, and its result into an exit code."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from marlaas.cli.failures import INVALID, complain
-from marlaas.episodes.shelf import DEFAULT_BYTES
+from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local.credentials import keep_to_oneself
 from marlaas.local.display import choose
 from marlaas.local.runner import RunRequest
@@ -78,7 +78,7 @@ def run(
 
 
 def _again(files: list[str], folder: Path, seed: int | None, json: bool, nats: str | None) -> tuple[str, ...]:
-    """The command that goes on where this one stops."""
+    """Return the command that continues this run."""
     options = ["--out", str(folder)]
     options += ["--seed", str(seed)] if seed is not None else []
     options += ["--json"] if json else []

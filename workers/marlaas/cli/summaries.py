@@ -1,10 +1,10 @@
-"""Objects in one line each, for people."""
+"""One-line summaries of objects, for people."""
 
 from marlaas_api.kinds import EnvironmentSpec, Kind, ModelPool, ModelSpec, RLJob, Tenant
 
 
 def summary(one: Kind) -> str:
-    """What an object asks for, without its name."""
+    """Return one line about the object's spec, without its name."""
     match one:
         case ModelPool():
             return _pool(one)

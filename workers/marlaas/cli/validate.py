@@ -1,15 +1,15 @@
-"""`marlaas validate`: manifests to a verdict."""
+"""`marlaas validate`: check manifests and print the findings."""
 
 import json
 from typing import Annotated, Any
 
 import typer
 
-from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
+from marlaas.cli.cluster import Context, Kubeconfig, Namespace, gateway
 from marlaas.cli.failures import INVALID, complain
 from marlaas.cli.summaries import summary
 from marlaas.cluster.submission import preview
-from marlaas.manifest import Finding, InvalidManifest, Manifest, load
+from marlaas.manifest import Finding, InvalidManifest, LoadedManifest, load
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import Kind, RLJob
 
@@ -55,19 +55,19 @@ def validate(
         _tell(manifest)
 
 
-def _tell(manifest: Manifest) -> None:
+def _tell(manifest: LoadedManifest) -> None:
     for note in manifest.notes:
         complain(f"note: {note}")
     for one in _objects(manifest):
         typer.echo(f"{type(one).__name__} {_name(one)}: {summary(one)}")
 
 
-def _verdict(manifest: Manifest) -> dict[str, Any]:
+def _verdict(manifest: LoadedManifest) -> dict[str, Any]:
     objects = [{"kind": type(one).__name__, "name": _name(one), "summary": summary(one)} for one in _objects(manifest)]
     return {"valid": True, "objects": objects, "notes": [_finding(note) for note in manifest.notes]}
 
 
-def _objects(manifest: Manifest) -> tuple[Kind, ...]:
+def _objects(manifest: LoadedManifest) -> tuple[Kind, ...]:
     return (*manifest.pools, *manifest.tenants, *manifest.jobs)
 
 

@@ -1,1 +1,1 @@
-"""Talking to a cluster as the person at the keyboard: through their own kubectl, so that every way to log in works."""
+"""Access to a cluster through the user's own kubectl, so that every way to log in works."""

@@ -1,16 +1,16 @@
-"""kubectl's standard error to our errors. Pure; the texts are kubectl's and the API server's own, of 1.30 and later."""
+"""Parse kubectl's standard error into our errors. Pure. The patterns are texts of kubectl and the API server, 1.30 and later."""
 
 import re
 from collections.abc import Callable
 
 from marlaas.cluster.errors import (
+    AccessDenied,
     ClusterSilent,
     CommandFailed,
-    Forbidden,
     KindsMissing,
     NoCluster,
-    NotFound,
     NotLoggedIn,
+    ObjectMissing,
     Refused,
 )
 from marlaas_api.errors import MarlaasError
@@ -30,7 +30,7 @@ _NOISE = re.compile(
 
 
 def error_of(stderr: str) -> MarlaasError:
-    """What a failed call of kubectl means."""
+    """Return the error that a failed kubectl call stands for."""
     text = _without_warnings(stderr)
     for pattern, make in _MEANINGS:
         if re.search(pattern, text):
@@ -39,7 +39,7 @@ def error_of(stderr: str) -> MarlaasError:
 
 
 def _without_warnings(stderr: str) -> str:
-    """Discovery logs its retries above the sentence that counts."""
+    """Remove warnings and log lines: discovery logs its retries before the actual error."""
     lines = [
         line
         for line in stderr.splitlines()
@@ -63,7 +63,7 @@ def _silent(text: str) -> MarlaasError:
 
 def _no_cluster(text: str) -> MarlaasError:
     words = _plain(text).splitlines()[0].partition("; if you choose to ignore")[0]
-    if "localhost:8080" in text:  # where kubectl looks when nobody told it where
+    if "localhost:8080" in text:  # kubectl's default address when it has no kubeconfig
         words = "there is no kubeconfig, or it names no cluster"
     return NoCluster(
         f"no cluster to talk to: {words}; see `kubectl config get-contexts`, then give --context or --kubeconfig"
@@ -71,7 +71,7 @@ def _no_cluster(text: str) -> MarlaasError:
 
 
 def _forbidden(text: str) -> MarlaasError:
-    return Forbidden(f"not allowed: {_plain(text)}; {ASK}")
+    return AccessDenied(f"not allowed: {_plain(text)}; {ASK}")
 
 
 def _refused(text: str) -> MarlaasError:
@@ -107,5 +107,5 @@ _MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
         _refused,
     ),
     (r"\(Forbidden\)", _forbidden),
-    (r"\(NotFound\)", _said_by(NotFound)),
+    (r"\(NotFound\)", _said_by(ObjectMissing)),
 )

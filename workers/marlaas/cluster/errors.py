@@ -1,14 +1,14 @@
-"""What a cluster may answer instead of doing it, as sentences for the person who asked."""
+"""Errors of a cluster, as sentences for the user."""
 
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 
 
 class KubectlMissing(Permanent):
-    """There is no kubectl on PATH."""
+    """kubectl is not on PATH."""
 
 
 class NoCluster(Permanent):
-    """The kubeconfig names no cluster, or not the context that was asked for."""
+    """The kubeconfig names no cluster, or does not have the requested context."""
 
 
 class ClusterSilent(Retryable):
@@ -16,23 +16,23 @@ class ClusterSilent(Retryable):
 
 
 class NotLoggedIn(Permanent):
-    """The API server does not know who is asking."""
+    """The API server rejects the user's credentials."""
 
 
-class Forbidden(Permanent):
-    """Whoever is asking may not do this."""
+class AccessDenied(Permanent):
+    """The user's permissions do not allow this request."""
 
 
-class NotFound(Permanent):
-    """There is no such object."""
+class ObjectMissing(Permanent):
+    """The object does not exist."""
 
 
 class KindsMissing(Permanent):
-    """The cluster does not know MARLaaS's kinds."""
+    """MARLaaS's CRDs are not installed in the cluster."""
 
 
 class Refused(InvalidInput):
-    """The API server does not take an object. text: its sentence; causes: (field, sentence) of every wrong field that it names."""
+    """The API server rejects an object. `causes` holds (field, sentence) for each wrong field that it names."""
 
     def __init__(self, text: str, causes: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(text)
@@ -40,4 +40,4 @@ class Refused(InvalidInput):
 
 
 class CommandFailed(Permanent):
-    """kubectl failed in a way that has no sentence of ours; the text is kubectl's own."""
+    """kubectl failed with an error that no pattern matches; the text is kubectl's own."""

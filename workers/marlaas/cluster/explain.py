@@ -1,31 +1,36 @@
-"""`why`: what a job is doing or waiting for, since when, and what to do, as one paragraph. Pure."""
+"""`marlaas why`: one paragraph about a job: its state or what it waits for, since when, and what to do. Pure."""
 
 from collections.abc import Iterator, Sequence
 
-from marlaas.cluster.sights import WARNING, EventSight, JobSight, PoolSight, condition, seconds
+from marlaas.cluster.views import WARNING, ClusterEventView, ClusterJobView, ClusterPoolView, condition, seconds
 from marlaas.local.table import duration, number, versions, without_signal
 from marlaas_api.kinds.status import AgentStatus, Condition, RLJobStatus
-from marlaas_api.reason_texts import NOTHING, Actor, Stage, Text, text_of
+from marlaas_api.last_words import visible
+from marlaas_api.reason_texts import NOTHING, Actor, ReasonStage, Text, text_of
 from marlaas_api.reasons import Reason
-from marlaas_api.visible import visible
 
 SILENCE_S = 60.0
-"""How long the operator may say nothing of a new job, or of a change, before that is worth a sentence."""
+"""Seconds after which a missing status of a new job is reported as a late operator."""
 RECENT_S = 600.0
-"""Older warnings are not told: what they were about is over, or is told by the reason."""
+"""Older warnings are left out: their cause is over, or is the reported reason."""
 
 _SILENT = "look whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
 _CAUSES = {
     Reason.WAITING_FOR_POOL: "RolloutReady",
     Reason.WAITING_FOR_TRAINER: "TrainerReady",
 }
-"""Reasons whose own cause is what a condition of the pool says."""
+"""Reasons that are caused by a condition of the pool."""
 
 
-def explain(job: JobSight, pool: PoolSight | None, events: Sequence[EventSight], now: float) -> str:
-    """One paragraph; last words of several lines follow it, indented. pool None: there is none, or whoever asks may not see it.
+def explain(job: ClusterJobView, pool: ClusterPoolView | None, events: Sequence[ClusterEventView], now: float) -> str:
+    """Return one paragraph, followed by the job's multi-line message, indented.
 
-    Statuses and events hold words of tenants' code, and anybody may write events in a namespace of theirs: nothing that a terminal obeys is left in it.
+    Control characters are removed: statuses and events contain text of tenants' code, and tenants can write events
+    in their own namespaces.
+
+    Args:
+        pool: the job's pool; None if it does not exist or the user may not read it.
+        now: unix seconds.
     """
     cause = _cause(job, pool)
     sentences = [_where(job, events, now), *_idle(job), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
@@ -33,8 +38,8 @@ def explain(job: JobSight, pool: PoolSight | None, events: Sequence[EventSight],
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
 
 
-def _where(job: JobSight, events: Sequence[EventSight], now: float) -> str:
-    """Where the job is, and since when."""
+def _where(job: ClusterJobView, events: Sequence[ClusterEventView], now: float) -> str:
+    """Return the job's phase and how long it has lasted."""
     status = job.status
     if job.deleted_at is not None:
         return f"{job.key} is being deleted, for {_ago(job.deleted_at, now)} now."
@@ -53,8 +58,12 @@ def _where(job: JobSight, events: Sequence[EventSight], now: float) -> str:
     return f"{job.key} failed {since} ago{_at(status)}."
 
 
-def _since(job: JobSight, status: RLJobStatus, events: Sequence[EventSight]) -> float:
-    """When the phase began. Queued and suspended are both not admitted: which of them since when, the last suspension's event tells."""
+def _since(job: ClusterJobView, status: RLJobStatus, events: Sequence[ClusterEventView]) -> float:
+    """Return the time when the phase began, in unix seconds.
+
+    Queued and suspended jobs are both not admitted, so the condition does not tell them apart: the latest
+    suspension event does.
+    """
     if status.phase in ("Queued", "Suspended"):
         admitted = condition(status, "Admitted")
         turned = seconds(admitted.last_transition_time) if admitted is not None else None
@@ -75,8 +84,8 @@ def _figures(status: RLJobStatus) -> str:
     return f", {', '.join(parts)}" if parts else ""
 
 
-def _idle(job: JobSight) -> Iterator[str]:
-    """Steps that taught nothing, where they are many."""
+def _idle(job: ClusterJobView) -> Iterator[str]:
+    """Yield a sentence about steps without signal, if there are many."""
     status = job.status
     if status is not None and status.phase in ("Running", "Succeeded") and job.deleted_at is None:
         newest = max((agent.policy_version or 0 for agent in status.agents), default=None)
@@ -84,14 +93,14 @@ def _idle(job: JobSight) -> Iterator[str]:
         yield from [words] if words else []
 
 
-def _why(job: JobSight, now: float) -> Iterator[str]:
-    """The reason, in the table's words and in the status's own."""
+def _why(job: ClusterJobView, now: float) -> Iterator[str]:
+    """Yield the reason, with its meaning from the reasons' table and the status's own message."""
     if job.status is None or not job.status.reason:
         return
     reason, message = job.status.reason, (job.status.message or "").strip()
     text = text_of(reason)
     meaning = text.meaning if text is not None else "A newer MARLaaS says so; this command does not know the word."
-    fault = _fault_since(job.status) if text is not None and text.stage is Stage.FAULTY else None
+    fault = _fault_since(job.status) if text is not None and text.stage is ReasonStage.FAULTY else None
     since = f" (for {_ago(fault, now)})" if fault is not None else ""
     yield f"{reason}{since}: {meaning}"
     if message:
@@ -101,20 +110,20 @@ def _why(job: JobSight, now: float) -> Iterator[str]:
 
 
 def _fault_since(status: RLJobStatus) -> float | None:
-    """When the condition that carries the reason turned."""
+    """Return the last transition time of the condition with the status's reason; None if there is no such condition."""
     return next((seconds(one.last_transition_time) for one in status.conditions if one.reason == status.reason), None)
 
 
-def _cause(job: JobSight, pool: PoolSight | None) -> Condition | None:
-    """The condition of the pool that the job's own reason comes from."""
+def _cause(job: ClusterJobView, pool: ClusterPoolView | None) -> Condition | None:
+    """Return the false condition of the pool that explains the job's reason; None if there is none."""
     reason = job.status.reason if job.status is not None else None
     kind = next((kind for waiting, kind in _CAUSES.items() if waiting == reason), None)
     found = condition(pool.status, kind) if pool is not None and kind is not None else None
     return found if found is not None and found.status != "True" else None
 
 
-def _pool(job: JobSight, pool: PoolSight | None, cause: Condition | None) -> Iterator[str]:
-    """How the pool stands, where that matters."""
+def _pool(job: ClusterJobView, pool: ClusterPoolView | None, cause: Condition | None) -> Iterator[str]:
+    """Yield sentences about the pool's readiness, if the job's state depends on it."""
     if pool is None or not _minds_pool(job):
         return
     status = pool.status
@@ -129,16 +138,16 @@ def _pool(job: JobSight, pool: PoolSight | None, cause: Condition | None) -> Ite
         yield f"The pool is not ready because of {cause.reason}{f': {text.meaning}' if text is not None else '.'}{message}"
 
 
-def _minds_pool(job: JobSight) -> bool:
+def _minds_pool(job: ClusterJobView) -> bool:
     if job.status is None or job.status.phase in ("Succeeded", "Failed", "Suspended"):
         return False
     text = text_of(job.status.reason or "")
     told = (Reason.WAITING_FOR_TRAINER, Reason.WAITING_FOR_ORCHESTRATOR)
-    return text is not None and (text.stage in (Stage.WAITING, Stage.FAULTY) or job.status.reason in told)
+    return text is not None and (text.stage in (ReasonStage.WAITING, ReasonStage.FAULTY) or job.status.reason in told)
 
 
-def _unseen(job: JobSight, now: float) -> Iterator[str]:
-    """Whether the operator has seen the job as it is now."""
+def _unseen(job: ClusterJobView, now: float) -> Iterator[str]:
+    """Yield a sentence if the operator has not yet acted on the job's current generation."""
     status = job.status
     if status is None:
         is_late = now - job.created_at > SILENCE_S
@@ -149,8 +158,8 @@ def _unseen(job: JobSight, now: float) -> Iterator[str]:
         yield f"Its last change (generation {job.generation}) is not acted on yet; the status is that of generation {seen}."
 
 
-def _warning(events: Sequence[EventSight], told: str, now: float) -> Iterator[str]:
-    """The last warning of late that says something new."""
+def _warning(events: Sequence[ClusterEventView], told: str, now: float) -> Iterator[str]:
+    """Yield the latest recent warning whose message is not already in `told`."""
     warnings = [event for event in events if event.kind == WARNING and now - event.at <= RECENT_S]
     news = [one for one in warnings if one.message.rstrip(".") not in told and not _is_over(one, events)]
     if news:
@@ -158,15 +167,15 @@ def _warning(events: Sequence[EventSight], told: str, now: float) -> Iterator[st
         yield f"Last warning, {_ago(last.at, now)} ago: {last.reason}: {_sentence(last.message)}"
 
 
-def _is_over(warning: EventSight, events: Sequence[EventSight]) -> bool:
-    """The operator has said since that this went away (`marlaas_operator.policies.events`)."""
+def _is_over(warning: ClusterEventView, events: Sequence[ClusterEventView]) -> bool:
+    """Return whether the operator has since emitted a recovery event for this warning (`marlaas_operator.policies.events`)."""
     return any(
         event.reason == Reason.RECOVERED and event.at >= warning.at and event.message.startswith(warning.reason)
         for event in events
     )
 
 
-def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
+def _advice(job: ClusterJobView, cause: Condition | None) -> Iterator[str]:
     if job.status is None:
         return
     reason = Reason.DELETING if job.deleted_at is not None else cause.reason if cause is not None else job.status.reason
@@ -182,8 +191,11 @@ def _advice(job: JobSight, cause: Condition | None) -> Iterator[str]:
 
 
 def _actor(status: RLJobStatus, text: Text, cause: Condition | None) -> Actor:
-    """Whose turn it is: what ails a sandbox is the tenant's, what ails a pool the platform team's, whatever the same reason means elsewhere."""
-    if text.actor is Actor.NOBODY or (cause is None and text.stage is not Stage.FAULTY):
+    """Return who must act: the tenant for a fault of the sandbox, the platform team for a fault of the pool.
+
+    This overrides the actor that the reasons' table names for the reason.
+    """
+    if text.actor is Actor.NOBODY or (cause is None and text.stage is not ReasonStage.FAULTY):
         return text.actor
     sandbox = condition(status, "SandboxReady")
     return Actor.TENANT if sandbox is not None and sandbox.reason == status.reason else Actor.PLATFORM
@@ -193,15 +205,15 @@ def _published(status: RLJobStatus) -> tuple[AgentStatus, ...]:
     return tuple(agent for agent in status.agents if agent.adapter) if status.phase == "Succeeded" else ()
 
 
-def _last_words(job: JobSight) -> Iterator[str]:
-    """A message of several lines, such as a traceback, as it is."""
+def _last_words(job: ClusterJobView) -> Iterator[str]:
+    """Yield the lines of a multi-line message, such as a traceback, indented."""
     message = (job.status.message or "").strip() if job.status is not None else ""
     if "\n" in message:
         yield from (f"  {line}" for line in message.splitlines())
 
 
 def _sentence(words: str) -> str:
-    """Close a sentence that was not closed; a pool's message of several lines keeps its last one."""
+    """Return the last line of `words`, with a full stop if it has no closing punctuation."""
     last = words.strip().splitlines()[-1] if words.strip() else ""
     return last if last.endswith((".", "!", "?")) else f"{last}."
 

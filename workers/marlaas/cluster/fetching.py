@@ -1,4 +1,4 @@
-"""A job's published adapter, out of the cluster into a folder: asked of the orchestrator's pod, which can reach bus and blob store."""
+"""Fetch a job's published adapter into a folder, through the orchestrator's pod, which can reach the bus and the blob store."""
 
 import io
 import shutil
@@ -9,29 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.adapter_target import CONFIG, TENSORS, objection
-from marlaas.cluster.errors import CommandFailed, Forbidden, NotFound
+from marlaas.cluster.errors import AccessDenied, CommandFailed, ObjectMissing
 from marlaas.cluster.kubectl import Kubectl
-from marlaas.cluster.sights import JobSight
+from marlaas.cluster.views import ClusterJobView
 from marlaas.local.folder import replace_folder, translated
 from marlaas_api.errors import InvalidInput
 
 ORCHESTRATOR = "app.kubernetes.io/name=marlaas,app.kubernetes.io/component=orchestrator"
 _CONTAINER = "orchestrator"
 _ITS_OWN = ("--nats", "--blobs", "--creds")
-"""What the orchestrator was started with that reaches bus and store."""
+"""Arguments of the orchestrator that select the bus and the blob store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a status says of an agent's adapter: the promoted version of a succeeded job, else the newest."""
+    """An agent's adapter as the job's status lists it: the promoted version of a succeeded job, else the newest version."""
 
     agent: str
     version: int
     folder: str
 
 
-def published(job: JobSight, agent: str | None) -> Published:
-    """The adapter of the named agent, or of the first. Raises InvalidInput when there is none (yet)."""
+def published(job: ClusterJobView, agent: str | None) -> Published:
+    """Return the adapter of the named agent, or of the first agent. Raises InvalidInput if there is none yet."""
     agents = job.status.agents if job.status is not None else ()
     found = next((one for one in agents if agent in (None, one.name)), None)
     if found is None and agent is not None:
@@ -46,29 +46,30 @@ def published(job: JobSight, agent: str | None) -> Published:
     return Published(found.name, version, found.adapter or "")
 
 
-def fetch(kubectl: Kubectl, job: JobSight, wanted: Published, target: Path) -> None:
-    """Write the adapter as a PEFT folder, whole or not at all.
+def fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Published, target: Path) -> None:
+    """Write the adapter as a PEFT folder, completely or not at all.
 
-    Raises Forbidden, with where it lies, for who may not look into the pod; InvalidInput for a folder with something else in it, and
-    where pods of more than one namespace call themselves the orchestrator.
+    Raises:
+        AccessDenied: the user may not exec into the pod; the text names the adapter's place in the blob store.
+        InvalidInput: the folder holds something else, or pods of several namespaces have the orchestrator's labels.
     """
     why = objection(target)
     if why is not None:
         raise InvalidInput(f"{target} {why}")
     try:
         archive = _archive(kubectl, job, wanted)
-    except Forbidden as error:
+    except AccessDenied as error:
         where = f"the adapter lies in the blob store below {wanted.folder}; the platform team can fetch it so"
-        raise Forbidden(f"{error}. {where}") from error
+        raise AccessDenied(f"{error}. {where}") from error
     _unpack(archive, target.resolve())
 
 
-def _archive(kubectl: Kubectl, job: JobSight, wanted: Published) -> bytes:
+def _archive(kubectl: Kubectl, job: ClusterJobView, wanted: Published) -> bytes:
     pods = kubectl.list(
         "pods", "--all-namespaces", f"--selector={ORCHESTRATOR}", "--field-selector=status.phase=Running"
     )
     if not pods:
-        raise NotFound("no orchestrator runs in this cluster: the platform team looks why")
+        raise ObjectMissing("no orchestrator runs in this cluster: the platform team looks why")
     _check_alone(pods)
     who = ("--namespace", job.namespace, "--job", job.name, "--agent", wanted.agent, "--version", str(wanted.version))
     command = ("python3", "-m", "marlaas.cluster.published", *_started_with(pods[0]), *who)
@@ -77,7 +78,10 @@ def _archive(kubectl: Kubectl, job: JobSight, wanted: Published) -> bytes:
 
 
 def _check_alone(pods: Sequence[Mapping[str, Any]]) -> None:
-    """Anybody may label a pod of their own so, and would be asked for the adapter, and could send another."""
+    """Reject orchestrator pods in several namespaces.
+
+    Any tenant may put these labels on a pod of their own, which could then send a false adapter.
+    """
     namespaces = sorted({str(pod["metadata"]["namespace"]) for pod in pods})
     if len(namespaces) > 1:
         raise InvalidInput(
@@ -102,7 +106,7 @@ def _unpack(archive: bytes, target: Path) -> None:
 
 
 def _whole(archive: bytes) -> Sequence[tuple[str, bytes]]:
-    """All files. Raises CommandFailed for half an archive: kubectl may call a connection that broke a success."""
+    """Return all files. Raises CommandFailed for a truncated archive, because kubectl may report a broken connection as success."""
     try:
         files = [*_files(archive)]
     except tarfile.TarError as error:
@@ -113,7 +117,7 @@ def _whole(archive: bytes) -> Sequence[tuple[str, bytes]]:
 
 
 def _files(archive: bytes) -> Iterator[tuple[str, bytes]]:
-    """Plain files with plain names; an adapter has no others."""
+    """Yield plain files with plain names; an adapter has no others."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
             file = tar.extractfile(member) if member.isfile() and Path(member.name).name == member.name else None

@@ -1,7 +1,7 @@
-"""The gateway to a cluster: kubectl as a child process.
+"""Client for a cluster that runs kubectl as a child process.
 
-kubectl reads the kubeconfig, runs whatever plugin logs the person in, and speaks to the API server; we hand it flags and read JSON. It decides nothing
-and knows no kind of ours.
+kubectl reads the kubeconfig, runs login plugins, and talks to the API server. This module passes flags and parses
+JSON. It makes no decisions and depends on no MARLaaS kind.
 """
 
 import json
@@ -16,59 +16,66 @@ from marlaas.cluster.errors import CommandFailed, KubectlMissing
 FIELD_MANAGER = "marlaas"
 REQUEST_TIMEOUT_S = 30
 _PROCESS_TIMEOUT_S = 120.0
-"""Longer than the request's: a login plugin may ask a person something."""
+"""Longer than the request's timeout, because a login plugin may prompt the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Which cluster and namespace; None leaves it to the kubeconfig."""
+class ClusterTarget:
+    """Cluster and namespace to use. None leaves a value to the kubeconfig."""
 
     context: str | None = None
     namespace: str | None = None
     kubeconfig: str | None = None
 
     def flags(self) -> tuple[str, ...]:
-        """The flags of kubectl that say the same."""
+        """Return the equivalent kubectl flags."""
         given = (("context", self.context), ("namespace", self.namespace), ("kubeconfig", self.kubeconfig))
         return tuple(f"--{name}={value}" for name, value in given if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """One target's kubectl; `program` is looked for on PATH. Every method raises the errors of `marlaas.cluster.errors`."""
+    """Runs kubectl for one target. `program` is looked up on PATH. Every method raises the errors of `marlaas.cluster.errors`."""
 
-    target: Target = Target()
+    target: ClusterTarget = ClusterTarget()
     program: str = "kubectl"
 
     def get(self, resource: str, name: str) -> dict[str, Any]:
-        """One object. Raises NotFound."""
+        """Return one object. Raises ObjectMissing."""
         return self._json("get", resource, name)
 
     def list(self, resource: str, *options: str) -> list[dict[str, Any]]:
-        """Objects of the namespace; `--all-namespaces` and selectors are options."""
+        """Return the objects of the namespace. `options` takes flags such as `--all-namespaces` and selectors."""
         items: list[dict[str, Any]] = self._json("get", resource, *options)["items"]
         return items
 
     def apply(self, body: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
-        """Server-side apply of what a person wrote; what they wrote counts, whoever set it before. Raises Refused."""
+        """Apply an object server-side. Fields in `body` override other field managers. Raises Refused."""
         mode = ["--dry-run=server"] if dry_run else []
         options = ["--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}", *mode]
         return self._json("apply", *options, "--filename=-", stdin=json.dumps(body))
 
     def patch(self, resource: str, name: str, change: dict[str, Any]) -> dict[str, Any]:
-        """Merge a change into an object. Raises NotFound and Refused."""
+        """Merge a change into an object. Raises ObjectMissing and Refused."""
         options = ["--type=merge", f"--field-manager={FIELD_MANAGER}", f"--patch={json.dumps(change)}"]
         return self._json("patch", resource, name, *options)
 
     def exec(self, where: tuple[str, str, str], command: Sequence[str]) -> bytes:
-        """Standard output of a command in a container; where: namespace, pod, container. Raises CommandFailed with the command's own words."""
+        """Return the standard output of a command in a container.
+
+        Args:
+            where: namespace, pod, container.
+
+        Raises:
+            CommandFailed: the command failed; the text is its own.
+        """
         namespace, pod, container = where
         elsewhere = replace(self.target, namespace=namespace)
         words = [self.program, "exec", pod, f"--container={container}", *elsewhere.flags(), "--", *command]
         return self._ran(words, None)
 
     def namespace(self) -> str:
-        """The namespace that commands without one mean."""
+        """Return the namespace of commands that name none."""
         if self.target.namespace is not None:
             return self.target.namespace
         shown = self._run(("config", "view", "--minify", "--output=jsonpath={..namespace}"), None)

@@ -1,7 +1,7 @@
-"""`python -m marlaas.cluster.published`: a published adapter as a tar archive on standard output.
+"""`python -m marlaas.cluster.published`: writes a published adapter as a tar archive to standard output.
 
-Runs where bus and blob store can be reached, in the orchestrator's pod, for `marlaas adapter`, which runs where they cannot. The bus says which of the
-files in the store are the version; names alone do not.
+`marlaas adapter` runs it in the orchestrator's pod, which can reach the bus and the blob store. The bus determines
+which files in the store belong to the version; their names alone do not.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VersionRequest:
     """One version of one agent of a job that still exists."""
 
     namespace: str
@@ -38,14 +38,14 @@ class Wanted:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the archive; 0, or 1 with the reason on stderr and nothing on stdout."""
+    """Write the archive and return 0; on an error, return 1 with the reason on stderr and nothing on stdout."""
     parser = argparse.ArgumentParser(prog="python -m marlaas.cluster.published")
     for flag in ("--nats", "--blobs", "--namespace", "--job", "--agent"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--creds", type=Path)
     parser.add_argument("--version", required=True, type=int)
     options = parser.parse_args(arguments)
-    wanted = Wanted(options.namespace, options.job, options.agent, options.version)
+    wanted = VersionRequest(options.namespace, options.job, options.agent, options.version)
     try:
         asyncio.run(_send(options, wanted))
     except MarlaasError as error:
@@ -54,10 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def pack(bus: Bus, blobs: Blobs, wanted: Wanted, out: IO[bytes]) -> None:
-    """Write the version's files as a tar archive, once all of them are here and verified.
+async def pack(bus: Bus, blobs: Blobs, wanted: VersionRequest, out: IO[bytes]) -> None:
+    """Write the version's files as a tar archive, after all of them were fetched and verified.
 
-    Raises Permanent when there is no such job or version any more, and as `Bucket.get` and `Blobs.fetch`.
+    Raises Permanent if the job or the version no longer exists, and the errors of `Bucket.get` and `Blobs.fetch`.
     """
     entry = await (await bus.bucket(subjects.JOBS)).get(subjects.job_key(wanted.namespace, wanted.job))
     if entry is None or entry.data is None:
@@ -81,7 +81,7 @@ def _archive(folder: Path, archive: IO[bytes]) -> None:
     archive.seek(0)
 
 
-async def _send(options: argparse.Namespace, wanted: Wanted) -> None:
+async def _send(options: argparse.Namespace, wanted: VersionRequest) -> None:
     bus = await connect(options.nats, name="marlaas-adapter", creds=options.creds)
     try:
         await pack(bus, open_blobs(options.blobs), wanted, sys.stdout.buffer)

@@ -1,4 +1,4 @@
-"""Manifests to a cluster: first the API server says of every object whether it would take it, then all are applied, or none."""
+"""Submit manifests to a cluster: dry-run every object on the API server, then apply all of them, or none."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from marlaas.cluster.errors import Forbidden, NotFound, Refused
+from marlaas.cluster.errors import AccessDenied, ObjectMissing, Refused
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed, Source
 from marlaas_api.kinds import Kind, RLJob
@@ -17,7 +17,7 @@ _NO_NAMESPACE = re.compile(r'namespaces "(?P<name>[^"]+)" not found')
 
 
 class Change(StrEnum):
-    """What an apply did."""
+    """Effect of an apply on an object."""
 
     CREATED = "created"
     CHANGED = "changed"
@@ -26,7 +26,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """An object that the cluster has taken."""
+    """An object that was applied to the cluster."""
 
     kind: str
     namespace: str
@@ -39,7 +39,7 @@ class Applied:
 
 
 def submit(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[Applied]:
-    """Apply all objects. Raises InvalidManifest, before anything is applied, when the API server would not take one."""
+    """Apply all objects. Raises InvalidManifest, before anything is applied, if the API server rejects one in the dry run."""
     previews = preview(kubectl, placed)
     return [
         _applied(dry, kubectl.apply(one.source.body, dry_run=False)) for one, dry in zip(placed, previews, strict=True)
@@ -47,13 +47,13 @@ def submit(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[Applied]:
 
 
 def preview(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[dict[str, Any]]:
-    """What the API server would make of every object. Raises InvalidManifest with everything that it would refuse."""
+    """Dry-run every object and return the API server's results. Raises InvalidManifest with all rejections."""
     previews: list[dict[str, Any]] = []
     findings: list[Finding] = []
     for one in placed:
         try:
             previews.append(kubectl.apply(one.source.body, dry_run=True))
-        except (Refused, Forbidden, NotFound) as error:
+        except (Refused, AccessDenied, ObjectMissing) as error:
             findings += _findings(one, error)
     if findings:
         raise InvalidManifest(findings)
@@ -61,14 +61,14 @@ def preview(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[dict[str, 
 
 
 def loc_of(field: str) -> Loc:
-    """`spec.agents[1].name`, as the API server writes a field, as a place in the object; the object's root for `<nil>`."""
+    """Parse a field path of the API server, such as `spec.agents[1].name`. `<nil>` is the object's root."""
     if field.startswith("<"):
         return ()
     steps = _STEP.finditer(field)
     return tuple(int(step["index"]) if step["index"] else step["key"] or step["name"] for step in steps)
 
 
-def _findings(one: Placed[Kind], error: Refused | Forbidden | NotFound) -> Iterator[Finding]:
+def _findings(one: Placed[Kind], error: Refused | AccessDenied | ObjectMissing) -> Iterator[Finding]:
     source: Source = one.source
     absent = _NO_NAMESPACE.search(str(error))
     if absent:
@@ -77,7 +77,7 @@ def _findings(one: Placed[Kind], error: Refused | Forbidden | NotFound) -> Itera
         yield source.finding(Problem(("metadata", "namespace"), text))
     elif isinstance(error, Refused) and error.causes:
         yield from source.findings(Problem(loc_of(field), f"the cluster says: {text}") for field, text in error.causes)
-    elif isinstance(error, Forbidden) and not isinstance(one.object, RLJob):
+    elif isinstance(error, AccessDenied) and not isinstance(one.object, RLJob):
         hint = "; if it is there already, submit the jobs alone with --jobs-only"
         yield source.finding(Problem((), f"the cluster says: {error}{hint}"))
     else:

@@ -1,13 +1,13 @@
-"""The live table of jobs in a cluster. Looks again and again rather than holding a watch open: a look cannot silently die."""
+"""Live table of jobs in a cluster. It polls instead of holding a watch open, because a watch can stall unnoticed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marlaas.cluster.errors import ClusterSilent
-from marlaas.cluster.levels import headline, view
+from marlaas.cluster.headlines import headline, view
 from marlaas.local.display import Display
-from marlaas.local.eta import Mark, advanced, eta_s
+from marlaas.local.eta import ProgressMark, advanced, eta_s
 from marlaas.local.table import JobView
 from marlaas_api.kinds.problems import InvalidObject
 from marlaas_api.messages import Phase
@@ -17,22 +17,25 @@ PERIOD_S = 2.0
 
 @dataclass(slots=True)
 class ClusterWatch:
-    """Shows what `look` finds: the bodies of the RLJobs to be watched, those gone left out."""
+    """Displays the jobs that `look` returns: the bodies of the watched RLJobs, without deleted ones."""
 
     look: Callable[[], Sequence[Mapping[str, Any]]]
     display: Display
     now: Callable[[], float]
     views: dict[str, JobView] = field(default_factory=dict)
-    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
+    marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
 
     def run(self, pause: Callable[[], None]) -> None:
-        """Look and show until every job is final or gone."""
+        """Poll and display until every job is final or deleted."""
         while self.round():
             pause()
 
     def round(self) -> bool:
-        """One look; False once nothing more will happen. A cluster that is silent for a while is said, and asked again."""
+        """Poll once; return False when every job is final or deleted.
+
+        If the API server does not answer, display that and return True, so that the next round asks again.
+        """
         try:
             bodies = self.look()
         except ClusterSilent as error:
@@ -47,7 +50,7 @@ class ClusterWatch:
 
     @property
     def failed(self) -> bool:
-        """Some job that was seen last has failed."""
+        """Whether any of the jobs that still exist has failed."""
         return any(one.progress is not None and one.progress.phase is Phase.FAILED for one in self.views.values())
 
     def _view(self, body: Mapping[str, Any]) -> JobView | None:
@@ -59,17 +62,17 @@ class ClusterWatch:
         return self._timed(fresh)
 
     def _timed(self, fresh: JobView) -> JobView:
-        """With the time at which the level was new, and when the job will be done."""
-        level, uid = fresh.progress, fresh.document.uid
-        if level is None:
+        """Return the view with the time when its progress last changed, and with the estimated time left."""
+        progress, uid = fresh.progress, fresh.document.uid
+        if progress is None:
             self.views[uid] = fresh
             return fresh
         before = self.views[uid].progress if uid in self.views else None
-        if before is not None and before.model_copy(update={"at": level.at}) == level:
-            level = before
-        if level.phase is Phase.RUNNING:
-            self.marks[uid] = advanced(self.marks.get(uid, ()), level.step, self.now())
-        timed = replace(fresh, progress=level, eta_s=eta_s(self.marks.get(uid, ()), level.steps, self.now()))
+        if before is not None and before.model_copy(update={"at": progress.at}) == progress:
+            progress = before
+        if progress.phase is Phase.RUNNING:
+            self.marks[uid] = advanced(self.marks.get(uid, ()), progress.step, self.now())
+        timed = replace(fresh, progress=progress, eta_s=eta_s(self.marks.get(uid, ()), progress.steps, self.now()))
         self.views[uid] = timed
         return timed
 

@@ -1,4 +1,4 @@
-"""Environments that come with MARLaaS, by name, and how any environment is loaded (`loading`) and played (`playing`)."""
+"""Builtin environments by name, and how any environment is loaded (`loading`) and played (`playing`)."""
 
 BUILTINS = {
     "calculator": "marlaas.envs.calculator:Calculator",

@@ -1,4 +1,4 @@
-"""`calculator`: compute with a tool, in two turns or more. The multi-turn task of the builtin model `tiny`."""
+"""`calculator`: arithmetic with a tool, in two or more turns. The multi-turn task of the builtin model `tiny`."""
 
 import re
 import time
@@ -43,7 +43,7 @@ class Calculator:
         self._latency_s = tool_latency_s
 
     def play(self, task: Task, agent: Agent) -> Score:
-        """Answer calls until a reply makes none."""
+        """Run the policy's tool calls until a reply makes none."""
         puzzle = self._puzzle(task)
         reply, num_calls, num_computed = agent.say(puzzle.prompt), 0, 0
         while (expression := requested_expression(reply.text)) is not None:

@@ -1,6 +1,7 @@
-"""Find the answer in a reply: pure functions from text to the answer's text, or None when the reply has none.
+"""Extract the answer from a reply: pure functions from text to the answer's text; None if the reply has none.
 
-Knows no dataset. Wordy but right replies must not lose to their length, so answers are extracted before they are compared.
+Independent of data sets. Answers are extracted before they are compared, so that a long but right reply counts as
+right.
 """
 
 import re
@@ -17,7 +18,10 @@ _BOXED = "\\boxed{"
 
 
 def extractor(kind: str, pattern: str | None = None) -> Extract:
-    """Return the extraction of this name; `pattern` is for `regex`: its first group, or all of it. Raises InvalidInput."""
+    """Return the extractor of this name. Raises InvalidInput.
+
+    `pattern` is for `regex` only: the answer is its first group, or the whole match if it has no group.
+    """
     if kind == "regex":
         return _regex(pattern)
     if pattern is not None:
@@ -30,13 +34,13 @@ def extractor(kind: str, pattern: str | None = None) -> Extract:
 
 
 def last_number(reply: str) -> str | None:
-    """Return the last number, without thousands separators and a decimal part that is zero."""
+    """Return the last number, without thousands separators and without a decimal part of zero."""
     found = _NUMBER.findall(reply)
     return re.sub(r"\.0+$", "", found[-1].replace(",", "")) if found else None
 
 
 def boxed(reply: str) -> str | None:
-    r"""Return what the last `\boxed{…}` holds; braces inside must match."""
+    r"""Return the content of the last `\boxed{…}`; braces inside must match."""
     start = reply.rfind(_BOXED)
     depth = 1
     for at in range(start + len(_BOXED), len(reply) if start >= 0 else 0):
@@ -47,18 +51,18 @@ def boxed(reply: str) -> str | None:
 
 
 def tag(reply: str) -> str | None:
-    """Return what the last `<answer>…</answer>` holds."""
+    """Return the content of the last `<answer>…</answer>`."""
     found = _TAG.findall(reply)
     return found[-1].strip() if found else None
 
 
 def whole(reply: str) -> str | None:
-    """Return the reply without the white space around it."""
+    """Return the reply stripped of white space."""
     return reply.strip() or None
 
 
 def program(reply: str) -> str | None:
-    """Return the last Python program: a fenced block that says python, or `<python>…</python>`. One that is not closed is none."""
+    """Return the last complete Python program: a fenced block marked as python, or `<python>…</python>`."""
     found = _PROGRAM.findall(reply)
     return "".join(found[-1]).strip("\n") if found else None
 

@@ -1,4 +1,4 @@
-"""`guess-number`: find a number in several turns, hearing "higher" or "lower" after each guess."""
+"""`guess-number`: find a number in several turns, with "higher" or "lower" after each guess."""
 
 from marlaas.environment import Agent, Score, Split, Task
 from marlaas.envs.extraction import last_number
@@ -36,7 +36,7 @@ class GuessNumber:
             raise InvalidInput(f"guess-number: max_guesses is {max_guesses}; expected 1 or more")
 
     def play(self, task: Task, agent: Agent) -> Score:
-        """One guess each turn."""
+        """Play one episode, one guess per turn."""
         secret = task.draw(lambda rng: rng.randint(self._low, self._high), lambda n: _text(self._low, self._high, n))
         said = f"I think of a whole number from {self._low} to {self._high}. Guess it! Reply with a number only."
         num_wrong = 0
@@ -63,7 +63,10 @@ class GuessNumber:
 
 
 def _guess(reply: str) -> int | None:
-    """The last number if it is a whole one; a very long one is as good as a shorter one that is too large as well."""
+    """Return the last number if it is an integer, cut to 100 characters; None otherwise.
+
+    A cut number is still far outside the range, so the hint stays the same.
+    """
     number = last_number(reply)
     if number is None or not number.lstrip("-").isdecimal():
         return None
@@ -76,5 +79,5 @@ def _in_both_splits(low: int, high: int) -> bool:
 
 
 def _text(low: int, high: int, number: int) -> str:
-    """What decides whether a number is held out."""
+    """Return the text whose hash assigns a number to training or held-out tasks."""
     return f"{number} of {low} to {high}"

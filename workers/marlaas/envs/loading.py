@@ -1,7 +1,8 @@
-"""Find an environment by name, check the arguments that a manifest gives it, and make it.
+"""Find an environment by name, check its arguments from the manifest, and create it.
 
-A name is a builtin's or `module:attribute`; the module is found as any other (the manifest's folder and PYTHONPATH).
-Everything wrong is an InvalidInput that says what was expected, so that a manifest can be checked without playing.
+A name is a builtin's or `module:attribute`. The module is imported as usual, from the manifest's folder and
+PYTHONPATH. Every error is an InvalidInput that names what was expected, so that a manifest can be checked without
+playing.
 """
 
 import difflib
@@ -28,7 +29,7 @@ class Environment:
     takes_all_agents: bool
 
     def play(self, task: Task, agents: Mapping[str, Agent]) -> object:
-        """Play one episode; return and raise what the environment's own code does."""
+        """Play one episode. Returns and raises what the environment's own code returns and raises."""
         if self.takes_all_agents:
             return self.code(task, agents)
         if len(agents) != 1:
@@ -41,14 +42,14 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCode:
-    """An environment that was found and whose arguments fit, but none of whose code was called yet."""
+    """An environment that was found and whose arguments were checked. None of its code has been called, except on import."""
 
     name: str
     target: Callable[..., Any]
     args: Mapping[str, Any]
 
     def create(self) -> Environment:
-        """Make the environment. Raises whatever its `__init__` raises."""
+        """Create the environment. Raises the exceptions of its `__init__`."""
         if inspect.isclass(self.target):
             made: Any = self.target(**self.args)
             return Environment(made.play, _takes_all(made.play))
@@ -135,7 +136,7 @@ def _check_args(what: str, target: Callable[..., Any], args: Mapping[str, Any]) 
 
 
 def _check_type(what: str, value: object, expected: object) -> None:
-    """Refuse a plain value of another plain type; other annotations are the environment's own business."""
+    """Reject a plain value of another plain type. Other annotations are left to the environment."""
     if expected not in _SCALARS or (expected is float and type(value) is int):
         return
     if type(value) is not expected:
@@ -145,7 +146,7 @@ def _check_type(what: str, value: object, expected: object) -> None:
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except Exception:  # annotations are the user's; those that cannot be read are not checked
+    except Exception:  # annotations that cannot be read are not checked: they are the user's code
         return {}
 
 
@@ -154,6 +155,6 @@ def _takes_all(play: Callable[..., Any]) -> bool:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the nearest known word, or nothing."""
+    """Return `; did you mean 'x'?` with the nearest known word, or an empty text."""
     found = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""

@@ -1,6 +1,6 @@
-"""Play one episode with an environment, and say what it was worth or what went wrong.
+"""Play one episode with an environment and return its score, or raise its fault.
 
-Runs in the sandbox's child process and in `marlaas env play`; knows no bus and no process.
+Runs in the sandbox's child process and in `marlaas env play`. Independent of the bus and of processes.
 """
 
 import math
@@ -16,18 +16,21 @@ from marlaas.envs.loading import Environment
 MAX_METRICS = 128
 MAX_METRIC_NAME = 64
 MAX_NUMBER = 1e30
-"""Largest size of a reward or a metric: their squares and sums stay numbers wherever somebody computes with them."""
+"""Largest absolute value of a reward or a metric, so that their squares and sums stay finite."""
 
 _OUR_FILES = ("marlaas/environment.py", "marlaas/envs/playing.py", "marlaas/envs/loading.py")
 
 
 class InvalidScore(Exception):
-    """What `play` returned is no score."""
+    """The return value of `play` is not a valid score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A scored episode; `ending` as far as the environment knows it. is_said: `play` returned something, or gave an agent a reward other than 0."""
+    """A scored episode. `ending` is what the environment can see of its end.
+
+    `is_said`: `play` returned a value other than None, or gave an agent a reward other than 0.
+    """
 
     rewards: dict[str, float]
     metrics: dict[str, float]
@@ -37,7 +40,7 @@ class Outcome:
 
 
 def play_episode(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
-    """Play to the end. Raises whatever the environment raises that is not the policy's doing, and InvalidScore."""
+    """Play an episode to its end. Raises InvalidScore, and exceptions of the environment that the policy did not cause."""
     ending: Literal["completed", "max_turns", "tool_error"] = "completed"
     returned: object = None
     try:
@@ -52,7 +55,7 @@ def play_episode(environment: Environment, task: Task, state: EpisodeState) -> O
 
 
 def explain(error: BaseException) -> str:
-    """Return an exception's traceback, beginning at the environment's own code, with a plain first line where one helps."""
+    """Return the traceback from the environment's own code on. Running out of memory and exit() get an explanatory first line."""
     report = traceback.TracebackException.from_exception(error, limit=-30)
     report.stack = traceback.StackSummary.from_list(_below_ours(list(report.stack)))
     text = "".join(report.format()).rstrip()
@@ -64,7 +67,7 @@ def explain(error: BaseException) -> str:
 
 
 def _below_ours(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Drop the frames that lead into the environment's code; what it calls of ours stays."""
+    """Drop the leading frames that call the environment's code. Frames of ours that it calls stay."""
     ours = [Path(frame.filename).as_posix().endswith(_OUR_FILES) for frame in frames]
     begin = ours.index(True) if True in ours else 0
     while begin < len(frames) and ours[begin]:
@@ -83,7 +86,7 @@ def _score(returned: object, earned: Mapping[str, float]) -> Score:
 
 
 def _rewards(score: Score, earned: Mapping[str, float]) -> dict[str, float]:
-    """Every agent's reward; one that a mapping leaves out keeps what it has earned."""
+    """Return every agent's reward. An agent that the mapping leaves out keeps the reward it has earned."""
     if not isinstance(score.reward, Mapping):
         return dict.fromkeys(earned, _number(score.reward, "the reward"))
     unknown = sorted(set(score.reward) - set(earned))
@@ -105,7 +108,7 @@ def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 def _number(value: object, what: str) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]  # numpy's scalars are numbers too
-    except OverflowError:  # a whole number that no float can be
+    except OverflowError:  # an integer too large for a float
         number = math.inf
     except (TypeError, ValueError):
         raise InvalidScore(f"{what} is {value!r:.80}; expected a number, a Score or None") from None

@@ -1,4 +1,4 @@
-"""Puzzles of the package reasoning-gym, drawn for tasks: the only module that knows the package."""
+"""Puzzles of the package reasoning-gym, drawn for tasks. The only module that imports the package."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from marlaas.environment import Agent, Task, ToolError
-from marlaas.envs.levels import Levels, checked_levels
+from marlaas.envs.level_schedule import LevelSchedule, checked_levels
 from marlaas.envs.loading import nearest
 from marlaas_api.errors import InvalidInput
 
@@ -26,7 +26,7 @@ class _Dataset(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """One question with its scoring, and the curriculum's levels that it was made at."""
+    """One question with its scoring, and the curriculum levels that it was generated at."""
 
     dataset: _Dataset
     entry: dict[str, Any]
@@ -38,9 +38,10 @@ class Puzzle:
         return str(self.entry["question"])
 
     def score(self, agent: Agent, answer: str | None) -> float:
-        """1 for the dataset's own answer, else what the dataset gives for it, 0 to 1.
+        """Return 1 for the dataset's own answer, else the dataset's score for `answer`, 0 to 1.
 
-        Datasets parse answers, some as mathematics. An answer that breaks that, or keeps it busy, is the policy's doing: 0.
+        Datasets parse answers, some as mathematics. An answer that makes the parser fail or run longer than 20 s is
+        the policy's doing and scores 0.
         """
         if answer is None:
             return 0.0
@@ -55,12 +56,12 @@ class Puzzle:
         return min(1.0, max(0.0, given)) if math.isfinite(given) else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """`level_<attribute>` for every attribute of the curriculum that was asked for."""
+        """Return `level_<attribute>` for every attribute in the manifest's curriculum."""
         return {f"level_{name}": float(level) for name, level in self.levels.items()}
 
 
 class Puzzles:
-    """A dataset by name, with the config and the curriculum that a manifest gives it. Raises InvalidInput."""
+    """A dataset by name, with the config and curriculum of the manifest. Raises InvalidInput."""
 
     def __init__(
         self, dataset: str, config: Mapping[str, Any], curriculum: Mapping[str, object], curriculum_tasks: int
@@ -72,7 +73,7 @@ class Puzzles:
             self._try(levels)
 
     def draw(self, task: Task) -> Puzzle:
-        """Return the task's puzzle: every one has a seed of its own, and is trained on or held out by its question's text."""
+        """Return the task's puzzle. Each has its own seed; a hash of the question's text assigns it to a split."""
         levels = self._levels.at(task.split, task.index)
         config = self._at(levels)
 
@@ -82,9 +83,9 @@ class Puzzles:
 
         return task.draw(generate, lambda puzzle: puzzle.question)
 
-    def _checked_levels(self, curriculum: Mapping[str, object], num_tasks: int) -> Levels:
+    def _checked_levels(self, curriculum: Mapping[str, object], num_tasks: int) -> LevelSchedule:
         if not curriculum:
-            return Levels({}, 0)
+            return LevelSchedule({}, 0)
         what = f"reasoning-gym's dataset {self._name!r}"
         if self._name not in _gym().CURRICULA:
             raise InvalidInput(f"{what} has no curriculum; its config sets the difficulty")
@@ -99,7 +100,10 @@ class Puzzles:
         return levels
 
     def _at(self, levels: Mapping[str, int]) -> dict[str, Any]:
-        """Config at these levels. Attributes that the manifest does not name have their first level, unless the config sets them."""
+        """Return the config at these levels.
+
+        Attributes that the manifest does not name have their first level, unless the config sets them.
+        """
         if not levels:
             return self._config
         curriculum = _gym().CURRICULA[self._name]()
@@ -121,7 +125,7 @@ class Puzzles:
 
 @lru_cache(maxsize=1)
 def _gym() -> Any:
-    """The package's registry of datasets and curricula; importing it takes a second."""
+    """Return the package's registry of datasets and curricula; importing it takes a second."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import reasoning_gym
@@ -139,7 +143,7 @@ def _create(name: str, config: Mapping[str, Any], seed: int) -> _Dataset:
 
 
 def _fields(attribute: Any) -> list[str]:
-    """Fields of the config that an attribute of a curriculum sets."""
+    """Return the config fields that a curriculum attribute sets."""
     if hasattr(attribute, "field_name"):
         return [attribute.field_name]
     return [attribute.lower_field_name, attribute.upper_field_name]
@@ -159,7 +163,7 @@ def _checked_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(config: Mapping[str, Any]) -> list[Any]:
-    """Datasets of a composite, each {name, weight, config}."""
+    """Parse the datasets of a composite, each {name, weight, config}. Raises InvalidInput."""
     from reasoning_gym.composite import DatasetSpec
 
     parts = []

@@ -1,13 +1,12 @@
-"""`python-tool`: solve a puzzle with programs. What the policy writes in a ```python block is run, locked up, and it hears the output."""
+"""`python-tool`: solve a puzzle with programs. A ```python block in a reply runs restricted; its output is the next message."""
 
 import sys
 from typing import Any
 
 from marlaas.environment import Agent, Message, Score, Task
 from marlaas.envs.extraction import extractor, program
-from marlaas.envs.locked.limits import Limits
 from marlaas.envs.locked.probe import prove
-from marlaas.envs.locked.program import NotLocked, Ran, run_program
+from marlaas.envs.locked.program import Limits, NotLocked, Ran, run_program
 from marlaas.envs.puzzles import Puzzles
 from marlaas_api.errors import InvalidInput
 
@@ -21,8 +20,8 @@ _MIN_MEMORY_MIB = 64
 class PythonTool:
     """Solve a puzzle of reasoning-gym with Python: programs in ```python blocks run locked up, a reply without one is the answer.
 
-    A program has no network, no processes or threads, no files but its own scratch folder, an empty environment, and
-    bounded time, memory and output. What it does wrong is told to the policy, and never harms the episode.
+    A program has no network, no processes or threads, no files but its own scratch folder, an empty environment,
+    and bounded time, memory and output. Its errors are shown to the policy and never end the episode.
 
     Args:
         dataset: name in reasoning-gym.
@@ -33,10 +32,10 @@ class PythonTool:
         pattern: the regular expression for answer: regex; its first group is the answer.
         system: system prompt; "" for none.
         suffix: text after the question.
-        needs_program: pay only for answers after a program that ran without an error.
-        cpu_s: seconds of processor time of one program; it may take four times as long on the clock.
+        needs_program: reward an answer only if a program ran without an error before.
+        cpu_s: seconds of processor time of one program; its wall-clock limit is four times as long.
         memory_mib: memory of one program.
-        max_output: characters of its output that the policy is told.
+        max_output: characters of the program's output that the policy gets.
     """
 
     def __init__(  # noqa: PLR0913
@@ -63,11 +62,11 @@ class PythonTool:
         self._max_output = max_output
         if max_output < 1:
             raise InvalidInput(f"python-tool: max_output is {max_output}; expected 1 character or more")
-        if sys.platform == "linux":  # elsewhere a manifest can be checked all the same; playing says why not
+        if sys.platform == "linux":  # on other systems a manifest can still be checked; playing raises the reason
             _prove()
 
     def play(self, task: Task, agent: Agent) -> Score:
-        """Run programs until a reply has none: that one is the answer."""
+        """Run programs until a reply has none. That reply is the answer."""
         puzzle = self._puzzles.draw(task)
         reply = agent.ask((*self._system, Message("user", puzzle.question + self._suffix))).text
         all_ran: list[Ran] = []
@@ -80,7 +79,10 @@ class PythonTool:
         return Score(reward, {"correct": correct, **_counted(all_ran), **puzzle.metrics()})
 
     def _run(self, agent: Agent, text: str) -> Ran:
-        """Run in the open tool, so that its time counts; that it cannot be run is never the policy's doing."""
+        """Run the program as a tool call, so that its time counts.
+
+        A failure to run it at all is raised after the tool context: it is a fault of the machine, not of the policy.
+        """
         fault: Exception
         with agent.tool():
             try:
@@ -91,7 +93,7 @@ class PythonTool:
 
 
 def told(ran: Ran, max_chars: int) -> str:
-    """Return what the policy hears of a program: its output, the middle cut out, and why it was stopped if it was."""
+    """Return the tool message for a program: its output with the middle cut out, and the reason if it was stopped."""
     output = ran.output.strip()
     cut = len(output) - max_chars
     if cut > 0:

@@ -15,7 +15,8 @@ _SHAPING = ("exact", "format")
 class ReasoningGym:
     """A dataset of the package reasoning-gym, by name.
 
-    Every task is drawn with a seed of its own; a question is trained on or held out by a hash of its text, never both.
+    Every task is drawn with its own seed. A hash of the question's text assigns it to training or held-out tasks,
+    never both.
 
     Args:
         dataset: name in reasoning-gym, for example chain_sum.
@@ -26,8 +27,8 @@ class ReasoningGym:
         pattern: the regular expression for answer: regex; its first group is the answer.
         system: system prompt.
         suffix: text after the question, for example "Answer with the number only."
-        shaping: shares of the reward kept for form, {exact: 0.2} for replies that are the right answer and nothing else,
-            {format: 0.1} for any reply that is an answer in the asked form.
+        shaping: shares of the reward for form. {exact: 0.2} is for replies that are the right answer and nothing
+            else, {format: 0.1} for any reply with an answer in the requested form.
     """
 
     def __init__(  # noqa: PLR0913
@@ -50,7 +51,7 @@ class ReasoningGym:
         self._shaping = _checked_shaping(shaping or {})
 
     def play(self, task: Task, agent: Agent) -> Score:
-        """One turn."""
+        """Play one episode of one turn."""
         puzzle = self._puzzles.draw(task)
         reply = agent.ask((*self._system, Message("user", puzzle.question + self._suffix))).text
         answer = self._extract(reply)

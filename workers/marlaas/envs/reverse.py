@@ -24,7 +24,7 @@ class Reverse:
         self._partial = partial
 
     def play(self, task: Task, agent: Agent) -> Score:
-        """One turn."""
+        """Play one episode of one turn."""
         puzzle = self._puzzle(task)
         reply = agent.say(puzzle.prompt).text.strip()
         exact = float(reply == puzzle.answer)

@@ -1,4 +1,4 @@
-"""Replies from a list, to try an environment without a model: in its author's tests, and in `marlaas env play --reply`.
+"""Scripted replies, to try an environment without a model: in its author's tests, and in `marlaas env play --reply`.
 
 state = EpisodeState(["policy"], ScriptedReplies(["dcba"]))
 play_episode(resolve("reverse", {}).create(), Task(Split.TRAIN, 0, 0), state)
@@ -11,29 +11,29 @@ from marlaas.environment import Reply, StopReason, TurnLimit, TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One turn as it happened."""
+class RecordedTurn:
+    """One turn: its request and its reply."""
 
     request: TurnRequest
     reply: Reply
 
 
 class RecordedReplies:
-    """Answers every turn with a function of the request and keeps what happened in `asked`; raises TurnLimit as a sandbox does."""
+    """Channel that computes each reply from the request and records the turns in `asked`. Raises TurnLimit like a sandbox."""
 
     def __init__(self, answer: Callable[[TurnRequest], str], max_turns: int = 8) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[RecordedTurn] = []
         self.num_tools = 0
         self._answer = answer
         self._max_turns = max_turns
 
     def turn(self, request: TurnRequest) -> Reply:
-        """Answer."""
+        """Return and record a reply. Raises TurnLimit."""
         if sum(asked.request.agent == request.agent for asked in self.asked) >= self._max_turns:
             raise TurnLimit(f"agent {request.agent!r} has had its {self._max_turns} turns")
         text = self._answer(request)
         reply = Reply(text, StopReason.STOP, len(text), len(self.asked))
-        self.asked.append(Asked(request, reply))
+        self.asked.append(RecordedTurn(request, reply))
         return reply
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
@@ -42,7 +42,7 @@ class RecordedReplies:
 
 
 class ScriptedReplies(RecordedReplies):
-    """Answers in order from a list; when it is used up, the agent is out of turns."""
+    """Channel that replies from a list, in order. Raises TurnLimit after the last reply."""
 
     def __init__(self, replies: Iterable[str], max_turns: int = 8) -> None:
         texts = list(replies)

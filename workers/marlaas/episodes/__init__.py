@@ -1,1 +1,1 @@
-"""Episodes as `marlaas run` keeps them for people: what one is (`record`), where they lie (`shelf`), which ones (`selection`), how they look (`show`)."""
+"""Episodes that `marlaas run` keeps: format (`record`), files (`files`), selection (`selection`), display (`show`)."""

@@ -1,30 +1,33 @@
-"""An episode as it lies on disk: the sandbox's verdict and the engine's turns, joined. Pure.
+"""Episode format on disk: the sandbox's result joined with the engine's turns. Pure.
 
-Token ids are the truth of what was generated; `text` is the engine's own reading of them, without special tokens.
+Token ids are exact. `text` is the engine's decoding of them, without special tokens.
 """
 
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.messages import ChatMessage, Ending, Episode, FaultClass, StopReason, Turn
 from marlaas_api.names import Split
+from marlaas_api.wire import unpack_ids, unpack_logprobs
 
 _DIGITS = 4
-"""Decimals of a kept logprob; people read them, trainers have the stream's."""
+"""Decimals of a stored logprob. They are for display; trainers use the exact ones of the stream."""
 
 
 class _Kept(BaseModel):
-    """Base of what is kept; a line of a newer MARLaaS may say more."""
+    """Base of stored records. Ignores unknown fields, which a newer MARLaaS may write."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class TurnRecord(_Kept):
-    """One generation. append: what was asked, chat messages or raw text. prompt_ids: only what it appended, unless it opens a segment.
+    """One generation of an agent.
 
-    logprobs: of output_ids, under the policy that sampled them. Seconds; `at` is unix time of its end.
+    append: chat messages, or raw text, that were appended before it.
+    prompt_ids: ids of the appended part only, or of the whole prompt if the turn opens a segment.
+    logprobs: of output_ids, under the policy that sampled them.
+    queue_s, engine_s: seconds. at: unix time of its end.
     """
 
     agent: str
@@ -44,9 +47,10 @@ class TurnRecord(_Kept):
 
 
 class EpisodeRecord(_Kept):
-    """One play of a task, as it ended. Either `fault` says why it does not count, or `rewards` (per agent) what it was worth.
+    """One play of a task. It has either a `fault` and does not count, or `rewards` per agent.
 
-    at: unix time of its end, as far as known. duration_s includes tool_s, the time in the policy's tools.
+    at: unix time of its last turn's end; 0 if it has no turn. duration_s includes tool_s, the time in the policy's
+    tools.
     """
 
     episode: str
@@ -67,17 +71,17 @@ class EpisodeRecord(_Kept):
 
     @property
     def reward(self) -> float | None:
-        """Mean over the agents; None for a fault."""
+        """Mean reward over the agents; None for a fault."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards and self.fault is None else None
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Policy versions that sampled it, each once; one, but for jobs with several agents."""
+        """Distinct policy versions that sampled the episode. More than one only in jobs with several agents."""
         return tuple(sorted({turn.version for turn in self.turns}))
 
 
 def joined(episode: Episode, turns: Sequence[Turn]) -> EpisodeRecord:
-    """Join an episode with its turns, whatever order they come in."""
+    """Join an episode with its turns, in any order."""
     kept = tuple(_turn(turn) for turn in sorted(turns, key=lambda turn: turn.turn))
     same = ("episode", "group", "split", "index", "member", "rewards", "metrics", "ending", "fault", "fault_text")
     fields = {name: getattr(episode, name) for name in (*same, "prior_faults", "duration_s", "tool_s")}

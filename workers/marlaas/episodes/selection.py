@@ -1,4 +1,4 @@
-"""Which episodes, and what the rest of the record says of them: step, advantage, their group's rewards. Pure."""
+"""Select episodes and add their context from the run's records: step, advantage, rewards of their group. Pure."""
 
 import random
 from collections import defaultdict
@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from marlaas.episodes.record import EpisodeRecord
+from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import StepRecord
 from marlaas_api.names import Split, group_token
+from marlaas_worker.rl.advantages import advantages, overlong_penalty
+from marlaas_worker.rl.algorithms import ALGORITHMS
 
 Advantages = Callable[[Sequence[EpisodeRecord], str], Sequence[float]]
-"""The members [G] of a whole group that count, two or more, and an agent, to that agent's advantages [G]."""
+"""Function from the fault-free members [G >= 2] of a complete group, and an agent, to the agent's advantages [G]."""
 
 
-class Order(StrEnum):
-    """Which come first."""
+class EpisodeOrder(StrEnum):
+    """Order in which episodes are shown."""
 
     LATEST = "latest"
     WORST = "worst"
@@ -25,9 +28,11 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """An episode in its surroundings. step: that it was resolved in, counted from 0; None while open, or held out.
+    """An episode with its context.
 
-    group_rewards, advantages: by agent; rewards of the members that count, in member order, and this episode's own advantage if its group is whole.
+    step: the step that resolved it, counted from 0; None if that step has not ended, or the task is held out.
+    group_rewards: per agent, the rewards of the members without a fault, in member order.
+    advantages: per agent, this episode's own advantage, if its group is complete.
     """
 
     job: str
@@ -38,19 +43,19 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What to show; None and False ask for all."""
+class EpisodeFilter:
+    """Criteria for the episodes to show. None and False do not restrict."""
 
     step: int | None = None
     split: Split | None = None
     faults: bool = False
-    order: Order = Order.LATEST
+    order: EpisodeOrder = EpisodeOrder.LATEST
     limit: int = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What is needed besides the episodes themselves. advantages None: the algorithm takes more than a group to know them."""
+class JobContext:
+    """Context of a job's episodes. `advantages` is None if the algorithm needs more than one group to compute them."""
 
     job: str
     group_size: int
@@ -58,8 +63,8 @@ class Surroundings:
     advantages: Advantages | None = None
 
 
-def placed(records: Iterable[EpisodeRecord], around: Surroundings) -> list[Played]:
-    """Every episode in its surroundings, in the order given."""
+def placed(records: Iterable[EpisodeRecord], around: JobContext) -> list[Played]:
+    """Return every episode with its context, in the given order."""
     all_records = list(records)
     groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
     for record in all_records:
@@ -78,18 +83,21 @@ def placed(records: Iterable[EpisodeRecord], around: Surroundings) -> list[Playe
     ]
 
 
-def chosen(episodes: Iterable[Played], choice: Choice, rng: random.Random) -> list[Played]:
-    """At most `limit` episodes; worst and best by mean reward, and what has none (a fault) comes last. The latest come in time order."""
+def chosen(episodes: Iterable[Played], choice: EpisodeFilter, rng: random.Random) -> list[Played]:
+    """Return at most `limit` episodes. The latest are returned in time order.
+
+    Worst and best are by mean reward; episodes without one (faults) come last.
+    """
     fitting = [one for one in episodes if _fits(one, choice)]
-    if choice.order is Order.LATEST:
+    if choice.order is EpisodeOrder.LATEST:
         return sorted(fitting, key=lambda one: one.record.at)[max(0, len(fitting) - choice.limit) :]
-    if choice.order is Order.RANDOM:
+    if choice.order is EpisodeOrder.RANDOM:
         return rng.sample(fitting, min(choice.limit, len(fitting)))
-    sign = 1.0 if choice.order is Order.WORST else -1.0
+    sign = 1.0 if choice.order is EpisodeOrder.WORST else -1.0
     return sorted(fitting, key=lambda one: _rank(one, sign))[: choice.limit]
 
 
-def _fits(one: Played, choice: Choice) -> bool:
+def _fits(one: Played, choice: EpisodeFilter) -> bool:
     return (
         (choice.step is None or one.step == choice.step)
         and (choice.split is None or one.record.split is choice.split)
@@ -108,8 +116,8 @@ def _rewards(group: Sequence[EpisodeRecord]) -> dict[str, tuple[float, ...]]:
     return {agent: tuple(one.rewards[agent] for one in counting if agent in one.rewards) for agent in agents}
 
 
-def _advantages(group: Sequence[EpisodeRecord], around: Surroundings) -> Iterable[tuple[str, dict[str, float]]]:
-    """Each member's advantages by agent, once every member has ended; held-out tasks have none."""
+def _advantages(group: Sequence[EpisodeRecord], around: JobContext) -> Iterable[tuple[str, dict[str, float]]]:
+    """Return each member's advantages by agent, once all members have ended. Held-out tasks have none."""
     if around.advantages is None or len(group) < around.group_size or group[0].split is Split.EVAL:
         return []
     counting = sorted((one for one in group if one.fault is None), key=lambda one: one.member)
@@ -118,3 +126,24 @@ def _advantages(group: Sequence[EpisodeRecord], around: Surroundings) -> Iterabl
         for one, advantage in zip(counting, around.advantages(counting, agent), strict=True):
             by_episode[one.episode][agent] = advantage
     return by_episode.items()
+
+
+def advantages_of(spec: RLJobSpec) -> Advantages | None:
+    """Return the function from a group to its advantages; None if the algorithm compares the rewards of a whole step."""
+    rule = ALGORITHMS[spec.training.algorithm]
+    if rule.over != "group":
+        return None
+    max_tokens, asked = spec.rollout.max_tokens, spec.training.overlong.tokens
+    overlong = int(rule.overlong * max_tokens) if asked is None else asked
+
+    def of(members: Sequence[EpisodeRecord], agent: str) -> list[float]:
+        penalties = [overlong_penalty(_longest(one, agent), max_tokens, overlong) for one in members]
+        rewards = [one.rewards[agent] + penalty for one, penalty in zip(members, penalties, strict=True)]
+        return advantages(rule.advantage, rewards)
+
+    return of
+
+
+def _longest(record: EpisodeRecord, agent: str) -> int:
+    """Return the number of tokens in the agent's longest turn."""
+    return max((len(turn.output_ids) for turn in record.turns if turn.agent == agent), default=0)

@@ -1,6 +1,6 @@
-"""An episode as people read it in a terminal, and as machines read it. Pure.
+"""Display an episode in a terminal, or as JSON. Pure.
 
-What a model wrote is shown, never obeyed: control characters that a terminal would act on are written out.
+Control characters in a model's text are escaped, so that the terminal does not act on them.
 """
 
 import json
@@ -11,11 +11,23 @@ from rich.padding import Padding
 from rich.text import Text
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
-from marlaas.episodes.said import said, speaker
 from marlaas.episodes.selection import Played
+from marlaas_api.last_words import visible
 from marlaas_api.messages import Ending
 from marlaas_api.names import Split
-from marlaas_api.visible import visible
+
+_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
+
+
+def said(speaker: str, text: str, role: str) -> Text:
+    """Return the line. `role` is the message's, or `raw text`."""
+    return Text.assemble((f"{visible(speaker)}: ", f"bold {_STYLES[role]}"), (visible(text), _STYLES[role]))
+
+
+def speaker(role: str, name: str | None) -> str:
+    """Return the speaker of a message. `name` is the tool's."""
+    return f"{role} ({name})" if name else role
+
 
 _ENDINGS = {
     Ending.MAX_TURNS: "out of turns",
@@ -25,7 +37,7 @@ _ENDINGS = {
 
 
 def rich(one: Played, *, tokens: bool = False) -> RenderableType:
-    """For terminals and plain text alike; tokens adds the ids below each reply."""
+    """Return an episode for a terminal or plain text. `tokens` adds the token ids below each reply."""
     lines = [line for turn in one.record.turns for line in _turn(turn, tokens)]
     return Group(
         Text(_heading(one), style="bold"), Padding(Group(*lines), (0, 0, 0, 2)), Padding(_verdict(one), (0, 0, 0, 2))
@@ -33,7 +45,7 @@ def rich(one: Played, *, tokens: bool = False) -> RenderableType:
 
 
 def as_json(one: Played) -> str:
-    """One line: the episode as kept, with its job, step, advantages and group's rewards."""
+    """Return one JSON line: the episode as stored, with its job, step, advantages and group's rewards."""
     around = {
         "job": one.job,
         "step": one.step,
@@ -100,7 +112,7 @@ def _of(agent: str, rewards: Mapping[str, float]) -> str:
 
 
 def _standing(one: Played, agent: str) -> str:
-    """Advantage, and the rewards that it comes from."""
+    """Return the agent's advantage and the rewards of its group."""
     group = one.group_rewards.get(agent, ())
     advantage = f"  advantage {one.advantages[agent]:+.2f}" if agent in one.advantages else ""
     rewards = f"  group {' '.join(f'{reward:g}' for reward in group)}" if len(group) > 1 else ""

@@ -1,5 +1,5 @@
-"""`marlaas run`: an RLJob on one machine. Pure: documents, plan, restarts, eta, table, results, last_words; the rest is the shell.
+"""`marlaas run`: RLJobs on one machine. Pure modules: documents, plan, restarts, eta, table, results, last_words.
 
-The runner knows nothing of models, tokens or gradients: it starts roles as processes around an embedded NATS server, reads
-`progress` and `replicas`, and shows and writes what it read.
+The runner does not handle models, tokens or gradients. It starts roles as processes around an embedded NATS server,
+reads `progress` and `replicas`, and displays and writes what it read.
 """

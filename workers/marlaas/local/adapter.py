@@ -1,4 +1,4 @@
-"""The published adapter: from the blob store to a plain PEFT folder."""
+"""Fetch a published adapter from the blob store into a PEFT folder."""
 
 import shutil
 from pathlib import Path
@@ -14,9 +14,10 @@ from marlaas_api.wire import decode_as
 
 
 async def find(bus: Bus, blobs: Blobs, document: JobDocument, agent: str, version: int) -> Manifest | None:
-    """The manifest of an agent's version, from the policy key back through its parents; None if it is not there.
+    """Return the manifest of an agent's version; None if it does not exist.
 
-    Raises as `Bucket.get` and `Blobs.get`.
+    Follows the parents back from the newest manifest in the policy key. Raises the errors of `Bucket.get` and
+    `Blobs.get`.
     """
     bucket = await bus.bucket(subjects.POLICY)
     entry = await bucket.get(subjects.policy_key(document.namespace, document.job, agent))
@@ -33,7 +34,7 @@ async def find(bus: Bus, blobs: Blobs, document: JobDocument, agent: str, versio
 
 
 async def fetch(blobs: Blobs, manifest: Manifest, target: Path) -> None:
-    """Write the adapter's files as a folder, whole or not at all. Raises InvalidInput, and as `Blobs.fetch`."""
+    """Write the adapter's files as a folder, completely or not at all. Raises InvalidInput, and the errors of `Blobs.fetch`."""
     partial = target.with_name(f".{target.name}.partial")
     with translated(target):
         shutil.rmtree(partial, ignore_errors=True)
@@ -44,9 +45,10 @@ async def fetch(blobs: Blobs, manifest: Manifest, target: Path) -> None:
 
 
 def export(adapter: Path, path: str, part: str) -> None:
-    """Copy the folder to where the job asked for it (a part of it, if there are several), whole or not at all.
+    """Copy the adapter to the job's export path, or to its subfolder `part` if the job has several agents; all files or none.
 
-    Raises InvalidInput: it cannot be written, or something else than an adapter is there, which stays.
+    Raises:
+        InvalidInput: the path cannot be written, or holds something else, which is left unchanged.
     """
     target = (Path(path).expanduser() / part).resolve()
     partial = target.with_name(f".{target.name}.partial")

@@ -1,4 +1,4 @@
-"""From the bus and the blob store to the files that people want of a job: records, curve, adapter, copy, summary."""
+"""Write a job's output files from the bus and the blob store: records, curve, adapter, exported copy, summary."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marlaas.local import adapter, curve
 from marlaas.local.folder import OutFolder, RunRecord, write
-from marlaas.local.record import Records, read_line
+from marlaas.local.record import RecordFile, read_line
 from marlaas.local.results import Failure, JobResult, summary
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
@@ -19,52 +19,55 @@ from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepR
 log = logging.getLogger(__name__)
 
 Tell = Callable[[JobDocument, Sequence[StepRecord], Sequence[EvalRecord]], None]
-"""Called with a job's records as they stand, whenever there are more; must return at once."""
+"""Called with all records of a job so far whenever there are new ones; must return at once."""
 
 
 def _nobody(document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
-    """Nobody else wants to know."""
+    """Default listener: ignore the records."""
 
 
 @dataclass(slots=True)
 class Collector:
-    """Keeps the output folder in step with the bus. Failures of bus and store are told by the caller, or met again at the end."""
+    """Updates the output folder from the bus. Errors of the bus and the store are raised to the caller, and retried later."""
 
     folder: OutFolder
     bus: Bus
     blobs: Blobs
     tell: Tell = _nobody
-    _records: dict[str, Records] = field(default_factory=dict)
+    _records: dict[str, RecordFile] = field(default_factory=dict)
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _published: set[tuple[str, str, int, Phase]] = field(default_factory=set)
 
-    async def follow(self, document: JobDocument, level: Progress | None) -> None:
-        """Write what is new of a job; everything once it is final. Raises as the bus and the store do, and InvalidInput."""
-        mark = (level.step, level.eval_last, level.phase, level.versions) if level else ()
+    async def follow(self, document: JobDocument, progress: Progress | None) -> None:
+        """Write what is new of a job; once it is final, also its curve and adapters.
+
+        Raises InvalidInput, and the errors of the bus and the store.
+        """
+        mark = (progress.step, progress.eval_last, progress.phase, progress.versions) if progress else ()
         if self._seen.get(document.uid) == mark:
             return
         await self.write_records(document)
-        if level is not None and level.phase.final:
-            await self.publish(JobResult(document, level, *self._records[document.uid].in_order()))
+        if progress is not None and progress.phase.final:
+            await self.publish(JobResult(document, progress, *self._records[document.uid].in_order()))
         self._seen[document.uid] = mark
 
     async def write_records(self, document: JobDocument) -> None:
-        """Rewrite `steps.jsonl` and `evals.jsonl` if the stream has more."""
-        records = self._records.setdefault(document.uid, Records(document.ref))
+        """Rewrite `steps.jsonl` and `evals.jsonl` if the stream has new records."""
+        records = self._records.setdefault(document.uid, RecordFile(document.ref))
         if await records.read(self.bus) or not (self.folder.job(document.ref) / "steps.jsonl").exists():
             records.write(self.folder)
             self.tell(document, *records.in_order())
         self.folder.link_logs(document.ref)
 
-    async def result(self, document: JobDocument, level: Progress | None, failure: Failure | None) -> JobResult:
-        """Everything that is known of a job now, files included."""
+    async def result(self, document: JobDocument, progress: Progress | None, failure: Failure | None) -> JobResult:
+        """Return the job's current result, after writing all its files."""
         await self.write_records(document)
-        result = JobResult(document, level, *self._records[document.uid].in_order(), failure)
+        result = JobResult(document, progress, *self._records[document.uid].in_order(), failure)
         await self.publish(result)
         return result
 
     async def publish(self, result: JobResult) -> None:
-        """Draw the curve, fetch every agent's adapter, copy it to where the job asked for it."""
+        """Draw the curve, fetch every agent's adapter, and copy a succeeded job's adapter to its export path."""
         folder = self.folder.job(result.document.ref)
         if result.steps or result.evals:
             size = result.document.spec.rollout.group_size
@@ -92,17 +95,17 @@ class Collector:
 
 
 def write_summary(folder: OutFolder, results: Sequence[JobResult]) -> None:
-    """Write `summary.json`. Raises InvalidInput when the folder takes no more."""
+    """Write `summary.json`. Raises InvalidInput if the folder cannot be written."""
     write(folder.summary, json.dumps(summary(results), indent=2, ensure_ascii=False).encode() + b"\n")
 
 
 def read_results(folder: OutFolder, record: RunRecord) -> list[JobResult]:
-    """Results of a finished run, from its own files. Raises InvalidInput when they are not as it left them."""
-    levels = {level.uid: level for level in record.progress}
+    """Return the results of a finished run from its files. Raises InvalidInput if the files were damaged or removed."""
+    levels = {progress.uid: progress for progress in record.progress}
     return [_read_result(folder.job(job.ref), job, levels.get(job.uid)) for job in record.jobs]
 
 
-def _read_result(folder: Path, document: JobDocument, level: Progress | None) -> JobResult:
+def _read_result(folder: Path, document: JobDocument, progress: Progress | None) -> JobResult:
     try:
         steps = [read_line(StepRecord, line) for line in (folder / "steps.jsonl").read_bytes().splitlines()]
         evals = [read_line(EvalRecord, line) for line in (folder / "evals.jsonl").read_bytes().splitlines()]
@@ -110,4 +113,4 @@ def _read_result(folder: Path, document: JobDocument, level: Progress | None) ->
         raise InvalidInput(
             f"{folder}: the records of this finished job cannot be read: choose another --out"
         ) from error
-    return JobResult(document, level, tuple(steps), tuple(evals))
+    return JobResult(document, progress, tuple(steps), tuple(evals))

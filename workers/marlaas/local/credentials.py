@@ -1,7 +1,7 @@
-"""How the roles of a run get their NATS credentials: each its own, in memory that has no name, inherited as an open file.
+"""NATS credentials of a run's roles: each role inherits its own as an open file without a path.
 
-Nothing secret is in an environment variable, on a command line or on the disk: the code of an environment runs as the same person as
-its supervisor, and would find it there. What remains on one machine is in `docs/bus.md`.
+No secret is in an environment variable, on a command line or on disk. Code of an environment runs as the same user
+as its supervisor and could read it there. `docs/bus.md` lists the remaining risks on one machine.
 """
 
 import asyncio
@@ -23,28 +23,28 @@ _PR_SET_DUMPABLE = 4
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A credentials file for a process that inherits `descriptors`; None: it needs none."""
+    """A credentials file for a process that inherits `descriptors`. `path` is None if it needs no credentials."""
 
     path: Path | None
     descriptors: tuple[int, ...] = ()
 
 
-class Credentials(Protocol):
-    """Where roles get theirs."""
+class CredentialSource(Protocol):
+    """Source of the roles' credentials."""
 
     def of(self, user: BusUser) -> Handed:
-        """The user's credentials, good for as long as the run lasts."""
+        """Return the user's credentials, valid for the whole run."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OneForAll:
-    """A server that is not ours: every role, sandboxes too, connects with what the person gave, if anything."""
+    """Credentials for an external server: every role, also sandboxes, connects with the file of `--creds`, if any."""
 
     path: Path | None
 
     def of(self, user: BusUser) -> Handed:
-        """The same for everybody."""
+        """Return the same file for every user."""
         return Handed(self.path)
 
 
@@ -56,14 +56,14 @@ class _File:
 
 @dataclass(slots=True)
 class Issuer:
-    """Makes credentials with keys that live as long as the runner, and renews them where their readers look."""
+    """Issues credentials with keys that are valid for one run, and renews them in place."""
 
     keys: BusKeys
     now: Callable[[], float] = time.time
     _files: dict[BusUser, _File] = field(default_factory=dict)
 
     def of(self, user: BusUser) -> Handed:
-        """The user's own."""
+        """Return the user's own credentials; create them at the first call."""
         file = self._files.get(user)
         if file is None:
             file = self._files[user] = _File(_nameless(), 0.0)
@@ -71,25 +71,25 @@ class Issuer:
         return Handed(Path(f"/dev/fd/{file.descriptor}"), (file.descriptor,))
 
     def renew(self) -> None:
-        """Write anew what is due."""
+        """Rewrite the credentials that are due for renewal."""
         for user, file in self._files.items():
             if self.now() >= file.renew_at:
                 self._write(user, file)
 
     async def keep_fresh(self) -> None:
-        """Renew for ever; by the wall clock, which goes on while a laptop sleeps."""
+        """Renew credentials in an endless loop. Uses the wall clock, which continues while a laptop sleeps."""
         while True:
             self.renew()
             await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Forget everything; who has inherited a file keeps it."""
+        """Close all files. Processes that inherited a file keep it."""
         for file in self._files.values():
             os.close(file.descriptor)
         self._files.clear()
 
     def _write(self, user: BusUser, file: _File) -> None:
-        """In place, in one write: a reader that sees half of it is rejected, and reads again."""
+        """Rewrite the file in place with one write. The server rejects a half-written file, and the role reads it again."""
         now = self.now()
         text = mint(self.keys, user, now).encode()
         os.pwrite(file.descriptor, text, 0)
@@ -98,13 +98,13 @@ class Issuer:
 
 
 def keep_to_oneself() -> None:
-    """Keep other processes of this person from reading this one's memory and open files, where the system can (Linux)."""
+    """Prevent other processes of this user from reading this process's memory and open files (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _nameless() -> int:
-    """An open file that no path leads to, but through whoever holds it."""
+    """Return the descriptor of an open file without a path."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("marlaas-credentials")
     with tempfile.TemporaryFile() as file:

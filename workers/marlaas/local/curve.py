@@ -1,4 +1,4 @@
-"""The learning curve as a PNG: reward with its band and the evaluations above, staleness and reply length below."""
+"""Learning curve as a PNG: reward with its error band and the evaluations above, staleness and reply length below."""
 
 import io
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ _REWARD, _EVAL, _LENGTH, _STALE = style.RUNS[:4]
 
 
 def draw(title: str, steps: Sequence[StepRecord], evals: Sequence[EvalRecord], group_size: int) -> bytes:
-    """Return the PNG; steps and evals in order, steps counted from 1 on the axis as people do, 0 is before training.
+    """Return the PNG. `steps` and `evals` are in order.
 
-    group_size: episodes in a group, from which the length of a trained episode follows.
+    On the axis, steps are counted from 1; 0 is before training. `group_size` is the number of episodes in a group,
+    needed to compute the length of a trained episode.
     """
     figure = style.blank(9, 6.2)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))

@@ -1,4 +1,4 @@
-"""What the person at the terminal sees while jobs run: a live table, plain lines, or JSON objects."""
+"""Output of `marlaas run` while jobs run: a live table, plain lines, or JSON objects."""
 
 import json
 import os
@@ -31,35 +31,35 @@ _COLOURS: Mapping[str, str] = {
 
 
 class Display(Protocol):
-    """Calls come as often as the runner looks; the display decides what is new."""
+    """Display of a run. The runner calls it at every poll; the display itself suppresses repeated output."""
 
     def waiting(self, text: str, share: float | None = None) -> None:
-        """What everybody waits for; share: how much of it is done, 0 to 1."""
+        """Show what the run waits for. `share` is the completed part, 0 to 1; None if unknown."""
         ...
 
     def jobs(self, views: Sequence[JobView]) -> None:
-        """How the jobs stand."""
+        """Show the state of the jobs."""
         ...
 
     def note(self, text: str) -> None:
-        """A sentence that stays to be read."""
+        """Print a permanent line."""
         ...
 
     def result(self, report: Report) -> None:
-        """The end."""
+        """Show the final report."""
         ...
 
     def refused(self, text: str) -> None:
-        """Why nothing was done, or could be done any longer; people hear it on stderr, from whoever called."""
+        """Report the reason why the run could not start or continue. The caller also prints it on stderr."""
         ...
 
     def close(self) -> None:
-        """Leave the terminal as it was found; called before the process ends, however it ends."""
+        """Restore the terminal. Called before the process exits, in every case."""
         ...
 
 
 def choose(as_json_lines: bool, out: IO[str] | None = None) -> Display:
-    """The display that suits where the output goes."""
+    """Return the display for this output: JSON lines, a live table on a terminal, else plain lines."""
     out = out or sys.stdout
     if as_json_lines:
         return JsonDisplay(out)
@@ -69,7 +69,7 @@ def choose(as_json_lines: bool, out: IO[str] | None = None) -> Display:
 
 
 class LiveDisplay:
-    """The table, redrawn in place; above it a spinner with what is starting."""
+    """Table that is redrawn in place, below a spinner with the current wait."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -109,7 +109,7 @@ class LiveDisplay:
 
 
 def table(views: Sequence[JobView]) -> Table:
-    """The jobs as a rich table."""
+    """Return the jobs as a Rich table."""
     grid = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(COLUMNS):
         grid.add_column(column, justify="left" if index < 2 else "right", no_wrap=index < 4)
@@ -121,13 +121,13 @@ def table(views: Sequence[JobView]) -> Table:
 
 
 def failures(views: Sequence[JobView]) -> list[Text]:
-    """Why jobs failed, in the fault's own words: the end of them, since a traceback says what happened last."""
+    """Return the reasons of failed jobs: the end of each message, because a traceback ends with the actual error."""
     failed = [(view.name, view.progress) for view in views if view.progress and view.progress.phase is Phase.FAILED]
-    return [Text(why(name, level.reason, level.message, MAX_LINES), style="red") for name, level in failed]
+    return [Text(why(name, progress.reason, progress.message, MAX_LINES), style="red") for name, progress in failed]
 
 
 class PlainDisplay:
-    """Lines for logs: what is waited for when it changes, a job when it comes into another phase, and every job once a period."""
+    """Lines for logs: each new wait, each change of a job's phase, and every running job once per period."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -160,14 +160,14 @@ class PlainDisplay:
         self._console.print(report.rich())
 
     def refused(self, text: str) -> None:
-        """Stderr is where plain text is read."""
+        """Do nothing: the caller prints the text on stderr."""
 
     def close(self) -> None:
-        """Nothing is left to tidy."""
+        """Do nothing: plain output needs no cleanup."""
 
 
 class JsonDisplay:
-    """One JSON object a line, told apart by `type`: `progress` per change of a job, `status`, `note`, `error`, `summary` at the end."""
+    """One JSON object per line, with its `type`: `progress` per change of a job, `status`, `note`, `error`, and `summary` at the end."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
@@ -196,12 +196,12 @@ class JsonDisplay:
         self._write({"type": "error", "message": text})
 
     def close(self) -> None:
-        """Nothing is left to tidy."""
+        """Do nothing: JSON output needs no cleanup."""
 
     def _write(self, content: Mapping[str, object]) -> None:
         print(json.dumps(content, ensure_ascii=False), file=self._out, flush=True)
 
 
 def _without_seconds(text: str) -> str:
-    """What is waited for, without how long already."""
+    """Return the text without its durations, so that a wait is printed once."""
     return re.sub(r"\d[\d hms]*[hms]\b", "", text)

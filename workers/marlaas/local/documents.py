@@ -1,4 +1,4 @@
-"""Documents that jobs began with, taken up again: what of a job may change while it exists. Pure."""
+"""Merge stored job documents with the manifests, and check which fields may change while a job exists. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -9,16 +9,17 @@ from marlaas_api.messages import JobDocument, PoolDocument
 CHANGEABLE = frozenset(
     {"training.steps", "priority", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "backoffLimit"}
 )
-"""Fields of a job's spec that may differ when it is taken up again; steps may only grow."""
+"""Fields of a job's spec that may change when it is resumed; steps may only grow."""
 
 _ADVICE = "give it as it was, or choose another --out for a job of its own"
 
 
 def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple[JobDocument, ...]:
-    """The documents to run: those taken up again keep their uid and time of creation, and a changed one gets a new generation.
+    """Return the documents to run. Resumed jobs keep their uid and creation time; a changed one gets a new generation.
 
     Raises:
-        InvalidInput: a job is gone from the manifests, or changed where it must not; the text names the field.
+        InvalidInput: a stored job is missing from the manifests, or a field changed that must not; the text names
+            the field.
     """
     before = {document.ref.key: document for document in stored}
     _refuse_missing(before, {document.ref.key for document in wanted})
@@ -60,7 +61,7 @@ def _refuse_changes(before: JobDocument, wanted: JobDocument) -> None:
 
 
 def refuse_other_models(stored: Iterable[PoolDocument], wanted: Iterable[ModelPool]) -> None:
-    """Raise InvalidInput if a pool that jobs began on now names another base model."""
+    """Raise InvalidInput if a stored pool now has another base model."""
     now = {pool.metadata.name: pool.spec.model for pool in wanted}
     for pool in stored:
         if now.get(pool.name, pool.spec.model) != pool.spec.model:

@@ -1,4 +1,4 @@
-"""When a job will be done, from what its progress did while this runner watched. Pure."""
+"""Estimated time until a job ends, from the progress that this runner observed. Pure."""
 
 from dataclasses import dataclass
 
@@ -6,27 +6,27 @@ WINDOW_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """The number of finished steps, seen for the first time at `at` (any clock, seconds)."""
+class ProgressMark:
+    """The number of finished steps, first seen at `at` (any clock, seconds)."""
 
     at: float
     step: int
 
 
-def advanced(marks: tuple[Mark, ...], step: int, now: float) -> tuple[Mark, ...]:
-    """Add what was just seen; what is older than the window is forgotten, but for one mark to measure from."""
+def advanced(marks: tuple[ProgressMark, ...], step: int, now: float) -> tuple[ProgressMark, ...]:
+    """Add an observation. Drop marks older than the window, but keep one to measure from."""
     if marks and marks[-1].step == step:
         return marks
     young = tuple(mark for mark in marks if now - mark.at <= WINDOW_S) or marks[-1:]
-    return (*young, Mark(now, step))
+    return (*young, ProgressMark(now, step))
 
 
-def eta_s(marks: tuple[Mark, ...], steps: int, now: float) -> float | None:
-    """Seconds until `steps` are finished at the pace of the marks; None while there is no pace yet.
+def eta_s(marks: tuple[ProgressMark, ...], steps: int, now: float) -> float | None:
+    """Return the seconds until `steps` are finished at the pace of the marks; None with fewer than two marks, or when done.
 
-    The first mark is where the runner came in, so a resumed job is not measured over its pause; it holds the start-up and the first
-    evaluation, so it counts only until there is something better. Time since the last step that is
-    longer than a step takes is counted too: a job that stands still has a growing ETA, not a frozen one.
+    The first mark is the runner's first observation, so a resumed job's pause is not measured. Its interval
+    includes start-up and the first evaluation, so it is used only while there is no other. Time since the last step
+    beyond one step's duration is added, so that the estimate of a stalled job grows.
     """
     if len(marks) < 2 or marks[-1].step >= steps:
         return None

@@ -1,6 +1,7 @@
-"""The output folder: what lies where, who holds it, and how files get into it (temp + rename, so no reader sees half a file).
+"""Output folder of a run: its layout, its lock, and atomic writes (temporary file and rename).
 
-Layout: `summary.json`, `<namespace>/<name>/…` for people; `.state/` is the runner's own (record of the run, NATS store, blobs, logs).
+Layout: `summary.json` and `<namespace>/<name>/…` for users; `.state/` for the runner (record of the run, NATS
+store, blobs, logs).
 """
 
 import contextlib
@@ -20,14 +21,14 @@ from marlaas_api.messages import JobDocument, PoolDocument, Progress
 from marlaas_api.names import JobRef
 
 MIN_FREE_BYTES = 256 << 20
-"""A run of the smallest job writes about this much (NATS store, adapters, logs)."""
+"""Required free disk: a run of the smallest job writes about this much (NATS store, adapters, logs)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunRecord(BaseModel):
-    """What was begun here, in `.state/run.json`; written before anything is started, and again at the end of a run.
+    """Record of the run in `.state/run.json`, written before anything is started, and again at the end of a run.
 
-    progress: how the jobs stood then. finished: every one of them is settled.
+    progress: last published progress of the jobs. finished: all jobs are settled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,23 +40,23 @@ class RunRecord(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class OutFolder:
-    """Paths and files of one output folder; use `hold` to get one."""
+    """Paths and files of one output folder. Use `hold` to get one."""
 
     root: Path
 
     @property
     def state(self) -> Path:
-        """What only the runner reads."""
+        """Folder that only the runner uses."""
         return self.root / ".state"
 
     @property
     def nats_store(self) -> Path:
-        """The embedded server's files."""
+        """Folder of the embedded NATS server."""
         return self.state / "nats"
 
     @property
     def blobs(self) -> Path:
-        """The blob store."""
+        """Folder of the blob store."""
         return self.state / "blobs"
 
     @property
@@ -65,7 +66,7 @@ class OutFolder:
 
     @property
     def scratch(self) -> Path:
-        """Folders of the roles' own."""
+        """Scratch folders of the roles."""
         return self.state / "scratch"
 
     @property
@@ -75,15 +76,15 @@ class OutFolder:
 
     @property
     def summary(self) -> Path:
-        """The result, for machines."""
+        """The result as JSON."""
         return self.root / "summary.json"
 
     def job(self, ref: JobRef) -> Path:
-        """What people want of one job."""
+        """Return the folder of one job's output files."""
         return self.root / ref.namespace / ref.name
 
     def read_record(self) -> RunRecord:
-        """What was begun here before; empty for a new folder. Raises InvalidInput when the file is not ours."""
+        """Return the record of earlier runs; empty for a new folder. Raises InvalidInput if the file cannot be parsed."""
         path = self.state / "run.json"
         try:
             return RunRecord.model_validate_json(path.read_bytes())
@@ -95,11 +96,11 @@ class OutFolder:
             ) from error
 
     def write_record(self, record: RunRecord) -> None:
-        """Replace the record. Raises InvalidInput when the folder takes no more."""
+        """Replace the record. Raises InvalidInput if the folder cannot be written."""
         write(self.state / "run.json", record.model_dump_json(indent=1).encode())
 
     def link_logs(self, ref: JobRef) -> None:
-        """Show the logs of the roles that serve all jobs in the job's own folder too."""
+        """Link the logs of the roles that serve all jobs into the job's own folder."""
         folder = self.job(ref) / "logs"
         with translated(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -110,10 +111,10 @@ class OutFolder:
 
 @contextlib.contextmanager
 def hold(root: Path) -> Iterator[OutFolder]:
-    """Make the folder, and keep every other `marlaas run` out of it while the context is open.
+    """Create the folder and lock it against every other `marlaas run` while the context is open.
 
     Raises:
-        InvalidInput: the path cannot be used (unwritable, no folder, nearly full), or another run holds it.
+        InvalidInput: the path cannot be used (unwritable, not a folder, nearly full), or another run holds the lock.
     """
     folder = OutFolder(root.absolute())
     _make(folder, root)
@@ -137,7 +138,7 @@ def _make(folder: OutFolder, root: Path) -> None:
 
 
 def _take(lock: IO[str], root: Path) -> None:
-    """Lock for as long as the file is open; the operating system lets go of it whatever becomes of this process."""
+    """Lock the file while it is open. The operating system releases the lock when this process exits for any reason."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -153,7 +154,7 @@ def _take(lock: IO[str], root: Path) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replace a file's content at once. Raises InvalidInput when that cannot be done."""
+    """Replace a file's content atomically. Raises InvalidInput if that fails."""
     partial = path.with_name(f".{path.name}.partial")
     with translated(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +163,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def replace_folder(made: Path, target: Path) -> None:
-    """Put a finished folder in the place of another one. Raises InvalidInput when that cannot be done."""
+    """Move a finished folder to `target` and delete the old one. Raises InvalidInput if that fails."""
     old = target.with_name(f".{target.name}.old")
     with translated(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +176,7 @@ def replace_folder(made: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write into a sentence."""
+    """Convert an OSError of writing into an InvalidInput with a sentence."""
     try:
         yield
     except OSError as error:

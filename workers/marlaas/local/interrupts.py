@@ -1,4 +1,4 @@
-"""Ctrl-C, as two events: the first asks for an orderly end, the second for an end now."""
+"""Ctrl-C as two events: the first asks to drain, the second to stop at once."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """The person asked to stop."""
+    """The user asked to stop."""
 
 
 class Interrupts:
-    """`first` and `second` are set by Ctrl-C, SIGTERM and SIGHUP, in the order in which they come; a third leaves all else to the warden."""
+    """Sets `first`, then `second`, on Ctrl-C, SIGTERM or SIGHUP. A third signal exits at once; the watchdog then cleans up."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -25,7 +25,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals while the context is open."""
+        """Handle the signals while the context is open."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._note)
@@ -41,7 +41,7 @@ class Interrupts:
         (self.second if self.first.is_set() else self.first).set()
 
     async def unless(self, event: asyncio.Event, work: Awaitable[T]) -> T:
-        """Do the work; cancel it and raise Interrupted once the event is set."""
+        """Await `work`; when the event is set, cancel it and raise Interrupted."""
         task = asyncio.ensure_future(work)
         signalled = asyncio.ensure_future(event.wait())
         try:

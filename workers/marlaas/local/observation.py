@@ -1,4 +1,4 @@
-"""What the runner reads of the bus, and the one thing that it writes there: job documents."""
+"""Reads the runner's view of the bus, and writes job documents, its only writes there."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,24 +12,24 @@ from marlaas_api.wire import decode_as, encode
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Progress by job key, and the live replicas' reports."""
+    """Progress by job key, and the reports of the live replicas."""
 
     progress: Mapping[str, Progress] = field(default_factory=dict)
     reports: tuple[ReplicaReport, ...] = ()
 
 
 async def observe(bus: Bus, keys: Collection[str]) -> Observation:
-    """Read the levels of these jobs as of now. Raises as `Bucket.entries`."""
-    levels = await (await bus.bucket(subjects.PROGRESS)).entries()
+    """Read the current progress of these jobs and all replica reports. Raises the errors of `Bucket.entries`."""
+    entries = await (await bus.bucket(subjects.PROGRESS)).entries()
     reports = await (await bus.bucket(subjects.REPLICAS)).entries()
     return Observation(
-        {entry.key: decode_as(Progress, entry.data) for entry in levels if entry.data and entry.key in keys},
+        {entry.key: decode_as(Progress, entry.data) for entry in entries if entry.data and entry.key in keys},
         tuple(decode_as(ReplicaReport, entry.data) for entry in reports if entry.data),
     )
 
 
 async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
-    """Put the documents of our jobs, those that are not there yet. Raises InvalidInput when a name is another job's."""
+    """Write the job documents that are missing or changed. Raises InvalidInput if another run's job has the name."""
     bucket = await bus.bucket(subjects.JOBS)
     for document in documents:
         await _announce(bucket, document)

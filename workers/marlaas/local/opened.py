@@ -1,4 +1,4 @@
-"""An output folder of `marlaas run`, opened to be looked at: read only, also while the run goes on."""
+"""Read-only access to an output folder of `marlaas run`, also while the run goes on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from marlaas_api.messages import EvalRecord, JobDocument, PoolDocument, StepReco
 
 @dataclass(frozen=True, slots=True)
 class OpenedJob:
-    """One job of a run. folder: what people want of it; pool: whose base model it trains on."""
+    """One job of a run. `folder` holds its output files; `pool` names its base model."""
 
     document: JobDocument
     pool: PoolDocument
@@ -19,22 +19,23 @@ class OpenedJob:
 
     @property
     def name(self) -> str:
-        """`<namespace>/<name>`."""
+        """Name as `<namespace>/<name>`."""
         return str(self.document.ref)
 
     def steps(self) -> tuple[StepRecord, ...]:
-        """Its finished steps, in order. Raises InvalidInput for a file that is not as the run writes it."""
+        """Return its finished steps, in order. Raises InvalidInput if the file cannot be parsed."""
         return _records(StepRecord, self.folder / "steps.jsonl")
 
     def evals(self) -> tuple[EvalRecord, ...]:
-        """Its evaluations by version. Raises InvalidInput."""
+        """Return its evaluations by version. Raises InvalidInput."""
         return _records(EvalRecord, self.folder / "evals.jsonl")
 
 
 def open_jobs(folder: Path, job: str | None = None) -> tuple[OpenedJob, ...]:
-    """The jobs of an output folder, or of a job's own folder within one; `job` (`name` or `namespace/name`) picks one.
+    """Return the jobs of an output folder, or of a job's own folder within one.
 
-    Raises InvalidInput: no such folder, or no such job in it.
+    `job` (`name` or `namespace/name`) selects one. Raises InvalidInput if there is no such folder, or no such job
+    in it.
     """
     out, inside = _out_folder(folder)
     record = out.read_record()
@@ -48,7 +49,7 @@ def open_jobs(folder: Path, job: str | None = None) -> tuple[OpenedJob, ...]:
 
 
 def open_job(folder: Path, job: str | None = None) -> OpenedJob:
-    """The one job that is meant. Raises InvalidInput, also when several could be."""
+    """Return the selected job. Raises InvalidInput, also if several match."""
     jobs = open_jobs(folder, job)
     if len(jobs) > 1:
         raise InvalidInput(f"{folder} has several jobs: say --job {' or --job '.join(one.name for one in jobs)}")

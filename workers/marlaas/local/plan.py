@@ -1,4 +1,4 @@
-"""Which processes should run, from what is wanted (documents) and what is so (progress). Pure."""
+"""Processes that should run, computed from job documents and progress. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress, ReplicaReport
 
 START_S = 3.0
-"""The orchestrator and sandboxes make no reports of their own; one that lives this long is up."""
+"""The orchestrator and sandboxes send no reports; a process of theirs counts as ready after this time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessSpec:
-    """One role process. `name` is what the role calls itself, the same after a restart; `pool` or `job` (its key) says whose it is."""
+    """One role process. `name` is the replica's name and stays the same after a restart; `pool` or `job` (its key) is the owner."""
 
     role: str
     name: str
@@ -20,7 +20,7 @@ class ProcessSpec:
 
     @property
     def key(self) -> str:
-        """Unique among the processes of one runner, and the name of its log."""
+        """Key that is unique among the runner's processes; also the name of its log."""
         return ".".join(part for part in (self.name, self.pool or self.job) if part)
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class ProcessSpec:
 
 
 def settled(document: JobDocument, progress: Progress | None) -> bool:
-    """Nothing more will happen to the job until somebody changes its document."""
+    """Return whether the job stays as it is until its document changes."""
     if progress is None or progress.uid != document.uid:
         return False
     if progress.phase.final:
@@ -38,7 +38,7 @@ def settled(document: JobDocument, progress: Progress | None) -> bool:
 
 
 def _goes_on(document: JobDocument, progress: Progress) -> bool:
-    """A succeeded job was given more steps since."""
+    """Return whether a succeeded job has been given more steps since."""
     newer = document.generation > progress.generation
     return newer and progress.phase is Phase.SUCCEEDED and document.spec.training.steps > progress.step
 
@@ -46,7 +46,7 @@ def _goes_on(document: JobDocument, progress: Progress) -> bool:
 def desired(
     pools: Sequence[PoolDocument], documents: Sequence[JobDocument], progress: Mapping[str, Progress]
 ) -> tuple[ProcessSpec, ...]:
-    """The processes that should run now for these jobs; none once every job is settled."""
+    """Return the processes that should run now for these jobs; none once every job is settled."""
     live = [document for document in documents if not settled(document, progress.get(document.ref.key))]
     if not live:
         return ()
@@ -56,12 +56,12 @@ def desired(
 
 
 def pool_names(document: JobDocument) -> set[str]:
-    """Pools that serve the job's agents."""
+    """Return the pools that serve the job's agents."""
     return {agent.pool_ref.name if agent.pool_ref else document.pool for agent in document.spec.agents}
 
 
 def affected(spec: ProcessSpec, documents: Sequence[JobDocument]) -> list[JobDocument]:
-    """The jobs that cannot go on without this process."""
+    """Return the jobs that need this process."""
     return [
         document
         for document in documents
@@ -70,7 +70,7 @@ def affected(spec: ProcessSpec, documents: Sequence[JobDocument]) -> list[JobDoc
 
 
 def is_ready(spec: ProcessSpec, started_at: float, reports: Sequence[ReplicaReport], now: float) -> bool:
-    """Whether the process that started then is at work, by its own report. Unix seconds."""
+    """Return whether the process that started at `started_at` reports that it is ready. Times are unix seconds."""
     if not spec.pool:
         return now - started_at >= START_S
     return any(

@@ -1,7 +1,7 @@
-"""The base model on this machine's disk before anything is started, made or unpacked in a process of its own.
+"""Prepares the base model on this machine's disk before anything is started, in a separate process.
 
-Making a model needs torch, which the runner should neither carry nor wait for: the process can be ended at any moment, and what it had
-half done is not in the cache. It tells its progress on stdout, one JSON object a line.
+Preparing a model needs torch, which the runner should neither import nor wait for. The process can be killed at any
+moment: an unfinished model is not in the cache. It reports its progress on stdout, one JSON object per line.
 """
 
 import asyncio
@@ -12,21 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marlaas.local import sessions
-from marlaas.local.processes import Warden
+from marlaas.local.processes import Watchdog
 from marlaas.models import prepared, resolve
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.kinds import ModelSpec
 from marlaas_api.last_words import last_words
 
 Waiting = Callable[[str, float | None], None]
-"""Called with what is being done and the share of it that is done, 0 to 1."""
+"""Called with a text about the current work and its finished share, 0 to 1 (None: unknown)."""
 
 
-async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
-    """Return the folder of a base model, once it is there.
+async def prepare(model: ModelSpec, waiting: Waiting, watchdog: Watchdog) -> Path:
+    """Return the folder of a base model, once it is prepared.
 
     Raises:
-        InvalidInput: it cannot be prepared; the text says why and what to do.
+        InvalidInput: it cannot be prepared; the text gives the reason and what to do.
     """
     there = _there(model)
     if there is not None:
@@ -42,7 +42,7 @@ async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    warden.add(process.pid)
+    watchdog.add(process.pid)
     words = asyncio.ensure_future(process.stderr.read())
     try:
         async for line in process.stdout:
@@ -57,25 +57,25 @@ async def prepare(model: ModelSpec, waiting: Waiting, warden: Warden) -> Path:
     finally:
         sessions.kill(process.pid)
         await asyncio.gather(process.wait(), words)
-        warden.remove(process.pid)
+        watchdog.remove(process.pid)
 
 
 def _there(model: ModelSpec) -> Path | None:
-    """The folder, if nothing needs to be done for it."""
+    """Return the folder if the model needs no preparation; else None."""
     if model.builtin is not None:
         return prepared(model.builtin)
     return resolve(model) if model.path is not None else None
 
 
 def describe(model: ModelSpec) -> str:
-    """A base model by the name that people know it by."""
+    """Return the base model's name for users."""
     if model.hub is not None:
         return f"{model.hub.id}@{model.hub.revision}"
     return model.builtin or model.path or "of a PersistentVolumeClaim"
 
 
 def _told(line: bytes) -> dict[str, object]:
-    """What the process says; libraries may print as well."""
+    """Parse a line of the process; empty if it is not a JSON object, because libraries print as well."""
     try:
         told = json.loads(line)
     except ValueError:
@@ -84,7 +84,7 @@ def _told(line: bytes) -> dict[str, object]:
 
 
 def main(model: str) -> None:
-    """Prepare in this process, and tell of it on stdout."""
+    """Prepare the model in this process and report on stdout."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-"""One role as a process: how it is started, ended and swept up after. Decides nothing."""
+"""Role processes: start, stop, and clean up after them. Makes no decisions."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marlaas.local import sessions
-from marlaas.local.credentials import Credentials, Handed
+from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.plan import ProcessSpec
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
@@ -20,23 +20,23 @@ from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
 
 ROLE_COMMAND = (sys.executable, "-P", "-m", "marlaas_worker")
-"""-P: what lies in the folder where the person happens to be is nothing that a role imports."""
+"""-P keeps the current folder off the import path of roles."""
 TAIL_BYTES = 256 << 10
 
 
-class Warden:
-    """The runner's side of `marlaas.local.warden`. temporary: a folder that ends with the run."""
+class Watchdog:
+    """Client of the process `marlaas.local.watchdog`. `temporary` is a folder that is deleted when the run ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, temporary: Path) -> None:
         self._process = process
         self.temporary = temporary
 
     def add(self, session: int) -> None:
-        """From now on the session ends with the runner."""
+        """Register a session that must end with the runner."""
         self._say(f"+{session}\n")
 
     def remove(self, session: int) -> None:
-        """The session has ended."""
+        """Unregister a session that has ended."""
         self._say(f"-{session}\n")
 
     def _say(self, line: str) -> None:
@@ -46,20 +46,20 @@ class Warden:
 
 
 @contextlib.asynccontextmanager
-async def warden() -> AsyncIterator[Warden]:
-    """Start the warden; leaving the context ends it, and what it still guards."""
+async def watchdog() -> AsyncIterator[Watchdog]:
+    """Start the watchdog. Leaving the context stops it, and the sessions that are still registered."""
     temporary = Path(tempfile.mkdtemp(prefix="marlaas-"))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "marlaas.local.warden",
+        "marlaas.local.watchdog",
         str(temporary),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        yield Warden(process, temporary)
+        yield Watchdog(process, temporary)
     finally:
         if process.stdin is not None:
             process.stdin.close()
@@ -68,22 +68,23 @@ async def warden() -> AsyncIterator[Warden]:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What all roles are started with. command: how to run a role, its name comes next. jobs: by key; pools: by name.
+    """Starts roles.
 
-    modules: folders in which a sandbox finds the environments that people wrote.
+    command: command line of a role; the role's name follows. jobs: by key; pools: by name.
+    modules: folders in which a sandbox finds users' environments.
     """
 
     folder: OutFolder
     nats_url: str
-    credentials: Credentials
-    warden: Warden
+    credentials: CredentialSource
+    watchdog: Watchdog
     pools: Mapping[str, PoolDocument]
     jobs: Mapping[str, JobDocument]
     modules: tuple[Path, ...] = ()
     command: tuple[str, ...] = ROLE_COMMAND
 
     async def start(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
-        """Start a role in a session of its own, writing to its log. Raises InvalidInput when the folder takes no more."""
+        """Start a role in its own session, writing to its log. Raises InvalidInput if the folder cannot be written."""
         path = self.log(spec)
         with translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,11 +103,11 @@ class Launcher:
                 env=self._environment(spec),
                 start_new_session=True,
             )
-        self.warden.add(process.pid)
+        self.watchdog.add(process.pid)
         return process
 
     def user(self, spec: ProcessSpec) -> BusUser:
-        """As whom the role connects."""
+        """Return the bus user of the role."""
         match spec.role:
             case "rollout":
                 return RolloutUser(spec.pool)
@@ -119,19 +120,23 @@ class Launcher:
                 return OrchestratorUser()
 
     def log(self, spec: ProcessSpec) -> Path:
-        """Where the role writes."""
+        """Return the path of the role's log."""
         if spec.job:
             return self.folder.job(self.jobs[spec.job].ref) / "logs" / f"{spec.name}.log"
         return self.folder.logs / f"{spec.key}.log"
 
     def log_tail(self, spec: ProcessSpec) -> str:
-        """The end of the log."""
+        """Return the end of the log."""
         with self.log(spec).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode(errors="replace")
 
     def _environment(self, spec: ProcessSpec) -> dict[str, str]:
-        added = {"MARLAAS_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.warden.temporary)}
+        added = {
+            "MARLAAS_PARENT_PID": str(os.getpid()),
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self.watchdog.temporary),
+        }
         if spec.job:
             places = [*map(str, self.modules), *filter(None, [os.environ.get("PYTHONPATH")])]
             added["PYTHONPATH"] = os.pathsep.join(places)
@@ -159,19 +164,19 @@ class Launcher:
         return [*arguments, flag, str(path)]
 
     async def sweep(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for a role's end, end what it left, and return its exit code."""
+        """Wait until a role exits, kill its remaining children, and return its exit code."""
         exit_code = await process.wait()
         await asyncio.to_thread(sessions.kill, process.pid)
-        self.warden.remove(process.pid)
+        self.watchdog.remove(process.pid)
         return exit_code
 
 
 def ask_to_end(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM: the role drains."""
+    """Send SIGTERM: the role drains."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
 
 
 def kill(process: asyncio.subprocess.Process) -> None:
-    """SIGKILL for the role and all it started."""
+    """Send SIGKILL to the role and its children."""
     sessions.kill(process.pid)

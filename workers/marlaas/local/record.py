@@ -1,6 +1,7 @@
 """Step and evaluation records: from the stream to `steps.jsonl` and `evals.jsonl`.
 
-The stream is the truth and the files are rewritten from it, so a record is in a file exactly once, however often the run was stopped.
+The files are always rewritten from the stream, so a record is in a file exactly once, however often the run was
+stopped.
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import TypeVar
 from marlaas.local.folder import OutFolder, write
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Stored
-from marlaas_api.messages import EvalRecord, Message, StepRecord
+from marlaas_api.messages import BusMessage, EvalRecord, StepRecord
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode
 
@@ -18,7 +19,7 @@ R = TypeVar("R", StepRecord, EvalRecord)
 
 
 def read_line(kind: type[R], line: bytes) -> R:
-    """A record as `Records.write` wrote it; JSON has no NaN, so null stands for it. Raises ValueError."""
+    """Parse a record that `RecordFile.write` wrote. null stands for NaN, which JSON lacks. Raises ValueError."""
     return kind.model_validate(_with_nan(json.loads(line)))
 
 
@@ -31,8 +32,8 @@ def _with_nan(value: object) -> object:
 
 
 @dataclass(slots=True)
-class Records:
-    """What is on record of one job; grows by `read`."""
+class RecordFile:
+    """Records of one job; `read` adds new ones."""
 
     ref: JobRef
     steps: dict[int, StepRecord] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class Records:
     next_sequence: int = 1
 
     async def read(self, bus: Bus) -> bool:
-        """Take up what is new in the stream; True if there was anything. Raises as `Bus.replay`."""
+        """Read new records of the stream; return whether there were any. Raises the errors of `Bus.replay`."""
         stored: list[Stored] = []
         for subject in (subjects.step, subjects.evaluation):
             name = subject(self.ref.namespace, self.ref.name, "x", 0).rpartition(".")[0] + ".*"
@@ -50,21 +51,21 @@ class Records:
             self.next_sequence = max(self.next_sequence, item.sequence + 1)
         return bool(stored)
 
-    def add(self, message: Message) -> None:
-        """Note one record; those of an earlier job of the same name are not ours."""
+    def add(self, message: BusMessage) -> None:
+        """Add one record, unless it belongs to an earlier job of the same name."""
         if isinstance(message, StepRecord) and message.uid == self.ref.uid:
             self.steps.setdefault(message.step, message)
         elif isinstance(message, EvalRecord) and message.uid == self.ref.uid:
             self.evals.setdefault(message.version, message)
 
     def in_order(self) -> tuple[tuple[StepRecord, ...], tuple[EvalRecord, ...]]:
-        """Steps by number and evaluations by version."""
+        """Return steps by number and evaluations by version."""
         return tuple(self.steps[key] for key in sorted(self.steps)), tuple(
             self.evals[key] for key in sorted(self.evals)
         )
 
     def write(self, folder: OutFolder) -> None:
-        """Rewrite both files. Raises InvalidInput when the folder takes no more."""
+        """Rewrite both files. Raises InvalidInput if the folder cannot be written."""
         for name, records in zip(("steps.jsonl", "evals.jsonl"), self.in_order(), strict=True):
             lines = "".join(f"{record.model_dump_json()}\n" for record in records)
             write(folder.job(self.ref) / name, lines.encode())

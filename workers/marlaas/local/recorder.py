@@ -1,7 +1,8 @@
-"""Episodes from the bus to the jobs' shelves, while they end: for people, and nothing depends on it.
+"""Writes episodes from the bus to the jobs' files as they end. For users only; nothing depends on it.
 
-A durable consumer per job: an episode is acked after it is on disk, so a killed runner goes on where it stopped. The orchestrator forgets
-episodes that no recovery needs, soon after their step; reading as they end is what makes the files complete.
+Each job has a durable consumer. An episode is acked after it is on disk, so a killed runner continues where it
+stopped. The orchestrator deletes episodes that no recovery needs soon after their step, so the files are complete
+only if episodes are read as they end.
 """
 
 import asyncio
@@ -10,8 +11,8 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from marlaas.episodes.files import DEFAULT_BYTES, EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord, joined
-from marlaas.episodes.shelf import DEFAULT_BYTES, Shelf
 from marlaas.local.folder import OutFolder
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
@@ -29,13 +30,13 @@ RETRY_S = 1.0
 
 
 def consumer_name(ref: JobRef) -> str:
-    """Name of the job's durable consumer."""
+    """Return the name of the job's durable consumer."""
     return subjects.consumer(ref.namespace, ref.name, "reader")
 
 
 @dataclass(slots=True)
 class Recorder:
-    """All jobs of a run. max_bytes: bound of each job's shelf; 0 keeps nothing."""
+    """Recorder of all jobs of a run. `max_bytes` limits each job's episode files; 0 keeps none."""
 
     folder: OutFolder
     bus: Bus
@@ -45,7 +46,7 @@ class Recorder:
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Record until `stop`, and then what is there. Raises InvalidInput when the folder takes no more."""
+        """Record until `stop` is called and the stream is empty. Raises InvalidInput if the folder cannot be written."""
         if self.max_bytes <= 0:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -53,24 +54,24 @@ class Recorder:
                 tasks.create_task(self._follow(job), name=f"episodes {job.ref}")
 
     def stop(self) -> None:
-        """Let `run` end once nothing more is there."""
+        """Let `run` return once no more episodes are there."""
         self._stop.set()
 
     async def forget(self, finished: Collection[JobRef]) -> None:
-        """Remove the consumers of jobs that are over; one that cannot be removed now costs nobody anything."""
+        """Delete the consumers of finished jobs. Errors are ignored: a consumer that stays does no harm."""
         for ref in finished:
             with contextlib.suppress(Retryable, BusRefused):
                 await self.bus.delete_consumer(subjects.EPISODES, consumer_name(ref))
 
     async def _follow(self, job: JobDocument) -> None:
-        shelf = Shelf(self.folder.job(job.ref), self.max_bytes)
+        writer = EpisodeWriter(self.folder.job(job.ref), self.max_bytes)
         consumer: Consumer | None = None
         while True:
             stopping = self._stop.is_set()
             try:
                 consumer = consumer or await self._consumer(job.ref)
                 deliveries = await consumer.fetch(BATCH, FETCH_S)
-                await self._keep(job, shelf, deliveries)
+                await self._keep(job, writer, deliveries)
             except (Retryable, BusRefused) as error:
                 log.info("%s: episodes cannot be read now: %s", job.ref, error)
                 consumer, deliveries = None, []
@@ -82,14 +83,14 @@ class Recorder:
         subject = subjects.episode(ref.namespace, ref.name)
         return await self.bus.consumer(subjects.EPISODES, consumer_name(ref), subject)
 
-    async def _keep(self, job: JobDocument, shelf: Shelf, deliveries: Sequence[Delivery]) -> None:
+    async def _keep(self, job: JobDocument, writer: EpisodeWriter, deliveries: Sequence[Delivery]) -> None:
         records = [await self._read(job, delivery.stored.data) for delivery in deliveries]
-        await asyncio.to_thread(shelf.append, [record for record in records if record is not None])
+        await asyncio.to_thread(writer.append, [record for record in records if record is not None])
         for delivery in deliveries:
             await delivery.ack()
 
     async def _read(self, job: JobDocument, data: bytes) -> EpisodeRecord | None:
-        """The episode with its turns; None for one of an earlier job, or one that cannot be read."""
+        """Return the episode with its turns; None if it is an earlier job's, or cannot be read."""
         try:
             episode = await unpack(data, self.blobs)
             if not isinstance(episode, Episode) or episode.uid != job.uid:

@@ -1,4 +1,4 @@
-"""The end of a run as people read it: evaluation before and after, replies before and after, and where everything lies."""
+"""Final report of a run: evaluation and replies before and after training, and the paths of the output files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from rich.text import Text
 
 from marlaas.local.results import Exchange, JobResult, exchanges, reason, summary
 from marlaas.local.table import faults, number, why, without_signal
+from marlaas_api.last_words import visible
 from marlaas_api.messages import EvalSample, Phase
-from marlaas_api.visible import visible
 
 MAX_TEXT = 160
 MAX_LINES = 40
@@ -20,17 +20,17 @@ MAX_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results of all jobs, and the output folder they lie in."""
+    """Results of all jobs, and their output folder."""
 
     results: Sequence[JobResult]
     folder: Path
 
     def json(self) -> dict[str, object]:
-        """As in `summary.json`, and where that is."""
+        """Return the content of `summary.json` and the path of the output folder."""
         return {**summary(self.results), "out": str(self.folder)}
 
     def rich(self) -> RenderableType:
-        """For terminals and plain text alike."""
+        """Return the report for a terminal or plain text."""
         return Group(
             Text(),
             _scores(self.results),
@@ -48,7 +48,7 @@ class Report:
             yield Text(f"  {name:<8} {path}")
 
     def places(self, result: JobResult) -> list[tuple[str, Path]]:
-        """What of the job is there to be looked at."""
+        """Return the job's existing output files, as (name, path)."""
         folder = self.folder / result.document.namespace / result.document.job
         named = [
             ("adapter", folder / "adapter"),
@@ -94,10 +94,10 @@ def _whys(results: Sequence[JobResult]) -> list[Text]:
 
 
 def _idle(results: Sequence[JobResult]) -> Iterator[Text]:
-    """Jobs that succeeded, as far as nobody asks what they learnt."""
+    """Yield a sentence for each job with many steps without signal."""
     for result in results:
-        level = result.progress
-        words = without_signal(level.step, level.versions.get(result.agent)) if level is not None else ""
+        progress = result.progress
+        words = without_signal(progress.step, progress.versions.get(result.agent)) if progress is not None else ""
         if words:
             yield Text(
                 f"\n{result.document.ref}: {words} `marlaas episodes DIR --best` shows what they were.", style="yellow"

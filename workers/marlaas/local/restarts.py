@@ -1,9 +1,10 @@
-"""What follows from a role's death: start it again after a while, or give up. Pure.
+"""Decides after a role process exits whether and when to start it again. Pure.
 
-A life counts as good if the process was ready and lived for a while after that. Bad lives in a row add up: dying before being ready
-is the sign of a setting that cannot work, so few of them are enough; being killed is not, so it counts like a short life. A role that
-says that only a person can help is given up at once, ready or not: one that makes no reports counts as ready after a while, and on a slow
-machine it has not even looked at its settings then. Only after a good life it gets one more.
+A run of a process is good if the process stayed ready for 30 s. Bad runs in a row are counted. Exits before being
+ready hint at a wrong setting, so 3 of them are the limit. A process that is killed by a signal before being ready
+counts as a short run, with a limit of 8. A role that exits with EXIT_INVALID is given up at once, whether ready or
+not: a role without reports counts as ready after a while, and on a slow machine it has not read its settings by
+then. Only after a good run it is restarted once more.
 """
 
 from dataclasses import dataclass, replace
@@ -13,12 +14,15 @@ MAX_STILLBORN = 3
 MAX_SHORT = 8
 MAX_DELAY_S = 30.0
 EXIT_INVALID = 2
-"""Exit code by which a role says that only a person can help (`InvalidInput`)."""
+"""Exit code of a role that only a user can fix (`InvalidInput`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """One process from start to end; exit_code as of `subprocess` (negative: the signal), ready_at None: never ready. Seconds."""
+class ProcessRun:
+    """One run of a process. Times are seconds; `ready_at` None: it was never ready.
+
+    `exit_code` is as in `subprocess` (negative: the signal).
+    """
 
     ended_at: float
     ready_at: float | None
@@ -26,45 +30,45 @@ class Life:
 
     @property
     def good(self) -> bool:
-        """It had been at work for a while."""
+        """Whether the process stayed ready for GOOD_LIFE_S."""
         return self.ready_at is not None and self.ended_at - self.ready_at >= GOOD_LIFE_S
 
     @property
-    def stillborn(self) -> bool:
-        """It ended by itself before it was ready."""
+    def never_ready(self) -> bool:
+        """Whether the process exited by itself before it was ready."""
         return self.ready_at is None and self.exit_code >= 0
 
 
 @dataclass(frozen=True, slots=True)
-class Deaths:
-    """Bad lives of one process in a row."""
+class RestartBackoff:
+    """Counts of consecutive bad runs of one process."""
 
-    stillborn: int = 0
+    never_ready: int = 0
     short: int = 0
     invalid: bool = False
 
     @property
     def in_a_row(self) -> int:
-        """All of them together."""
-        return self.stillborn + self.short
+        """Number of consecutive bad runs."""
+        return self.never_ready + self.short
 
     @property
-    def hopeless(self) -> bool:
-        """Starting it again will not help."""
-        return self.invalid or self.stillborn >= MAX_STILLBORN or self.short >= MAX_SHORT
+    def gives_up(self) -> bool:
+        """Whether the process is not to be started again."""
+        return self.invalid or self.never_ready >= MAX_STILLBORN or self.short >= MAX_SHORT
 
     @property
     def delay_s(self) -> float:
-        """How long to wait before starting it again: nothing after a good life, then 1, 2, 4, …"""
+        """Seconds to wait before the next start: 0 after a good run, then 1, 2, 4, … up to 30."""
         return min(MAX_DELAY_S, 2.0 ** (self.in_a_row - 1)) if self.in_a_row else 0.0
 
 
-def after(deaths: Deaths, life: Life) -> Deaths:
-    """Add one more life."""
+def after(backoff: RestartBackoff, life: ProcessRun) -> RestartBackoff:
+    """Return the backoff after one more run."""
     if life.exit_code == EXIT_INVALID and not life.good:
-        return replace(deaths, stillborn=deaths.stillborn + 1, invalid=True)
+        return replace(backoff, never_ready=backoff.never_ready + 1, invalid=True)
     if life.good:
-        return Deaths()
-    if life.stillborn:
-        return replace(deaths, stillborn=deaths.stillborn + 1)
-    return replace(deaths, short=deaths.short + 1)
+        return RestartBackoff()
+    if life.never_ready:
+        return replace(backoff, never_ready=backoff.never_ready + 1)
+    return replace(backoff, short=backoff.short + 1)

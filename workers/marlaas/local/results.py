@@ -1,4 +1,4 @@
-"""What became of a job: from its last progress and its records to `summary.json` and the texts people read. Pure."""
+"""Result of a job: from its last progress and its records to `summary.json` and the report's texts. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Pro
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the runner itself gave a job up: CamelCase reason, and a sentence for people."""
+    """The runner's reason for giving up a job: a CamelCase reason, and a sentence for users."""
 
     reason: str
     message: str
@@ -17,7 +17,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """A job at the end of a run, which need not be its own end. steps and evals are in order."""
+    """State of a job at the end of a run; the job itself may be unfinished. `steps` and `evals` are in order."""
 
     document: JobDocument
     progress: Progress | None = None
@@ -27,31 +27,31 @@ class JobResult:
 
     @property
     def phase(self) -> Phase:
-        """The job's own phase, unless the runner gave it up."""
+        """The job's own phase; Failed if the runner gave it up."""
         if self.failure is not None:
             return Phase.FAILED
         return self.progress.phase if self.progress is not None else Phase.QUEUED
 
     @property
     def agent(self) -> str:
-        """The agent whose version people ask for."""
+        """The first agent, whose version is reported."""
         return self.document.spec.agents[0].name
 
     @property
     def version(self) -> int | None:
-        """The published version, or the newest one while nothing is published; None before version 0."""
+        """The promoted version, or else the newest version; None before version 0."""
         if self.progress is None:
             return None
         return self.progress.promoted.get(self.agent, self.progress.versions.get(self.agent))
 
     @property
     def first_eval(self) -> EvalRecord | None:
-        """The evaluation before any training."""
+        """The evaluation of version 0; None if there is none."""
         return self.evals[0] if self.evals and self.evals[0].version == 0 else None
 
     @property
     def last_eval(self) -> EvalRecord | None:
-        """The evaluation of the published version, or else the newest one after training began."""
+        """The evaluation of the reported version, or else the newest one after version 0."""
         later = [record for record in self.evals if record.version > 0]
         exact = [record for record in later if record.version == self.version]
         found = exact or later
@@ -60,14 +60,14 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One held-out prompt with the reply before and after, and what each earned."""
+    """One held-out prompt with the replies and rewards before and after training."""
 
     before: EvalSample
     after: EvalSample
 
 
 def exchanges(result: JobResult, limit: int = 5) -> tuple[Exchange, ...]:
-    """The first held-out tasks that were sampled both before training and at the end."""
+    """Return the first held-out tasks that were sampled both before training and at the end."""
     if result.first_eval is None or result.last_eval is None:
         return ()
     later = {sample.index: sample for sample in result.last_eval.samples}
@@ -76,33 +76,33 @@ def exchanges(result: JobResult, limit: int = 5) -> tuple[Exchange, ...]:
 
 
 def summary(results: Sequence[JobResult]) -> dict[str, object]:
-    """The content of `summary.json`."""
+    """Return the content of `summary.json`."""
     return {"jobs": {str(result.document.ref): _job_summary(result) for result in results}}
 
 
 def _job_summary(result: JobResult) -> dict[str, object]:
-    level, before, after = result.progress, result.first_eval, result.last_eval
+    progress, before, after = result.progress, result.first_eval, result.last_eval
     return {
         "phase": result.phase.value,
-        "evalBefore": finite(before.reward_mean if before else (level.eval_before if level else None)),
-        "evalAfter": finite(after.reward_mean if after else (level.eval_last if level else None)),
-        "steps": level.step if level else 0,
+        "evalBefore": finite(before.reward_mean if before else (progress.eval_before if progress else None)),
+        "evalAfter": finite(after.reward_mean if after else (progress.eval_last if progress else None)),
+        "steps": progress.step if progress else 0,
         "policyVersion": result.version,
-        "wallSeconds": _wall_s(level),
-        "faults": dict(level.faults) if level else {},
-        "trainingFaults": dict(level.training_faults) if level else {},
+        "wallSeconds": _wall_s(progress),
+        "faults": dict(progress.faults) if progress else {},
+        "trainingFaults": dict(progress.training_faults) if progress else {},
         **reason(result),
     }
 
 
-def _wall_s(level: Progress | None) -> float:
-    if level is None or level.started_at is None:
+def _wall_s(progress: Progress | None) -> float:
+    if progress is None or progress.started_at is None:
         return 0.0
-    return round((level.finished_at or level.at or level.started_at) - level.started_at, 3)
+    return round((progress.finished_at or progress.at or progress.started_at) - progress.started_at, 3)
 
 
 def reason(result: JobResult) -> Mapping[str, str]:
-    """`reason` and `message` of anything but success; empty for success."""
+    """Return `reason` and `message` of a job that has not succeeded; empty if it has."""
     if result.failure is not None:
         return {"reason": result.failure.reason, "message": result.failure.message}
     if result.phase is Phase.SUCCEEDED or result.progress is None:
@@ -111,5 +111,5 @@ def reason(result: JobResult) -> Mapping[str, str]:
 
 
 def all_succeeded(results: Sequence[JobResult]) -> bool:
-    """Every job reached its end well."""
+    """Return whether every job succeeded."""
     return all(result.phase is Phase.SUCCEEDED for result in results)

@@ -1,7 +1,7 @@
-"""`marlaas run`: validate, prepare, start everything, watch until every job is settled, write what came of it, leave nothing behind.
+"""`marlaas run`: validate, prepare, start all processes, watch until every job is settled, write the results, clean up.
 
-The shell around `documents`, `plan`, `restarts`, `table` and `results`, which decide. Nothing is started before everything that a
-person can get wrong has been looked at.
+Runs the decisions of the pure modules `documents`, `plan`, `restarts`, `table` and `results`. Nothing is started
+before everything that users can get wrong has been checked.
 """
 
 import asyncio
@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas.episodes.shelf import DEFAULT_BYTES
+from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local import documents, plan
 from marlaas.local.collection import Collector, read_results, write_summary
+from marlaas.local.desired_state import DesiredState, read
 from marlaas.local.display import Display
 from marlaas.local.folder import OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts
 from marlaas.local.observation import announce
 from marlaas.local.preparation import prepare
-from marlaas.local.processes import ROLE_COMMAND, Launcher, Warden, warden
+from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
-from marlaas.local.wanted import Wanted, read
-from marlaas.local.watch import Watch
+from marlaas.local.watch import JobWatch
 from marlaas.models import prepared
-from marlaas.trackers.desk import Desk, Place
+from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.errors import first_cause
@@ -40,11 +40,14 @@ EXIT_SUCCEEDED, EXIT_FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What was asked for. out: the output folder; seed: instead of the manifests' own; nats: a server that is there already, creds: a
-    credentials file for it.
+    """Arguments of a run.
 
-    again: the command line that goes on where this one stops; role_command: how a role is run. episodes_bytes: disk that each job's kept
-    episodes may take, 0 keeps none.
+    out: output folder.
+    seed: replaces the manifests' seeds; None keeps them.
+    nats, creds: URL of an existing NATS server, and its credentials file; None starts an embedded server.
+    again: command line that continues this run.
+    role_command: command line that runs a role.
+    episodes_bytes: disk for each job's episodes; 0 keeps none.
     """
 
     files: tuple[str, ...]
@@ -61,8 +64,8 @@ def run(request: RunRequest, display: Display) -> int:
     """Run to the end and return the exit code: 0 only if every job succeeded.
 
     Raises:
-        Permanent: what a person must change first (InvalidInput, ServerFailed, …); nothing is running.
-        Retryable: a server that was named does not answer.
+        Permanent: the user must change something first (InvalidInput, ServerFailed, …); nothing is running.
+        Retryable: the server of `nats` does not answer.
     """
     try:
         return asyncio.run(_run(request, display))
@@ -84,7 +87,7 @@ async def _run(request: RunRequest, display: Display) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What runs, and where environment modules are looked for."""
+    """Jobs, pools, and the folders of environment modules."""
 
     jobs: tuple[JobDocument, ...]
     pools: tuple[PoolDocument, ...]
@@ -110,7 +113,7 @@ class _Run:
             documents.refuse_other_models(record.pools, wanted.pools)
             if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
-            async with warden() as guard:
+            async with watchdog() as guard:
                 pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, guard))
                 folder.write_record(RunRecord(jobs=jobs, pools=pools))
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
@@ -124,10 +127,11 @@ class _Run:
         self._display.result(Report(results, folder.root))
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 
-    async def _prepare(self, wanted: Wanted, guard: Warden) -> tuple[PoolDocument, ...]:
-        """Documents of the pools that jobs use, their models prepared.
+    async def _prepare(self, wanted: DesiredState, guard: Watchdog) -> tuple[PoolDocument, ...]:
+        """Prepare the models and return the documents of the pools that jobs use.
 
-        A model that had to be fetched or made can be looked into only now: the manifests are read once more. Raises InvalidInput.
+        The manifests are read again if a model was fetched or built, because it can be inspected only then. Raises
+        InvalidInput.
         """
         is_news = any(_is_unseen(pool.spec.model) for pool in wanted.pools)
         pools = []
@@ -138,8 +142,8 @@ class _Run:
             await asyncio.to_thread(read, self._request.files, self._request.seed)
         return tuple(pools)
 
-    async def _serve(self, folder: OutFolder, content: "_Content", guard: Warden) -> list[JobResult]:
-        """Run the jobs until all are settled or the person asks to stop; return what is known of them then."""
+    async def _serve(self, folder: OutFolder, content: "_Content", guard: Watchdog) -> list[JobResult]:
+        """Run the jobs until all are settled or the user asks to stop, and return their results so far."""
         self._display.waiting("starting the message server")
         async with message_server(folder, self._existing(), guard) as server:
             await announce(server.bus, content.jobs)
@@ -155,9 +159,9 @@ class _Run:
             )
             blobs = open_blobs(folder.blobs)
             recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
-            desk = Desk(Place(folder.state, lambda job: folder.job(job.ref)), self._display.note)
+            desk = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
             collector = Collector(folder, server.bus, blobs, desk.tell)
-            watch = Watch(server.bus, collector, self._display, content.jobs, content.pools)
+            watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             await self._supervise(watch, launcher, recorder)
             results = await watch.results()
             finished = [one.document for one in results if one.phase.final]
@@ -168,7 +172,7 @@ class _Run:
     def _existing(self) -> Existing | None:
         return None if self._request.nats is None else Existing(self._request.nats, self._request.creds)
 
-    async def _supervise(self, watch: "Watch", launcher: Launcher, recorder: Recorder) -> None:
+    async def _supervise(self, watch: "JobWatch", launcher: Launcher, recorder: Recorder) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(recorder.run(), name="episodes")
             supervisor = Supervisor(launcher, tasks)
@@ -187,12 +191,14 @@ class _Run:
         self._display.waiting("ending the roles; Ctrl-C ends them at once")
 
     def _end(self, folder: OutFolder, pools: tuple[PoolDocument, ...], results: Sequence[JobResult]) -> int:
-        """Write what came of it, tell it, and turn it into an exit code."""
+        """Write the summary and the record, display the report, and return the exit code."""
         write_summary(folder, results)
         finished = all(plan.settled(one.document, one.progress) for one in results)
-        levels = tuple(one.progress for one in results if one.progress is not None)
+        all_progress = tuple(one.progress for one in results if one.progress is not None)
         folder.write_record(
-            RunRecord(jobs=tuple(one.document for one in results), pools=pools, progress=levels, finished=finished)
+            RunRecord(
+                jobs=tuple(one.document for one in results), pools=pools, progress=all_progress, finished=finished
+            )
         )
         self._display.result(Report(results, folder.root))
         if self._interrupts.first.is_set() and not finished:
@@ -202,12 +208,12 @@ class _Run:
 
 
 def _is_unseen(model: ModelSpec) -> bool:
-    """Whether there was nothing to look into when the manifests were read."""
+    """Return whether the model could not be inspected when the manifests were read."""
     return model.hub is not None or (model.builtin is not None and prepared(model.builtin) is None)
 
 
 async def _first_of(first: asyncio.Event, second: asyncio.Event, timeout_s: float) -> None:
-    """Sleep until one of the events or the timeout; the second is cleared."""
+    """Sleep until one of the events is set or the timeout expires; then clear the second event."""
     waits = [asyncio.ensure_future(event.wait()) for event in (first, second)]
     await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:

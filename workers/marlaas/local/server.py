@@ -1,4 +1,4 @@
-"""The message server of a run: an embedded one that is kept alive and lets in this run's roles only, or one that is there already."""
+"""NATS server of a run: an embedded one that is restarted after crashes and admits only this run's roles, or an existing one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas.local.credentials import Credentials, Issuer, OneForAll
+from marlaas.local.credentials import CredentialSource, Issuer, OneForAll
 from marlaas.local.folder import OutFolder
-from marlaas.local.processes import Warden
+from marlaas.local.processes import Watchdog
 from marlaas_api.background import background
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
@@ -21,7 +21,7 @@ MAX_RETRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """A server that is there already. creds: the person's credentials file, None where it asks for none."""
+    """An existing server. `creds` is the user's credentials file; None if it needs none."""
 
     url: str
     creds: Path | None = None
@@ -29,20 +29,22 @@ class Existing:
 
 @dataclass(frozen=True, slots=True)
 class MessageServer:
-    """Where roles connect and as whom, and the runner's own connection."""
+    """URL and credentials of the roles, and the runner's own connection."""
 
     url: str
     bus: Bus
-    credentials: Credentials
+    credentials: CredentialSource
 
 
 @asynccontextmanager
-async def message_server(folder: OutFolder, existing: Existing | None, warden: Warden) -> AsyncIterator[MessageServer]:
-    """Connect to a server that is there already, or else to one of our own; streams and buckets are there then.
+async def message_server(
+    folder: OutFolder, existing: Existing | None, watchdog: Watchdog
+) -> AsyncIterator[MessageServer]:
+    """Connect to the existing server or start an embedded one, and ensure the streams and buckets.
 
     Raises:
-        ServerFailed: our own server cannot start (port or store taken, disk full), or cannot be kept alive.
-        BusUnavailable, BusRefused: the existing server does not answer, or refuses.
+        ServerFailed: the embedded server cannot start (port or store taken, disk full), or cannot be restarted.
+        BusUnavailable, BusRefused: the existing server does not answer, or rejects the connection.
     """
     if existing is not None:
         async with _connected(existing.url, OneForAll(existing.creds)) as server:
@@ -53,7 +55,7 @@ async def message_server(folder: OutFolder, existing: Existing | None, warden: W
     with closing(Issuer(keys)) as issuer:
         async with (
             embedded,
-            background(_keep_alive(embedded, warden)),
+            background(_keep_alive(embedded, watchdog)),
             background(issuer.keep_fresh()),
             _connected(embedded.url, issuer) as server,
         ):
@@ -61,7 +63,7 @@ async def message_server(folder: OutFolder, existing: Existing | None, warden: W
 
 
 @asynccontextmanager
-async def _connected(url: str, credentials: Credentials) -> AsyncIterator[MessageServer]:
+async def _connected(url: str, credentials: CredentialSource) -> AsyncIterator[MessageServer]:
     bus = await connect(url, name="marlaas run", creds=credentials.of(RunnerUser()).path)
     try:
         await bus.ensure()
@@ -70,15 +72,15 @@ async def _connected(url: str, credentials: Credentials) -> AsyncIterator[Messag
         await bus.close()
 
 
-async def _keep_alive(server: EmbeddedNats, warden: Warden) -> None:
-    """Restart the server on its port and store whenever it dies. Raises ServerFailed when that fails again and again."""
+async def _keep_alive(server: EmbeddedNats, watchdog: Watchdog) -> None:
+    """Restart the server on its port and store whenever it exits. Raises ServerFailed after repeated failures."""
     while True:
         session = server.pid
         if session is not None:
-            warden.add(session)
+            watchdog.add(session)
         await server.wait()
         if session is not None:
-            warden.remove(session)
+            watchdog.remove(session)
         await _restart(server)
 
 

@@ -1,6 +1,6 @@
-"""Ending a role with everything it started: each role leads a session of its own, as a container would hold it.
+"""Kill a role with all its children: each role leads its own session.
 
-A role that is killed cannot end its own children (an engine's worker, an environment's child); whoever ends the session does.
+A killed role cannot kill its own children (an engine's worker, an environment's process), so the session is killed.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ _MAX_ROUNDS, _ROUND_S = 200, 0.01
 
 
 def members(session: int) -> list[int]:
-    """Pids of the session that live now; one that is dead and not waited for runs no code and cannot be killed again."""
+    """Return the pids of the session's live processes. Zombies are left out: they run no code and cannot be killed."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -24,7 +24,7 @@ def members(session: int) -> list[int]:
 
 
 def kill(session: int) -> None:
-    """Kill every process of the session, also those being forked meanwhile; one that the kernel holds is left to it."""
+    """Kill every process of the session, also those that are forked meanwhile. Gives up after about 2 s."""
     for _ in range(_MAX_ROUNDS):
         alive = members(session)
         if not alive:

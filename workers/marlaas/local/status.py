@@ -1,4 +1,4 @@
-"""The one line above the table that says what everybody is waiting for. Pure."""
+"""Status line above the table: what the run waits for. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +17,21 @@ _STARTING = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A process as it is told of: alive since `started_at` (None: between two lives), ready or not, and what its last death was."""
+    """State of a role process. `started_at` is None between two runs of it.
+
+    `last_words` holds the reason of the last exit; `restarts` counts consecutive bad runs.
+    """
 
     spec: ProcessSpec
     started_at: float | None
     ready: bool
-    deaths: int = 0
+    restarts: int = 0
     last_words: str = ""
     next_start_at: float = 0.0
 
 
 def status_line(processes: Sequence[ProcessState], views: Sequence[JobView], now: float) -> str:
-    """The most important thing that is not running yet; what the jobs do if everything is."""
+    """Return a text for the first process that has exited, else for those that start, else for the jobs."""
     for state in processes:
         if state.started_at is None:
             return _death(state, now)
@@ -40,7 +43,7 @@ def status_line(processes: Sequence[ProcessState], views: Sequence[JobView], now
 
 def _death(state: ProcessState, now: float) -> str:
     wait = duration(max(0.0, state.next_start_at - now))
-    return f"{state.spec} died: {state.last_words}; it starts again in {wait} (death {state.deaths} in a row)"
+    return f"{state.spec} died: {state.last_words}; it starts again in {wait} (death {state.restarts} in a row)"
 
 
 def _start(state: ProcessState, now: float) -> str:

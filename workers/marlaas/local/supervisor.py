@@ -1,4 +1,4 @@
-"""Keeps the processes that should run running: starts, restarts and ends them. What should run, and when to give up, is decided elsewhere."""
+"""Starts, restarts and stops role processes. The desired processes and the backoff are decided by `plan` and `restarts`."""
 
 import asyncio
 import signal
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 from marlaas.local.plan import ProcessSpec, is_ready
 from marlaas.local.processes import Launcher, ask_to_end, kill
-from marlaas.local.restarts import Deaths, Life, after
+from marlaas.local.restarts import ProcessRun, RestartBackoff, after
 from marlaas.local.status import ProcessState
 from marlaas_api.last_words import last_words
 from marlaas_api.messages import ReplicaReport
 
 GRACE_S = 20.0
-"""How long a role may drain; nothing is lost by killing it then, as nothing is lost by a crash."""
+"""Time for a role to drain. Killing it afterwards loses nothing, just as a crash loses nothing."""
 IDLE_GRACE_S = 2.0
-"""The same once every job is settled: an engine takes longer to end than anybody would wait for nothing."""
+"""The same once every job is settled: nothing is left to drain, and an engine takes long to exit."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """A process over all its lives; `process` None: between two of them. asked: it was told to end."""
+    """A role process across its restarts. `process` is None between two runs; `asked`: SIGTERM was sent."""
 
     spec: ProcessSpec
     process: asyncio.subprocess.Process | None = None
@@ -30,18 +30,18 @@ class _Place:
     ready_at: float | None = None
     wanted: bool = True
     asked: bool = False
-    deaths: Deaths = field(default_factory=Deaths)
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     next_start_at: float = 0.0
     last_words: str = ""
 
     def state(self) -> ProcessState:
         started_at = self.started_at if self.process is not None else None
         ready = self.ready_at is not None and self.process is not None
-        return ProcessState(self.spec, started_at, ready, self.deaths.in_a_row, self.last_words, self.next_start_at)
+        return ProcessState(self.spec, started_at, ready, self.backoff.in_a_row, self.last_words, self.next_start_at)
 
 
 class Supervisor:
-    """All role processes of one runner. `changed` is set whenever one of them ended."""
+    """All role processes of one runner. `changed` is set whenever one of them exits."""
 
     def __init__(self, launcher: Launcher, tasks: asyncio.TaskGroup, now: Callable[[], float] = time.time) -> None:
         self._launcher = launcher
@@ -52,7 +52,7 @@ class Supervisor:
         self.changed = asyncio.Event()
 
     async def reconcile(self, desired: Sequence[ProcessSpec], reports: Sequence[ReplicaReport]) -> None:
-        """Bring what runs towards what should. Raises InvalidInput when a log cannot be written."""
+        """Start and stop processes to match `desired`. Raises InvalidInput if a log cannot be written."""
         wanted = {spec.key: spec for spec in desired}
         for key, place in self._places.items():
             place.wanted = key in wanted
@@ -61,24 +61,24 @@ class Supervisor:
         for key, spec in wanted.items():
             place = self._places.setdefault(key, _Place(spec))
             self._note_ready(place, reports)
-            if place.process is None and not place.deaths.hopeless and self._now() >= place.next_start_at:
+            if place.process is None and not place.backoff.gives_up and self._now() >= place.next_start_at:
                 await self._start(place)
 
     def states(self) -> tuple[ProcessState, ...]:
-        """What is to be told of the processes that are wanted."""
+        """Return the states of the wanted processes."""
         return tuple(place.state() for place in self._places.values() if place.wanted)
 
     def given_up(self) -> tuple[tuple[ProcessSpec, str], ...]:
-        """The processes that cannot be made to run, each with a sentence that says why."""
-        return tuple((place.spec, self._obituary(place)) for place in self._places.values() if place.deaths.hopeless)
+        """Return the processes that were given up, each with a sentence about the reason."""
+        return tuple((place.spec, self._obituary(place)) for place in self._places.values() if place.backoff.gives_up)
 
     def news(self) -> list[str]:
-        """Sentences about deaths since the last call."""
+        """Return sentences about processes that exited since the last call."""
         told, self._news = self._news, []
         return told
 
     async def drain(self, grace_s: float) -> None:
-        """Ask every process to end and wait for it; kill those that take too long."""
+        """Send SIGTERM to every process, wait up to `grace_s` seconds, then kill the rest."""
         watchers = [place.watcher for place in self._places.values() if place.watcher is not None]
         for place in self._places.values():
             place.wanted = False
@@ -90,7 +90,7 @@ class Supervisor:
             await asyncio.wait(watchers)
 
     def kill(self) -> None:
-        """End every process at once."""
+        """Kill every process at once."""
         for place in self._places.values():
             place.wanted = False
             if place.process is not None:
@@ -102,7 +102,7 @@ class Supervisor:
         place.watcher = self._tasks.create_task(self._watch(place, place.process), name=f"watch {place.spec.key}")
 
     def _end(self, place: _Place) -> None:
-        """Ask once; a process that stays is killed after its grace."""
+        """Send SIGTERM once; kill the process if it has not exited after GRACE_S."""
         if place.process is None or place.asked:
             return
         place.asked = True
@@ -124,17 +124,17 @@ class Supervisor:
         now = self._now()
         place.process, place.watcher = None, None
         if place.wanted and not place.asked:
-            place.deaths = after(place.deaths, Life(now, place.ready_at, exit_code))
-            place.next_start_at = now + place.deaths.delay_s
+            place.backoff = after(place.backoff, ProcessRun(now, place.ready_at, exit_code))
+            place.next_start_at = now + place.backoff.delay_s
             place.last_words = self._words(place.spec, exit_code)
             self._news.append(self._obituary(place))
         self.changed.set()
 
     def _obituary(self, place: _Place) -> str:
         text = f"{place.spec} died: {place.last_words}"
-        if not place.deaths.hopeless:
+        if not place.backoff.gives_up:
             return f"{text}; it starts again"
-        times = f" {place.deaths.in_a_row} times in a row" if place.deaths.in_a_row > 1 else ""
+        times = f" {place.backoff.in_a_row} times in a row" if place.backoff.in_a_row > 1 else ""
         return f"{text}; given up after it died{times} (its log: {self._launcher.log(place.spec)})"
 
     def _words(self, spec: ProcessSpec, exit_code: int) -> str:

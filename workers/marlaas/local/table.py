@@ -1,11 +1,11 @@
-"""The rows of the live table, the plain lines and the JSON objects: from progress to text. Pure."""
+"""Rows of the live table, plain lines and JSON objects, made from progress. Pure."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from marlaas_api.last_words import visible
 from marlaas_api.messages import JobDocument, Progress
-from marlaas_api.visible import visible
 
 COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
 _FEW_STEPS = 3
@@ -13,7 +13,7 @@ _FEW_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as it is shown; progress None: the orchestrator has not spoken of it yet."""
+    """A job as displayed. `progress` is None until the orchestrator publishes it."""
 
     document: JobDocument
     progress: Progress | None = None
@@ -21,81 +21,81 @@ class JobView:
 
     @property
     def name(self) -> str:
-        """`<namespace>/<name>`."""
+        """Name as `<namespace>/<name>`."""
         return str(self.document.ref)
 
 
 def cells(view: JobView) -> tuple[str, ...]:
-    """One cell per column."""
-    level = view.progress
+    """Return one cell per column."""
+    progress = view.progress
     steps = view.document.spec.training.steps
-    if level is None:
+    if progress is None:
         return (view.name, "Starting", f"0/{steps}", *["·"] * (len(COLUMNS) - 3))
     return (
         view.name,
-        level.phase.value,
-        f"{level.step}/{steps}",
-        versions(level.versions),
-        number(level.reward),
-        evaluation(level),
-        f"{level.tokens_per_s:,.0f}",
-        f"{level.staleness:.2f}",
-        faults(level.faults),
-        "·" if level.phase.final else duration(view.eta_s),
+        progress.phase.value,
+        f"{progress.step}/{steps}",
+        versions(progress.versions),
+        number(progress.reward),
+        evaluation(progress),
+        f"{progress.tokens_per_s:,.0f}",
+        f"{progress.staleness:.2f}",
+        faults(progress.faults),
+        "·" if progress.phase.final else duration(view.eta_s),
     )
 
 
 def plain_line(view: JobView) -> str:
-    """One line for logs and for terminals that are none."""
-    level = view.progress
-    if level is None:
+    """Return one line for logs and outputs that are not terminals."""
+    progress = view.progress
+    if progress is None:
         return f"{view.name}: starting"
     _, phase, step, version, reward, score, speed, staleness, fault, eta = cells(view)
     figures = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
-    tail = "" if level.phase.final else f", done in {eta}" if view.eta_s is not None else ""
+    tail = "" if progress.phase.final else f", done in {eta}" if view.eta_s is not None else ""
     why = (
-        f" · {level.reason}: {visible(level.message)}"
-        if level.phase not in ("Running", "Succeeded") and level.message
+        f" · {progress.reason}: {visible(progress.message)}"
+        if progress.phase not in ("Running", "Succeeded") and progress.message
         else ""
     )
     return f"{view.name}: {phase}, {figures}, faults {fault}{tail}{why}"
 
 
 def as_json(view: JobView) -> dict[str, object]:
-    """The whole level, for machines; keys as in `summary.json`."""
-    level = view.progress
-    if level is None:
+    """Return the whole progress for JSON output; keys as in `summary.json`."""
+    progress = view.progress
+    if progress is None:
         return {"job": view.name, "phase": "Starting", "steps": view.document.spec.training.steps}
     return {
         "job": view.name,
-        "phase": level.phase.value,
-        "reason": level.reason,
-        "message": level.message,
-        "step": level.step,
-        "steps": level.steps,
-        "versions": dict(level.versions),
-        "reward": finite(level.reward),
-        "evalBefore": finite(level.eval_before),
-        "evalLast": finite(level.eval_last),
-        "tokens": level.tokens,
-        "tokensPerSecond": round(level.tokens_per_s, 1),
-        "staleness": level.staleness,
-        "faults": dict(level.faults),
-        "trainingFaults": dict(level.training_faults),
+        "phase": progress.phase.value,
+        "reason": progress.reason,
+        "message": progress.message,
+        "step": progress.step,
+        "steps": progress.steps,
+        "versions": dict(progress.versions),
+        "reward": finite(progress.reward),
+        "evalBefore": finite(progress.eval_before),
+        "evalLast": finite(progress.eval_last),
+        "tokens": progress.tokens,
+        "tokensPerSecond": round(progress.tokens_per_s, 1),
+        "staleness": progress.staleness,
+        "faults": dict(progress.faults),
+        "trainingFaults": dict(progress.training_faults),
         "etaSeconds": None if view.eta_s is None else round(view.eta_s),
-        "at": level.at,
+        "at": progress.at,
     }
 
 
 def why(name: str, reason: str, message: str, max_lines: int) -> str:
-    """A job's failure in a few lines; of a long message, such as a traceback, the last ones. It is shown, never obeyed."""
+    """Return a job's failure in a few lines; of a longer message, such as a traceback, the last ones. Control characters are escaped."""
     lines = visible(message).strip().splitlines()
     kept = [f"  {line}" for line in ["…", *lines[-max_lines:]]] if len(lines) > max_lines else lines
     return "\n".join([f"{name}: {reason}: {kept[0].strip() if kept else ''}", *kept[1:]])
 
 
 def without_signal(step: int, newest: int | None) -> str:
-    """A sentence of a job of which at least half of the finished steps made no version; nothing of others."""
+    """Return a sentence if at least half of the finished steps made no version; else an empty text."""
     if newest is None or step < _FEW_STEPS or 2 * (step - newest) < step:
         return ""
     return (
@@ -105,36 +105,36 @@ def without_signal(step: int, newest: int | None) -> str:
 
 
 def versions(by_agent: Mapping[str, int]) -> str:
-    """`7`, or `solver 7, critic 3` when there are several agents."""
+    """Return `7`, or `solver 7, critic 3` for several agents."""
     if len(by_agent) <= 1:
         return next((str(version) for version in by_agent.values() if version >= 0), "·")
     return ", ".join(f"{agent} {version}" for agent, version in sorted(by_agent.items()))
 
 
-def evaluation(level: Progress) -> str:
-    """`0.31 → 0.87`."""
-    if level.eval_last is None or level.eval_last == level.eval_before:
-        return number(level.eval_before)
-    return f"{number(level.eval_before)} → {number(level.eval_last)}"
+def evaluation(progress: Progress) -> str:
+    """Return evaluations as `0.31 → 0.87`."""
+    if progress.eval_last is None or progress.eval_last == progress.eval_before:
+        return number(progress.eval_before)
+    return f"{number(progress.eval_before)} → {number(progress.eval_last)}"
 
 
 def faults(by_class: Mapping[str, int]) -> str:
-    """`env 3, infra 1`."""
+    """Return faults as `env 3, infra 1`."""
     return ", ".join(f"{name} {count}" for name, count in sorted(by_class.items()) if count) or "0"
 
 
 def number(value: float | None) -> str:
-    """Two digits, or a dot for nothing yet."""
+    """Return the number with two decimals; a dot for None and NaN."""
     return "·" if finite(value) is None else f"{value:.2f}"
 
 
 def finite(value: float | None) -> float | None:
-    """None for NaN, the mean of nothing, which JSON does not have."""
+    """Return None for NaN (the mean of no values), which JSON lacks."""
     return None if value is None or math.isnan(value) else value
 
 
 def duration(seconds: float | None) -> str:
-    """`42 s`, `3 m 20 s`, `1 h 05 m`, or a dot for unknown."""
+    """Return `42 s`, `3 m 20 s` or `1 h 05 m`; a dot for None."""
     if seconds is None:
         return "·"
     whole = round(seconds)

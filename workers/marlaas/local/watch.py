@@ -1,4 +1,4 @@
-"""The runner's eyes: reads the bus, lets `plan` decide what should run, and shows and writes what it sees."""
+"""Polls the bus, reconciles the processes with `plan`, and displays and writes the jobs' state."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from marlaas.local import plan
 from marlaas.local.collection import Collector
 from marlaas.local.display import Display
-from marlaas.local.eta import Mark, advanced, eta_s
+from marlaas.local.eta import ProgressMark, advanced, eta_s
 from marlaas.local.observation import Observation, observe
 from marlaas.local.results import Failure, JobResult
 from marlaas.local.status import status_line
@@ -20,12 +20,15 @@ from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress
 
 ANSWER_S = 2.0
-"""How long a look at the bus may take; a server that is being restarted must not keep Ctrl-C waiting."""
+"""Timeout of one poll of the bus, so that Ctrl-C does not wait for a server that restarts."""
 
 
 @dataclass(slots=True)
-class Watch:
-    """All jobs of a run. seen: what the bus said last; failures: by job key, jobs that the runner gave up; marks: by uid."""
+class JobWatch:
+    """All jobs of a run.
+
+    seen: last observation of the bus. failures: by job key, jobs that the runner gave up. marks: by uid.
+    """
 
     bus: Bus
     collector: Collector
@@ -34,10 +37,10 @@ class Watch:
     pools: Sequence[PoolDocument]
     seen: Observation = field(default_factory=Observation)
     failures: dict[str, Failure] = field(default_factory=dict)
-    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
+    marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
 
     async def look(self, supervisor: Supervisor) -> bool:
-        """One round; False once nothing is left to run. Raises InvalidInput when the output folder takes no more."""
+        """Run one round; return False once nothing is left to run. Raises InvalidInput if the output folder cannot be written."""
         answered = await self._observe()
         self._give_up(supervisor)
         live = [job for job in self.jobs if job.ref.key not in self.failures]
@@ -50,30 +53,30 @@ class Watch:
         return bool(desired)
 
     async def results(self) -> list[JobResult]:
-        """Everything that is known of the jobs, files written."""
+        """Return the results of all jobs, with their files written."""
         await self._observe()
         return [await self._result(job) for job in self.jobs]
 
     async def _result(self, job: JobDocument) -> JobResult:
         with self._blamed_on(job):
-            return await self.collector.result(job, self._level(job), self.failures.get(job.ref.key))
-        return JobResult(job, self._level(job), failure=self.failures[job.ref.key])
+            return await self.collector.result(job, self._progress(job), self.failures.get(job.ref.key))
+        return JobResult(job, self._progress(job), failure=self.failures[job.ref.key])
 
     async def _observe(self) -> bool:
-        """False when the server does not answer now: it is being restarted, and what was seen last still counts."""
+        """Observe the bus; return False if the server does not answer now. The last observation then stays in use."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 self.seen = await observe(self.bus, {job.ref.key for job in self.jobs})
             for job in self.jobs:
                 with self._blamed_on(job):
-                    await self.collector.follow(job, self._level(job))
+                    await self.collector.follow(job, self._progress(job))
         except (Retryable, TimeoutError):
             return False
         return True
 
     @contextmanager
     def _blamed_on(self, job: JobDocument) -> Iterator[None]:
-        """What cannot be read of one job (a corrupt blob, a record of a newer version) is that job's failure alone."""
+        """Turn a Permanent error (a corrupt blob, a record of a newer version) into a failure of this job alone."""
         try:
             yield
         except InvalidInput:
@@ -81,14 +84,14 @@ class Watch:
         except Permanent as error:
             self.failures.setdefault(job.ref.key, Failure("ResultUnreadable", str(error)))
 
-    def _level(self, job: JobDocument) -> Progress | None:
-        level = self.seen.progress.get(job.ref.key)
-        return level if level is not None and level.uid == job.uid else None
+    def _progress(self, job: JobDocument) -> Progress | None:
+        progress = self.seen.progress.get(job.ref.key)
+        return progress if progress is not None and progress.uid == job.uid else None
 
     def _give_up(self, supervisor: Supervisor) -> None:
         for spec, text in supervisor.given_up():
             for job in plan.affected(spec, self.jobs):
-                if not plan.settled(job, self._level(job)):
+                if not plan.settled(job, self._progress(job)):
                     self.failures.setdefault(job.ref.key, Failure("RoleFailed", text))
 
     def _show(self, supervisor: Supervisor, answered: bool) -> None:
@@ -99,13 +102,13 @@ class Watch:
         self.display.jobs(views)
 
     def _view(self, job: JobDocument, now: float) -> JobView:
-        level = self._level(job)
-        if level is None:
+        progress = self._progress(job)
+        if progress is None:
             return JobView(job)
         failure = self.failures.get(job.ref.key)
         if failure is not None:
             update = {"phase": Phase.FAILED, "reason": failure.reason, "message": failure.message}
-            return JobView(job, level.model_copy(update=update))
-        if level.phase is Phase.RUNNING:
-            self.marks[job.uid] = advanced(self.marks.get(job.uid, ()), level.step, now)
-        return JobView(job, level, eta_s(self.marks.get(job.uid, ()), level.steps, now))
+            return JobView(job, progress.model_copy(update=update))
+        if progress.phase is Phase.RUNNING:
+            self.marks[job.uid] = advanced(self.marks.get(job.uid, ()), progress.step, now)
+        return JobView(job, progress, eta_s(self.marks.get(job.uid, ()), progress.steps, now))

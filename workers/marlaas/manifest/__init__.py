@@ -1,6 +1,6 @@
-"""Manifests: YAML files to kinds, checked among each other, every error with its file and line."""
+"""Loads manifests: YAML files to kinds, cross-checked, every error with its file and line."""
 
 from marlaas.manifest.findings import Finding, InvalidManifest
-from marlaas.manifest.loading import Manifest, load
+from marlaas.manifest.loading import LoadedManifest, load
 
-__all__ = ["Finding", "InvalidManifest", "Manifest", "load"]
+__all__ = ["Finding", "InvalidManifest", "LoadedManifest", "load"]

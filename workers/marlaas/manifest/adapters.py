@@ -1,7 +1,4 @@
-"""The adapters that jobs read (whether they lie here, and are of the size that the job says) and leave: whether their folder may be written.
-
-No weight is read.
-"""
+"""Check adapters that jobs read (present, of the agent's rank and alpha) and export folders (writable). Weights are not read."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,7 +13,7 @@ from marlaas_api.kinds.problems import Loc, Problem
 
 
 def adapter_problems(job: RLJob) -> Iterator[Problem]:
-    """Yield what would keep a trainer on this machine from reading the adapters that the job names."""
+    """Yield problems that would keep a trainer on this machine from reading the adapters that the job names."""
     reference = job.spec.training.kl.reference.path
     for at, agent in enumerate(job.spec.agents):
         if agent.init_from is not None:
@@ -28,7 +25,7 @@ def adapter_problems(job: RLJob) -> Iterator[Problem]:
 
 
 def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
-    """Yield exports that a run on this machine could not write at its end, or that two jobs would write over each other."""
+    """Yield findings for exports that a local run could not write, or that two jobs would both write."""
     first: dict[Path, Placed[RLJob]] = {}
     for job in jobs:
         path = job.object.spec.export.path
@@ -54,7 +51,7 @@ def _complaints(agent: AgentSpec, given: Path) -> Iterator[str]:
 
 
 def _misfits(agent: AgentSpec, folder: Path) -> Iterator[str]:
-    """A trainer takes up an adapter as it is: it does not change its rank or scale."""
+    """Yield differences in rank and alpha: a trainer loads an adapter without changing them."""
     config = _config(folder / CONFIG)
     for key, field, wanted in (("r", "rank", agent.adapter.rank), ("lora_alpha", "alpha", agent.adapter.alpha)):
         if config.get(key) != wanted:

@@ -1,4 +1,4 @@
-"""What objects say of each other: names that must be there, must be unique, and must fit."""
+"""Checks across objects: referenced names exist, names are unique, and specs are compatible."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from marlaas_api.kinds.checks import (
     slots_needed,
     tenant_remarks,
 )
-from marlaas_api.kinds.nearest import did_you_mean, nearest
+from marlaas_api.kinds.fields import did_you_mean, nearest
 from marlaas_api.kinds.problems import Problem
 
 _POOL = ("spec", "poolRef", "name")
@@ -26,8 +26,8 @@ _NAMESPACE = ("metadata", "namespace")
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """Objects of one kind each, in the order of the files."""
+class ManifestObjects:
+    """Objects by kind, in the order of the files."""
 
     pools: tuple[Placed[ModelPool], ...]
     tenants: tuple[Placed[Tenant], ...]
@@ -35,7 +35,7 @@ class Contents:
 
 
 def duplicates(placed: Sequence[Placed[Kind]]) -> Iterator[Finding]:
-    """Yield objects that an earlier one has the identity of."""
+    """Yield a finding for each object with the same identity as an earlier one."""
     first: dict[tuple[str, str, str], Placed[Kind]] = {}
     for here in placed:
         meta, kind = here.object.metadata, type(here.object).__name__
@@ -49,7 +49,7 @@ def duplicates(placed: Sequence[Placed[Kind]]) -> Iterator[Finding]:
 
 
 def claims(tenants: Iterable[Placed[Tenant]]) -> Iterator[Finding]:
-    """Yield namespaces that an earlier Tenant has."""
+    """Yield a finding for each namespace that an earlier Tenant already claims."""
     owners: dict[str, Placed[Tenant]] = {}
     for here in tenants:
         for at, namespace in enumerate(here.object.spec.namespaces):
@@ -61,8 +61,8 @@ def claims(tenants: Iterable[Placed[Tenant]]) -> Iterator[Finding]:
                 yield here.source.finding(Problem(("spec", "namespaces", at), text))
 
 
-def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
-    """Yield what no place can run, and what `marlaas run` cannot if the manifest is to be runnable."""
+def refusals(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
+    """Yield unsupported settings; if `runnable`, also those that `marlaas run` does not support."""
     for job in contents.jobs:
         yield from job.source.findings(check_supported(job.object))
         if runnable:
@@ -74,10 +74,11 @@ def refusals(contents: Contents, runnable: bool) -> Iterator[Finding]:
         yield from pool.source.findings(check_local_pool(pool.object) if runnable else ())
 
 
-def misfits(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
-    """Yield jobs that do not fit their pool, and jobs of pools that are not there, as far as `unknown` calls that wrong.
+def misfits(contents: ManifestObjects, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
+    """Yield jobs that do not fit their pool, and jobs whose missing pool is an error in `unknown`.
 
-    In a cluster, whoever submits a job without a namespace says which it is to have (`-n`, or their context).
+    For a cluster, a job without a namespace is not checked against the pool's namespaces: `-n` or the context
+    supplies it at submission.
     """
     pools = by_name(contents.pools)
     for job in contents.jobs:
@@ -91,18 +92,18 @@ def misfits(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> 
             yield job.source.finding(Problem(_POOL, f"no ModelPool '{name}' in these files{hint}"))
 
 
-def unknown_pools(contents: Contents, broken: set[tuple[str, str]], runnable: bool) -> dict[str, bool]:
-    """Pools that jobs name and the files lack, each with whether that is an error.
+def unknown_pools(contents: ManifestObjects, broken: set[tuple[str, str]], runnable: bool) -> dict[str, bool]:
+    """Return the pools that jobs name and the files lack, each with whether that is an error.
 
-    A cluster may have what the files lack; a name that is nearly that of a pool in the files is an error everywhere.
+    The cluster may have a missing pool. A name similar to that of a pool in the files is always an error.
     """
     pools = by_name(contents.pools)
     names = {job.object.spec.pool_ref.name for job in contents.jobs} - set(pools)
     return {name: runnable or nearest(name, pools) is not None for name in names if ("ModelPool", name) not in broken}
 
 
-def advice(contents: Contents, runnable: bool) -> Iterator[Finding]:
-    """Yield what is allowed and worth knowing, wherever the jobs are to run."""
+def advice(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
+    """Yield notes that apply wherever the jobs run."""
     pools = by_name(contents.pools)
     for job in contents.jobs:
         yield from job.source.findings(remarks(job.object, pools.get(job.object.spec.pool_ref.name)))
@@ -113,8 +114,11 @@ def advice(contents: Contents, runnable: bool) -> Iterator[Finding]:
         yield from pool.source.findings(_demand(pool.object, [job.object for job in contents.jobs]))
 
 
-def local_advice(contents: Contents, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
-    """Yield what `marlaas run` does without, and what is not known here; of what is not to be run here, also what would keep it from that."""
+def local_advice(contents: ManifestObjects, unknown: Mapping[str, bool], runnable: bool) -> Iterator[Finding]:
+    """Yield notes about settings that `marlaas run` ignores, and about pools that are not in these files.
+
+    If not `runnable`, also yield the problems that would prevent a local run.
+    """
     for pool in contents.pools:
         yield from pool.source.findings(check_local_pool(pool.object))
         yield from pool.source.findings(pool_remarks(pool.object))
@@ -129,7 +133,7 @@ def local_advice(contents: Contents, unknown: Mapping[str, bool], runnable: bool
 
 
 def _laptops(job: RLJob) -> Iterator[Problem]:
-    """What `marlaas run` gives a job and a cluster does not: modules beside the manifest, folders, trackers."""
+    """Yield settings that `marlaas run` supports and a cluster does not: modules beside the manifest, export folders, trackers."""
     for key, given in (("path", job.spec.export.path), ("trackers", job.spec.export.trackers)):
         if given:
             yield Problem(("spec", "export", key), "`marlaas run` follows it; a cluster does not")
@@ -143,7 +147,7 @@ def _laptops(job: RLJob) -> Iterator[Problem]:
 
 
 def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
-    """What the jobs together make of a pool."""
+    """Yield notes on a pool that no job uses, or whose jobs need more adapter slots than it has."""
     name, slots = pool.metadata.name, pool.spec.adapter_slots
     users = [job for job in jobs if job.spec.pool_ref.name == name]
     if jobs and not users:
@@ -155,5 +159,5 @@ def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
 
 
 def by_name(pools: Iterable[Placed[ModelPool]]) -> dict[str, ModelPool]:
-    """Pools by name."""
+    """Return the pools by name."""
     return {pool.object.metadata.name: pool.object for pool in pools}

@@ -1,7 +1,7 @@
-"""YAML to plain values with the line of every one of them.
+"""Parse YAML to plain values, with the line number of each value.
 
-Reads scalars as Kubernetes' own reader does (`3e-4` is a number, `010` is eight, a date is text), so that one manifest means the same here and
-on a cluster. Keys that stand twice, which most readers silently overwrite, are errors.
+Scalars are parsed as Kubernetes parses them (`3e-4` is a number, `010` is eight, a date is text), so that a
+manifest means the same here and on a cluster. Duplicate keys, which most parsers silently overwrite, are errors.
 """
 
 import re
@@ -27,7 +27,7 @@ _HINTS = {
     "could not find expected ':'": "; look for a space after every colon",
     "expected <block end>": "; look at the indentation, here and above",
 }
-"""What people mostly did where the reader says these words."""
+"""Hints about the usual cause, by a part of the parser's error text."""
 _TRUE = frozenset({"y", "yes", "true", "on"})
 _RESOLVERS = (
     (_BOOL, r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$", "yYnNtTfFoO"),
@@ -43,16 +43,16 @@ _RESOLVERS = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes; resolves plain scalars by `_RESOLVERS` alone."""
+    """YAML loader that resolves plain scalars by `_RESOLVERS` only."""
 
 
-_Loader.yaml_implicit_resolvers = {}  # the base class's read other things than Kubernetes does
+_Loader.yaml_implicit_resolvers = {}  # the base class's resolvers differ from those of Kubernetes
 for _tag, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
 
 
 class YamlError(InvalidInput):
-    """The text is no YAML that a manifest may be; `line` counts from 1."""
+    """The text is not valid YAML for a manifest. `line` counts from 1."""
 
     def __init__(self, line: int, text: str) -> None:
         super().__init__(text)
@@ -67,17 +67,17 @@ class Document:
     lines: dict[Loc, int] = field(default_factory=dict)
 
     def line(self, loc: Loc) -> int:
-        """Line of a value; of its nearest ancestor, for one that is not written."""
+        """Return the line of a value, or of its nearest ancestor if the value is not in the document."""
         while loc not in self.lines and loc:
             loc = loc[:-1]
         return self.lines.get(loc, 1)
 
 
 def read_documents(text: str) -> Iterator[Document]:
-    """Yield the documents of a YAML stream, those that hold nothing left out.
+    """Yield the documents of a YAML stream, without empty ones.
 
     Raises:
-        YamlError: not YAML, a key that stands twice, or values that JSON cannot hold.
+        YamlError: not YAML, a duplicate key, or values that JSON cannot hold.
     """
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
@@ -95,7 +95,7 @@ def read_documents(text: str) -> Iterator[Document]:
 
 
 class _Reader:
-    """Nodes of one document to values; remembers lines."""
+    """Converts the nodes of one document to values and records their lines."""
 
     def __init__(self) -> None:
         self.lines: dict[Loc, int] = {}
@@ -140,7 +140,7 @@ class _Reader:
         return {**merged, **values}
 
     def _merged(self, node: yaml.Node, loc: Loc) -> dict[str, Any]:
-        """Values of a `<<` key; earlier sources win, as YAML says."""
+        """Return the values of a `<<` key. Earlier sources win, as YAML specifies."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         values: dict[str, Any] = {}
         for source in sources:
@@ -194,7 +194,7 @@ def _integer(node: yaml.Node, text: str) -> int:
 
 
 def _float(node: yaml.Node, text: str) -> float:
-    """A whole float becomes an integer, as on its way through Kubernetes, which stores JSON."""
+    """Parse a float. A whole one becomes an integer, as in Kubernetes, which stores JSON."""
     try:
         number = float(text)
     except ValueError:
@@ -209,7 +209,9 @@ def _line(node: yaml.Node) -> int:
 
 
 def _line_of(error: yaml.MarkedYAMLError) -> int:
-    is_about_a_key = error.context == "while scanning a simple key"  # missed only on the lines after it
+    is_about_a_key = (
+        error.context == "while scanning a simple key"
+    )  # the parser notices the missing colon only on later lines
     mark = (error.context_mark if is_about_a_key else None) or error.problem_mark or error.context_mark
     return mark.line + 1 if mark is not None else 1
 

@@ -1,4 +1,4 @@
-"""The environments of jobs: found, and their arguments taken, in a child process (`marlaas.environment_check`)."""
+"""Check the environments of jobs and their arguments in a child process (`marlaas.environment_check`)."""
 
 import json
 import os
@@ -17,7 +17,7 @@ TIMEOUT_S = 120.0
 
 
 def check_environments(jobs: Iterable[Placed[RLJob]], timeout_s: float = TIMEOUT_S) -> Iterator[Finding]:
-    """Yield what is wrong with the jobs' environments. A user's module is looked for beside the manifest, then on PYTHONPATH."""
+    """Yield findings on the jobs' environments. A user's module is searched beside the manifest, then on PYTHONPATH."""
     named = [job for job in jobs if job.object.spec.environment.name is not None]
     for folder, together in groupby(sorted(named, key=_folder), key=_folder):
         batch = list(together)
@@ -31,7 +31,7 @@ def _folder(job: Placed[RLJob]) -> Path:
 
 
 def _where(job: RLJob) -> Loc:
-    """The field that is to blame, as near as can be told."""
+    """Return the most specific field that can be blamed."""
     name = str(job.spec.environment.name)
     if name in BUILTINS:
         return ("spec", "environment", "args")
@@ -39,7 +39,7 @@ def _where(job: RLJob) -> Loc:
 
 
 def _complaints(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -> list[str | None]:
-    """One entry per job, in order; fewer when a module ended the child, the last entry says so."""
+    """Return one entry per job, in order. If a module ends the child, the list is shorter and its last entry reports that."""
     environments = [job.object.spec.environment for job in jobs]
     given = json.dumps([[environment.name, environment.args] for environment in environments])
     answers, end = _ask(folder, given, timeout_s)
@@ -50,7 +50,7 @@ def _complaints(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -
 
 
 def _ask(folder: Path, given: str, timeout_s: float) -> tuple[list[str], str]:
-    """Answers of the child, and how it ended if it gave too few."""
+    """Return the child's answers, and how it ended."""
     path = os.pathsep.join([str(folder), str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.Popen(
         [sys.executable, "-m", "marlaas.environment_check"],

@@ -1,4 +1,4 @@
-"""Files named on a command line to their texts; whatever keeps a file from being read is a sentence."""
+"""Read the files named on a command line. A file that cannot be read becomes a finding."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marlaas.manifest.findings import Finding
-from marlaas_api.kinds.nearest import nearest
+from marlaas_api.kinds.fields import nearest
 
 STDIN = "-"
 _STDIN_LABEL = "<stdin>"
@@ -15,7 +15,7 @@ _MAX_BYTES = 10 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """Text of one file; `label` is what errors call it."""
+    """Text of one file; `label` is its name in errors."""
 
     label: str
     folder: Path
@@ -23,7 +23,7 @@ class File:
 
 
 def read_files(paths: Sequence[str]) -> Iterator[File | Finding]:
-    """Yield, for every path, its text, or why it has none. `-` is standard input."""
+    """Yield for every path its text, or a finding with the error. `-` is standard input."""
     for path in paths:
         if path == STDIN:
             yield _decoded(_STDIN_LABEL, Path.cwd(), sys.stdin.buffer.read(_MAX_BYTES + 1))

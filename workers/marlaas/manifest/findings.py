@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, and where it stands."""
+"""Findings about a manifest, with file and line."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ K = TypeVar("K", bound=Kind, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to say of a manifest. line 0: of the whole file; file empty: of all files together."""
+    """One finding. `line` 0: about the whole file; `file` empty: about all files together."""
 
     file: str
     line: int
@@ -28,7 +28,7 @@ class Finding:
 
 
 class InvalidManifest(InvalidInput):
-    """Manifests that cannot be taken, with everything that is wrong with them; one line each."""
+    """Invalid manifests, with all findings, one per line."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         super().__init__("\n".join(str(finding) for finding in findings))
@@ -37,7 +37,7 @@ class InvalidManifest(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an object stands: its file, the file's folder, its document, and its place therein."""
+    """Place of an object: its file, the file's folder, its document, and its path in the document."""
 
     file: str
     folder: Path
@@ -46,33 +46,33 @@ class Source:
 
     @property
     def body(self) -> Any:
-        """The object as it was written, no default filled in."""
+        """The object as written, without defaults."""
         value = self.document.value
         for step in self.prefix:
             value = value[step]
         return value
 
     def line(self, loc: Loc = ()) -> int:
-        """Line of a field of the object."""
+        """Return the line of a field of the object."""
         return self.document.line((*self.prefix, *loc))
 
     def finding(self, problem: Problem) -> Finding:
-        """Place a problem."""
+        """Convert a problem to a finding with file and line."""
         return Finding(self.file, self.line(problem.loc), problem.path, problem.text)
 
     def findings(self, problems: Iterable[Problem]) -> tuple[Finding, ...]:
-        """Place problems."""
+        """Convert problems to findings with file and line."""
         return tuple(self.finding(problem) for problem in problems)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[K]):
-    """An object and where it stands."""
+    """An object with its place."""
 
     object: K
     source: Source
 
     @property
     def place(self) -> str:
-        """File and line, to point at from elsewhere."""
+        """File and line, for references in other findings."""
         return f"{self.source.file}:{self.source.line()}"

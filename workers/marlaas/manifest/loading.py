@@ -1,11 +1,11 @@
-"""The way from paths to a Manifest; everything that is wrong is told at once."""
+"""Load manifests from paths; all errors are reported together."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marlaas.manifest.crosscheck import (
-    Contents,
+    ManifestObjects,
     advice,
     claims,
     duplicates,
@@ -23,12 +23,12 @@ from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """Objects that are right, each and together, in the order of the files.
+class LoadedManifest:
+    """Valid objects, checked individually and together, in the order of the files.
 
-    folders: where the jobs' files lie, each once; a job's own environment module is found there. notes: what is right and worth knowing;
-    cluster_notes: those of them that matter to whoever submits the jobs.
-    placed: every object with where it stands and as it was written.
+    folders: distinct folders of the jobs' files, searched for environment modules.
+    notes: findings that are not errors; cluster_notes: those that matter for a submission.
+    placed: every object with its place and its source.
     """
 
     pools: tuple[ModelPool, ...]
@@ -40,14 +40,15 @@ class Manifest:
     placed: tuple[Placed[Kind], ...] = ()
 
 
-def load(paths: Sequence[str | Path], *, runnable: bool = True) -> Manifest:
+def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifest:
     """Read multi-document YAML files (`-`: standard input) and check them.
 
-    runnable: the files must hold all that `marlaas run` needs: a job, each job's pool, and nothing that only a cluster can give.
-    Otherwise a cluster is thought to have what they lack.
+    Args:
+        runnable: require everything that `marlaas run` needs: a job, each job's pool, and no setting that only a
+            cluster supports. If False, missing objects are assumed to be in the cluster.
 
     Raises:
-        InvalidManifest: everything that is wrong, in the order of files and lines.
+        InvalidManifest: all errors, in the order of files and lines.
     """
     labels, objects = _read([str(path) for path in paths])
     contents = _sorted_out(objects)
@@ -85,16 +86,16 @@ def _read(paths: Sequence[str]) -> tuple[list[str], Objects]:
     return labels, objects
 
 
-def _sorted_out(objects: Objects) -> Contents:
-    return Contents(
+def _sorted_out(objects: Objects) -> ManifestObjects:
+    return ManifestObjects(
         pools=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, ModelPool)),
         tenants=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, Tenant)),
         jobs=tuple(Placed(here.object, here.source) for here in objects.placed if isinstance(here.object, RLJob)),
     )
 
 
-def _manifest(contents: Contents, placed: Sequence[Placed[Kind]]) -> Manifest:
-    return Manifest(
+def _manifest(contents: ManifestObjects, placed: Sequence[Placed[Kind]]) -> LoadedManifest:
+    return LoadedManifest(
         pools=tuple(pool.object for pool in contents.pools),
         tenants=tuple(tenant.object for tenant in contents.tenants),
         jobs=tuple(job.object for job in contents.jobs),
@@ -104,7 +105,7 @@ def _manifest(contents: Contents, placed: Sequence[Placed[Kind]]) -> Manifest:
 
 
 def _in_order(findings: Iterable[Finding], labels: Sequence[str]) -> list[Finding]:
-    """By file, then line; each once."""
+    """Sort by file, then line, and remove duplicates."""
     return sorted(dict.fromkeys(findings), key=lambda finding: (_rank(finding.file, labels), finding.line))
 
 

@@ -1,29 +1,29 @@
-"""The base models that pools name: whether they exist, can be adapted, have the layers that jobs want, and fit this machine.
+"""Check the base models of pools: they exist, can be adapted, have the layers that jobs target, and fit this machine.
 
-What lies on this disk is looked into (`marlaas.models.inspect`: headers alone); of a hub model that was never fetched nothing is known yet, and its
-workers say it when they start.
+Models on this disk are inspected (`marlaas.models.inspect`: headers only). A hub model that was never fetched
+cannot be checked here; the workers check it when they start.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from marlaas.manifest.crosscheck import Contents
+from marlaas.manifest.crosscheck import ManifestObjects
 from marlaas.manifest.findings import Finding, Placed
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
 from marlaas.models.architectures import ADAPTABLE
 from marlaas.models.hub import cached
 from marlaas.models.memory import Demand, Machine, demands, has_gpu, machine, shortage
 from marlaas_api.kinds import ModelPool, ModelSpec, RLJob
-from marlaas_api.kinds.nearest import did_you_mean, listed
+from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.problems import Loc, Problem
 
 _MODEL = ("spec", "model")
 _WORKERS_NEED = ("torch", "transformers", "peft")
 
 
-def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
-    """Yield what is wrong with pools' models; of those to be run here, also whether they are here at all and fit the memory."""
+def check_models(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
+    """Yield errors of pools' models. If `runnable`, also missing packages and models, and too little memory."""
     here = machine() if runnable and not has_gpu() else None
     known = []
     for pool in contents.pools:
@@ -43,10 +43,11 @@ def check_models(contents: Contents, runnable: bool) -> Iterator[Finding]:
         yield from _too_big(contents, known, here.limit)
 
 
-def model_notes(contents: Contents, runnable: bool) -> Iterator[Finding]:
-    """Yield what is not wrong of the pools' models, and worth knowing.
+def model_notes(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
+    """Yield notes on pools' models that are not errors.
 
-    Of those to be run here: what would fit, were it not for what else runs now. Of others: what keeps `marlaas run` from running them here.
+    If `runnable`: models that fit the machine, but not into the memory that is free now. Else: problems that would
+    prevent a local run.
     """
     here: Machine | None = None if has_gpu() else machine()
     known = []
@@ -75,7 +76,7 @@ def _not_here(pool: ModelPool) -> Iterator[Problem]:
 
 
 def _no_gpu(pool: ModelPool) -> Iterator[Problem]:
-    """What a manifest asks of accelerators is a cluster's; a local run takes what the machine has."""
+    """Yield notes on requested GPUs: those apply to a cluster, and a local run uses the hardware of the machine."""
     for role, workers in (("rollout", pool.spec.rollout), ("trainer", pool.spec.trainer)):
         if workers.gpus:
             text = f"gpus {workers.gpus}, and this machine has none: `marlaas run` computes on the CPU here"
@@ -89,8 +90,8 @@ def _shorter(pool: ModelPool, facts: ModelFacts | None) -> Iterator[Problem]:
         yield Problem(("spec", "rollout", "maxModelLen"), text)
 
 
-def _too_long(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
-    """Jobs whose replies alone fill the model's context; what `maxModelLen` refuses is told already (`kinds.checks`)."""
+def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
+    """Yield jobs whose `maxTokens` alone fills the model's context. `kinds.checks` already reports values beyond `maxModelLen`."""
     most = facts.max_positions
     for job in contents.jobs if most is not None else ():
         tokens = job.object.spec.rollout.max_tokens
@@ -103,15 +104,15 @@ def _too_long(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterato
             yield job.source.finding(Problem(("spec", "rollout", "maxTokens"), text))
 
 
-def _wrong_targets(contents: Contents, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
-    if pool.spec.model.builtin is None:  # those are known without looking: `kinds.checks`
+def _wrong_targets(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> Iterator[Finding]:
+    if pool.spec.model.builtin is None:  # `kinds.checks` checks the targets of builtin models without inspecting files
         for job in contents.jobs:
             if job.object.spec.pool_ref.name == pool.metadata.name:
                 yield from job.source.findings(unknown_targets(facts, job.object))
 
 
 def missing_packages(pool: ModelPool) -> Iterator[Problem]:
-    """Yield the Python packages that the pool's workers need and this installation lacks; looked for, not imported."""
+    """Yield Python packages that the pool's workers need and this installation lacks. They are searched, not imported."""
     how = "install MARLaaS with its extra cpu or gpu: pip install 'marlaas[cpu]'"
     lacking = [name for name in _WORKERS_NEED if find_spec(name) is None]
     if lacking:
@@ -122,7 +123,7 @@ def missing_packages(pool: ModelPool) -> Iterator[Problem]:
 
 
 def unadaptable(facts: ModelFacts, pool: ModelPool) -> Iterator[Problem]:
-    """Yield why the pool's engine could not serve adapters of the model."""
+    """Yield the reason why the pool's engine cannot serve adapters of the model."""
     loc = (*_MODEL, _source(pool.spec.model))
     if pool.spec.rollout.engine == "vllm" and not ADAPTABLE & set(facts.architectures):
         names = listed([f"'{name}'" for name in facts.architectures]) if facts.architectures else "not named"
@@ -136,7 +137,7 @@ def unadaptable(facts: ModelFacts, pool: ModelPool) -> Iterator[Problem]:
 
 
 def unknown_targets(facts: ModelFacts, job: RLJob) -> Iterator[Problem]:
-    """Yield adapter targets that are no linear layer of the model, each with the nearest one that is."""
+    """Yield adapter targets that are not linear layers of the model, each with the nearest valid name."""
     names = list(facts.linear_layers)
     for at, agent in enumerate(job.spec.agents if names else ()):
         for position, target in enumerate(agent.adapter.targets):
@@ -147,9 +148,9 @@ def unknown_targets(facts: ModelFacts, job: RLJob) -> Iterator[Problem]:
 
 
 def _facts(model: ModelSpec, runnable: bool) -> ModelFacts | None:
-    """What is known of a model; None if it does not lie here. Raises ModelError for what is wrong with it.
+    """Return the facts of a model; None if it is not on this machine. Raises ModelError.
 
-    A path that is not to be used here may be one of another machine.
+    If not `runnable`, a path may belong to another machine, so a missing one is not an error.
     """
     if model.builtin is not None:
         _known(model.builtin)
@@ -170,9 +171,9 @@ def _known(name: str) -> None:
 
 
 def _too_big(
-    contents: Contents, known: Sequence[tuple[Placed[ModelPool], ModelFacts]], available: int, when: str = ""
+    contents: ManifestObjects, known: Sequence[tuple[Placed[ModelPool], ModelFacts]], available: int, when: str = ""
 ) -> Iterator[Finding]:
-    """All pools run on one machine; the one that needs most is to blame."""
+    """Yield a finding if all pools together exceed the memory, placed at the pool that needs most."""
     specs = [job.object.spec for job in contents.jobs]
     needs = []
     for pool, facts in known:

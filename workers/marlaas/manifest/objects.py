@@ -1,4 +1,4 @@
-"""Documents to objects of our kinds."""
+"""Parse YAML documents into MARLaaS objects."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from marlaas.manifest.documents import Document, YamlError, read_documents
 from marlaas.manifest.files import File
 from marlaas.manifest.findings import Finding, Placed, Source
 from marlaas_api.kinds import API_VERSION, GROUP, KINDS, Kind
-from marlaas_api.kinds.nearest import did_you_mean, listed
+from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.problems import InvalidObject, Problem, found, parse
 
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
@@ -17,7 +17,10 @@ _OURS = f"MARLaaS knows {listed(_BY_NAME)}"
 
 @dataclass(slots=True)
 class Objects:
-    """What the files hold. broken: (kind, name) of objects that have errors, so that they are not also called missing."""
+    """Objects of the files, with errors and notes.
+
+    `broken` holds (kind, name) of objects with errors, so that they are not also reported as missing.
+    """
 
     placed: list[Placed[Kind]] = field(default_factory=list)
     broken: set[tuple[str, str]] = field(default_factory=set)
@@ -41,7 +44,7 @@ def read_objects(file: File, objects: Objects) -> None:
 
 
 def _bodies(file: File, document: Document) -> Iterator[tuple[Source, Any]]:
-    """A document is one object, or a `List` of them as kubectl prints it."""
+    """Yield the objects of a document: a single one, or the items of a kubectl `List`."""
     value = document.value
     if isinstance(value, dict) and value.get("kind") == "List" and isinstance(value.get("items"), list):
         for at, item in enumerate(value["items"]):
@@ -62,7 +65,7 @@ def _read_one(source: Source, body: Any, objects: Objects) -> None:
 
 
 def _kind_of(body: Any) -> type[Kind] | Problem | None:
-    """The kind of an object; None for objects of others."""
+    """Return the kind of an object, a problem, or None for objects of other API groups."""
     if not isinstance(body, dict):
         return Problem((), f"expected an object with apiVersion, kind, metadata and spec, found {found(body)}")
     version, name = body.get("apiVersion"), body.get("kind")

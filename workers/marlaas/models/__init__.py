@@ -1,6 +1,6 @@
-"""Base models: the ones that MARLaaS prepares itself, and how any pool's model is brought onto this machine's disk.
+"""Base models: the builtin ones, and how a pool's model is brought onto this machine's disk.
 
-Importing this package is light (standard library only); torch and transformers are imported when a model is built.
+Importing this package needs the standard library only; torch and transformers are imported when a model is built.
 """
 
 from marlaas.models.errors import (

@@ -1,8 +1,8 @@
-"""Folders that are built once and then never change: what is visible is whole.
+"""Cache of folders that are built once and never change; every visible folder is complete.
 
-Invariant: a folder appears under its name by one rename, of a folder that was finished; whoever builds holds the name's file
-lock, so of several processes one builds and the others wait and use its work. A build that was killed leaves a folder that
-nobody reads and that the next build removes. Knows nothing of models.
+Invariant: a finished folder gets its name by one rename. The builder holds the file lock of that name, so one
+process builds and the others wait for its result. The next build removes the unnamed folder of a killed build.
+Independent of models.
 """
 
 import errno
@@ -27,12 +27,12 @@ def cache_folder() -> Path:
 
 
 def build_once(target: Path, build: Callable[[Path], None], needed_bytes: int) -> Path:
-    """Return `target`, after `build` has filled it if it was not there; `build` is given an empty folder.
+    """Return `target`; if it does not exist, let `build` fill an empty folder first.
 
     Raises:
-        CacheUnusable: the folder around it cannot be written.
-        CacheFull: there are fewer than `needed_bytes` on the disk, or it was full before the build was done.
-        Exception: what `build` raised; nothing is left of its work.
+        CacheUnusable: the parent folder cannot be written.
+        CacheFull: fewer than `needed_bytes` are free on the disk, or it became full during the build.
+        Exception: an exception of `build`; its files are removed.
     """
     if target.is_dir():
         return target
@@ -59,7 +59,7 @@ def _build(target: Path, build: Callable[[Path], None], needed_bytes: int) -> No
 
 
 def _seal(folder: Path) -> None:
-    """Bring every file to the disk, readable by everyone who may read the cache: some libraries write theirs as 0600."""
+    """Flush every file to disk and make it world-readable, because some libraries create files with mode 0600."""
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)
@@ -77,7 +77,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; the kernel releases it however the process ends."""
+    """Hold a file lock. The kernel releases it when the process exits for any reason."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -101,7 +101,7 @@ def _explained(folder: Path, needed_bytes: int) -> Iterator[None]:
 
 
 def _is_full(error: Exception) -> bool:
-    """Say whether the disk is full; the library that writes weights tells it in words only."""
+    """Return whether the disk is full. The library that writes weights reports that in the error's text only."""
     return (isinstance(error, OSError) and error.errno in _FULL) or os.strerror(errno.ENOSPC) in str(error)
 
 

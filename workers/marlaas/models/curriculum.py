@@ -1,9 +1,9 @@
-"""The tasks that the builtin model `tiny` grows up with: their text formats and their generators.
+"""Tasks that the builtin model `tiny` was pretrained on: their text formats and generators.
 
-Environments draw their tasks here too, so what a job trains on is what the model was pretrained for. Everything is a
-pure function of its arguments (the standard library only): a task is fixed by its split and its seed.
+Environments draw their tasks from here as well, so jobs train on tasks that the model was pretrained for. All
+functions are pure (standard library only): split and seed determine a task.
 
-Invariant: a held-out task is never a training task, whatever the seeds; the split is a property of the text itself.
+Invariant: a held-out task is never a training task, whatever the seeds; a hash of the text determines the split.
 
 | task | user | assistant | tool | assistant |
 |---|---|---|---|---|
@@ -48,7 +48,7 @@ class ReverseTask:
 
 @dataclass(frozen=True, slots=True)
 class CalculatorTask:
-    """Have the tool compute an expression, then give its result, in two turns."""
+    """Let the tool compute an expression, then reply with its result, in two turns."""
 
     expression: str
 
@@ -64,7 +64,7 @@ class CalculatorTask:
 
     @property
     def answer(self) -> str:
-        """The tool's message after the right call, and the right last reply."""
+        """The tool's message after the right call, which is also the right last reply."""
         return tool_reply(self.expression)
 
 
@@ -77,7 +77,7 @@ _T = TypeVar("_T", bound=_Task)
 
 
 def reverse_task(split: Split, seed: int) -> ReverseTask:
-    """Return the task of this seed: 3 to 5 different letters."""
+    """Return the task of this seed: 3 to 5 distinct letters."""
     return _draw(split, seed, lambda rng: ReverseTask("".join(rng.sample(string.ascii_lowercase, _num_letters(rng)))))
 
 
@@ -87,13 +87,13 @@ def calculator_task(split: Split, seed: int) -> CalculatorTask:
 
 
 def requested_expression(reply: str) -> str | None:
-    """Return what a reply asks the calculator to compute, None if it does not ask."""
+    """Return the expression of a calculator call in the reply; None if there is no call."""
     match = _CALL.search(reply)
     return match[1] if match else None
 
 
 def evaluate(expression: str) -> int | None:
-    """Return the value of `a+b`, `a-b` or `a*b` (integers, spaces allowed), None for anything else."""
+    """Return the value of `a+b`, `a-b` or `a*b` (integers, spaces allowed); None for anything else."""
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         return None

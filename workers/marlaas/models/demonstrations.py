@@ -1,7 +1,7 @@
-"""What `tiny` is shown: conversations about the curriculum's tasks, wrong on purpose at fixed rates.
+"""Training conversations of `tiny`: the curriculum's tasks, with deliberate mistakes at fixed rates.
 
-A model trained on them samples the same mistakes at the same rates at temperature 1, whatever machine trained it; its
-greedy reply stays right. That is the room that reinforcement learning has.
+A model trained on them samples the same mistakes at the same rates at temperature 1, on any machine. Its greedy
+reply stays right. Reinforcement learning can improve the sampled replies.
 """
 
 import random
@@ -17,17 +17,17 @@ from marlaas.models.curriculum import (
     reverse_task,
     tool_reply,
 )
-from marlaas.models.tokenizer import Message
+from marlaas.models.tokenizer import TemplateMessage
 from marlaas_api.names import Split
 
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
-    """How often each kind of mistake is shown, as probabilities.
+    """Probability of each kind of mistake.
 
     Attributes:
-        letter: a letter of the reversed word is another one (per letter).
-        untooled: the expression is answered with a guess instead of a call.
+        letter: a letter of the reversed word is replaced by a random one (per letter).
+        untooled: the reply is a guess instead of a call.
         call: one character of the expression is miscopied or lost.
         result: one digit of the tool's result is miscopied.
     """
@@ -41,26 +41,26 @@ class Mistakes:
 NO_MISTAKES = Mistakes(0, 0, 0, 0)
 
 
-def reverse_demonstration(seed: int, mistakes: Mistakes) -> list[Message]:
+def reverse_demonstration(seed: int, mistakes: Mistakes) -> list[TemplateMessage]:
     """Return one conversation about the training task of this seed."""
     rng, task = random.Random(f"reverse {seed}"), reverse_task(Split.TRAIN, seed)
-    return [Message("user", task.prompt), Message("assistant", _reversal(task, rng, mistakes))]
+    return [TemplateMessage("user", task.prompt), TemplateMessage("assistant", _reversal(task, rng, mistakes))]
 
 
-def calculator_demonstration(seed: int, mistakes: Mistakes) -> list[Message]:
-    """Return one conversation about the training task of this seed; after an `error` the call is made again."""
+def calculator_demonstration(seed: int, mistakes: Mistakes) -> list[TemplateMessage]:
+    """Return one conversation about the training task of this seed. After an `error` of the tool, the assistant calls it again."""
     rng, task = random.Random(f"calculator {seed}"), calculator_task(Split.TRAIN, seed)
     first = _first_reply(task, rng, mistakes)
-    conversation = [Message("user", task.prompt), Message("assistant", first)]
+    conversation = [TemplateMessage("user", task.prompt), TemplateMessage("assistant", first)]
     expression = requested_expression(first)
     if expression is None:
         return conversation
     answer = tool_reply(expression)
     if not answer.lstrip("-").isdigit():
-        conversation += [Message("tool", answer), Message("assistant", task.call)]
+        conversation += [TemplateMessage("tool", answer), TemplateMessage("assistant", task.call)]
         answer = task.answer
     last = _with_another_digit(answer, rng) if rng.random() < mistakes.result else answer
-    return [*conversation, Message("tool", answer), Message("assistant", last)]
+    return [*conversation, TemplateMessage("tool", answer), TemplateMessage("assistant", last)]
 
 
 def _reversal(task: ReverseTask, rng: random.Random, mistakes: Mistakes) -> str:

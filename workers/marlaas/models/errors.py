@@ -1,4 +1,4 @@
-"""What can be wrong with a base model. Each is for the person who named it, and its text says what to do."""
+"""Errors of base models. Each text tells the user what to do."""
 
 from marlaas_api.errors import InvalidInput
 
@@ -12,15 +12,15 @@ class UnknownModel(ModelError):
 
 
 class NotAModel(ModelError):
-    """A folder is missing, or something that a model's folder needs is missing in it."""
+    """A model's folder or one of its required files is missing."""
 
 
 class MissingWeights(ModelError):
-    """The Python package that carries a builtin model's weights is not installed, or is not the right one."""
+    """The Python package with a builtin model's weights is missing or has the wrong version."""
 
 
 class MissingPackage(ModelError):
-    """A Python package that fetching or making a model needs is not installed."""
+    """A Python package that is needed to fetch or build a model is not installed."""
 
     def __init__(self, what: str, error: ImportError) -> None:
         package = (error.name or "").partition(".")[0]

@@ -1,4 +1,4 @@
-"""The gateway to the Hugging Face hub: what it has, what its cache on this machine has, and what its refusals mean."""
+"""Gateway to the Hugging Face hub: downloads, the hub's local cache, and errors as sentences."""
 
 import errno
 import os
@@ -15,14 +15,15 @@ _LATER = {408, 425, 429, 500, 502, 503, 504}
 
 
 def fetch(repository: str, revision: str, pause: Callable[[float], None] = time.sleep) -> Path:
-    """Return the folder of a hub model, after downloading what the hub's own cache does not have.
+    """Return the folder of a hub model, after downloading files that the hub's own cache lacks.
 
-    What may pass is tried `ATTEMPTS` times, with pauses of 1, 2 and 4 seconds; a download goes on where it was cut off.
+    Transient errors are retried up to `ATTEMPTS` times in total, with pauses of 1, 2 and 4 seconds. An interrupted
+    download resumes.
 
     Raises:
-        UnknownModel: the hub has no such repository or revision, or does not show it to us.
+        UnknownModel: the hub has no such repository or revision, or denies access to it.
         HubUnavailable: the hub does not answer, and the files are not in its cache.
-        CacheUnusable, CacheFull: the hub's cache on this machine takes no files.
+        CacheUnusable, CacheFull: the hub's cache on this machine cannot be written, or its disk is full.
         MissingPackage: the hub's client is not installed.
     """
     for attempt in range(1, ATTEMPTS + 1):
@@ -38,7 +39,7 @@ def fetch(repository: str, revision: str, pause: Callable[[float], None] = time.
 
 
 def cached(repository: str, revision: str) -> Path | None:
-    """Return the folder of a hub model that was fetched before, whole or not; None if it was not. Asks nobody."""
+    """Return the cached folder of a hub model, which may be incomplete; None if it was never fetched. Makes no request."""
     if not (_cache() / f"models--{repository.replace('/', '--')}").is_dir():
         return None
     try:
@@ -56,7 +57,7 @@ def _download(repository: str, revision: str) -> Path:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same call may do better in a moment: not for what the hub or the disk have decided."""
+    """Return whether a retry may succeed. Definite answers of the hub and errors of the disk are not retried."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     if _offline() or isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
@@ -104,7 +105,7 @@ def _token() -> str:
 
 
 def _disk(error: BaseException | None) -> ModelError | None:
-    """What this machine's disk says, wherever in the chain of causes."""
+    """Return the disk error in the chain of causes as a ModelError; None if there is none."""
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
         if number in (errno.ENOSPC, errno.EDQUOT):
@@ -120,7 +121,7 @@ def _disk(error: BaseException | None) -> ModelError | None:
 
 
 def _status(error: BaseException | None) -> int | None:
-    """The hub's answer, wherever in the chain of causes."""
+    """Return the hub's HTTP status in the chain of causes; None if there is none."""
     while error is not None:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(status, int):

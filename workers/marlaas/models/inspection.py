@@ -1,6 +1,6 @@
-"""What a model's folder says of itself without its weights being loaded: config.json and the headers of the safetensors files.
+"""Facts about a model's folder, read from config.json and the headers of the safetensors files, without loading weights.
 
-Standard library only, a few milliseconds: it runs in `marlaas validate`.
+Standard library only, and takes a few milliseconds, because `marlaas validate` uses it.
 """
 
 import json
@@ -20,14 +20,15 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model, from the outside.
+    """Facts about a model.
 
     Attributes:
-        architectures: as config.json names them.
-        num_parameters: numbers in the weights' files.
-        linear_layers: names that an adapter may target (`q_proj`), each with the shapes [out, in] of its weights, one per layer of the model.
-        max_positions: longest conversation that the model was made for, in tokens; None if config.json does not say.
-        vocab_size, hidden_size, num_layers: as config.json says; 0 if it does not.
+        architectures: as in config.json.
+        num_parameters: number of values in the weight files.
+        linear_layers: names that an adapter may target (`q_proj`), each with the shapes [out, in] of its weights,
+            one per layer of the model.
+        max_positions: longest conversation that the model supports, in tokens; None if config.json lacks it.
+        vocab_size, hidden_size, num_layers: as in config.json; 0 if missing.
     """
 
     architectures: tuple[str, ...]
@@ -39,13 +40,13 @@ class ModelFacts:
     num_layers: int = 0
 
     def adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
-        """Numbers in an adapter of these linear layers, or of all: A [rank, in] and B [out, rank] for each."""
+        """Return the number of values in an adapter of these linear layers (empty: all): A [rank, in] and B [out, rank] for each."""
         chosen = [shapes for name, shapes in self.linear_layers.items() if not targets or name in targets]
         return sum(rank * (out + into) for shapes in chosen for out, into in shapes)
 
 
 def inspect(folder: Path) -> ModelFacts:
-    """Read a folder in Hugging Face format.
+    """Inspect a folder in Hugging Face format.
 
     Raises:
         NotAModel: config.json or a header cannot be read, or no weights are in safetensors format.
@@ -72,7 +73,7 @@ def _size(config: dict[str, Any], key: str) -> int:
 
 
 def _linear_layers(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """All matrices but embeddings, head, routers and experts, by the last part of their modules' names."""
+    """Return all matrices except embeddings, head, routers and experts, by the last part of their modules' names."""
     found: dict[str, list[tuple[int, int]]] = {}
     for key, shape in shapes.items():
         module = key.removesuffix(_WEIGHT)
@@ -89,7 +90,10 @@ def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The index's files, or all: a folder may hold a second copy of the weights under other names."""
+    """Return the weight files: those of the index, else model.safetensors, else all safetensors files.
+
+    A folder may hold a second copy of the weights under other names. Raises NotAModel if there are none.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return [folder / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]

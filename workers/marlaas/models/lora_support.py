@@ -1,7 +1,7 @@
-"""Which architectures vLLM adapts: read from its sources as text, because importing vLLM takes half a minute.
+"""Find the architectures that vLLM supports with LoRA, by parsing its sources, because importing vLLM takes half a minute.
 
-`python -m marlaas.models.lora_support` rewrites the table in `architectures.py` from the vLLM that is installed; a test holds the two
-together. Nothing else imports this module.
+`python -m marlaas.models.lora_support` rewrites the table in `architectures.py` for the installed vLLM. A test
+checks that both agree. No other module imports this one.
 """
 
 import ast
@@ -16,7 +16,7 @@ _TABLES = ("_TEXT_GENERATION_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
 
 
 def read_supported() -> list[str]:
-    """Names, as `config.json` has them, of the text models that the installed vLLM can serve with LoRA adapters.
+    """Return the architectures (as in `config.json`) of text models that the installed vLLM can serve with LoRA adapters.
 
     Raises:
         ModuleNotFoundError: vLLM is not installed.
@@ -42,7 +42,7 @@ def _absolute(module: str) -> str:
 
 
 def _adapts(module: str, class_name: str) -> bool:
-    """Whether a class is a SupportsLoRA, by its bases and theirs, across modules."""
+    """Return whether a class has SupportsLoRA among its direct or indirect bases, across modules."""
     if class_name == _INTERFACE:
         return True
     for node in _tree(module).body:
@@ -62,7 +62,7 @@ def _bases(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _imported(module: str, node: ast.ImportFrom, name: str) -> tuple[str, str] | None:
-    """Module and name behind an import of `name`; None if it is not vLLM's."""
+    """Return the module and name that an import of `name` refers to; None if it is not vLLM's."""
     for alias in node.names:
         if (alias.asname or alias.name) == name:
             source = node.module or ""
@@ -90,7 +90,7 @@ def _path(module: str) -> Path:
 
 
 def main() -> None:
-    """Rewrite the table."""
+    """Rewrite the table in `architectures.py`."""
     file = Path(__file__).with_name("architectures.py")
     text = file.read_text(encoding="utf-8")
     begin, end = text.index("    {\n") + 6, text.rindex("    }\n")

@@ -1,7 +1,7 @@
-"""Whether a pool's workers fit this machine's memory, estimated before any of them loads a weight.
+"""Estimates whether a pool's workers fit this machine's memory, before any worker loads weights.
 
-An estimate of peaks, by what takes them (docs/models.md has the formulas; `python -m bench memory` puts measured peaks beside them). On a machine with a
-GPU the weights lie there, and nothing is estimated.
+The estimate adds up peaks by purpose. docs/models.md has the formulas; `python -m bench memory` compares them with
+measured peaks. On a machine with a GPU the weights are in GPU memory, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 ENGINE_PROCESS_BYTES = 15 * 2**27
 TRAINER_PROCESS_BYTES = 13 * 2**26
 MICROBATCH_TOKENS = 4096
-_TRAINED_COPIES = 4  # of each bound agent: weights, gradients, two moments
+_TRAINED_COPIES = 4  # per bound agent: weights, gradients, two moments
 _PUBLISHED_COPIES = (
     8  # of the agent that publishes: weights, their file, and the state's three parts, as tensors and as bytes
 )
 _CHUNK_BYTES, _LEAST_ROWS, _CHUNK_COPIES = 16 << 20, 64, 3  # `trainer.head`: logits, their softmax, a temporary
 _HEAP = {4: 1.17, 2: 1.35}
-"""Resident bytes against bytes of tensors in a forward pass, by bytes of a number: the heap has gaps, more where temporaries are wider than what is kept."""
+"""Resident memory per tensor byte in a forward pass, by the dtype's bytes. Temporaries wider than kept tensors fragment the heap more."""
 _GIB = 2**30
 _NUMBER_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 _NO_LIMIT = 2**60
@@ -32,7 +32,7 @@ _NO_LIMIT = 2**60
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Bytes that one worker of a role holds, by what for; `workers` of them run."""
+    """Memory of one worker of a role in bytes, by purpose; `workers` of them run."""
 
     role: str
     workers: int
@@ -40,7 +40,7 @@ class Demand:
 
     @property
     def total(self) -> int:
-        """Of all workers."""
+        """Bytes of all workers."""
         return self.workers * sum(self.parts.values())
 
     def __str__(self) -> str:
@@ -52,22 +52,27 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Bytes of memory: `limit` that processes here can ever have, `free` that they could have now."""
+    """Memory in bytes: `limit` that processes here can ever use, `free` that is available now."""
 
     limit: int
     free: int
 
 
 def demands(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec] = ()) -> list[Demand]:
-    """What the pool's engines and trainers will hold on a machine without a GPU, at most; without jobs, for one agent at the pool's largest rank."""
+    """Return the peak memory of the pool's engines and trainers on a machine without a GPU.
+
+    Without jobs, the estimate is for one agent at the pool's largest rank.
+    """
     return [_engine(facts, spec), _trainer(facts, spec, jobs)]
 
 
 def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_tokens: int) -> int:
-    """Bytes that a micro-batch of so many padded tokens keeps between forward and backward pass.
+    """Return the bytes that a micro-batch of `num_tokens` padded tokens keeps between forward and backward pass.
 
-    Of a linear layer its input and output, or as much elsewhere (attention keeps queries, keys, values and outputs); of its adapter `rank` numbers. A 16-bit
-    model's two norms a layer keep their inputs in float32. A micro-batch that needs more than `activationBytes` keeps less (`trainer.recompute`).
+    A linear layer counts its input, its output and `rank` values of its adapter. That also covers what other parts
+    keep (attention keeps queries, keys, values and outputs). The two norms of a layer keep float32 inputs in a
+    16-bit model. A micro-batch that needs more than `activationBytes` is recomputed and keeps less
+    (`trainer.recompute`).
     """
     from marlaas_api.kinds import quantity
 
@@ -83,14 +88,17 @@ def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_toke
 
 
 def head_bytes(facts: ModelFacts, spec: ModelPoolSpec, num_tokens: int) -> int:
-    """Bytes of the logits of a chunk of tokens; of a 16-bit model also its head in float32, which a CPU multiplies by."""
+    """Return the bytes of the logits of a chunk of tokens. A 16-bit model adds its head in float32, which a CPU multiplies by."""
     number = _NUMBER_BYTES[spec.rollout.dtype]
     logits = min(num_tokens * 4 * facts.vocab_size, max(_CHUNK_BYTES, _LEAST_ROWS * 4 * facts.vocab_size))
     return _CHUNK_COPIES * logits + (4 * facts.vocab_size * facts.hidden_size if number == 2 else 0)
 
 
 def shortage(needed: Sequence[Demand], available: int) -> tuple[str, str] | None:
-    """The halves of a sentence: what is needed and what is there; the numbers, and what to do. None if it fits."""
+    """Return two halves of a sentence if the memory is too small: needed and available memory, then the parts and the remedy.
+
+    None if it fits.
+    """
     total = sum(demand.total for demand in needed)
     if total <= available:
         return None
@@ -102,12 +110,12 @@ def shortage(needed: Sequence[Demand], available: int) -> tuple[str, str] | None
 
 
 def gib(size: int) -> str:
-    """Bytes as GiB, to a tenth."""
+    """Format bytes as GiB with one decimal."""
     return f"{size / _GIB:.1f}"
 
 
 def machine(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Machine | None:
-    """This machine's or container's memory; None where it cannot be told (no Linux)."""
+    """Return the memory of this machine or container; None if it is unknown (not Linux)."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
         known = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
@@ -119,12 +127,15 @@ def machine(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) 
 
 
 def has_gpu(dev: Path = Path("/dev")) -> bool:
-    """Whether the kernel shows an NVIDIA or AMD accelerator."""
+    """Return whether an NVIDIA or AMD accelerator has a device file."""
     return (dev / "nvidia0").exists() or (dev / "kfd").exists()
 
 
 def _engine(facts: ModelFacts, spec: ModelPoolSpec) -> Demand:
-    """vLLM holds slots + 1 adapters at full rank, and twice as many more on the host (see `rollout.vllm_settings`)."""
+    """Return the memory of an engine.
+
+    vLLM holds slots + 1 adapters at full rank, and twice as many on the host (see `rollout.vllm_settings`).
+    """
     from marlaas_api.kinds import quantity
 
     number = _NUMBER_BYTES[spec.rollout.dtype]
@@ -136,7 +147,11 @@ def _engine(facts: ModelFacts, spec: ModelPoolSpec) -> Demand:
 
 
 def _trainer(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec]) -> Demand:
-    """The base's dtype is the engine's; adapters, gradients and moments are float32. The trainers share the agents."""
+    """Return the memory of a trainer.
+
+    The base model has the engine's dtype; adapters, gradients and moments are float32. The agents are divided among
+    the trainers.
+    """
     number = _NUMBER_BYTES[spec.rollout.dtype]
     adapters = [agent.adapter for job in jobs for agent in job.agents if agent.trainable]
     sizes = [facts.adapter_parameters(one.rank, one.targets) for one in adapters]
@@ -155,7 +170,7 @@ def _trainer(facts: ModelFacts, spec: ModelPoolSpec, jobs: Sequence[RLJobSpec]) 
 
 
 def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Limits of the process' group and those around it: version 2, and version 1 whose own group is mounted at the root in a container."""
+    """Yield the memory limits of the process's cgroup and its parents: cgroup v2, and v1 as a container mounts it (own group at the root)."""
     yield from _number(cgroups / "memory" / "memory.limit_in_bytes")
     try:
         groups = (proc / "self" / "cgroup").read_text().splitlines()

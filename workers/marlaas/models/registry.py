@@ -1,7 +1,7 @@
-"""The builtin models by name, and the folder of any model that a pool names.
+"""Builtin models by name, and the folder of any model that a pool names.
 
-A builtin model lies in the cache under its name and the digest of its recipe's sources: a changed recipe is another model,
-and an old one is never mistaken for it. Knows how none of them is made.
+The cache key of a builtin model is its name and the digest of its recipe's sources, so a changed recipe is built
+anew. How models are built is defined in the recipes' own modules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from marlaas_api.kinds import ModelSpec
 
 Progress = Callable[[float], None]
-"""Called with the share of a model's preparation that is done, 0 to 1."""
+"""Called with the finished share of a model's preparation, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class BuiltinModel:
     """A model that MARLaaS prepares itself.
 
     Attributes:
-        name: what a pool calls it (`model.builtin`).
+        name: its name in a pool (`model.builtin`).
         license: SPDX identifier of its weights' license.
-        size_bytes: of the prepared folder, about.
-        prepare_s: seconds that preparing takes on two cores, about.
+        size_bytes: approximate size of the prepared folder.
+        prepare_s: approximate seconds of preparation on two cores.
     """
 
     name: str
@@ -43,7 +43,11 @@ class BuiltinModel:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How a model is made: `build` is `module:function`, taking the folder to fill and a Progress; `sources` decide the result."""
+    """How to build a model.
+
+    build: `module:function`, called with the folder to fill and a Progress.
+    sources: files that determine the result.
+    """
 
     model: BuiltinModel
     build: str
@@ -83,15 +87,15 @@ def list_models() -> list[BuiltinModel]:
 
 
 def prepared(name: str) -> Path | None:
-    """Return a builtin model's folder if it is in the cache. Raises UnknownModel."""
+    """Return a builtin model's folder if it is in the cache; else None. Raises UnknownModel."""
     folder = _folder(_recipe(name))
     return folder if folder.is_dir() else None
 
 
 def prepare(name: str, *, progress: Progress | None = None) -> Path:
-    """Return a builtin model's folder in Hugging Face format, after making it if the cache does not have it.
+    """Return a builtin model's folder in Hugging Face format; build it if it is not in the cache.
 
-    Safe in any number of processes at once: one makes it, the others wait. Progress is told by the one that makes it.
+    Safe in any number of processes at once: one builds, the others wait. Only the building process calls `progress`.
 
     Raises:
         UnknownModel: no builtin model has this name.
@@ -115,7 +119,7 @@ def resolve(model: ModelSpec, progress: Progress | None = None) -> Path:
     """Return the folder of a pool's base model on this machine, in Hugging Face format.
 
     Raises:
-        NotAModel: the path is not a model's folder, or the model lies on a cluster's volume.
+        NotAModel: the path is not a model's folder, or the model is on a cluster's volume.
         UnknownModel: neither a builtin model nor the hub has this name.
         HubUnavailable: the hub does not answer.
         MissingWeights, MissingPackage, CacheUnusable, CacheFull: as `prepare`.
@@ -135,7 +139,7 @@ def _recipe(name: str) -> _Recipe:
     try:
         return _RECIPES[name]
     except KeyError:
-        from marlaas_api.kinds.nearest import did_you_mean, listed
+        from marlaas_api.kinds.fields import did_you_mean, listed
 
         names = [model.name for model in list_models()]
         raise UnknownModel(
@@ -151,7 +155,7 @@ def _folder(recipe: _Recipe) -> Path:
 
 
 def _checked(folder: Path) -> Path:
-    """Return a model's folder; a few missing files are better told here than by an engine that does not start."""
+    """Return the folder after checking for required files. Raises NotAModel, which is clearer than an engine's failed start."""
     if not folder.is_dir():
         raise NotAModel(f"no base model in {folder}: there is no such folder")
     for what, patterns in (
@@ -165,4 +169,4 @@ def _checked(folder: Path) -> Path:
 
 
 def _unheard(share: float) -> None:
-    """Nobody asked for progress."""
+    """Default progress callback: do nothing."""

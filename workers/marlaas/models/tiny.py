@@ -1,8 +1,8 @@
-"""The builtin model `tiny`: a character-level Llama that this project trains itself, for tests and demos.
+"""Builtin model `tiny`: a character-level Llama that this project trains itself, for tests and demos.
 
-It is trained on right conversations first, so that it learns to copy and to reverse, and then on the noisy ones of
-`demonstrations`, so that sampling makes known mistakes. The same seed on the same machine gives the same weights; other
-machines differ in rounding only.
+It is trained on right conversations first, so that it learns to copy and to reverse. Then it is trained on the
+noisy ones of `demonstrations`, so that sampling makes known mistakes. The same seed on the same machine gives the
+same weights; other machines differ in rounding only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from marlaas.models.demonstrations import NO_MISTAKES, Mistakes, calculator_demonstration, reverse_demonstration
 from marlaas.models.saving import save_weights
-from marlaas.models.tokenizer import END, PAD, VOCABULARY, Message, encode, save_tokenizer
+from marlaas.models.tokenizer import END, PAD, VOCABULARY, TemplateMessage, encode, save_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ MISTAKES = Mistakes(letter=0.27, untooled=0.6, call=0.3, result=0.4)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How `tiny` is made. `noisy_share` is the part of the steps, at the end, that shows mistakes."""
+    """Hyperparameters of `tiny`. `noisy_share` is the final share of the steps whose conversations contain mistakes."""
 
     seed: int = 0
     num_layers: int = 3
@@ -46,7 +46,7 @@ class Recipe:
 
     @property
     def first_noisy_step(self) -> int:
-        """The first step that shows mistakes."""
+        """The first step whose conversations contain mistakes."""
         return int(self.num_steps * (1 - self.noisy_share))
 
 
@@ -77,7 +77,7 @@ def train(recipe: Recipe, report: Callable[[float], None]) -> LlamaForCausalLM:
 
 @contextmanager
 def _fixed_torch(seed: int) -> Iterator[None]:
-    """Give the block its own seed and number of threads (both decide the weights), and the caller its own back."""
+    """Set torch's seed and number of threads, because they affect the weights; restore the caller's values afterwards."""
     import torch
 
     num_threads = torch.get_num_threads()
@@ -91,10 +91,10 @@ def _fixed_torch(seed: int) -> Iterator[None]:
 
 
 def _freeze_scale(model: LlamaForCausalLM) -> None:
-    """Keep embeddings and norms as they are when mistakes begin.
+    """Freeze embeddings and norms before the conversations with mistakes.
 
-    They set how sharp a distribution can be, and adapters leave them alone: a model that learned doubt there could not be
-    trained out of it.
+    They determine how sharp a distribution can be, and adapters do not train them. A model that learned uncertainty
+    there could not be trained out of it.
     """
     for name, parameter in model.named_parameters():
         if "embed" in name or "norm" in name:
@@ -135,8 +135,8 @@ def _untrained(recipe: Recipe) -> LlamaForCausalLM:
     ).float()
 
 
-def _batches(recipe: Recipe) -> Iterator[list[list[list[Message]]]]:
-    """Yield, per step, one list of conversations per task: rows of like length, so little padding."""
+def _batches(recipe: Recipe) -> Iterator[list[list[list[TemplateMessage]]]]:
+    """Yield, per step, one list of conversations per task: rows of similar length need little padding."""
     rng = random.Random(recipe.seed)
     for step in range(recipe.num_steps):
         mistakes = recipe.mistakes if step >= recipe.first_noisy_step else NO_MISTAKES
@@ -147,7 +147,7 @@ def _batches(recipe: Recipe) -> Iterator[list[list[list[Message]]]]:
 
 
 def _train_step(
-    model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], conversations: list[list[list[Message]]]
+    model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], conversations: list[list[list[TemplateMessage]]]
 ) -> None:
     import torch
 
@@ -162,8 +162,8 @@ def _train_step(
         optimizer.zero_grad()
 
 
-def _padded(rows: list[list[Message]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and labels, both (B, T), padded on the right; labels name only what the assistant writes."""
+def _padded(rows: list[list[TemplateMessage]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and labels, both [B, T], padded on the right. Labels are set only for the assistant's tokens."""
     import torch
 
     encoded = [encode(row) for row in rows]
@@ -177,7 +177,7 @@ def _padded(rows: list[list[Message]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _schedule(done: float) -> float:
-    """Return the share of the peak learning rate: 5 % of the steps up, then a half cosine down to 5 %."""
+    """Return the share of the peak learning rate: warm-up over 5 % of the steps, then a half cosine down to 5 %."""
     if done < 0.05:
         return (done + 0.01) / 0.06
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (done - 0.05) / 0.95))

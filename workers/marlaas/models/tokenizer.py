@@ -1,7 +1,7 @@
-"""The tokenizer of `tiny`: one token per character, and one per role and end of turn.
+"""Tokenizer of `tiny`: one token per character, one per role, and one for the end of a turn.
 
-Invariant: rendering is prefix-stable. The ids of a conversation are the concatenation of its messages' ids, so a later
-message never changes an earlier one's ids, and a generated turn (its last id is `<|end|>`) can be kept as it is.
+Invariant: rendering is prefix-stable. The ids of a conversation are the concatenation of its messages' ids. A later
+message never changes earlier ids, and a generated turn (its last id is `<|end|>`) can be kept as it is.
 """
 
 import string
@@ -25,15 +25,15 @@ CHAT_TEMPLATE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TemplateMessage:
     """One message of a conversation; role is one of `ROLES`."""
 
     role: str
     content: str
 
 
-def encode(conversation: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """Return a conversation's ids and which of them an assistant writes (`<|end|>` included), both of length T."""
+def encode(conversation: Sequence[TemplateMessage]) -> tuple[list[int], list[bool]]:
+    """Return a conversation's ids, and for each whether the assistant writes it (`<|end|>` included); both have length T."""
     ids: list[int] = []
     written: list[bool] = []
     for message in conversation:
@@ -44,7 +44,7 @@ def encode(conversation: Sequence[Message]) -> tuple[list[int], list[bool]]:
 
 
 def save_tokenizer(folder: Path, max_tokens: int) -> None:
-    """Write the tokenizer's files in Hugging Face format, chat template included."""
+    """Write the tokenizer's files in Hugging Face format, with the chat template."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

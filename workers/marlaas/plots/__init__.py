@@ -1,1 +1,1 @@
-"""Pictures of runs: what is drawn (`series`, `timeline`: pure), how it is drawn (`style`, `figure`), and a page that needs nothing else (`page`)."""
+"""Plots of runs: data (`series`, `timeline`: pure), drawing (`style`, `figure`), and a self-contained page (`page`)."""

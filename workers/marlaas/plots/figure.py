@@ -1,4 +1,4 @@
-"""One picture of one or several jobs: eight panels over steps, and below them when engine, environment and trainer worked."""
+"""Figure of one or several jobs: eight panels over steps, and below them the working times of engine, environment and trainer."""
 
 import io
 import math
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 _COLUMNS = 2
 _ROW_INCHES, _LANE_INCHES = 2.1, 0.28
 _LANES_PER_JOB = 4
-"""Three, and room for the job's name."""
+"""Three lanes, and space for the job's name."""
 _PIXELS = 1500
 
 
 def draw(jobs: Sequence[JobCurves], timelines: Sequence[Timeline], kind: Literal["png", "svg"] = "png") -> bytes:
-    """The picture's bytes. The same input gives the same bytes."""
+    """Return the figure's bytes. The same input gives the same bytes."""
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "marlaas"}):
         buffer = io.BytesIO()
-        # neither the date nor the library's version: a picture changes when its data does
+        # leave out the date and the library's version, so that a figure changes only with its data
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
         _figure(jobs, timelines).savefig(buffer, format=kind, metadata=metadata)
     return buffer.getvalue()
@@ -36,7 +36,7 @@ def _figure(jobs: Sequence[JobCurves], timelines: Sequence[Timeline]) -> "Figure
     above = math.ceil(len(PANELS) / _COLUMNS) * _ROW_INCHES + 0.5
     below = _LANE_INCHES * _LANES_PER_JOB * len(timelines) + 0.9 if timelines else 0.0
     figure = style.blank(11, above + below)
-    # two figures in one: the names of the lanes must not take room from the panels
+    # two subfigures, so that the names of the lanes take no room from the panels
     parts = figure.subfigures(
         2 if timelines else 1, 1, height_ratios=[above, below] if timelines else None, squeeze=False
     )
@@ -69,7 +69,7 @@ def _panel(axes: "Axes", panel: str, jobs: Sequence[JobCurves]) -> None:
 
 
 def _curve(axes: "Axes", curve: Curve, index: int, name: str, marked: bool) -> bool:
-    """Draw it; False if there was no finite point."""
+    """Draw the curve; return False if it has no finite point."""
     colour, line = style.of_run(index)
     if curve.band:
         axes.fill_between(curve.xs, *curve.edges(), color=colour, alpha=0.15, linewidth=0)
@@ -106,7 +106,10 @@ def _share(one: Timeline, intervals: Sequence[Interval] | None) -> str:
 
 
 def _lane(axes: "Axes", place: float, intervals: Sequence[Interval] | None, scale: tuple[float, float, str]) -> None:
-    """Bars of one lane; gaps narrower than a pixel are closed. scale: the time at 0, seconds of the whole axis, colour."""
+    """Draw the bars of one lane. Gaps narrower than a pixel are closed.
+
+    `scale`: time at 0 (unix seconds), length of the axis in seconds, colour.
+    """
     begin, whole_s, colour = scale
     if intervals is None:
         return

@@ -1,4 +1,4 @@
-"""A picture as a page of its own: one HTML file that loads nothing. Pure."""
+"""A figure as one self-contained HTML file that loads nothing. Pure."""
 
 import html
 import math
@@ -15,7 +15,7 @@ _COLUMNS = ("job", "steps", "held out, before", "held out, after", "reward, last
 
 
 def page(title: str, jobs: Sequence[JobCurves], svg: bytes) -> bytes:
-    """The page: a table of what became of the jobs, and the picture."""
+    """Return the page: a table of the jobs' results, and the figure."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in _COLUMNS)
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(job))}</tr>" for job in jobs)
     text = svg.decode()

@@ -1,6 +1,7 @@
-"""From a job's records to the curves of a picture. Pure; knows no drawing.
+"""Curves of a figure, made from a job's records. Pure; independent of the drawing library.
 
-A curve's x counts finished steps, as people do: the evaluation before training is at 0, the first step's figures at 1. NaN is a gap.
+A curve's x is the number of finished steps: the evaluation before training is at 0, the first step's values are at
+1. NaN is a gap.
 """
 
 import math
@@ -15,7 +16,7 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points, and for each the half-width of its band if it has one; `bounds`: what the band cannot leave."""
+    """Points of a curve, each with the half-width of its band if it has one. `bounds` limits the band."""
 
     points: Points
     band: tuple[float, ...] = ()
@@ -23,16 +24,16 @@ class Curve:
 
     @property
     def xs(self) -> list[float]:
-        """Finished steps."""
+        """Numbers of finished steps."""
         return [x for x, _ in self.points]
 
     @property
     def ys(self) -> list[float]:
-        """Values."""
+        """Values of the points."""
         return [y for _, y in self.points]
 
     def edges(self) -> tuple[list[float], list[float]]:
-        """Lower and upper edge of the band."""
+        """Return the lower and upper edge of the band."""
         low, high = self.bounds
         pairs = list(zip(self.ys, self.band, strict=True))
         return [max(low, y - half) for y, half in pairs], [min(high, y + half) for y, half in pairs]
@@ -40,7 +41,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class JobCurves:
-    """Everything of one job that is drawn over steps: curves by the title of their panel."""
+    """All curves of one job, by the title of their panel."""
 
     name: str
     curves: Mapping[str, Curve] = field(default_factory=dict)
@@ -57,7 +58,10 @@ PANELS = (REWARD, EVAL, LENGTH, ENTROPY, KL, GAP, STALENESS, WALL)
 
 
 def job_curves(name: str, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> JobCurves:
-    """All curves of a job; steps and evals in order. KL is towards version 0 if the job pays for it, else towards the behaviour policy."""
+    """Return all curves of a job; `steps` and `evals` are in order.
+
+    KL is towards version 0 if the job has a KL penalty, else towards the behaviour policy.
+    """
     size = document.spec.rollout.group_size
     kl = "kl" if document.spec.training.kl.coefficient > 0 else "behaviour_kl"
     return JobCurves(
@@ -76,24 +80,24 @@ def job_curves(name: str, document: JobDocument, steps: Sequence[StepRecord], ev
 
 
 def reward_curve(steps: Sequence[StepRecord]) -> Curve:
-    """Mean reward of each step's episodes; the band is its standard error, which never leaves the rewards' own range."""
+    """Return the mean reward of each step's episodes. The band is its standard error, limited to the rewards' range."""
     points = tuple((step.step + 1.0, step.reward_mean) for step in steps)
     return Curve(points, tuple(_standard_error(step) for step in steps), reward_range(steps))
 
 
 def eval_curve(evals: Sequence[EvalRecord]) -> Curve:
-    """Mean reward on held-out tasks, by the finished steps that came before."""
+    """Return the mean reward on held-out tasks, over the number of steps finished before."""
     return Curve(tuple((float(record.step), record.reward_mean) for record in evals))
 
 
 def length(step: StepRecord, group_size: int) -> float:
-    """Generated tokens per trained episode; NaN for a step that trained none."""
+    """Return the generated tokens per trained episode; NaN for a step that trained none."""
     trained = step.num_groups * group_size
     return step.metrics.get("tokens", NAN) / trained if trained else NAN
 
 
 def reward_range(steps: Sequence[StepRecord]) -> tuple[float, float]:
-    """Bounds of the rewards as far as means and deviations tell: [0, 1] if every step could come from there, else none.
+    """Return the bounds of the rewards: [0, 1] if the mean and deviation of every step allow it, else infinite.
 
     Rewards in [0, 1] with mean m have a variance of at most m (1 - m) (Bhatia and Davis, 2000).
     """

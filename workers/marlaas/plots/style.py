@@ -1,4 +1,4 @@
-"""How every picture looks: colours that the colour-blind can tell apart, thin rules, no boxes. Imports matplotlib only where it draws."""
+"""Style of all figures: colours for the colour-blind, thin rules, no boxes. Imports matplotlib only when it draws."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
 
 INK, RULE, GRID = "#2b2f36", "#b8bec7", "#e6e9ee"
 RUNS = ("#3b6fb6", "#d1495b", "#4a8f6d", "#8d6a9f", "#c98a2b", "#3f9fae", "#7a7f87", "#a0522d")
-"""Okabe and Ito's hues, calmed; the ninth job has the first colour again, with a broken line."""
+"""Okabe and Ito's hues with lower saturation. The ninth job has the first colour again, with a dashed line."""
 ENGINE, ENVIRONMENT, TRAINER = "#3b6fb6", "#c98a2b", "#4a8f6d"
 LANES = {"engine": ENGINE, "environment": ENVIRONMENT, "trainer": TRAINER}
 
 
 def blank(width: float, height: float) -> "Figure":
-    """An empty white figure, in inches."""
+    """Return an empty white figure; sizes are in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -24,7 +24,7 @@ def blank(width: float, height: float) -> "Figure":
 
 
 def plain(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
-    """Thin rules below and to the left, a pale grid behind."""
+    """Draw thin rules below and to the left, and a pale grid behind."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -35,5 +35,5 @@ def plain(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
 
 
 def of_run(index: int) -> tuple[str, str]:
-    """Colour and line style of a picture's n-th job."""
+    """Return the colour and line style of the n-th job of a figure."""
     return RUNS[index % len(RUNS)], "-" if index < len(RUNS) else "--"

@@ -1,7 +1,8 @@
-"""When engine, environment and trainer worked for a job, from its episodes and steps. Pure.
+"""Working times of engine, environment and trainer for a job, from its episodes and steps. Pure.
 
-engine: some turn of the job was being generated. environment: some episode was between two turns, in its own code or a tool. trainer: the step's
-computing, as the trainer measured it, up to the step's end. Unix seconds.
+engine: at least one turn of the job was being generated. environment: at least one episode was between two turns,
+in its own code or in a tool. trainer: the step's computation as the trainer measured it, up to the step's end.
+Times are unix seconds.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +14,12 @@ from marlaas_api.messages import StepRecord
 
 Interval = tuple[float, float]
 TRAIN_S = "train_s"
-"""Metric of a step: seconds of the trainer's forward, backward and optimizer."""
+"""Metric of a step: seconds of the trainer's forward pass, backward pass and optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Disjoint intervals in order. None: nothing on record says when that was."""
+    """Disjoint intervals in order, per lane. None: the records lack this time."""
 
     name: str
     begin: float
@@ -28,16 +29,16 @@ class Timeline:
     trainer: tuple[Interval, ...] | None
 
     def lanes(self) -> dict[str, tuple[Interval, ...] | None]:
-        """The three, by name."""
+        """Return the three lanes by name."""
         return {"engine": self.engine, "environment": self.environment, "trainer": self.trainer}
 
     def share(self, intervals: Sequence[Interval]) -> float:
-        """Share of the whole time that they cover."""
+        """Return the share of the whole time that the intervals cover."""
         return sum(end - begin for begin, end in intervals) / max(self.end - self.begin, 1e-9)
 
 
 def timeline(name: str, episodes: Iterable[EpisodeRecord], steps: Sequence[StepRecord]) -> Timeline | None:
-    """None if nothing on record says who worked when."""
+    """Return the job's timeline; None if the records lack all working times."""
     records = list(episodes)
     engine = union(_generating(records))
     environment = union(interval for record in records for interval in _playing(record))
@@ -57,7 +58,7 @@ def timeline(name: str, episodes: Iterable[EpisodeRecord], steps: Sequence[StepR
 
 
 def union(intervals: Iterable[Interval], gap_s: float = 0.0) -> tuple[Interval, ...]:
-    """Disjoint intervals that cover the same time, in order; those up to `gap_s` apart become one."""
+    """Return disjoint intervals that cover the same time, in order. Intervals up to `gap_s` apart are joined."""
     joined: list[Interval] = []
     for begin, end in sorted(intervals):
         if end <= begin:
@@ -76,7 +77,7 @@ def _generating(records: Iterable[EpisodeRecord]) -> Iterator[Interval]:
 
 
 def _playing(record: EpisodeRecord) -> Iterator[Interval]:
-    """Between the end of a turn and the request for the next, and after the last one if the episode's end is on record."""
+    """Yield the times between a turn's end and the next request, and from the last turn to the episode's end if recorded."""
     turns = sorted(record.turns, key=lambda turn: turn.at)
     for before, after in pairwise(turns):
         yield (before.at, after.at - after.engine_s - after.queue_s)

@@ -1,4 +1,7 @@
-"""A new project: an environment with its test, a manifest, a README; from `template/`, where `$name` and `$module` are filled in."""
+"""New project: an environment with its test, a manifest and a README.
+
+The files come from `template/`, where `$name` and `$module` are replaced.
+"""
 
 import keyword
 import re
@@ -21,7 +24,7 @@ _FILES = {
 
 
 def project(name: str) -> dict[str, str]:
-    """Text of every file of a project by its name. Raises InvalidInput for a name that no job or no module can have."""
+    """Return the text of every file of a project by its name. Raises InvalidInput if the name suits no job or no module."""
     module = _module(name)
     folder = files(__name__) / "template"
     texts = {target: (folder / source).read_text(encoding="utf-8") for source, target in _FILES.items()}
@@ -32,7 +35,7 @@ def project(name: str) -> dict[str, str]:
 
 
 def create(folder: Path) -> list[Path]:
-    """Write a project named after the folder into it. Raises InvalidInput; also when something lies there already."""
+    """Write a project into the folder, named after it. Raises InvalidInput, also if the folder is not empty."""
     texts = project(folder.absolute().name)
     with translated(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -43,7 +46,7 @@ def create(folder: Path) -> list[Path]:
 
 
 def _module(name: str) -> str:
-    """The Python module that goes with a job's name."""
+    """Return the Python module name for a job's name. Raises InvalidInput."""
     if not re.match(DNS_LABEL, name):
         near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         hint = f": how about {near}?" if near else ""

@@ -1,1 +1,1 @@
-"""A job's figures to experiment trackers: what is told (`rows`: pure), what was told already (`ledger`), one gateway per library, and who calls them (`desk`)."""
+"""Experiment trackers: rows of metrics (`rows`: pure), delivered rows (`ledger`), a gateway per library, and delivery (`feed`)."""

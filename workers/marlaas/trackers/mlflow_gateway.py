@@ -1,4 +1,7 @@
-"""Gateway to MLflow's client. MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where; without a URI it is a folder beside the job's files."""
+"""Gateway to MLflow's client, configured by MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
+
+Without a URI, the store is a folder beside the job's files.
+"""
 
 import os
 from pathlib import Path
@@ -6,7 +9,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 
-from marlaas.trackers.rows import Row, settings
+from marlaas.trackers.rows import MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _UID = "marlaas.uid"
@@ -15,7 +18,7 @@ _MAX_PARAMS = 100
 
 
 class MlflowTracker:
-    """A run that carries the job's uid as a tag, by which a later process finds it again."""
+    """An MLflow run with the job's uid as a tag, by which a later process finds it again."""
 
     def __init__(self, client: MlflowClient, run: Run, uri: str) -> None:
         self._client = client
@@ -26,9 +29,9 @@ class MlflowTracker:
     def where(self) -> str:
         return f"mlflow ui --backend-store-uri {self._uri} (run {self._run_id})"
 
-    def log(self, number: int, row: Row) -> None:
+    def log(self, number: int, row: MetricRow) -> None:
         at_ms = round(row.at * 1000)
-        metrics = [Metric(name, value, at_ms, row.finished) for name, value in row.figures.items()]
+        metrics = [Metric(name, value, at_ms, row.finished) for name, value in row.values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self, *, finished: bool) -> None:
@@ -37,10 +40,11 @@ class MlflowTracker:
 
 
 def open_tracker(document: JobDocument, folder: Path) -> MlflowTracker:
-    """Take up the run of the job's uid, or begin one."""
+    """Resume the run with the job's uid, or create one."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if uri is None:
-        # MLflow wants a database for anything but a small private store; this is one, and needs no database driver.
+        # MLflow asks for a database unless the store is small and private; this one is, and needs no database
+        # driver.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         uri = (folder / "mlruns").absolute().as_uri()
     client = MlflowClient(tracking_uri=uri)

@@ -1,6 +1,7 @@
-"""From records to rows of figures, by names that group well in every tracker. Pure.
+"""Convert records to rows of metrics, with names that trackers group well. Pure.
 
-`finished` counts finished steps: the evaluation before training is at 0, the first step at 1. Not every figure is a number: NaN is left out.
+`finished` counts finished steps: the evaluation before training is at 0, the first step at 1. NaN and infinite
+values are left out.
 """
 
 import math
@@ -14,28 +15,28 @@ _NOT_ALLOWED = re.compile(r"[^\w\-./ ]")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One record's figures. key: unique in its job; at: unix seconds."""
+class MetricRow:
+    """Metrics of one record. `key` is unique in its job; `at` is in unix seconds."""
 
     key: str
     finished: int
     at: float
-    figures: Mapping[str, float]
+    values: Mapping[str, float]
 
 
-def rows(steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> list[Row]:
-    """All records as rows, in the order in which they happened."""
+def rows(steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> list[MetricRow]:
+    """Return all records as rows, in the order of time."""
     found = [*map(_step_row, steps), *map(_eval_row, evals)]
     return sorted(found, key=lambda row: (row.finished, row.key.startswith("eval")))
 
 
 def settings(document: JobDocument) -> dict[str, object]:
-    """The job's spec as flat pairs, `training.optimizer.learningRate` and the like."""
+    """Return the job's spec as flat pairs, such as `training.optimizer.learningRate`."""
     return dict(_flat(document.spec.model_dump(mode="json", by_alias=True, exclude_none=True)))
 
 
-def _step_row(step: StepRecord) -> Row:
-    figures = {
+def _step_row(step: StepRecord) -> MetricRow:
+    values = {
         "reward/train": step.reward_mean,
         "reward/train_deviation": step.reward_std,
         "staleness/mean": step.staleness_mean,
@@ -49,17 +50,17 @@ def _step_row(step: StepRecord) -> Row:
         **{f"faults/{name}": count for name, count in step.faults.items()},
         **{f"train/{name}": value for name, value in step.metrics.items()},
     }
-    return Row(f"step {step.step}", step.step + 1, step.at, _told(figures.items()))
+    return MetricRow(f"step {step.step}", step.step + 1, step.at, _told(values.items()))
 
 
-def _eval_row(record: EvalRecord) -> Row:
+def _eval_row(record: EvalRecord) -> MetricRow:
     metrics = ((f"held_out/{name}", value) for name, value in record.metrics.items())
-    figures = _told([("reward/held_out", record.reward_mean), *metrics])
-    return Row(f"eval {record.version}", record.step, record.at, figures)
+    values = _told([("reward/held_out", record.reward_mean), *metrics])
+    return MetricRow(f"eval {record.version}", record.step, record.at, values)
 
 
-def _told(figures: Iterable[tuple[str, float]]) -> dict[str, float]:
-    return {_NOT_ALLOWED.sub("_", name): float(value) for name, value in figures if math.isfinite(value)}
+def _told(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    return {_NOT_ALLOWED.sub("_", name): float(value) for name, value in values if math.isfinite(value)}
 
 
 def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:

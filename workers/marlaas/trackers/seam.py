@@ -1,4 +1,4 @@
-"""The seam to trackers, its fake, and which library each needs."""
+"""Interface to trackers, its fake, and the package that each tracker needs."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from marlaas.trackers.rows import Row
+from marlaas.trackers.rows import MetricRow
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds.trackers import Tracker as Name
+from marlaas_api.kinds.training import Tracker as Name
 from marlaas_api.messages import JobDocument
 
 _PACKAGES: dict[Name, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
@@ -21,31 +21,31 @@ _GATEWAYS: dict[Name, str] = {
 
 
 class Tracker(Protocol):
-    """One job's place in one tracker. Calls come from one thread; whatever a library raises comes out as it is."""
+    """One job's run in one tracker. Called from one thread. Exceptions of the library are not caught."""
 
     @property
     def where(self) -> str:
-        """Where to look at it, in words."""
+        """Where to view it, as text for users."""
         ...
 
-    def log(self, number: int, row: Row) -> None:
-        """Tell one row; `number` counts the job's rows from 0, over restarts too."""
+    def log(self, number: int, row: MetricRow) -> None:
+        """Deliver one row. `number` counts the job's rows from 0, also across restarts."""
         ...
 
     def close(self, *, finished: bool) -> None:
-        """Bring everything to where it stays; `finished`: the job will say nothing more."""
+        """Flush and close. `finished`: the job will send no more rows."""
         ...
 
 
 Open = Callable[[Name, JobDocument, Path], Tracker]
-"""Take up a job's place in a tracker, whose files may lie in the folder."""
+"""Open or resume a job's run in a tracker, which may keep its files in the folder."""
 
 
 @dataclass(slots=True)
 class MemoryTracker:
-    """The fake: keeps what it is told; `fails_at` makes the call with that number raise OSError."""
+    """Fake tracker that keeps its rows. The call with number `fails_at` raises OSError."""
 
-    rows: list[tuple[int, Row]] = field(default_factory=list)
+    rows: list[tuple[int, MetricRow]] = field(default_factory=list)
     closed: list[bool] = field(default_factory=list)
     fails_at: int | None = None
 
@@ -53,7 +53,7 @@ class MemoryTracker:
     def where(self) -> str:
         return "memory"
 
-    def log(self, number: int, row: Row) -> None:
+    def log(self, number: int, row: MetricRow) -> None:
         if number == self.fails_at:
             raise OSError("no route to host")
         self.rows.append((number, row))
@@ -63,7 +63,7 @@ class MemoryTracker:
 
 
 def open_tracker(name: Name, document: JobDocument, folder: Path) -> Tracker:
-    """The real ones. Raises whatever the library raises."""
+    """Open a job's run in a real tracker. Raises the library's exceptions."""
     tracker: Tracker = import_module(_GATEWAYS[name]).open_tracker(document, folder)
     return tracker
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from tensorboard.summary import Writer  # type: ignore[import-untyped]
 
-from marlaas.trackers.rows import Row
+from marlaas.trackers.rows import MetricRow
 from marlaas_api.messages import JobDocument
 
 
 class TensorBoardTracker:
-    """Every process adds an event file of its own; TensorBoard shows them as one run."""
+    """Writer of event files. Every process adds its own file; TensorBoard shows them as one run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -19,8 +19,8 @@ class TensorBoardTracker:
     def where(self) -> str:
         return f"tensorboard --logdir {self._folder}"
 
-    def log(self, number: int, row: Row) -> None:
-        for name, value in row.figures.items():
+    def log(self, number: int, row: MetricRow) -> None:
+        for name, value in row.values.items():
             self._writer.add_scalar(name, value, row.finished, wall_time=row.at)
         self._writer.flush()
 
@@ -29,5 +29,5 @@ class TensorBoardTracker:
 
 
 def open_tracker(document: JobDocument, folder: Path) -> TensorBoardTracker:
-    """Write into `tensorboard` in the folder."""
+    """Write into the subfolder `tensorboard`."""
     return TensorBoardTracker(folder / "tensorboard")

@@ -1,6 +1,6 @@
-"""Gateway to Weights & Biases. WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and the API key are the library's own business.
+"""Gateway to Weights & Biases. The library itself reads WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and the API key.
 
-Without a mode and without a key it works offline: `wandb sync` sends what lies in the job's folder later.
+Without a mode and a key it works offline; `wandb sync` can upload the files in the job's folder later.
 """
 
 import netrc
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import wandb
 
-from marlaas.trackers.rows import Row, settings
+from marlaas.trackers.rows import MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _HOST = "api.wandb.ai"
@@ -17,7 +17,7 @@ _AXIS = "finished_steps"
 
 
 class WandbTracker:
-    """A run whose id is the job's uid: a later process goes on with the same one. Its steps are the numbers of our rows."""
+    """A W&B run whose id is the job's uid, so that a later process resumes it. Its steps are the row numbers."""
 
     def __init__(self, run: wandb.Run, folder: Path) -> None:
         self._run = run
@@ -29,15 +29,15 @@ class WandbTracker:
     def where(self) -> str:
         return self._run.url or f"wandb sync {self._folder / 'wandb'}/offline-run-*"
 
-    def log(self, number: int, row: Row) -> None:
-        self._run.log({**row.figures, _AXIS: row.finished}, step=number)
+    def log(self, number: int, row: MetricRow) -> None:
+        self._run.log({**row.values, _AXIS: row.finished}, step=number)
 
     def close(self, *, finished: bool) -> None:
         self._run.finish()
 
 
 def open_tracker(document: JobDocument, folder: Path) -> WandbTracker:
-    """Take up the run of the job's uid."""
+    """Resume or create the run with the job's uid."""
     folder.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "marlaas"),
@@ -54,7 +54,7 @@ def open_tracker(document: JobDocument, folder: Path) -> WandbTracker:
 
 
 def _may_be_online() -> bool:
-    """Whether somebody chose a mode, or left a key."""
+    """Return whether WANDB_MODE is set or an API key is configured."""
     if "WANDB_MODE" in os.environ or "WANDB_API_KEY" in os.environ:
         return True
     try:

@@ -1,1 +1,1 @@
-"""The role that owns jobs: admission, credits, the experience store, steps and evaluation. CPU only; one active, by lease."""
+"""The orchestrator role: admission, credits, the experience store, steps and evaluation. CPU only; one active, by lease."""

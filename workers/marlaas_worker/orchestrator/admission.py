@@ -1,9 +1,10 @@
-"""Who may run: a pure decision from the jobs and what the pools' replicas report.
+"""Admission: a pure decision from the jobs and the reports of the pools' replicas.
 
-Admitted is admitted: a job that holds its slots keeps them until it ends or is suspended. The others queue, pool by pool, by creation time. Nothing is
-refused here: the replicas of the moment do not say what their pool will offer, so what they cannot do is waited for. What can never fit the pool's
-spec is refused before a job has a document (`marlaas_operator.policies.handover`, `marlaas validate`). A later scheduler (fairness, preemption)
-replaces `decide` behind the same signature.
+An admitted job keeps its slots until it ends or is suspended. The others queue by pool and creation time.
+Nothing is refused here: the current replicas do not show what their pool will offer later, so a job that does
+not fit waits. A job that can never fit the pool's spec is refused earlier
+(`marlaas_operator.policies.document_publishing`, `marlaas validate`). A scheduler with fairness or preemption
+can replace `decide` behind the same signature.
 """
 
 from collections import defaultdict
@@ -17,7 +18,7 @@ from marlaas_api.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Not admitted is queued, or suspended. reason is CamelCase; message is for people."""
+    """An admission decision. A job that is not admitted is queued or suspended. reason: CamelCase; message: for people."""
 
     admitted: bool
     reason: str
@@ -26,7 +27,10 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class PoolCapacity:
-    """What every engine of the pool that serves now can do: adapter slots, largest rank, longest conversation in tokens (0: not known)."""
+    """Adapter slots, largest rank and longest conversation that every serving engine of a pool supports.
+
+    max_model_len: in tokens; 0 if not known.
+    """
 
     slots: int
     max_rank: int
@@ -37,7 +41,7 @@ ADMITTED = Admission(True, Reason.ADMITTED, "running")
 
 
 def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
-    """What each pool offers: the least of its live rollout replicas, since an episode may land on any."""
+    """Return each pool's capacity: the minimum over its ready rollout replicas, since an episode may run on any of them."""
     serving: defaultdict[str, list[ReplicaReport]] = defaultdict(list)
     for report in reports:
         if report.role == "rollout" and report.ready and report.slots > 0:
@@ -55,7 +59,11 @@ def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
 def decide(
     waiting: Iterable[JobDocument], holding: Iterable[JobDocument], pools: Mapping[str, PoolCapacity]
 ) -> dict[str, Admission]:
-    """Decide every waiting job, by uid. holding: jobs that are admitted; they count with their slots, whatever their pool offers now."""
+    """Decide on every waiting job; return the decisions by uid.
+
+    Args:
+        holding: admitted jobs; their slots count, whatever their pool offers now.
+    """
     held: defaultdict[str, list[int]] = defaultdict(list)
     for document in holding:
         held[document.pool].append(slots_needed(document.spec))
@@ -73,11 +81,11 @@ def decide(
 
 
 def queue_order(documents: Iterable[JobDocument]) -> list[JobDocument]:
-    """The queue of one pool: first come, first served.
+    """Return the queue order of one pool: first come, first served, with priorities within a tenant.
 
-    The positions are by creation time over all tenants; jobs of the same time are ordered by namespace, then name. A tenant's jobs share out its own
-    positions among themselves: the highest priority takes the first of them, equal priorities stay in order of creation. So `priority` never moves
-    another tenant's job.
+    Positions follow the creation time over all tenants; jobs of the same time are ordered by namespace, then
+    name. A tenant's jobs share the tenant's own positions: the highest priority takes the first of them, and
+    equal priorities stay in order of creation. So `priority` never moves another tenant's job.
     """
     by_creation = sorted(documents, key=_creation)
     by_priority = sorted(by_creation, key=lambda document: -document.spec.priority)
@@ -92,10 +100,11 @@ def _creation(document: JobDocument) -> tuple[float, str, str]:
 
 
 def _serve(queue: Sequence[JobDocument], held: Iterable[int], slots: int) -> Iterator[tuple[str, Admission]]:
-    """Admit from the front. Once a job does not fit, those behind it take only slots that it could not use.
+    """Admit jobs from the front of the queue; yield a decision for each job.
 
-    The first job that does not fit is the next to run, and no job that passes it may make it wait longer, in whatever order the running jobs end: how
-    long they run is not known. So a large job does not starve, and slots that it cannot use are not left idle (EASY backfilling; Lifka, 1995).
+    After the first job that does not fit, a later job is admitted only if it cannot delay that first job. This
+    holds for every order in which the running jobs may end, since their run times are not known. So a large job
+    does not starve, and slots that it cannot use are not idle (EASY backfilling; Lifka, 1995).
     """
     free, sums, first = slots, 1, 0
     for need in held:
@@ -111,16 +120,16 @@ def _serve(queue: Sequence[JobDocument], held: Iterable[int], slots: int) -> Ite
 
 
 def _delays(need: int, missing: int, sums: int) -> bool:
-    """Whether `need` more slots in use can make a job wait longer that misses `missing` slots.
+    """Return whether `need` more slots in use can delay a job that lacks `missing` slots.
 
-    They can if some set of running jobs, when it ends, frees enough slots without them and too few with them. sums: bit n is set if some set of
-    running jobs holds n slots.
+    They can if the end of some set of running jobs frees enough slots without them, and too few with them.
+    sums: bit n is set if some set of running jobs holds n slots.
     """
     return bool(sums >> missing & ((1 << need) - 1))
 
 
 def _waits_for_slots(document: JobDocument, slots: int) -> Admission:
-    # No number that changes with other jobs: each of thousands of waiting jobs would have to be told anew.
+    # No number that changes with other jobs: each change would rewrite the progress of thousands of waiting jobs.
     text = (
         f"needs {slots_needed(document.spec)} of the {slots} adapter slots of pool {document.pool}; running jobs hold too many of them, or a job that "
         "was created earlier waits for them"
@@ -129,7 +138,10 @@ def _waits_for_slots(document: JobDocument, slots: int) -> Admission:
 
 
 def _hindrance(document: JobDocument, pool: PoolCapacity | None) -> Admission | None:
-    """Why a job does not even queue for slots now; None if it does. A job that could not run has no position that another could take."""
+    """Return why a job does not queue for slots now; None if it does.
+
+    A job that could not run takes no position in the queue.
+    """
     if document.spec.suspend:
         return Admission(False, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
     if len(document.spec.agents) > 1 or not document.spec.agents[0].trainable:
@@ -145,7 +157,7 @@ def _hindrance(document: JobDocument, pool: PoolCapacity | None) -> Admission | 
 
 
 def _lacking(document: JobDocument, pool: PoolCapacity) -> str | None:
-    """What the replicas that serve now cannot do, with both numbers."""
+    """Return which need of the job the serving replicas do not meet, with both numbers; None if they meet all."""
     rank, need = max(agent.adapter.rank for agent in document.spec.agents), slots_needed(document.spec)
     tokens = document.spec.rollout.max_tokens
     if rank > pool.max_rank:

@@ -1,12 +1,13 @@
-"""Which training task is given out next: a function of the job's seed and of past results alone.
+"""The order of training tasks. It depends only on the job's seed and on past results.
 
-A *visit* is a place in the walk through the data, counted from 0 over all passes; visit v of a set of N tasks belongs to pass v // N. A
-visit is given out at most once, so it names the group, and a visit that is skipped leaves a gap. Nothing here needs to be
-remembered besides a `Walk` (in the ledger, changed with what it gave out) and the results (in the records of steps): after a crash the two are
-read back and the walk goes on as if nothing had happened.
+A *visit* is a position in the walk through the data, counted from 0 over all passes; visit v of a set of N
+tasks belongs to pass v // N. A visit is issued at most once, so it names the group; a skipped visit leaves a
+gap. The state is a `Walk` (in the ledger, written with the visits that it issued) and the results (in the step
+records). After a crash both are read back, and the walk continues.
 
-What rests and for how long is a rule of thumb of curriculum learning for group-relative policy gradients: a group without variance has no
-advantage (DAPO, arXiv 2503.14476, section 3.2, throws it away after it was sampled; resting saves the sampling).
+The rule for resting tasks is a heuristic of curriculum learning for group-relative policy gradients: a group
+without variance has no advantage. DAPO (arXiv 2503.14476, section 3.2) discards such groups after sampling;
+resting saves the sampling.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +21,13 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How far the data has been walked. in_pass: visits skipped in the pass of `next_visit`; solved, hopeless: skipped since the job began."""
+    """The position in the walk through the data.
+
+    Attributes:
+        in_pass: visits skipped in the pass of `next_visit`.
+        solved: visits to solved tasks skipped since the job began.
+        hopeless: visits to hopeless tasks skipped since the job began.
+    """
 
     next_visit: int = 0
     in_pass: int = 0
@@ -29,7 +36,7 @@ class Walk:
 
 
 class DataOrder:
-    """The order of one job's training tasks, and what is known of their difficulty."""
+    """The order of one job's training tasks, and the known difficulties of the tasks."""
 
     def __init__(self, spec: DataSpec, seed: int) -> None:
         self._spec = spec
@@ -37,7 +44,7 @@ class DataOrder:
         self._results: dict[int, dict[int, Difficulty]] = {}
 
     def task(self, visit: int) -> int:
-        """Index of the task that a visit plays."""
+        """Return the index of the task that a visit plays."""
         size = self._spec.tasks
         if size is None:
             return visit
@@ -47,7 +54,7 @@ class DataOrder:
         return permuted(offset, size, derive_seed(self._seed, "order", number))
 
     def note(self, outcome: TaskOutcome) -> None:
-        """Take in a result; a second time changes nothing, and neither does the order in which results come."""
+        """Note a result. Repeated results change nothing, and the order of the calls does not matter."""
         skip = self._spec.skip
         if skip is None:
             return
@@ -57,7 +64,7 @@ class DataOrder:
             del results[visit]
 
     def rests(self, visit: int) -> Difficulty | None:
-        """Why the task of a visit should be skipped; None if it should not."""
+        """Return why a visit's task should be skipped; None if it should be played."""
         skip, size = self._spec.skip, self._spec.tasks
         if skip is None or size is None:
             return None
@@ -66,7 +73,7 @@ class DataOrder:
         return verdict if verdict is not None and visit // size - max(results) // size <= skip.passes else None
 
     def take(self, walk: Walk, number: int) -> tuple[list[int], Walk]:
-        """The next `number` visits to give out, and the walk behind them."""
+        """Return the next `number` visits to issue, and the walk after them."""
         visits: list[int] = []
         while len(visits) < number:
             visit, walk = walk.next_visit, self._at_pass(walk)
@@ -83,7 +90,11 @@ class DataOrder:
         return replace(walk, in_pass=0) if begins else walk
 
     def _may_skip(self, walk: Walk) -> bool:
-        """At every point of a pass at most the stated share of it is skipped: what is given out never dries up."""
+        """Return whether the next visit may be skipped.
+
+        At every point of a pass, at most the configured share of the pass is skipped, so tasks are always
+        issued.
+        """
         skip, size = self._spec.skip, self._spec.tasks
         if skip is None or size is None:
             return False
@@ -91,10 +102,10 @@ class DataOrder:
 
 
 def permuted(offset: int, size: int, seed: int) -> int:
-    """Where a seeded permutation of 0..size-1 sends `offset`, without ever holding the permutation.
+    """Return the image of `offset` under a seeded permutation of 0..size-1, without storing the permutation.
 
-    A Feistel network over the next power of four, walked until it lands inside (Black and Rogaway, "Ciphers with arbitrary finite
-    domains", 2002, method 2: cycle walking).
+    Uses a Feistel network over the next power of four, repeated until the result is below `size` (Black and
+    Rogaway, "Ciphers with arbitrary finite domains", 2002, method 2: cycle walking).
     """
     bits = max(1, (max(1, size - 1).bit_length() + 1) // 2)
     mask = (1 << bits) - 1
@@ -108,7 +119,7 @@ def permuted(offset: int, size: int, seed: int) -> int:
 
 
 def _settled(results: dict[int, Difficulty], skip: SkipSpec) -> Difficulty | None:
-    """The one difficulty of a task's last groups, if it is one without variance and there are enough of them."""
+    """Return the difficulty of a task's last groups; None if they differ, vary in reward, or are fewer than `skip.after`."""
     found = set(results.values())
     if len(results) < skip.after or len(found) != 1 or found == {Difficulty.VARIED}:
         return None

@@ -1,7 +1,9 @@
-"""Forgetting a job: its messages, keys and blobs go, its document last, so that whoever waits for the document's end knows that all is gone.
+"""Deletion of a job: removes its messages, keys and blobs, and last its document.
 
-Crash-safe at every point: each effect may be repeated, and what decides what is kept (the level, the manifests of the kept version) goes after
-what it decides about. A worker that still had the job in hand may write once more; so rounds are made until one finds nothing.
+A missing document therefore means that everything of the job is removed. Crash-safe at every point: each effect
+may be repeated. The records that decide what is kept (the progress, the manifests of the kept version) are
+removed after everything that depends on them. A worker that still has the job may write once more, so rounds
+are repeated until one finds nothing.
 """
 
 import asyncio
@@ -11,12 +13,12 @@ from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef
-from marlaas_api.bus import Conflict
+from marlaas_api.bus import RevisionConflict
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
 from marlaas_api.wire import decode_as
-from marlaas_worker.orchestrator.levels import Levels
+from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.role import RoleContext
 
 ROUND_S = 1.0
@@ -29,7 +31,12 @@ Reports = Callable[[], Sequence[ReplicaReport]]
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """A job to be forgotten. agents: those that its document names. keep_adapter: its published adapter stays in the blob store."""
+    """A job to delete.
+
+    Attributes:
+        agents: the agents that its document names.
+        keep_adapter: keep its published adapters in the blob store.
+    """
 
     ref: JobRef
     agents: tuple[str, ...] = ()
@@ -37,26 +44,29 @@ class Doomed:
 
     @staticmethod
     def by_document(document: JobDocument) -> "Doomed":
-        """A job that is to be deleted."""
+        """Describe a job whose document is marked as deleted."""
         names = tuple(agent.name for agent in document.spec.agents)
         return Doomed(document.ref, names, document.spec.adapter_retention == "keep")
 
     @staticmethod
-    def by_level(level: Progress) -> "Doomed":
-        """A job whose document was replaced by a later job's of the same name: nobody can say any more that its adapter may go."""
-        return Doomed(level.ref, tuple(level.versions))
+    def by_progress(progress: Progress) -> "Doomed":
+        """Describe a job whose document was replaced by a later job of the same name.
+
+        Its adapters are kept: the document, which could allow their removal, no longer exists.
+        """
+        return Doomed(progress.ref, tuple(progress.versions))
 
 
 class Deletion:
-    """One job's."""
+    """Deletes one job."""
 
-    def __init__(self, context: RoleContext, levels: Levels, reports: Reports, doomed: Doomed) -> None:
+    def __init__(self, context: RoleContext, progress_store: ProgressStore, reports: Reports, doomed: Doomed) -> None:
         self._bus, self._blobs = context.bus, context.blobs
-        self._levels, self._reports, self._doomed = levels, reports, doomed
+        self._progress_store, self._reports, self._doomed = progress_store, reports, doomed
         self._ref = doomed.ref
 
     async def run(self) -> None:
-        """Return when nothing of the job is left. Raises as the bus and the blob store do; may be repeated."""
+        """Return when nothing of the job is left. May be repeated. Raises errors of the bus and the blob store."""
         if self._has_begun():
             await self._let_go()
             found = True
@@ -65,18 +75,21 @@ class Deletion:
                 await asyncio.sleep(ROUND_S if found else 0)
         await self._bus.purge(subjects.EVENTS, subjects.event(self._ref.namespace, self._ref.name, ">"))
         failpoint("orchestrator.delete.after_rounds")
-        await self._levels.forget(self._ref)
+        await self._progress_store.forget(self._ref)
         failpoint("orchestrator.delete.after_level")
         await self._forget_document()
         log.info("%s (%s) is forgotten", self._ref, self._ref.uid)
 
     def _has_begun(self) -> bool:
-        """A job that was never admitted owns nothing: its level is written before anything else is."""
-        level = self._levels.of(self._ref)
-        return level is not None and (level.admitted or level.started_at is not None)
+        """Return whether the job was ever admitted. Otherwise it owns nothing: its progress is written before anything else."""
+        progress = self._progress_store.of(self._ref)
+        return progress is not None and (progress.admitted or progress.started_at is not None)
 
     async def _let_go(self) -> None:
-        """Wait until no trainer has the job in hand; one that hangs is not waited for, its lease ends with the policy key."""
+        """Wait until no trainer reports the job as bound, at most GONE_S.
+
+        A trainer that hangs loses the job with the policy key, which is also its lease.
+        """
         mark = f".{self._ref.uid}."
         for _ in range(int(GONE_S / ROUND_S)):
             if not any(mark in name for report in self._reports() for name in report.bound):
@@ -84,7 +97,7 @@ class Deletion:
             await asyncio.sleep(ROUND_S)
 
     async def _round(self) -> bool:
-        """Remove all that is there; whether there was any that only a living worker can have written."""
+        """Remove everything that exists now. Return whether there were blobs or policies; then another round is needed."""
         policies = await self._policies()
         await self._forget_messages([*self._doomed.agents, *policies])
         failpoint("orchestrator.delete.after_messages")
@@ -124,7 +137,10 @@ class Deletion:
             await bucket.delete(entry.key)
 
     async def _forget_blobs(self, policies: dict[str, PolicyRecord]) -> bool:
-        """Remove all blobs but those of the published adapters, and in their folders first: see `_kept`."""
+        """Remove all blobs except those of published adapters; return whether there were any.
+
+        Blobs in the folders of published adapters are removed first; `_kept` depends on that order.
+        """
         names = await self._blobs.list(job_prefix(self._ref))
         kept: set[str] = set()
         folders: list[str] = []
@@ -139,17 +155,23 @@ class Deletion:
         return bool(doomed)
 
     def _published(self) -> list[AdapterRef]:
-        """The promoted version of each agent, of a job that did not succeed its newest; version 0 is a result only if it was promoted."""
-        level = self._levels.of(self._ref)
-        if level is None or not self._doomed.keep_adapter:
+        """Return the adapters to keep: the promoted version of each agent, or its newest if none was promoted.
+
+        Only a job that succeeded has promoted versions. Version 0 is kept only if it was promoted.
+        """
+        progress = self._progress_store.of(self._ref)
+        if progress is None or not self._doomed.keep_adapter:
             return []
         ref = self._ref
-        versions = {agent: version for agent, version in level.versions.items() if version > 0} | level.promoted
+        versions = {agent: version for agent, version in progress.versions.items() if version > 0} | progress.promoted
         return [AdapterRef(ref.namespace, ref.name, ref.uid, agent, version) for agent, version in versions.items()]
 
     async def _kept(self, adapter: AdapterRef, newest: BlobRef | None, folder: list[str]) -> set[str]:
-        """The manifest and the files of a version. Where no chain of manifests leads to it any more, an earlier attempt came
-        past this folder, and all that it left there is kept."""
+        """Return the names of a version's manifest and files.
+
+        If the chain of manifests no longer reaches the version, an earlier attempt has already cleaned this
+        folder. Then all blobs that are left in it are kept.
+        """
         ref = newest
         try:
             while ref is not None:
@@ -162,7 +184,7 @@ class Deletion:
         return set(folder)
 
     async def _forget_document(self) -> None:
-        """Remove the document, unless a later job has taken its place."""
+        """Remove the document, unless a later job has replaced it."""
         bucket = await self._bus.bucket(subjects.JOBS)
         entry = await bucket.get(self._ref.key)
         if entry is None or entry.data is None:
@@ -172,5 +194,5 @@ class Deletion:
             return
         try:
             await bucket.delete(self._ref.key, entry.revision)
-        except Conflict:
+        except RevisionConflict:
             log.info("%s: another document has taken its place", self._ref)

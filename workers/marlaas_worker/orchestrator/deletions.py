@@ -1,4 +1,4 @@
-"""The deletions that are under way, a few at a time; each is tried until it is done."""
+"""Deletions in progress, a few at a time; each is retried until it succeeds."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.deletion import MAX_DELETES, Deletion, Doomed, Reports
-from marlaas_worker.orchestrator.levels import Levels
+from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.role import RoleContext
 
 RETRY_S = 1.0
@@ -17,19 +17,21 @@ log = logging.getLogger(__name__)
 
 
 class Deletions:
-    """Jobs that are being forgotten, by namespace and name; `changed` is called when one is done."""
+    """Jobs that are being deleted, by namespace and name. `changed` is called when a deletion ends."""
 
-    def __init__(self, context: RoleContext, levels: Levels, reports: Reports, changed: Callable[[], None]) -> None:
-        self._context, self._levels, self._reports, self._changed = context, levels, reports, changed
+    def __init__(
+        self, context: RoleContext, progress_store: ProgressStore, reports: Reports, changed: Callable[[], None]
+    ) -> None:
+        self._context, self._progress_store, self._reports, self._changed = context, progress_store, reports, changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(MAX_DELETES)
 
     def concerns(self, ref: JobRef) -> bool:
-        """Whether a job of this name is being forgotten: no other of the name may begin meanwhile."""
+        """Return whether a job of this name is being deleted; until then no other job of that name may begin."""
         return ref.key in self._tasks
 
     def begin(self, doomed: Doomed) -> None:
-        """See to it that a job is forgotten."""
+        """Start a job's deletion, unless one of that name is in progress."""
         if doomed.ref.key in self._tasks:
             return
         task = asyncio.create_task(self._run(doomed), name=f"delete {doomed.ref}")
@@ -37,20 +39,20 @@ class Deletions:
         self._tasks[doomed.ref.key] = task
 
     def settle(self) -> None:
-        """Note which are done; what broke one of them, and was no fault of the bus or the store, is raised here."""
+        """Remove finished deletions. Raises their unexpected errors, those that are not MarlaasError."""
         for key, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[key]
                 task.result()
 
     async def end(self) -> None:
-        """Stop; another orchestrator goes on."""
+        """Cancel all deletions; the next orchestrator repeats them."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, doomed: Doomed) -> None:
-        deletion = Deletion(self._context, self._levels, self._reports, doomed)
+        deletion = Deletion(self._context, self._progress_store, self._reports, doomed)
         while True:
             try:
                 async with self._places:

@@ -1,7 +1,8 @@
-"""What a sandbox says of an episode, looked at before anything is made of it.
+"""Validation of the episodes that sandboxes publish.
 
-Everything here was written by somebody who holds the job's sandbox credential, and runs a tenant's code: what is not as our sandboxes write
-it fails that job, with a sentence, and touches nothing else. Claims are not followed: they would name any file of the blob store.
+The author of an episode has the job's sandbox credential and runs a tenant's code, so nothing in it is trusted.
+An episode that our sandboxes could not have written fails its job with an error text, and affects no other job.
+Blob references in messages are not followed: they could name any file of the blob store.
 """
 
 import math
@@ -17,16 +18,19 @@ MAX_METRICS = 1000
 MAX_METRIC_NAME = 256
 MAX_PRIOR_FAULTS = 100
 MAX_NUMBER = 1e30
-"""Of rewards and metrics: sums and squares of many stay finite, also in the trainer's float32."""
+"""Largest absolute reward or metric: sums and squares stay finite in float64, sums also in the trainer's float32."""
 MAX_FAULT_CHARACTERS = 64 << 10
 
 
 class EpisodeInvalid(Permanent):
-    """No sandbox of ours says this."""
+    """An episode that no sandbox of ours writes."""
 
 
 def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
-    """The episode; None for one of an earlier job of this name. Raises EpisodeInvalid, UnsupportedSchema."""
+    """Parse and validate an episode; None if it belongs to an earlier job of this name.
+
+    Raises EpisodeInvalid, UnsupportedSchema.
+    """
     try:
         episode = decode_as(Episode, stored.data)
     except BadMessage:
@@ -48,7 +52,7 @@ def _sentence(stored: Stored, fault: str) -> str:
 
 
 def _fault(episode: Episode, document: JobDocument) -> str | None:
-    """What is wrong with it: names that do not belong together, or numbers that cannot be."""
+    """Return the first inconsistent name or impossible number of an episode; None if it is valid."""
     group, spec = episode.group, document.spec
     try:
         token = group_token(group)
@@ -64,7 +68,7 @@ def _fault(episode: Episode, document: JobDocument) -> str | None:
 
 
 def _is_of(token: str, episode: Episode, num_evaluated: int) -> bool:
-    """Whether a group's token is that of the episode's task."""
+    """Return whether a group's token matches the episode's split and task."""
     if episode.split is Split.TRAIN:
         return token.startswith("t") and episode.index >= 0
     return token.startswith(f"e{episode.index}v") and 0 <= episode.index < num_evaluated
@@ -95,7 +99,7 @@ def _conversations(episode: Episode, document: JobDocument) -> str | None:
 
 
 def _accounts(episode: Episode, document: JobDocument) -> str | None:
-    """What a sandbox counts and measures itself."""
+    """Check the numbers that a sandbox counts and measures itself: turns, faults and times."""
     end = document.spec.rollout.max_turns * len(document.spec.agents)
     if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
         return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"

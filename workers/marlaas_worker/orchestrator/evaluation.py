@@ -1,4 +1,4 @@
-"""When a job is evaluated, and on what: the same held-out tasks with the same seeds at every version."""
+"""Evaluation: when a job is evaluated, and the results. Every version plays the same held-out tasks with the same seeds."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from marlaas_api.messages import Episode
 
 
 def due(spec: EvaluationSpec, finished: int, steps: int) -> bool:
-    """Whether the version after `finished` steps is evaluated: the first, the last, and every `every` steps."""
+    """Return whether the version after `finished` steps is evaluated: the first, the last, and after every `every` steps."""
     return spec.tasks > 0 and (finished == 0 or finished >= steps or finished % spec.every == 0)
 
 
 @dataclass(slots=True)
 class EvaluationRun:
-    """One version under evaluation: episodes by task index; the first record of a task counts."""
+    """One version under evaluation. episodes: by task index; the first record of a task counts."""
 
     version: int
     step: int
@@ -22,25 +22,25 @@ class EvaluationRun:
     episodes: dict[int, Episode] = field(default_factory=dict)
 
     def add(self, episode: Episode) -> None:
-        """Note an episode."""
+        """Add an episode, unless its task has one."""
         self.episodes.setdefault(episode.index, episode)
 
     @property
     def complete(self) -> bool:
-        """Every task has ended."""
+        """Whether every task has ended."""
         return len(self.episodes) == self.num_tasks
 
     def scored(self) -> list[Episode]:
-        """Episodes that count, in task order."""
+        """Return the episodes without a fault, in task order."""
         return [self.episodes[index] for index in sorted(self.episodes) if self.episodes[index].fault is None]
 
     def reward_mean(self, agent: str) -> float:
-        """Mean reward over the episodes that count; NaN if none does."""
+        """Return the mean reward over the episodes without a fault; NaN if there are none."""
         rewards = [episode.rewards[agent] for episode in self.scored()]
         return sum(rewards) / len(rewards) if rewards else float("nan")
 
     def metrics(self) -> dict[str, float]:
-        """Mean of every metric over the episodes that have it."""
+        """Return the mean of each metric over the episodes that have it."""
         values: dict[str, list[float]] = {}
         for episode in self.scored():
             for name, value in episode.metrics.items():
@@ -49,9 +49,9 @@ class EvaluationRun:
 
 
 def best(records: dict[int, float], last: int, promote: str) -> int:
-    """The version to publish: the last, or the one with the highest evaluation (the later of equals).
+    """Return the version to publish: the last one, or the one with the highest evaluation (the later of equals).
 
-    An evaluation of which every episode was lost to faults (NaN) says nothing, also against none.
+    An evaluation whose episodes all ended in faults (NaN) is ignored.
     """
     known = {version: reward for version, reward in records.items() if not math.isnan(reward)}
     if promote == "last" or not known:

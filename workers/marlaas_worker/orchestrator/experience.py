@@ -1,6 +1,7 @@
-"""The experience store of one agent: episodes meet by group and member, and a group is complete when every member has ended.
+"""The experience store of one agent: collects episodes into groups until every member has ended.
 
-Invariant: the first record of a member is the member; replays and duplicates change nothing. Knows nothing of steps.
+Invariant: the first record of a member counts; replays and duplicates change nothing. Steps are handled in
+`steps`.
 """
 
 from collections import Counter
@@ -13,8 +14,12 @@ from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
 
 
-class Verdict(StrEnum):
-    """What a complete group is good for. FLAT: every member earned the same, so no advantage; FAULTED: fewer than two members count."""
+class GroupOutcome(StrEnum):
+    """The use of a complete group for training.
+
+    FLAT: every member has the same reward, so there is no advantage. FAULTED: fewer than two members are
+    without a fault.
+    """
 
     SIGNAL = "signal"
     FLAT = "flat"
@@ -23,28 +28,30 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompleteGroup:
-    """A group whose members have all ended; trajectories in member order, faulted members left out.
+    """A group whose members have all ended; trajectories in member order, without faulted members.
 
-    index: the group's own, which no other group has; task: index of the task that was played, which may come again.
+    Attributes:
+        index: index of the group, unique in the job.
+        task: index of the task, which may be played again by another group.
     """
 
     index: int
     task: int
     name: str
     trajectories: tuple[TrajectoryRef, ...]
-    verdict: Verdict
+    verdict: GroupOutcome
     faults: Counter[str]
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Rewards of the members that count."""
+        """Rewards of the members without a fault."""
         return tuple(trajectory.reward for trajectory in self.trajectories)
 
     def difficulty(self, solved_reward: float) -> Difficulty | None:
-        """How hard the task was; None if faults left nothing to say."""
-        if self.verdict is Verdict.FAULTED:
+        """Return the task's difficulty; None if fewer than two members are without a fault."""
+        if self.verdict is GroupOutcome.FAULTED:
             return None
-        if self.verdict is Verdict.SIGNAL:
+        if self.verdict is GroupOutcome.SIGNAL:
             return Difficulty.VARIED
         return Difficulty.SOLVED if self.rewards[0] >= solved_reward else Difficulty.HOPELESS
 
@@ -58,7 +65,7 @@ class Experience:
         self._members: dict[str, dict[int, Episode]] = {}
 
     def add(self, episode: Episode) -> CompleteGroup | None:
-        """Note an episode; return its group if this was the last member."""
+        """Add an episode; return its group if that is complete now, else None."""
         members = self._members.setdefault(episode.group, {})
         members.setdefault(episode.member, episode)
         if len(members) < self._group_size:
@@ -67,7 +74,7 @@ class Experience:
         return self._complete([members[key] for key in sorted(members)])
 
     def faults(self) -> Counter[str]:
-        """Faults by class in groups that are not complete yet."""
+        """Return the number of faults by class in groups that are not complete yet."""
         return count_faults([episode for members in self._members.values() for episode in members.values()])
 
     def _complete(self, episodes: list[Episode]) -> CompleteGroup:
@@ -96,14 +103,14 @@ def group_index(group: str) -> int:
     return int(group_token(group)[1:])
 
 
-def _verdict(rewards: list[float]) -> Verdict:
+def _verdict(rewards: list[float]) -> GroupOutcome:
     if len(rewards) < 2:
-        return Verdict.FAULTED
-    return Verdict.SIGNAL if has_signal(rewards) else Verdict.FLAT
+        return GroupOutcome.FAULTED
+    return GroupOutcome.SIGNAL if has_signal(rewards) else GroupOutcome.FLAT
 
 
 def count_faults(episodes: Iterable[Episode]) -> Counter[str]:
-    """Faults by class, those of earlier attempts included."""
+    """Return the number of faults by class, including those of earlier attempts."""
     episodes = list(episodes)
     faults = Counter(fault.value for episode in episodes for fault in episode.prior_faults)
     faults.update(episode.fault.value for episode in episodes if episode.fault is not None)

@@ -1,9 +1,38 @@
-"""How many faults are too many: a share of the last episodes, so that one bad minute long ago fails nobody."""
+"""Reasons to fail a job: too large a share of faults in its latest episodes, or trainers that have all given it up. Pure.
+
+A share of the latest episodes, so that a short outage long ago does not fail the job.
+"""
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from marlaas_api.messages import Episode
-from marlaas_api.visible import visible
+from marlaas_api.last_words import visible
+from marlaas_api.messages import Episode, JobDocument, ReplicaReport
+
+RETURN_S = 120.0
+"""Seconds for which a trainer without a report is expected back.
+
+A rolling update of a pool replaces its trainers one after the other, and each of them loads its model.
+"""
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """Names of the pool's trainers, with the time of their last report in seconds of the caller's clock."""
+
+    _seen_at: dict[str, float] = field(default_factory=dict)
+
+    def words(self, document: JobDocument, reports: Iterable[ReplicaReport], now: float) -> str | None:
+        """Return one trainer's reason if every trainer has given the job up; None otherwise.
+
+        Trainers whose report is missing for less than RETURN_S count as trainers that have not given up.
+        """
+        trainers = [report for report in reports if report.role == "trainer" and report.pool == document.pool]
+        said = {report.replica: report.broken.get(document.uid) for report in trainers}
+        self._seen_at |= dict.fromkeys(said, now)
+        is_awaited = any(name not in said and now - at < RETURN_S for name, at in self._seen_at.items())
+        return None if is_awaited or not all(said.values()) else next(iter(said.values()), None)
 
 
 class FaultWatch:
@@ -16,13 +45,13 @@ class FaultWatch:
         self._last_text = ""
 
     def add(self, episode: Episode) -> None:
-        """Note an episode once."""
+        """Note an episode; call once per episode."""
         self._recent.append(episode.fault is not None)
         if episode.fault is not None:
             self._last_text = f"{episode.fault.value}: {visible(episode.fault_text)}"
 
     def verdict(self) -> str | None:
-        """Why the job has to fail, in the fault's own words; None while it need not."""
+        """Return why the job must fail, with the last fault's text; None while the share is within the limit."""
         if len(self._recent) < self._at_least:
             return None
         share = sum(self._recent) / len(self._recent)

@@ -1,7 +1,7 @@
-"""Everything the orchestrator knows of one job, and every decision about it, without any I/O.
+"""The state of one job and every decision about it, without I/O.
 
-The state is a function of what is on record (History) and of the episodes that came since: `restore` after a crash and the
-original run end in the same place. The shell (`owned_job`) performs what is decided here and tells the outcome back.
+The state depends only on the records (History) and on the episodes since then. So a restart after a crash and
+the original run reach the same state. `owned_job` performs the decisions, and passes the results back.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from marlaas_api.messages import (
     PolicyRecord,
     StepClosed,
     StepRecord,
-    Task,
+    TaskMessage,
     TaskOutcome,
 )
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
@@ -27,12 +27,12 @@ from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_update"}
-"""Classes of `Progress.training_faults`, and the metrics of a step in which the trainer counts them."""
+"""Classes of `Progress.training_faults`, and the step metrics in which the trainer counts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the streams and buckets say of a job when it is taken up."""
+    """The records of a job in streams and buckets, read when the orchestrator takes up the job."""
 
     steps: tuple[StepRecord, ...] = ()
     evaluations: tuple[EvalRecord, ...] = ()
@@ -42,7 +42,7 @@ class History:
 
 
 class JobState:
-    """One job of one trainable agent (the schemas carry more; admission refuses them for now)."""
+    """State of one job with one trainable agent. The schemas allow more agents; admission does not admit such jobs yet."""
 
     def __init__(self, document: JobDocument, history: History) -> None:
         spec = document.spec
@@ -80,28 +80,32 @@ class JobState:
 
     @property
     def strict(self) -> bool:
-        """maxStaleness 0."""
+        """Whether training is strictly on-policy: maxStaleness is 0."""
         return self.document.spec.training.max_staleness == 0
 
     @property
     def training_over(self) -> bool:
-        """Every step is on record."""
+        """Whether every step is on record."""
         return self.finished >= self.document.spec.training.steps
 
     @property
     def num_open(self) -> int:
-        """Groups given out whose step is not on record."""
+        """Number of issued groups whose step is not on record."""
         return len(self.in_flight | self.unrecorded)
 
     def turns_from(self, last_sequence: int) -> int:
-        """A sequence of TURNS below which all turns are of steps and evaluations on record; `last_sequence` is the stream's."""
+        """Return a sequence of TURNS below which all turns belong to recorded steps and evaluations.
+
+        Args:
+            last_sequence: the last sequence of the stream.
+        """
         known = [self._turns_from.get(index, 1) for index in self.in_flight | self.unrecorded]
         if self.evaluation is not None:
             known.append(self._evaluation_turns_from)
         return min(known, default=last_sequence + 1)
 
     def ledger(self) -> IssueLedger:
-        """What must be on record before the tasks it names are published."""
+        """Return the ledger, which must be written before the tasks that it names are published."""
         given_out = tuple(sorted(self.in_flight | self.unrecorded))
         return IssueLedger(
             namespace=self.document.namespace,
@@ -119,7 +123,7 @@ class JobState:
         )
 
     def add_episode(self, episode: Episode) -> None:
-        """Note an episode; those of groups that are no longer open change nothing."""
+        """Add an episode; episodes of groups that are no longer open change nothing."""
         if not self.awaits(episode):
             return
         if episode.split is Split.EVAL:
@@ -131,7 +135,7 @@ class JobState:
             self.complete[group.index] = group
 
     def awaits(self, episode: Episode) -> bool:
-        """Whether an episode is of a group that is given out and not complete."""
+        """Return whether an episode belongs to a group that is issued and not complete."""
         if episode.split is Split.EVAL:
             run = self.evaluation
             return run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version)
@@ -140,7 +144,7 @@ class JobState:
         return ours and index in self.in_flight and index not in self.complete
 
     def resolvable(self) -> list[CompleteGroup]:
-        """Complete groups that may be decided now: in strict mode only while no lower index is missing."""
+        """Return the complete groups that may be decided now; in strict mode, those before the first incomplete index."""
         if not self.strict:
             return self.assembly.in_turn(self.complete.values())
         ready: list[CompleteGroup] = []
@@ -151,7 +155,7 @@ class JobState:
         return ready
 
     def resolve(self, group: CompleteGroup, version: int) -> list[GroupReady | StepClosed]:
-        """Decide one group; the result is to be logged for the trainer in this order."""
+        """Decide one group; return the messages to log for the trainer, in order."""
         del self.complete[group.index]
         self.in_flight.discard(group.index)
         self.unrecorded.add(group.index)
@@ -160,7 +164,7 @@ class JobState:
         return self.assembly.resolve(group, version)
 
     def record(self, record: StepRecord) -> None:
-        """A step is on record."""
+        """Update the state after a step was recorded."""
         draft = self.assembly.drafts[0]
         self.assembly.recorded(draft, record.version)
         self._note_record(record)
@@ -173,18 +177,26 @@ class JobState:
         self.last_step = record
 
     def take_indices(self, number: int, last_sequence: int) -> list[int]:
-        """Reserve the next tasks to give out; they are in flight from now on. last_sequence: of TURNS, as of now or earlier."""
+        """Reserve the next tasks to issue; they are in flight from now on.
+
+        Args:
+            last_sequence: of TURNS, as of now or earlier.
+        """
         indices, self.walk = self._order.take(self.walk, number)
         self.in_flight.update(indices)
         self._turns_from |= dict.fromkeys(indices, last_sequence + 1)
         return indices
 
     def begin_evaluation(self, run: EvaluationRun, last_sequence: int) -> None:
-        """A version is under evaluation from now on. last_sequence: of TURNS, as of now or earlier."""
+        """Set the evaluation in progress.
+
+        Args:
+            last_sequence: of TURNS, as of now or earlier.
+        """
         self.evaluation, self._evaluation_turns_from = run, last_sequence + 1
 
     def due_evaluation(self) -> EvaluationRun | None:
-        """The evaluation to start now, if one is due."""
+        """Return the evaluation to start now; None if none is due."""
         spec = self.document.spec
         version = self.policy.version
         if self.evaluation is not None or version < 0 or version in self.evaluations:
@@ -194,24 +206,24 @@ class JobState:
         return EvaluationRun(version, self.finished, spec.evaluation.tasks)
 
     def record_evaluation(self, record: EvalRecord) -> None:
-        """An evaluation is on record."""
+        """Update the state after an evaluation was recorded."""
         self.evaluations[record.version] = record
         self._recorded_faults.update(record.faults)
         self.evaluation = None
 
     def fault_totals(self) -> Counter[str]:
-        """Faults by class since the job began: those on record, and those of groups still open."""
+        """Return all faults by class since the job began, those of open groups included."""
         totals = self._recorded_faults + self._experience.faults()
         for group in [*self.complete.values(), *(g for draft in self.assembly.drafts for g in draft.resolved)]:
             totals += group.faults
         return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
 
-    def train_task(self, index: int) -> Task:
-        """The task of the training group with this index."""
+    def train_task(self, index: int) -> TaskMessage:
+        """Return the task message of a training group."""
         return self._task(train_group(self.document.ref, index), Split.TRAIN, self._order.task(index))
 
     def outcomes(self, groups: list[CompleteGroup]) -> tuple[TaskOutcome, ...]:
-        """How hard the groups' tasks were, for those who ask again; nothing of jobs whose tasks never rest."""
+        """Return the difficulties of the groups' tasks, for the step record; empty if the job never skips tasks."""
         skip = self.document.spec.training.data.skip
         if skip is None:
             return ()
@@ -223,18 +235,18 @@ class JobState:
         )
 
     def unrecorded_skips(self) -> tuple[int, int]:
-        """Visits to solved and to hopeless tasks that were skipped since the last step on record."""
+        """Return the visits to solved and to hopeless tasks that were skipped since the last recorded step."""
         skipped = self._recorded_skips
         return self.walk.solved - skipped["solved"], self.walk.hopeless - skipped["hopeless"]
 
-    def eval_tasks(self, run: EvaluationRun) -> list[Task]:
-        """Tasks of an evaluation that have not ended."""
+    def eval_tasks(self, run: EvaluationRun) -> list[TaskMessage]:
+        """Return the tasks of an evaluation that have not ended."""
         missing = [index for index in range(run.num_tasks) if index not in run.episodes]
         return [self._task(eval_group(self.document.ref, index, run.version), Split.EVAL, index) for index in missing]
 
-    def _task(self, group: str, split: Split, index: int) -> Task:
+    def _task(self, group: str, split: Split, index: int) -> TaskMessage:
         document = self.document
-        return Task(
+        return TaskMessage(
             namespace=document.namespace,
             job=document.job,
             uid=document.uid,

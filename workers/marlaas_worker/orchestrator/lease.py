@@ -1,9 +1,9 @@
-"""One active orchestrator: a key that its holder keeps renewing and that expires with it."""
+"""Leader lease: a key that its holder renews, and that expires if the holder stops."""
 
 from dataclasses import dataclass
 
 from marlaas_api import subjects
-from marlaas_api.bus import Conflict
+from marlaas_api.bus import RevisionConflict
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.role import RoleContext
@@ -12,14 +12,14 @@ KEY = subjects.replica_key("orchestrator", "all", "leader")
 
 
 @dataclass(slots=True)
-class Lease:
-    """The lease as this replica sees it. A holder that comes back under its own name takes up where it was."""
+class LeaderLease:
+    """The lease, as this replica knows it. After a restart under the same name, the holder takes its lease again."""
 
     context: RoleContext
     revision: int | None = None
 
     async def hold(self) -> bool:
-        """Take or renew it; False while another replica is alive and holds it, or took it from us."""
+        """Take or renew the lease; return False while another replica holds it."""
         bucket = await self.context.bus.bucket(subjects.REPLICAS)
         data = encode(self._report())
         try:
@@ -34,12 +34,12 @@ class Lease:
                 return False
             self.revision = await bucket.update(KEY, data, entry.revision)
             return True
-        except Conflict:
+        except RevisionConflict:
             self.revision = None
             return False
 
     async def release(self) -> None:
-        """Let a standby take over at once."""
+        """Delete the lease, so that a standby takes over at once."""
         if self.revision is not None:
             bucket = await self.context.bus.bucket(subjects.REPLICAS)
             await bucket.delete(KEY)

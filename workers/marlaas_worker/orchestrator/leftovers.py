@@ -1,6 +1,7 @@
-"""Turns of jobs that have ended: purged once the recorder of `marlaas run`, if there is one, has read the last episodes.
+"""Purges the turns of jobs that have ended.
 
-Crash-safe: the progress keys say which jobs have ended, and an orchestrator that starts looks at all of them.
+If `marlaas run` has a recorder for the job, the purge waits until it has read the last episodes. Crash-safe:
+the progress keys show which jobs have ended, and an orchestrator checks all of them when it starts.
 """
 
 import asyncio
@@ -17,20 +18,20 @@ log = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Jobs whose turns are to be purged. now: unix seconds."""
+    """Jobs whose turns are to be purged. now: returns unix seconds."""
 
     def __init__(self, bus: Bus, now: Callable[[], float]) -> None:
         self._bus, self._now = bus, now
         self._jobs: dict[JobRef, Retention] = {}
 
     def ended(self, last_sequence: int, *jobs: JobRef) -> None:
-        """Jobs have ended: what is in TURNS up to a sequence is of no use to them."""
+        """Note jobs that have ended: they no longer need their turns up to `last_sequence` of TURNS."""
         for ref in jobs:
             self._jobs[ref] = Retention(self._bus, ref, self._now)
             self._jobs[ref].ended(last_sequence + 1)
 
     async def follow(self) -> None:
-        """Purge, until cancelled."""
+        """Purge the turns of ended jobs, until cancelled."""
         while True:
             try:
                 await self.look()
@@ -39,7 +40,7 @@ class Leftovers:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Purge what may be now. Raises as the bus does."""
+        """Purge the turns that may be purged now. Raises errors of the bus."""
         for ref, retention in list(self._jobs.items()):
             if await retention.purge(at_once=True):
                 self._jobs.pop(ref, None)

@@ -1,6 +1,6 @@
-"""One job under the orchestrator's care: observe, decide (`job_state`), act, tell.
+"""The control loop of one admitted job: read records, decide (`job_state`), act, report.
 
-Crash-only: whatever fails for the moment, the job is rebuilt from what is on record and goes on.
+Crash-only: after a Retryable error, the job's state is rebuilt from its records, and the loop continues.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from marlaas_api.names import AdapterRef
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup
-from marlaas_worker.orchestrator.figures import Figures
-from marlaas_worker.orchestrator.given_up import GivenUp
+from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.orchestrator.retention import Retention
 from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Room, Share
 from marlaas_worker.orchestrator.steps import StepDraft
+from marlaas_worker.orchestrator.usage import JobUsage
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ Reports = Callable[[], Sequence[ReplicaReport]]
 
 
 class OwnedJob:
-    """An admitted job from admission to its end. `wake` makes it look again at once."""
+    """The control loop of a job, from its admission to its end. Setting `wake` runs the next iteration at once."""
 
     def __init__(
         self, context: RoleContext, document: JobDocument, before: Progress | None, reports: Reports, room: Room
@@ -46,10 +46,10 @@ class OwnedJob:
         self._records = Records(context, document)
         self.started_at = (before.started_at if before else None) or context.now()
         self._admitted_at = context.now() - (before.admitted_s if before else 0.0)
-        self._figures = Figures(document.uid)
+        self._usage = JobUsage(document.uid)
         self._given_up = GivenUp()
         if before is not None:
-            self._figures.tokens.total, self._figures.engine_s.total = before.tokens, before.accelerator_s
+            self._usage.tokens.total, self._usage.engine_s.total = before.tokens, before.accelerator_s
         self._retention = Retention(context.bus, document.ref, context.now)
         self._share = Share(room, document.uid, document.spec, EpisodeSize())
         self._num_episodes = 0
@@ -57,7 +57,7 @@ class OwnedJob:
         self.ended: tuple[Phase, str, str] | None = None
 
     async def run(self) -> None:
-        """Look after the job until it has ended (`ended` says how) or the caller cancels."""
+        """Run the job until it has ended (`ended` has the result) or until cancelled."""
         while self.ended is None:
             try:
                 await self._life()
@@ -66,7 +66,7 @@ class OwnedJob:
                 await asyncio.sleep(RETRY_S)
 
     def revise(self, document: JobDocument) -> None:
-        """Take a document whose change does not concern the loop (`concerns_loop`): deadline and level follow it, nothing restarts."""
+        """Replace the document by one that needs no restart of the loop (`concerns_loop`), such as a new deadline."""
         self.document = self._records.document = document
         if self._state is not None:
             self._state.document = document
@@ -76,13 +76,13 @@ class OwnedJob:
         ref = self.document.ref
         agent = self.document.spec.agents[0].name
         state = JobState(self.document, await self._records.history(agent))
-        # Before the episodes: a task leaves the queue when all of its own are stored.
+        # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
         episodes = await self._records.episodes()
         for sequence, episode in episodes:
             self._note(state, sequence, episode)
             state.add_episode(episode)
-        state.document = self.document  # it may have been revised while the records were read
+        state.document = self.document  # `revise` may have replaced it while the records were read.
         self._share.size.known = self._share.size.known or state.episode_bytes
         self._state = state
         await self._keep_pins(state, [episode for _, episode in episodes])
@@ -103,7 +103,10 @@ class OwnedJob:
                 await listener
 
     async def _keep_pins(self, state: JobState, episodes: Sequence[Episode]) -> None:
-        """Of groups that are half played: their other members are to be sampled from the same version, however long the job was suspended."""
+        """Recreate expired pins of groups that are partly played.
+
+        Their other members must be sampled from the same version, however long the job was suspended.
+        """
         half_played = {state.train_task(index).group for index in state.in_flight}
         for episode in episodes:
             if episode.group in half_played and episode.leaves.get(state.agent):
@@ -111,7 +114,7 @@ class OwnedJob:
                 await self._records.keep_pin(state.agent, episode)
 
     async def _open_tasks(self) -> None:
-        """Make the consumer from which the job's sandboxes claim: they themselves may make none."""
+        """Create the consumer from which the job's sandboxes claim tasks; sandboxes may not create consumers."""
         namespace, job = self.document.namespace, self.document.job
         name, subject = subjects.consumer(namespace, job, "sandbox"), subjects.task(namespace, job)
         await self._context.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
@@ -138,7 +141,7 @@ class OwnedJob:
 
     async def _advance(self, state: JobState) -> None:
         state.policy = await self._records.policy(state.agent)
-        self._figures.see(list(self._reports()), self._context.now())
+        self._usage.see(list(self._reports()), self._context.now())
         if state.policy.version >= 0:
             if state.assembly.version < 0:
                 await self._life_begins(state)
@@ -154,7 +157,7 @@ class OwnedJob:
 
     async def _life_begins(self, state: JobState) -> None:
         state.assembly.begin(state.policy.version)
-        await self._records.tell("PolicyPublished", "version 0 is published; training begins")
+        await self._records.emit("PolicyPublished", "version 0 is published; training begins")
 
     async def _resolve(self, state: JobState) -> None:
         ready: list[tuple[int, CompleteGroup]] = []
@@ -183,8 +186,8 @@ class OwnedJob:
             await self._mark(state)
 
     def _measure(self, state: JobState) -> None:
-        """Say how much of TURNS the job has and wants, by the size of its latest episodes."""
-        self._share.size.see(self._context.now(), self._figures.turn_bytes.total, self._num_episodes)
+        """Note the job's use of TURNS and its need, estimated from the size of its latest episodes."""
+        self._share.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
         state.episode_bytes = self._share.size.known
         asks = self._want(state) > 0 or state.due_evaluation() is not None
         self._share.note(state.num_open, evaluating=state.evaluation is not None, asks=asks)
@@ -201,7 +204,7 @@ class OwnedJob:
         )
 
     async def _mark(self, state: JobState) -> None:
-        """Note what no recovery needs any more."""
+        """Mark the episodes and turns that no recovery needs any more, for a later purge."""
         open_groups = {state.train_task(index).group for index in state.in_flight | state.unrecorded}
         if state.evaluation is not None:
             ending = f"v{state.evaluation.version}"
@@ -231,11 +234,11 @@ class OwnedJob:
             failpoint("orchestrator.issue.after_task")
 
     def _want(self, state: JobState) -> int:
-        """Groups that the job could use and some replica can play."""
+        """Return the number of groups that the job can use now and that some replica can play."""
         return state.assembly.want(len(state.in_flight)) if self._fresh_enough(state) else 0
 
     def _fresh_enough(self, state: JobState) -> bool:
-        """Whether some replica has proved a version young enough for what would be sampled now."""
+        """Return whether some replica has proved a version that is fresh enough for the next group."""
         if state.strict:
             return True
         needed = max(0, state.assembly.needed_version(len(state.in_flight)))
@@ -244,7 +247,10 @@ class OwnedJob:
         return any(names & set(report.verified) for report in self._reports())
 
     async def _reissue(self, state: JobState, queued: Container[str]) -> None:
-        """Put back what was given out, has not ended and is in the queue no more: a group that is there twice is played twice, under one name."""
+        """Requeue unfinished tasks that are missing from the queue.
+
+        A task that is queued twice would be played twice under one name.
+        """
         if state.policy.version < 0:
             return
         await self._publish(state, sorted(state.in_flight - set(state.complete)), queued)
@@ -265,7 +271,7 @@ class OwnedJob:
         record = job_reports.eval_record(self.document, state.agent, run, (self._context.now(), tuple(samples)))
         await self._records.log_evaluation(record)
         state.record_evaluation(record)
-        await self._records.tell("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
+        await self._records.emit("Evaluated", f"version {run.version}: mean reward {record.reward_mean:.3f}")
         self.wake.set()
 
     async def _publish_evaluation(self, state: JobState, run: EvaluationRun, queued: Container[str] = ()) -> None:
@@ -298,13 +304,13 @@ class OwnedJob:
             self.ended = (Phase.SUCCEEDED, "Finished", f"{state.finished} steps, version {state.policy.version}")
 
     def progress(self) -> Progress | None:
-        """The job's level as of now; None until its records are read."""
+        """Return the job's progress as of now; None until its records are read."""
         if self._state is None:
             return None
-        level = job_reports.progress(self._state, self._figures, self.started_at, self.ended, self._context.now())
-        return level.model_copy(update={"admitted_s": self._admitted_s})
+        progress = job_reports.progress(self._state, self._usage, self.started_at, self.ended, self._context.now())
+        return progress.model_copy(update={"admitted_s": self._admitted_s})
 
     @property
     def _admitted_s(self) -> float:
-        """Seconds that the job was admitted in all; up to a second less for each time that it was taken up."""
+        """Seconds for which the job was admitted, in total; up to one second less for each restart of its loop."""
         return self._context.now() - self._admitted_at

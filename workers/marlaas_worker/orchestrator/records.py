@@ -1,4 +1,4 @@
-"""The orchestrator's reads and writes on the bus for one job, so that the rest of the role speaks in messages only."""
+"""The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,39 +6,39 @@ from typing import TypeGuard
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bus, Conflict, Stored, StreamState
+from marlaas_api.bus import Bus, RevisionConflict, Stored, StreamState
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import (
+    BusMessage,
     Episode,
     EvalRecord,
     GroupReady,
     IssueLedger,
     JobDocument,
     Manifest,
-    Message,
     Pin,
     PolicyRecord,
     StepClosed,
     StepRecord,
-    StoryEvent,
-    Task,
+    TaskMessage,
     TrajectoryRef,
     Turn,
 )
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
+from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import History
 from marlaas_worker.role import RoleContext
 
 
 class LostLease(Exception):
-    """Another orchestrator writes for this job: ours must stop at once."""
+    """Another orchestrator has written for this job; this one must stop at once."""
 
 
 @dataclass(slots=True)
 class Records:
-    """One job's records. Sequences and revisions seen are what the next compare-and-set names."""
+    """One job's records. Keeps the sequences and revisions that the next compare-and-set needs."""
 
     context: RoleContext
     document: JobDocument
@@ -49,16 +49,16 @@ class Records:
 
     @property
     def bus(self) -> Bus:
-        """The connection."""
+        """The bus connection."""
         return self.context.bus
 
     @property
     def ref(self) -> JobRef:
-        """The job."""
+        """The job's reference."""
         return self.document.ref
 
     async def history(self, agent: str) -> History:
-        """Read everything that is on record."""
+        """Read all records of the job."""
         ref = self.ref
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
@@ -75,17 +75,17 @@ class Records:
         )
 
     async def episodes(self) -> list[tuple[int, Episode]]:
-        """All stored episodes with their sequences. Raises EpisodeInvalid."""
+        """Return all stored episodes with their sequences. Raises EpisodeInvalid."""
         stored = await self.bus.replay(subjects.EPISODES, subjects.episode(self.ref.namespace, self.ref.name))
         read = ((one.sequence, self.episode(one)) for one in stored)
         return [(sequence, episode) for sequence, episode in read if episode is not None]
 
     def episode(self, stored: Stored) -> Episode | None:
-        """The episode; None for one of an earlier job of this name. Raises EpisodeInvalid."""
+        """Parse an episode; None if it belongs to an earlier job of this name. Raises EpisodeInvalid."""
         return read_episode(stored, self.document)
 
     async def policy(self, agent: str) -> PolicyRecord:
-        """The agent's policy; version -1 while this job has none."""
+        """Return the agent's policy record; version -1 while this job has none."""
         bucket = await self.bus.bucket(subjects.POLICY)
         entry = await bucket.get(subjects.policy_key(self.ref.namespace, self.ref.name, agent))
         if entry is None or entry.data is None:
@@ -94,7 +94,7 @@ class Records:
         return record if record.uid == self.ref.uid else PolicyRecord(uid=self.ref.uid)
 
     async def manifest(self, newest: BlobRef | None, step: int) -> Manifest:
-        """The manifest of the version that a step made, found from a newer version's."""
+        """Return the manifest of the version that a step produced. newest: the manifest where the search starts."""
         ref = newest
         while ref is not None:
             manifest = decode_as(Manifest, await self.context.blobs.get(ref))
@@ -104,7 +104,7 @@ class Records:
         raise AssertionError(f"{self.ref}: step {step} is committed, but no manifest says so")
 
     async def write_ledger(self, ledger: IssueLedger) -> None:
-        """Write ahead what is about to be given out. Raises LostLease."""
+        """Write the ledger, before the tasks that it names are published. Raises LostLease."""
         bucket = await self.bus.bucket(subjects.LEDGER)
         key = subjects.job_key(self.ref.namespace, self.ref.name)
         try:
@@ -112,24 +112,25 @@ class Records:
                 self._ledger_revision = await bucket.create(key, encode(ledger))
             else:
                 self._ledger_revision = await bucket.update(key, encode(ledger), self._ledger_revision)
-        except Conflict as error:
+        except RevisionConflict as error:
             raise LostLease(f"{self.ref}: another orchestrator wrote the ledger") from error
         failpoint("orchestrator.issue.after_ledger")
 
     async def log_group(self, message: GroupReady | StepClosed) -> None:
-        """Append to the agent's GROUPS subject. Raises LostLease if somebody else did since we read it."""
+        """Append to the agent's GROUPS subject. Raises LostLease if another orchestrator has appended since our last read."""
         subject = subjects.group(self.ref.namespace, self.ref.name, message.agent)
         try:
             self._group_sequence = await self.bus.publish(subject, encode(message), expect_last=self._group_sequence)
-        except Conflict as error:
+        except RevisionConflict as error:
             raise LostLease(f"{self.ref}: another orchestrator assigns groups") from error
         self._logged.append((message.step, self._group_sequence))
         failpoint("orchestrator.assign.after_log")
 
     async def forget_groups(self, agent: str, step: int) -> None:
-        """Purge assignments of steps up to one that is on record: the record and the ledger say all that recovery needs of them.
+        """Purge the assignments of steps up to `step`, which is on record.
 
-        The newest message stays. The next compare-and-set names its sequence; of an empty subject the server would know none.
+        Recovery needs only the step's record and the ledger. The newest message stays: the next compare-and-set
+        names its sequence, and an empty subject has none.
         """
         self._logged = [(number, sequence) for number, sequence in self._logged if number > step]
         first = self._logged[0][1] if self._logged else self._group_sequence
@@ -138,42 +139,42 @@ class Records:
         failpoint("orchestrator.forget.after_groups")
 
     async def turns(self) -> StreamState:
-        """The state of the stream of turns, of all jobs."""
+        """Return the state of the stream TURNS, which all jobs share."""
         return await self.bus.state(subjects.TURNS)
 
     async def log_step(self, record: StepRecord) -> None:
-        """Record a step, once."""
+        """Record a step; does nothing if it is recorded already."""
         subject = subjects.step(self.ref.namespace, self.ref.name, self.ref.uid, record.step)
         await self._once(subject, record)
         failpoint("orchestrator.record.after_step")
 
     async def log_evaluation(self, record: EvalRecord) -> None:
-        """Record an evaluation, once."""
+        """Record an evaluation; does nothing if it is recorded already."""
         await self._once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, record.version), record)
 
     async def queued(self) -> set[str]:
-        """Groups whose tasks the queue still holds: nobody has claimed them yet, or somebody plays them."""
+        """Return the groups whose tasks are in the queue: not claimed yet, or being played."""
         stored = await self.bus.replay(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
-        tasks = (decode_as(Task, one.data) for one in stored)
+        tasks = (decode_as(TaskMessage, one.data) for one in stored)
         return {task.group for task in tasks if task.uid == self.ref.uid}
 
-    async def publish_task(self, task: Task) -> None:
-        """Queue a task; a second time within two minutes changes nothing."""
+    async def publish_task(self, task: TaskMessage) -> None:
+        """Queue a task; a duplicate within two minutes changes nothing."""
         subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task), message_id=task.group)
 
     async def pin(self, agent: str, group: str, version: int) -> None:
-        """Pin a group before anybody can ask for a turn of it; a pin that is there stays."""
+        """Pin a group before a turn of it can be requested; an existing pin stays."""
         bucket = await self.bus.bucket(subjects.PINS)
         key = subjects.pin_key(self.ref.namespace, self.ref.name, agent, group)
         try:
             await bucket.create(key, encode(Pin(version=version)))
             self._pins[group] = version
-        except Conflict:
+        except RevisionConflict:
             await self.pinned(agent, group)
 
     async def pinned(self, agent: str, group: str) -> int | None:
-        """The version a group was sampled from; None if it never asked for a turn."""
+        """Return the version from which a group is sampled; None if it has no pin."""
         if group not in self._pins:
             bucket = await self.bus.bucket(subjects.PINS)
             entry = await bucket.get(subjects.pin_key(self.ref.namespace, self.ref.name, agent, group))
@@ -183,7 +184,7 @@ class Records:
         return self._pins[group]
 
     async def keep_pin(self, agent: str, episode: Episode) -> None:
-        """Make the pin of an episode's group anew if it has expired: what was sampled says from which version."""
+        """Recreate the pin of an episode's group if it has expired; the version comes from the episode's last turn."""
         if await self.pinned(agent, episode.group) is not None:
             return
         turn = await self.turn(episode.episode, episode.leaves[agent][-1])
@@ -191,7 +192,7 @@ class Records:
             await self.pin(agent, episode.group, turn.version)
 
     async def turn(self, episode: str, number: int) -> Turn | None:
-        """A recorded turn."""
+        """Return a recorded turn; None if it is not on record."""
         stored = await self.bus.last(subjects.TURNS, subjects.turn(self.ref.namespace, self.ref.name, episode, number))
         if stored is None:
             return None
@@ -199,7 +200,7 @@ class Records:
         return message if isinstance(message, Turn) else None
 
     async def conversation(self, episode: str, leaf: int | None) -> list[Turn]:
-        """The turns of a conversation that are on record, oldest first."""
+        """Return the recorded turns of a conversation, oldest first."""
         turns: list[Turn] = []
         while leaf is not None and (turn := await self.turn(episode, leaf)) is not None:
             turns.append(turn)
@@ -207,7 +208,10 @@ class Records:
         return turns[::-1]
 
     async def num_tokens(self, trajectories: Iterable[TrajectoryRef]) -> int:
-        """Tokens generated for trajectories, branches that share turns counted once; turns no longer on record count nothing."""
+        """Return the number of tokens generated for trajectories.
+
+        Turns that branches share count once; turns that are no longer on record do not count.
+        """
         total = 0
         for trajectory in trajectories:
             known: set[int] = set()
@@ -220,31 +224,22 @@ class Records:
                     number = turn.parent if turn else None
         return total
 
-    async def tell(self, reason: str, message: str) -> None:
-        """Add a sentence to the job's story."""
-        story = StoryEvent(
-            namespace=self.ref.namespace,
-            job=self.ref.name,
-            uid=self.ref.uid,
-            role="orchestrator",
-            at=self.context.now(),
-            reason=reason,
-            message=message,
-        )
-        await self.bus.publish(subjects.event(self.ref.namespace, self.ref.name, "orchestrator"), encode(story))
+    async def emit(self, reason: str, message: str) -> None:
+        """Publish an event of the job."""
+        await EventEmitter(self.context, "orchestrator").emit(self.ref, reason, message)
 
     async def forget_tasks(self) -> None:
-        """Drop what is queued for a job that is over: nobody will want it. Its last episodes stay for readers, until they are old."""
+        """Purge the queued tasks of a job that is over. Its last episodes stay for readers, until they expire."""
         await self.bus.purge(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
 
-    async def _replay(self, stream: str, subject: str) -> list[Message]:
+    async def _replay(self, stream: str, subject: str) -> list[BusMessage]:
         stored = await self.bus.replay(stream, subject)
         return [decode(one.data) for one in stored if f".{self.ref.uid}-" in one.subject]
 
     async def _once(self, subject: str, record: StepRecord | EvalRecord) -> None:
         try:
             await self.bus.publish(subject, encode(record), expect_last=0)
-        except Conflict:
+        except RevisionConflict:
             return
 
     async def _ledger(self) -> IssueLedger | None:
@@ -257,6 +252,6 @@ class Records:
         return ledger if ledger.uid == self.ref.uid else None
 
 
-def _is_of(message: Message, ref: JobRef) -> TypeGuard[GroupReady | StepClosed]:
-    """Whether a message of the GROUPS log is of this job, and not of an earlier one of its name."""
+def _is_of(message: BusMessage, ref: JobRef) -> TypeGuard[GroupReady | StepClosed]:
+    """Return whether a message of the GROUPS log belongs to this job, not to an earlier one of its name."""
     return isinstance(message, GroupReady | StepClosed) and message.uid == ref.uid

@@ -1,4 +1,4 @@
-"""What the orchestrator tells the world of a job: records of steps and evaluations, and the progress key. Pure."""
+"""Builds the records of steps and evaluations, and the progress of a job. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,29 @@ from marlaas_api.messages import (
     TaskOutcome,
     Turn,
 )
-from marlaas_api.messages import Verdict as Finding
+from marlaas_api.messages import JobVerdict as Finding
 from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
-from marlaas_worker.orchestrator.experience import Verdict, count_faults
-from marlaas_worker.orchestrator.figures import Figures
+from marlaas_worker.orchestrator.experience import GroupOutcome, count_faults
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.steps import StepDraft
+from marlaas_worker.orchestrator.usage import JobUsage
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a step's own groups do not say of it: when it began and ended (unix seconds), visits skipped (solved, hopeless) since the step
-    before, the difficulty of its tasks, the tokens of what it dropped, and seconds of the trainer's computing where they are known."""
+    """Facts about a step that its groups do not contain.
+
+    Attributes:
+        began_at: unix seconds.
+        ended_at: unix seconds.
+        skips: visits skipped since the step before, as (solved, hopeless).
+        outcomes: difficulties of its tasks.
+        dropped_tokens: tokens of its dropped groups.
+        train_s: seconds of the trainer's computing; None if not known.
+    """
 
     began_at: float
     ended_at: float
@@ -42,7 +50,7 @@ class Around:
 
 
 def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | None, around: Around) -> StepRecord:
-    """The record of a finished step."""
+    """Return the record of a finished step. manifest: None for a no-op step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
     staleness = [ready.staleness for ready in draft.assigned]
     timed = {} if around.train_s is None else {"train_s": around.train_s}
@@ -60,7 +68,7 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
         indices=tuple(sorted({group.index for group in draft.resolved} | draft.logged)),
         num_groups=len(draft.assigned),
         num_episodes=len(rewards),
-        num_zero_variance=sum(group.verdict is Verdict.FLAT for group in draft.resolved),
+        num_zero_variance=sum(group.verdict is GroupOutcome.FLAT for group in draft.resolved),
         num_dropped=len(draft.dropped),
         dropped_tokens=around.dropped_tokens,
         skipped_solved=around.skips[0],
@@ -76,7 +84,7 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
 def eval_record(
     document: JobDocument, agent: str, run: EvaluationRun, end: tuple[float, tuple[EvalSample, ...]]
 ) -> EvalRecord:
-    """The record of a complete evaluation; `end` is its time, unix seconds, and the samples for people."""
+    """Return the record of a complete evaluation. end: its time in unix seconds, and the samples for people."""
     return EvalRecord(
         namespace=document.namespace,
         job=document.job,
@@ -93,7 +101,7 @@ def eval_record(
 
 
 def sample(episode: Episode, agent: str, turns: Sequence[Turn]) -> EvalSample:
-    """An episode for people: what was first asked, and every reply, joined by arrows."""
+    """Return an episode for people: its first prompt, and all replies joined by arrows."""
     return EvalSample(
         index=episode.index,
         prompt=_prompt(turns[0]) if turns else "",
@@ -109,9 +117,9 @@ def _prompt(turn: Turn) -> str:
 
 
 def progress(
-    state: JobState, figures: Figures, started_at: float, ended: tuple[Phase, str, str] | None, now: float
+    state: JobState, usage: JobUsage, started_at: float, ended: tuple[Phase, str, str] | None, now: float
 ) -> Progress:
-    """The job's level."""
+    """Return the progress of a job whose records are read."""
     document, last = state.document, state.last_step
     phase, reason, message = ended or (Phase.RUNNING, *_doing(state))
     evaluations = {version: record.reward_mean for version, record in sorted(state.evaluations.items())}
@@ -135,9 +143,9 @@ def progress(
         eval_before=evaluations.get(0),
         eval_last=list(evaluations.values())[-1] if evaluations else None,
         staleness=last.staleness_mean if last else 0.0,
-        tokens=int(figures.tokens.total),
-        tokens_per_s=figures.tokens_per_s(),
-        accelerator_s=figures.engine_s.total,
+        tokens=int(usage.tokens.total),
+        tokens_per_s=usage.tokens_per_s(),
+        accelerator_s=usage.engine_s.total,
         num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
         skipped_solved=state.walk.solved,
         skipped_hopeless=state.walk.hopeless,
@@ -150,18 +158,18 @@ def progress(
 
 
 def queued(document: JobDocument, before: Progress | None, admission: Admission) -> Progress:
-    """The level of a job that is not admitted now; what it had reached stays."""
+    """Return the progress of a job that is not admitted now; its results so far stay."""
     update = {
         "phase": Phase.SUSPENDED if document.spec.suspend else Phase.QUEUED,
         "admitted": False,
         "reason": admission.reason,
         "message": admission.message,
     }
-    return _level(document, before, update)
+    return _progress(document, before, update)
 
 
 def admitted(document: JobDocument, before: Progress | None, started_at: float) -> Progress:
-    """The level of a job whose records are not read yet."""
+    """Return the progress of an admitted job whose records are not read yet."""
     update = {
         "phase": Phase.RUNNING,
         "admitted": True,
@@ -169,11 +177,11 @@ def admitted(document: JobDocument, before: Progress | None, started_at: float) 
         "message": "admitted; reading what is on record",
         "started_at": started_at,
     }
-    return _level(document, before, update)
+    return _progress(document, before, update)
 
 
 def failed(document: JobDocument, before: Progress | None, why: Finding, now: float) -> Progress:
-    """The level of a job that was refused, or ended by somebody else than itself."""
+    """Return the progress of a job that was refused or whose task failed."""
     update = {
         "phase": Phase.FAILED,
         "admitted": False,
@@ -182,10 +190,10 @@ def failed(document: JobDocument, before: Progress | None, why: Finding, now: fl
         "finished_at": now,
         "at": now,
     }
-    return _level(document, before, update)
+    return _progress(document, before, update)
 
 
-def _level(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
+def _progress(document: JobDocument, before: Progress | None, said: Mapping[str, object]) -> Progress:
     update = {**said, "generation": document.generation, "steps": document.spec.training.steps}
     if before is not None:
         return before.model_copy(update=update)

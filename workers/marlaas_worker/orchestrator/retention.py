@@ -1,8 +1,9 @@
-"""Purge what a job no longer needs of the streams EPISODES and TURNS.
+"""Purges the messages of EPISODES and TURNS that a job no longer needs.
 
-A step on record leaves a mark: everything below it belongs to steps on record. It is purged one step later, so that a reader of episodes has
-time, and not before the recorder of `marlaas run` has acked what lies below it. Marks are in memory only: after a restart the next step
-makes a new one. A purge may be repeated, and a mark of long ago is still right, since sequences only grow.
+Each recorded step sets a mark: all messages below it belong to recorded steps. They are purged one step later,
+to give readers of episodes time. The purge also waits until the recorder of `marlaas run` has acked the
+episodes below the mark. Marks are in memory only: after a restart, the next step sets a new one. A purge may be
+repeated, and an old mark stays valid, since sequences only grow.
 """
 
 import logging
@@ -17,39 +18,44 @@ from marlaas_api.names import JobRef
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 600.0
-"""A recorder that acks nothing for so long is dead: its job goes on without it."""
+"""Seconds without an ack after which the recorder counts as gone, and the job's messages are purged without it."""
 _ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Sequences below which nothing is needed, of EPISODES and TURNS, once the recorder has acked the episodes up to `read`."""
+class PurgeMark:
+    """Sequences of EPISODES and TURNS below which nothing is needed, once the recorder has acked the episodes up to `read`."""
 
     episodes: int
     turns: int
     read: int
 
 
-class Marks:
+class PurgeMarks:
     """The marks of one job that are not purged yet, oldest first. Pure."""
 
     def __init__(self) -> None:
-        self.waiting: list[Mark] = []
+        self.waiting: list[PurgeMark] = []
         self._acked = -1
         self._acked_at = 0.0
 
     def has_due(self, *, at_once: bool) -> bool:
-        """Whether a mark may be purged if the recorder allows it: all but the newest, or the newest too."""
+        """Return whether a mark may be purged if the recorder allows it. at_once: the newest mark counts too."""
         return len(self.waiting) > (0 if at_once else 1)
 
-    def take(self, recorder: Position | None, now: float, *, at_once: bool) -> Mark | None:
-        """The newest mark that may be purged; it and those before it are forgotten. recorder None: there is none."""
+    def take(self, recorder: Position | None, now: float, *, at_once: bool) -> PurgeMark | None:
+        """Remove and return the newest mark that may be purged; older marks are removed with it.
+
+        Args:
+            recorder: its position in EPISODES; None if there is no recorder.
+            now: seconds.
+        """
         due = self.waiting if at_once else self.waiting[:-1]
         due = [mark for mark in due if self._is_read(recorder, mark, now)]
         self.waiting = self.waiting[len(due) :]
         return due[-1] if due else None
 
-    def _is_read(self, recorder: Position | None, mark: Mark, now: float) -> bool:
+    def _is_read(self, recorder: Position | None, mark: PurgeMark, now: float) -> bool:
         if recorder is None or recorder.has_acked(mark.read):
             return True
         if recorder.acked != self._acked:
@@ -58,36 +64,44 @@ class Marks:
 
 
 class Retention:
-    """One job's."""
+    """Purges the streams of one job."""
 
     def __init__(self, bus: Bus, ref: JobRef, now: Callable[[], float]) -> None:
         self._bus, self._ref, self._now = bus, ref, now
         self._first: dict[str, int] = {}
         self._last = 0
         self._purged_turns = 1
-        self._marks = Marks()
+        self._marks = PurgeMarks()
 
     def note(self, sequence: int, group: str | None) -> None:
-        """An episode is stored; group: its group, if that is open."""
+        """Note a stored episode. group: its group, if that is open."""
         if group is not None:
             self._first.setdefault(group, sequence)
         self._last = max(self._last, sequence)
 
     def recorded(self, open_groups: Collection[str], turns: int) -> None:
-        """A step is on record: only these groups are open, and turns below a sequence are of others."""
+        """Set a mark after a step was recorded.
+
+        Args:
+            open_groups: all groups that are open now.
+            turns: sequence of TURNS below which all turns belong to recorded steps.
+        """
         self._first = {group: sequence for group, sequence in self._first.items() if group in open_groups}
-        self._marks.waiting.append(Mark(min(self._first.values(), default=self._last + 1), turns, self._last))
+        self._marks.waiting.append(PurgeMark(min(self._first.values(), default=self._last + 1), turns, self._last))
 
     def ended(self, turns: int) -> None:
-        """The job has ended: turns below a sequence are needed by its recorder alone. Its last episodes stay for readers."""
-        self._marks.waiting.append(Mark(1, turns, _ALL))
+        """Set the last mark of a job that has ended: only its recorder still needs turns below a sequence.
+
+        Its last episodes stay for readers.
+        """
+        self._marks.waiting.append(PurgeMark(1, turns, _ALL))
 
     def groups(self) -> Collection[str]:
-        """Groups with an episode that were open at the last record, or have come since."""
+        """Return the groups with a stored episode that were open at the last record, or have come since."""
         return self._first.keys()
 
     async def purge(self, *, at_once: bool) -> bool:
-        """Purge what may be; whether there was anything. Raises as the bus does."""
+        """Purge up to the newest mark that may be purged; return whether there was one. Raises errors of the bus."""
         if not self._marks.has_due(at_once=at_once):
             return False
         recorder = await self._bus.position(

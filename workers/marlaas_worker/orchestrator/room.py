@@ -1,8 +1,9 @@
-"""How many bytes of turns each job may have in the stream TURNS, so that its share ends before the stream does. Pure.
+"""Space in the stream TURNS for each job, limited so that the stream does not fill up. Pure.
 
-Turns of a step are live until the step is on record. If every job gave out groups as it liked, the stream could be full of steps of which
-none can be finished. So a job begins a step only if the whole step fits, refills and an evaluation included, and keeps that much until it
-has nothing out (the banker's algorithm, Dijkstra, EWD-108). Sizes are estimates; a stream that is full all the same makes turns wait.
+The turns of a step are needed until the step is recorded. Without limits, the stream could be full of turns of
+unfinished steps, and no step could finish. So a job begins a step only if the whole step fits, including
+refills and an evaluation. It keeps that space until it has no open groups (the banker's algorithm, Dijkstra,
+EWD-108). Sizes are estimates; if the stream is full anyway, turns wait.
 """
 
 import math
@@ -14,13 +15,13 @@ from marlaas_api.bus import StreamState
 from marlaas_api.kinds import RLJobSpec
 
 SHARE = 0.75
-"""Of the stream, for what jobs hold by estimate; the rest is for estimates that were too low."""
+"""Share of the stream that jobs may hold by estimate; the rest is a reserve for estimates that are too low."""
 TIGHT = 0.5
-"""From here on consumed turns are purged at once, and not one step late."""
+"""Fill level of the stream from which consumed turns are purged at once, not one step later."""
 FULL = 0.95
 MARGIN = 1.25
 WINDOW_S = 20.0
-"""Of one measurement of an episode's size; replicas report every two seconds."""
+"""Seconds of one measurement of an episode's size; replicas report every two seconds."""
 NUM_WINDOWS = 4
 _FIRST_PART = 1 << 15
 _BYTES_PER_TOKEN = 16
@@ -29,7 +30,13 @@ _BYTES_PER_TURN = 2048
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Bytes of one job. held: what it has out, recorded or not. step: what it may need to finish a step. wanted: what it would use."""
+    """Bytes of one job.
+
+    Attributes:
+        held: turns of its open groups and evaluation, whether written already or not.
+        step: most that it may need to finish a step.
+        wanted: most that it could use.
+    """
 
     held: int
     step: int
@@ -37,15 +44,16 @@ class Claim:
 
     @property
     def reserved(self) -> int:
-        """What nobody else may have: a job that has anything out must be able to finish its step."""
+        """Bytes that no other job may have: a job with open groups must be able to finish its step."""
         return max(self.held, self.step) if self.held else 0
 
 
 def bounds(total: int, claims: Mapping[str, Claim]) -> dict[str, int]:
-    """The bytes that each job may hold; the order of `claims` is the order in which jobs begin a step.
+    """Return the bytes that each job may hold; jobs begin a step in the order of `claims`.
 
-    The sum exceeds `total` only if what is reserved does. A job without anything out gets its whole step or nothing; behind one that waits
-    nobody begins, unless its step exceeds the total and so never fits. While none waits, the rest is shared out evenly up to what is wanted.
+    The sum exceeds `total` only if the reserved bytes do. A job without open groups gets its whole step or
+    nothing. While a job waits to begin, no job behind it begins, unless the waiting job's step exceeds the
+    total and so never fits. While no job waits, the rest is shared out evenly, up to `wanted`.
     """
     granted = {uid: claim.reserved for uid, claim in claims.items()}
     left, waits = max(0, total - sum(granted.values())), False
@@ -65,7 +73,7 @@ def bounds(total: int, claims: Mapping[str, Claim]) -> dict[str, int]:
 
 
 def _even(left: int, wishes: Mapping[str, int]) -> dict[str, int]:
-    """Share out evenly: no one gets more than its wish, and what one does not want is for the others."""
+    """Share out evenly: no job gets more than its wish, and the remainder goes to the others."""
     given = {}
     for num_done, (uid, wish) in enumerate(sorted(wishes.items(), key=lambda pair: pair[1])):
         given[uid] = max(0, min(wish, left // (len(wishes) - num_done)))
@@ -74,7 +82,7 @@ def _even(left: int, wishes: Mapping[str, int]) -> dict[str, int]:
 
 
 class Room:
-    """The stream and every job's claim on it. Jobs that wait to begin a step do so in the order in which they began to wait."""
+    """The stream and every job's claim on it. Jobs begin a step in the order in which they began to wait."""
 
     def __init__(self) -> None:
         self.state = StreamState(0, 0, -1)
@@ -83,7 +91,7 @@ class Room:
 
     @property
     def total(self) -> int:
-        """Bytes for all jobs; what nobody claims (turns not purged yet, or larger than estimated) is taken off."""
+        """Bytes for all jobs, less the bytes that no job claims (turns not purged yet, or larger than estimated)."""
         if self.state.max_bytes <= 0:
             return 1 << 62
         claimed = sum(claim.held for claim in self._claims.values())
@@ -95,17 +103,17 @@ class Room:
         return 1 << 62 if self.state.max_bytes <= 0 else int(SHARE * self.state.max_bytes)
 
     def is_filled(self, part: float) -> bool:
-        """Whether the stream holds at least this part of what it may."""
+        """Return whether the stream is filled to at least this part of its limit."""
         return 0 < part * self.state.max_bytes <= self.state.num_bytes
 
     def note(self, uid: str, claim: Claim, *, asks: bool) -> None:
-        """Note what a job has out. One that does not ask for more does not wait."""
+        """Note a job's claim. A job that asks for nothing more leaves the waiting order."""
         self._claims[uid] = claim
         if not asks:
             self._waiting.pop(uid, None)
 
     def ask(self, uid: str, claim: Claim) -> int:
-        """Note what a job has and needs; return what it may hold now."""
+        """Note a job's claim and return the bytes that it may hold now. If that is less than a step, the job waits."""
         self._claims[uid] = claim
         order = dict.fromkeys([*self._waiting, *(one for one, other in self._claims.items() if other.held), uid])
         bound = bounds(self.total, {one: self._claims[one] for one in order})[uid]
@@ -116,7 +124,7 @@ class Room:
         return bound
 
     def keep(self, uids: Iterable[str]) -> None:
-        """Forget all jobs but these."""
+        """Remove all jobs but these."""
         known = set(uids)
         self._claims = {uid: claim for uid, claim in self._claims.items() if uid in known}
         self._waiting = {uid: None for uid in self._waiting if uid in known}
@@ -124,14 +132,23 @@ class Room:
 
 @dataclass(slots=True)
 class EpisodeSize:
-    """Bytes of turns that an episode adds to the stream: the most that the last few measurements say. known 0: never measured."""
+    """Bytes of turns that an episode adds to the stream: the maximum of the latest measurements, plus a margin.
+
+    known: 0 before the first measurement.
+    """
 
     known: int = 0
     _windows: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_WINDOWS))
     _began: tuple[float, float, int] | None = None
 
     def see(self, now: float, num_bytes: float, num_episodes: int) -> None:
-        """Take in the totals of bytes recorded and episodes ended since some moment."""
+        """Measure from running totals.
+
+        Args:
+            now: seconds.
+            num_bytes: bytes recorded since a fixed time.
+            num_episodes: episodes ended since a fixed time.
+        """
         if self._began is None:
             self._began = (now, num_bytes, num_episodes)
         began, bytes_before, episodes_before = self._began
@@ -143,7 +160,7 @@ class EpisodeSize:
         self._began = (now, num_bytes, num_episodes)
 
     def bytes(self, spec: RLJobSpec, capacity: int) -> int:
-        """The estimate; before the first measurement what the job's bounds say, at most a small part of the stream."""
+        """Return the estimate. Before the first measurement: the limits of the job's spec, but at most a small part of the stream."""
         if self.known:
             return self.known
         rollout = spec.rollout
@@ -152,7 +169,7 @@ class EpisodeSize:
 
 
 class Share:
-    """One job's part of the room. why: why it may give out nothing now; empty if it may."""
+    """One job's part of the room. why: the reason why it may not issue groups now; empty if it may."""
 
     def __init__(self, room: Room, uid: str, spec: RLJobSpec, size: EpisodeSize) -> None:
         self.size = size
@@ -160,12 +177,12 @@ class Share:
         self._room, self._uid, self._spec = room, uid, spec
 
     def note(self, num_open: int, *, evaluating: bool, asks: bool) -> None:
-        """Say how many groups are out, whether an evaluation is, and whether the job would give out more."""
+        """Note the job's open groups, and whether an evaluation is in progress. asks: the job would issue more groups."""
         self.why = ""
         self._room.note(self._uid, self._claim(num_open, evaluating), asks=asks)
 
     def take(self, num_open: int, wanted: int, *, evaluating: bool) -> int:
-        """How many of the wanted groups may be given out beside the open ones; they are claimed from now on."""
+        """Claim space for up to `wanted` groups beside the open ones; return the number of groups that may be issued."""
         bound = self._room.ask(self._uid, self._claim(num_open, evaluating))
         num = max(0, min(wanted, (bound - self._evaluation()) // self._group() - num_open))
         if num == 0:
@@ -174,7 +191,7 @@ class Share:
         return num
 
     def may_evaluate(self, num_open: int) -> bool:
-        """Whether an evaluation may begin; it is claimed from now on. Beside open groups there is always room for one."""
+        """Return whether an evaluation may begin, and claim its space. Beside open groups there is always space for one."""
         if num_open == 0 and self._room.ask(self._uid, self._claim(0, False)) < self._evaluation():
             self.why = self._explain()
             return False

@@ -1,4 +1,4 @@
-"""The orchestrator's shell: hold the lease, watch job documents, admit, look after admitted jobs, write `progress`, forget what is deleted."""
+"""The orchestrator's control loop: lease, job documents, admission, jobs, `progress`, and deletions."""
 
 import asyncio
 import logging
@@ -11,66 +11,66 @@ from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.documents import concerns_loop
 from marlaas_api.errors import MarlaasError, Permanent, Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, Verdict
+from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress, ReplicaReport
 from marlaas_api.reasons import Reason
 from marlaas_api.wire import decode_as
-from marlaas_worker.mirror import Mirror
+from marlaas_worker.bucket_cache import BucketCache
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission, capacities, decide
-from marlaas_worker.orchestrator.deaths import MOST_DEATHS, Deaths
 from marlaas_worker.orchestrator.deletion import Doomed
 from marlaas_worker.orchestrator.deletions import Deletions
-from marlaas_worker.orchestrator.lease import Lease
+from marlaas_worker.orchestrator.lease import LeaderLease
 from marlaas_worker.orchestrator.leftovers import Leftovers
-from marlaas_worker.orchestrator.levels import Levels
+from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
+from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.records import LostLease, Records
+from marlaas_worker.orchestrator.restarts import MOST_DEATHS, JobRestarts
 from marlaas_worker.orchestrator.room import Room
-from marlaas_worker.orchestrator.vitals import figures
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
 
 RENEW_S = 2.0
 PERIOD_S = 1.0
-# Between two looks, so that a thousand documents that come one after another are one look's work.
+# Pause between two reconciles, so that a burst of a thousand documents is handled by one reconcile.
 PAUSE_S = 0.05
 
 
 async def serve(context: RoleContext) -> None:
-    """Run until told to stop: stand by while another orchestrator holds the lease, and look after every job while we do."""
+    """Run until the stop event: run all jobs while this replica holds the lease, and stand by otherwise."""
     await context.bus.ensure()
-    context.vitals.ready = lambda: context.vitals.connected()
-    lease = Lease(context)
+    context.metrics.ready = lambda: context.metrics.connected()
+    lease = LeaderLease(context)
     while not context.stop.is_set():
         if await lease.hold():
             log.info("holding the lease")
             await _Service(context, lease).run()
-        context.vitals.figures = lambda: figures((), leads=False)
+        context.metrics.samples = lambda: samples((), leads=False)
         await wait_for(context.stop, RENEW_S)
     await lease.release()
 
 
 class _Service:
-    def __init__(self, context: RoleContext, lease: Lease) -> None:
+    def __init__(self, context: RoleContext, lease: LeaderLease) -> None:
         self._context = context
         self._lease = lease
         self._changed = asyncio.Event()
         self._lost = asyncio.Event()
-        self._jobs = Mirror(context.bus, subjects.JOBS, JobDocument, self._changed.set)
-        self._levels = Levels(context.bus)
+        self._jobs = BucketCache(context.bus, subjects.JOBS, JobDocument, self._changed.set)
+        self._progress_store = ProgressStore(context.bus)
         self._reports: list[ReplicaReport] = []
-        self._deletions = Deletions(context, self._levels, lambda: self._reports, self._changed.set)
+        self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
         self._owned: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
-        self._deaths = Deaths()
+        self._restarts = JobRestarts()
         self._room = Room()
         self._leftovers = Leftovers(context.bus, context.now)
         self._told: dict[str, tuple[JobDocument, Admission]] = {}
         self._unreadable: set[str] = set()
-        context.vitals.figures = lambda: figures(self._levels.all(), leads=True)
+        context.metrics.samples = lambda: samples(self._progress_store.all(), leads=True)
 
     async def run(self) -> None:
-        """Return when the lease is lost or the process is to stop."""
+        """Run all jobs; return when the lease is lost or the process is to stop."""
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._renew(), name="lease"),
             asyncio.create_task(self._follow(subjects.POLICY), name="watch policy"),
@@ -104,7 +104,7 @@ class _Service:
             await asyncio.sleep(RENEW_S)
 
     async def _follow(self, bucket_name: str) -> None:
-        """A watch is only a reason to look: what is true is read anew each time."""
+        """Watch a bucket. Entries only trigger a new reconcile, which reads the current state."""
         while True:
             try:
                 bucket = await self._context.bus.bucket(bucket_name)
@@ -138,13 +138,13 @@ class _Service:
                 self._changed.clear()
 
     async def _begin(self) -> None:
-        """Read everything once, so that nothing is decided from half of it."""
+        """Read all state once before the first reconcile, so that no decision depends on partial state."""
         while True:
             try:
-                await self._levels.load()
+                await self._progress_store.load()
                 await self._jobs.refresh()
                 self._room.state = await self._context.bus.state(subjects.TURNS)
-                ended = (level.ref for level in self._levels.all() if level.phase.final)
+                ended = (progress.ref for progress in self._progress_store.all() if progress.phase.final)
                 self._leftovers.ended(self._room.state.last_sequence, *ended)
                 return
             except BusUnavailable as error:
@@ -162,10 +162,10 @@ class _Service:
         await self._apply_documents(documents)
         self._forget(documents)
         await self._admit(documents)
-        await self._levels.put_all([self._level(owned) for owned, _ in self._owned.values()])
+        await self._progress_store.put_all([self._progress(owned) for owned, _ in self._owned.values()])
 
     def _report_of(self, entry: Entry) -> ReplicaReport | None:
-        """A replica's report; one that another release of ours wrote says nothing to this one, and ends nothing."""
+        """Parse a replica's report; None if it cannot be parsed, for example because another release has written it."""
         try:
             return decode_as(ReplicaReport, entry.data or b"")
         except Permanent as error:
@@ -175,29 +175,29 @@ class _Service:
             return None
 
     async def _settle(self, uid: str, owned: OwnedJob, task: "asyncio.Task[None]") -> None:
-        """A job's task ended: by itself, or by an error that is the job's and nobody else's, whatever it is."""
+        """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""
         del self._owned[uid]
         error = None if task.cancelled() else task.exception()
-        level = owned.progress()
+        progress = owned.progress()
         if isinstance(error, Exception) and not isinstance(error, LostLease):
             await self._died(owned, error)
         elif error is not None:
             raise error
-        elif level is not None and owned.ended is not None:
-            await self._end_with(owned.document, level)
+        elif progress is not None and owned.ended is not None:
+            await self._end_with(owned.document, progress)
 
     async def _died(self, owned: OwnedJob, error: Exception) -> None:
-        """An error of ours ends the job; of one that nobody foresaw it may recover, since all that counts is on record."""
+        """Fail a job after an error. After an unexpected error the job may be restarted, since all its state is on record."""
         document, words = owned.document, str(error)
         log.error("%s failed", document.ref, exc_info=error)
         if not isinstance(error, MarlaasError | AssertionError):
-            if self._deaths.note(document.uid, self._level(owned).step, self._context.now()):
+            if self._restarts.note(document.uid, self._progress(owned).step, self._context.now()):
                 return
             words = f"the orchestrator failed {MOST_DEATHS} times in a row to go on with this job: {error!r}"
-        await self._fail(document, Verdict(reason=Reason.BROKEN_INVARIANT, message=words))
+        await self._fail(document, JobVerdict(reason=Reason.BROKEN_INVARIANT, message=words))
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
-        """Let go of jobs that are to stop, and of those whose loop is to begin anew; the others take their new document as they run."""
+        """Cancel jobs that must stop or whose loop must restart; pass changed documents to the other running jobs."""
         for uid, (owned, task) in list(self._owned.items()):
             document = documents.get(uid)
             if document is None and self._jobs.unreadable(owned.document.ref.key):
@@ -212,20 +212,20 @@ class _Service:
                 owned.revise(document)
 
     def _forget(self, documents: dict[str, JobDocument]) -> None:
-        """Begin to forget deleted jobs, and what is left of jobs whose name belongs to another by now."""
+        """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken."""
         self._deletions.settle()
         for document in documents.values():
-            earlier = self._levels.earlier(document.ref)
+            earlier = self._progress_store.earlier(document.ref)
             if earlier is not None:
-                self._deletions.begin(Doomed.by_level(earlier))
+                self._deletions.begin(Doomed.by_progress(earlier))
             elif document.deleted:
                 self._deletions.begin(Doomed.by_document(document))
         self._told = {uid: told for uid, told in self._told.items() if uid in documents}
-        self._deaths.keep(documents)
+        self._restarts.keep(documents)
         self._room.keep(self._owned)
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
-        """Take up what is admitted, whether or not its pool offers the slots now; then decide who else is."""
+        """Start the loops of admitted jobs, whether or not their pool offers the slots now; then decide on waiting jobs."""
         holding = [document for document in documents.values() if self._has_place(document)]
         for document in documents.values():
             if document.verdict is not None and self._waits(document):
@@ -242,64 +242,64 @@ class _Service:
             if admission.admitted:
                 await self._take(document)
             elif self._is_news(document, admission):
-                queued.append(job_reports.queued(document, self._levels.of(document.ref), admission))
+                queued.append(job_reports.queued(document, self._progress_store.of(document.ref), admission))
         await self._tell(queued, {document.uid: (document, admissions[document.uid]) for document in waiting})
 
     async def _tell(self, queued: list[Progress], told: dict[str, tuple[JobDocument, Admission]]) -> None:
-        await self._levels.put_all(queued)
-        self._told |= {level.uid: told[level.uid] for level in queued}
+        await self._progress_store.put_all(queued)
+        self._told |= {progress.uid: told[progress.uid] for progress in queued}
 
     def _is_news(self, document: JobDocument, admission: Admission) -> bool:
-        """Whether a waiting job has not been told this: thousands wait, and nothing changes for most of them."""
+        """Return whether this decision differs from the last one published for the job; for most waiting jobs it does not."""
         told = self._told.get(document.uid)
         return told is None or told[0] is not document or told[1] != admission
 
     def _has_place(self, document: JobDocument) -> bool:
-        """Whether the job is admitted: its level says so, which an earlier orchestrator may have written."""
-        level = self._levels.of(document.ref)
-        return level is not None and level.admitted and not level.phase.final and not _stops(document)
+        """Return whether the job is admitted by its progress, which an earlier orchestrator may have written."""
+        progress = self._progress_store.of(document.ref)
+        return progress is not None and progress.admitted and not progress.phase.final and not _stops(document)
 
     def _unreadable_jobs(self, documents: Container[str]) -> list[JobDocument]:
-        """Jobs that run by their last document, because what replaced it cannot be read."""
+        """Return the last documents of running jobs whose new document cannot be read."""
         return [owned.document for uid, (owned, _) in self._owned.items() if uid not in documents]
 
     def _waits(self, document: JobDocument) -> bool:
         if document.uid in self._owned or document.deleted or self._deletions.concerns(document.ref):
             return False
-        if self._deaths.rests(document.uid, self._context.now()):
+        if self._restarts.rests(document.uid, self._context.now()):
             return False
-        level = self._levels.of(document.ref)
-        if level is None or not level.phase.final:
+        progress = self._progress_store.of(document.ref)
+        if progress is None or not progress.phase.final:
             return True
-        more = level.phase is Phase.SUCCEEDED and document.spec.training.steps > level.step
-        return more and document.generation > level.generation
+        more = progress.phase is Phase.SUCCEEDED and document.spec.training.steps > progress.step
+        return more and document.generation > progress.generation
 
     async def _take(self, document: JobDocument) -> None:
-        """Say that a job is admitted, then begin: what was begun must be found when the job is deleted."""
+        """Publish that a job is admitted, then start its loop; a deletion must find a job that has started."""
         log.info("%s is admitted", document.ref)
         self._told.pop(document.uid, None)
-        before = self._levels.of(document.ref)
+        before = self._progress_store.of(document.ref)
         owned = OwnedJob(self._context, document, before, lambda: self._reports, self._room)
-        await self._levels.put(self._level(owned))
+        await self._progress_store.put(self._progress(owned))
         failpoint("orchestrator.admit.after_level")
         task = asyncio.create_task(owned.run(), name=f"job {document.ref}")
         task.add_done_callback(lambda _: self._changed.set())
         self._owned[document.uid] = (owned, task)
 
-    def _level(self, owned: OwnedJob) -> Progress:
-        before = self._levels.of(owned.document.ref)
+    def _progress(self, owned: OwnedJob) -> Progress:
+        before = self._progress_store.of(owned.document.ref)
         return owned.progress() or job_reports.admitted(owned.document, before, owned.started_at)
 
-    async def _fail(self, document: JobDocument, why: Verdict) -> None:
-        before = self._levels.of(document.ref)
+    async def _fail(self, document: JobDocument, why: JobVerdict) -> None:
+        before = self._progress_store.of(document.ref)
         await self._end_with(document, job_reports.failed(document, before, why, self._context.now()))
 
-    async def _end_with(self, document: JobDocument, level: Progress) -> None:
+    async def _end_with(self, document: JobDocument, progress: Progress) -> None:
         turns = await self._context.bus.state(subjects.TURNS)
-        await self._levels.put(level)
+        await self._progress_store.put(progress)
         self._leftovers.ended(turns.last_sequence, document.ref)
         records = Records(self._context, document)
-        await records.tell(level.reason, level.message)
+        await records.emit(progress.reason, progress.message)
         await records.forget_tasks()
 
 

@@ -1,8 +1,9 @@
-"""Which group is trained in which step: the one place where staleness is decided (FlexMARL: barrier-free, strongly consistent).
+"""Assignment of groups to steps. Staleness is decided only here (FlexMARL: barrier-free, strongly consistent).
 
-A step is trained at a known version: the committed one plus the closed steps before it. So a group's staleness is exact when it is
-assigned, and one that would be too stale is dropped here and nowhere else. Strict mode (max_staleness 0) resolves groups in
-index order in rounds, which makes a step a function of seeds alone; otherwise groups are taken as they come.
+The version at which a step is trained is known: the committed version plus the closed steps before it. So a
+group's staleness is exact when the group is assigned, and a group that would be too stale is dropped only here.
+Strict mode (max_staleness 0) resolves groups in index order in rounds, so that a step depends only on seeds.
+Otherwise groups are taken as they complete.
 """
 
 from collections import Counter
@@ -11,12 +12,19 @@ from dataclasses import dataclass, field
 
 from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_api.names import JobRef
-from marlaas_worker.orchestrator.experience import CompleteGroup, Verdict
+from marlaas_worker.orchestrator.experience import CompleteGroup, GroupOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class StepRules:
-    """P groups a step, S versions of staleness, at most P * (1 + max_refill) groups resolved in a step, `steps` steps in all."""
+    """Limits of steps.
+
+    Attributes:
+        groups_per_step: P groups in a step.
+        max_staleness: in versions.
+        max_refill: at most P * (1 + max_refill) groups are resolved in a step.
+        steps: number of steps in all.
+    """
 
     groups_per_step: int
     max_staleness: int
@@ -25,17 +33,20 @@ class StepRules:
 
     @property
     def max_resolved(self) -> int:
-        """Groups after which a step closes with what it has."""
+        """Number of resolved groups after which a step closes, even if it is not full."""
         return self.groups_per_step * (1 + self.max_refill)
 
 
 @dataclass(slots=True)
 class StepDraft:
-    """A step that is not recorded yet. `resolved` are all groups decided in it; `assigned` those it trains, by position;
-    `dropped` those with signal that would have been too stale.
+    """A step that is not recorded yet.
 
-    logged: indices that an earlier orchestrator is on record to have resolved in this step. silent: it closed the step without signal, and so
-    without a word in the log.
+    Attributes:
+        assigned: groups that the step trains, by position.
+        resolved: all groups decided in the step.
+        dropped: groups with signal that would have been too stale.
+        logged: indices of the groups that an earlier orchestrator has logged as resolved in this step.
+        silent: an earlier orchestrator closed the step without signal, and so without a log message.
     """
 
     step: int
@@ -49,16 +60,16 @@ class StepDraft:
 
     @property
     def no_op(self) -> bool:
-        """Closed without any signal: counted, and the trainer hears nothing of it."""
+        """Whether the step was closed without signal. It counts as a step, but nothing is sent to the trainer."""
         return self.closed and not self.assigned
 
     def faults(self) -> Counter[str]:
-        """Faults by class of the groups resolved in the step."""
+        """Return the faults by class of the groups resolved in the step."""
         return sum((group.faults for group in self.resolved), Counter[str]())
 
 
 class Assembly:
-    """Steps of one agent that are not recorded yet, oldest first; the last one is open unless training is over."""
+    """Steps of one agent that are not recorded yet, oldest first. The last one is open unless training is over."""
 
     def __init__(self, ref: JobRef, agent: str, rules: StepRules, recorded: int, version: int) -> None:
         self._ref = ref
@@ -71,17 +82,17 @@ class Assembly:
 
     @property
     def open(self) -> StepDraft | None:
-        """The step that is being filled; None once the last one is closed."""
+        """The step that is being filled; None once the last step is closed."""
         return self.drafts[-1] if self.drafts and not self.drafts[-1].closed else None
 
     def begin(self, version: int) -> None:
-        """The agent has its first version: steps that were opened before it now have a base."""
+        """Set the agent's first version, also as base of steps that were opened before it."""
         self.version = version
         for draft in self.drafts:
             draft.base_version = max(draft.base_version, version)
 
     def restore(self, messages: list[GroupReady | StepClosed]) -> None:
-        """Take up assignments that an earlier orchestrator logged, in their order."""
+        """Restore the assignments that an earlier orchestrator logged, in their order."""
         for message in messages:
             draft = self.open
             if draft is None or message.step < draft.step:
@@ -100,19 +111,23 @@ class Assembly:
                 draft.assigned.append(message)
 
     def in_turn(self, groups: Iterable[CompleteGroup]) -> list[CompleteGroup]:
-        """Which of the complete groups to decide now. While there are some whose step is on record, or they fill the open step and not all
-        are here, no other is assigned: it would be one too many."""
+        """Return the complete groups that may be decided now.
+
+        After a restart, groups that the log already assigns come first. While one of them waits, or while the
+        open step has all its groups but is not caught up, new groups with signal wait: one more would be too
+        many for the step.
+        """
         waiting = list(groups)
         is_full = self.open is not None and self._missing(self.open) <= 0
         if not is_full and all(self._logged_home(group) is None for group in waiting):
             return waiting
-        return [group for group in waiting if group.verdict is not Verdict.SIGNAL or self._logged_home(group)]
+        return [group for group in waiting if group.verdict is not GroupOutcome.SIGNAL or self._logged_home(group)]
 
     def resolve(self, group: CompleteGroup, version: int) -> list[GroupReady | StepClosed]:
-        """Decide a complete group in the open step; return what has to be logged for the trainer, in order.
+        """Decide a complete group in the open step; return the messages to log for the trainer, in order.
 
-        In strict mode the caller passes groups in index order. What comes when the last step is closed is counted in it as long as it is not
-        on record, and then left out.
+        In strict mode the caller passes groups in index order. After the last step is closed, groups are
+        counted in that step until it is recorded, and ignored afterwards.
         """
         draft = self._home(group, version)
         if draft is None:
@@ -129,7 +144,7 @@ class Assembly:
         return log + self.close_if_due()
 
     def close_if_due(self) -> list[GroupReady | StepClosed]:
-        """Close the open step once it is full, or has drawn its bound of groups."""
+        """Close the open step if it is full or has resolved its maximum of groups; return the messages to log."""
         draft = self.open
         if draft is None or not self._due(draft):
             return []
@@ -150,23 +165,23 @@ class Assembly:
         ]
 
     def recordable(self, committed_step: int) -> StepDraft | None:
-        """The oldest step if it is finished: committed by the trainer, or a no-op with nothing before it."""
+        """Return the oldest step if it is finished (committed by the trainer, or a no-op); None otherwise."""
         draft = self.drafts[0] if self.drafts else None
         if draft is None or not draft.closed:
             return None
         return draft if draft.no_op or draft.step <= committed_step else None
 
     def recorded(self, draft: StepDraft, version: int) -> None:
-        """Forget a step that is on record; `version` is what is committed now."""
+        """Remove a recorded step. version: the committed version."""
         self.drafts.remove(draft)
         self.version = version
 
     def num_uncommitted(self) -> int:
-        """Groups assigned to steps that are not recorded yet."""
+        """Return the number of groups assigned to steps that are not recorded yet."""
         return sum(len(draft.assigned) for draft in self.drafts)
 
     def want(self, in_flight: int) -> int:
-        """How many new groups to give out, `in_flight` being out already (credits: DESIGN, picture, step 1)."""
+        """Return how many new groups to issue (credits, see docs/architecture.md). in_flight: groups that are issued already."""
         draft = self.open
         if draft is None:
             return 0
@@ -179,7 +194,7 @@ class Assembly:
         return max(0, min(credit, room + later - in_flight))
 
     def needed_version(self, in_flight: int) -> int:
-        """The oldest version from which the next group given out may be sampled without becoming too stale."""
+        """Return the oldest version from which the next issued group may be sampled without becoming too stale."""
         draft = self.open
         if draft is None:
             return self.version
@@ -197,16 +212,22 @@ class Assembly:
         return None
 
     def _silent_home(self, group: CompleteGroup, version: int) -> StepDraft | None:
-        """Groups to train nothing with, of which the log says nothing: as many as a step is bound to are those that closed a silent one."""
+        """Return the silent step to which a group belongs that cannot be trained; None if there is none.
+
+        Groups without signal, or too stale, are not logged. So each silent step gets `max_resolved` of them,
+        the number that closed it.
+        """
         for draft in self.drafts:
-            useless = group.verdict is not Verdict.SIGNAL or draft.base_version - version > self.rules.max_staleness
+            useless = (
+                group.verdict is not GroupOutcome.SIGNAL or draft.base_version - version > self.rules.max_staleness
+            )
             if draft.silent and useless and len(draft.resolved) < self.rules.max_resolved:
                 return draft
         return None
 
     @staticmethod
     def _is_new_signal(draft: StepDraft, group: CompleteGroup) -> bool:
-        return group.verdict is Verdict.SIGNAL and all(ready.group != group.name for ready in draft.assigned)
+        return group.verdict is GroupOutcome.SIGNAL and all(ready.group != group.name for ready in draft.assigned)
 
     def _missing(self, draft: StepDraft) -> int:
         return self.rules.groups_per_step - len(draft.assigned)
@@ -244,9 +265,9 @@ class Assembly:
 
 
 def _is_caught_up(draft: StepDraft) -> bool:
-    """Whether every group that the step trains was resolved in this life of the orchestrator too.
+    """Return whether every group that the step trains was resolved since this orchestrator started.
 
-    Until then groups without signal, of which the log says nothing, may still have their place between them.
+    Until then, groups without signal, which are not logged, may still belong between them.
     """
     resolved = {group.name for group in draft.resolved}
     return all(ready.group in resolved for ready in draft.assigned)

@@ -1,1 +1,1 @@
-"""Pure mathematics of the learning side: numbers in, numbers out. `advantages` and `algorithms` need no torch, the others do."""
+"""Pure mathematics of learning, without I/O. `advantages` and `algorithms` import no torch; the other modules do."""

@@ -1,7 +1,7 @@
-"""From rewards to advantages, in plain Python: the orchestrator asks `has_signal` and must not import torch.
+"""From rewards to advantages, in plain Python: the orchestrator calls `has_signal` and must not import torch.
 
-Knows nothing of tokens: an advantage belongs to a whole trajectory and weighs each of its generated tokens alike. Nor does it know what the rewards
-that it compares have in common; `algorithms` says whether they are those of a group or of a step.
+An advantage belongs to a whole trajectory and applies equally to each of its generated tokens. `algorithms`
+determines whether the rewards compared are those of a group or of a step.
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import Literal
 Estimator = Literal["standardised", "centred", "leave-one-out"]
 
 EPSILON = 1e-6
-"""Keeps a deviation from being divided by when it is zero; a spread of rewards no larger than this counts as none."""
+"""Added to a deviation before dividing by it, since it may be zero. A spread of rewards up to this value counts as no signal."""
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether the rewards of a group differ, so that its advantages are not all zero.
+    """Return whether the rewards of a group differ, so that its advantages are not all zero.
 
     Raises:
         ValueError: fewer than two rewards, or one that is not finite.
@@ -25,12 +25,14 @@ def has_signal(rewards: Sequence[float]) -> bool:
 
 
 def advantages(estimator: Estimator, rewards: Sequence[float]) -> list[float]:
-    """Advantages [N] of rewards [N]; they sum to zero.
+    """Return advantages [N] of rewards [N]; they sum to zero.
 
-    standardised: (r - mean) / (deviation + EPSILON), the deviation over these rewards themselves, not an estimate for more of them (DeepSeekMath,
-    arXiv 2402.03300, section 4.1.2). centred: r - mean, because the deviation makes a question that is nearly always or nearly never answered weigh
-    more (Dr. GRPO, arXiv 2503.20783, section 3.1). leave-one-out: r minus the mean of the *other* rewards, so that a baseline never sees what it is
-    subtracted from (RLOO, arXiv 2402.14740, section 2.3); that is N / (N - 1) times centred.
+    standardised: (r - mean) / (deviation + EPSILON), with the population deviation of these rewards
+    (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    centred: r - mean. Dividing by the deviation would give more weight to tasks that nearly always or nearly
+    never succeed (Dr. GRPO, arXiv 2503.20783, section 3.1).
+    leave-one-out: r minus the mean of the *other* rewards, so that the baseline is independent of r (RLOO,
+    arXiv 2402.14740, section 2.3); equal to N / (N - 1) times centred.
 
     Raises:
         ValueError: fewer than two rewards, or one that is not finite.
@@ -40,9 +42,10 @@ def advantages(estimator: Estimator, rewards: Sequence[float]) -> list[float]:
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, last: int) -> float:
-    """What a reply of `num_tokens` gets on top of its reward: 0 until `max_tokens - last`, then falling linearly to -1 at `max_tokens`.
+    """Return DAPO's soft overlong punishment of a reply, to be added to its reward (arXiv 2503.14476, section 3.4, equation 13).
 
-    DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4, equation 13). last: 0 punishes nothing.
+    The penalty is 0 up to `max_tokens - last` tokens, then falls linearly to -1 at `max_tokens`. last: 0
+    disables it.
     """
     over = num_tokens - (max_tokens - last)
     return -min(1.0, over / last) if last > 0 and over > 0 else 0.0

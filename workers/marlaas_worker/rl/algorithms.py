@@ -1,8 +1,8 @@
-r"""The algorithms, as one table: what is compared to get an advantage, at which level a ratio is taken, how it is bounded, what is divided by.
+r"""Table of the algorithms: how advantages are computed, whether a ratio is of a token or a sequence, its bounds, and the normaliser.
 
-Three policies take part (DESIGN, "Ratios"). mu is the behaviour policy: it sampled the tokens, and the engine recorded its logprobs. pi_prox is the
-trainer's policy at the first version of the step. pi is the policy under the gradient. The papers write pi_old for the first two at once. Their ratios
-are
+Three policies take part (docs/algorithms.md, "Two ratios"). mu is the behaviour policy: it sampled the tokens, and the engine recorded its logprobs.
+pi_prox is the trainer's policy at the first version of the step. pi is the policy under the gradient. The papers write pi_old for both mu and pi_prox.
+Their ratios are
 
     rho = pi / pi_prox      how far this step has moved; a trust region bounds it
     c   = pi_prox / mu      staleness and the mismatch of trainer and engine; an importance weight corrects it
@@ -18,10 +18,10 @@ The formulas below write "ratio" for rho or r, by the job's form, and leave w ou
 give the same step.
 
 A trajectory is one agent's part of an episode: the papers' reply o_i. |o| counts its generated tokens, A is its advantage, G episodes share a task, and a
-mean over trajectories runs over the whole step. A *segment* is the part of a trajectory that the model saw as one context. A trajectory is one segment
-unless its conversation branches or its chat template rewrites its past. Weights and denominators go by trajectory, so that the number of its segments
-does not change what an episode weighs. A ratio of a sequence goes by segment: it is the likelihood ratio of tokens given one context, and a segment is
-never cut between micro-batches, while a trajectory may be. Needs no torch.
+mean over trajectories runs over the whole step. A *segment* is the part of a trajectory that the model processed as one context. A trajectory is one
+segment unless its conversation branches or its chat template rewrites its past. Weights and denominators are per trajectory, so that the number of its
+segments does not change an episode's weight. A sequence ratio is per segment: it is the likelihood ratio of tokens given one context. A segment is never
+split between micro-batches, but a trajectory may be. Does not import torch.
 """
 
 from collections.abc import Mapping
@@ -37,19 +37,19 @@ Correction = Literal["truncated", "masked-token", "masked-sequence", "icepop", "
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of the table, and the bounds that its paper gives.
+    """One row of the table, with the bounds that its paper gives.
 
-    advantage, over: how rewards become advantages, and over which of them. ratio: of a token, or the geometric mean over a segment's tokens; the
-    correction's weight is taken at the same level.
+    advantage, over: the estimator, and whether it compares the rewards of a group or of a step. ratio: of a token, or the geometric mean over a segment's
+    tokens; the correction's weight is taken over the same unit.
 
-    surrogate: clipped, min(ratio A, clip(ratio) A), drops a token whose ratio has gone far enough; capped, sg(clip(r)) A log pi, bounds a token's weight
-    and drops none; weighted, ratio A, does neither.
+    surrogate: clipped, min(ratio A, clip(ratio) A), gives no gradient to a token whose ratio has passed the bound; capped, sg(clip(r)) A log pi, bounds a
+    token's weight and keeps the gradient of every token; weighted, ratio A, does neither.
 
-    normaliser: what is averaged. token: over all tokens of the step. sequence: over trajectories, of the mean over their tokens. budget: over
-    trajectories, of the sum over their tokens divided by rollout.maxTokens. sum: over trajectories, of the sum over their tokens.
+    normaliser: the mean taken. token: over all tokens of the step. sequence: over trajectories, of the mean over their tokens. budget: over trajectories,
+    of the sum over their tokens divided by rollout.maxTokens. sum: over trajectories, of the sum over their tokens.
 
-    clip: (low, high) bound the ratio to [1 - low, 1 + high]. overlong: share of maxTokens over which DAPO's penalty falls. correction: unless the job
-    chooses.
+    clip: (low, high) bound the ratio to [1 - low, 1 + high]. overlong: share of maxTokens over which DAPO's penalty falls. correction: the default, which
+    the job may override.
     """
 
     advantage: Estimator
@@ -70,57 +70,57 @@ GRPO = Rule("standardised", "group", "token", "clipped", "sequence")
 Delta: its KL term is differentiated as in `kl`, not as k3 alone."""
 
 DR_GRPO = Rule("centred", "group", "token", "clipped", "budget")
-"""GRPO done right (arXiv 2503.20783, section 3.2): neither the deviation, which favours very easy and very hard tasks, nor 1/|o|, which favours long
-wrong answers.
+"""GRPO done right (arXiv 2503.20783, section 3.2): without the deviation, which favours very easy and very hard tasks, and without 1/|o|, which favours
+long wrong answers.
 
     J = mean_i 1/L sum_t min(ratio_t A_i, clip(ratio_t, 1 - e, 1 + e) A_i),    A_i = R_i - mean_G R,    L = rollout.maxTokens, a constant"""
 
 DAPO = Rule("standardised", "group", "token", "clipped", "token", (0.2, 0.28), overlong=0.2)
-"""Decoupled clip and dynamic sampling (arXiv 2503.14476, section 3): an upper bound of its own, so that rare tokens can rise (3.1); groups without
-variance are drawn anew (3.2; the job's maxRefill, for every algorithm); each token weighs alike (3.3); a penalty for overlong replies (3.4).
+"""Decoupled clip and dynamic sampling (arXiv 2503.14476, section 3): a separate upper bound, so that rare tokens can become more probable (3.1); groups
+without variance are replaced (3.2; the job's maxRefill, for every algorithm); equal weight for each token (3.3); a penalty for overlong replies (3.4).
 
     J = 1/(sum_i |o_i|) sum_i sum_t min(ratio_t A_i, clip(ratio_t, 1 - low, 1 + high) A_i),    A_i as in GRPO, of R + overlong_penalty
 
-Deltas: the penalty looks at a trajectory's longest turn; the orchestrator, which draws groups anew, sees rewards without it. The paper's other remedy,
-the overlong filter (section 3.4), is `training.overlong.filter`, for every algorithm."""
+Deltas: the penalty depends on a trajectory's longest turn; the orchestrator, which replaces groups, uses rewards without the penalty. The paper's overlong
+filter (section 3.4) is `training.overlong.filter`, for every algorithm."""
 
 GSPO = Rule("standardised", "group", "sequence", "clipped", "sequence", (3e-4, 4e-4))
 """Group sequence policy optimisation (arXiv 2507.18071, section 4.1, equations 5 to 7; bounds from section 5.1).
 
     J = mean_i min(s_i A_i, clip(s_i, 1 - low, 1 + high) A_i),    s_i = (pi(o_i) / pi_old(o_i))^(1/|o_i|) = exp(1/|o_i| sum_t log ratio_t)
 
-Every token of a sequence carries s_i, and the mean over them is s_i again: so it is GRPO with another ratio. The correction's weight is a geometric mean
-as well, w((pi_prox(o_i) / mu(o_i))^(1/|o_i|)): the paper's argument is that the unit of the correction must be the unit of the reward. Delta: the reply of
-the formula is a segment, see above; a trajectory of several segments has one s for each, weighted by their shares of its tokens."""
+Every token of a sequence has the ratio s_i, and the mean over them is s_i again, so this is GRPO with another ratio. The correction's weight is a geometric
+mean as well, w((pi_prox(o_i) / mu(o_i))^(1/|o_i|)): the paper argues that the unit of the correction must be the unit of the reward. Delta: the formula's
+reply is a segment, see above; a trajectory of several segments has one s for each, weighted by its share of the tokens."""
 
 RLOO = Rule("leave-one-out", "group", "token", "weighted", "sum")
-"""REINFORCE leave-one-out (arXiv 2402.14740, section 2.3): the plain policy gradient of the whole reply, with the best unbiased baseline at hand.
+"""REINFORCE leave-one-out (arXiv 2402.14740, section 2.3): the plain policy gradient of the whole reply, with the mean of the other rewards as baseline.
 
     J = mean_i sum_t ratio_t A_i,    A_i = R_i - mean of the other G - 1 rewards
 
-Delta: the paper is on-policy; here the importance weight is truncated to the correction's cap. Both forms are the same but for `correction: none`, which
-leaves r unbounded in the behaviour form and has no weight in the proximal one."""
+Delta: the paper is on-policy; here the importance weight is truncated to the correction's cap. Both forms are equal except under `correction: none`, which
+leaves r unbounded in the behaviour form and applies no weight in the proximal form."""
 
 REINFORCE_PP = Rule("standardised", "step", "token", "clipped", "sequence")
-"""REINFORCE++ (arXiv 2501.03262, section 3.1): GRPO whose mean and deviation are those of the whole batch, not of a task.
+"""REINFORCE++ (arXiv 2501.03262, section 3.1): GRPO with the mean and deviation of the whole batch instead of a task's.
 
     J = mean_i 1/|o_i| sum_t min(ratio_t A_i, clip(ratio_t, 1 - e, 1 + e) A_i),    A_i = (R_i - mean_step R) / deviation_step R
 
-A statistic spans the batch, so backward can begin only when the step is complete, and strict mode refuses it. Deltas: the paper's KL in the reward is
-`kl.addedTo: reward`, absent by default, and there it lowers the reward of the whole reply; groups without variance are drawn anew although they would
-have an advantage here."""
+The statistics span the batch, so backward can begin only when the step is complete, and strict mode rejects this algorithm. Deltas: the paper's KL in the
+reward is `kl.addedTo: reward`, off by default, and lowers the reward of the whole reply; groups without variance are replaced, although they would have an
+advantage here."""
 
 CISPO = Rule("standardised", "group", "token", "capped", "token", (1.0, 4.0), correction="none")
-"""Clipped importance-sampling weight policy optimisation (MiniMax-M1, arXiv 2506.13585, section 3.1, equations 4 and 5): the weight is bounded, and no
-token is let go of.
+"""Clipped importance-sampling weight policy optimisation (MiniMax-M1, arXiv 2506.13585, section 3.1, equations 4 and 5): the weight is bounded, and every
+token keeps its gradient.
 
     J = 1/(sum_i |o_i|) sum_i sum_t sg(clip(r_t, 1 - low, 1 + high)) A_i log pi_t,    A_i as in GRPO
 
-Its ratio is r = pi / mu in both forms. In the paper sg(clip(r)) is no trust region but the importance weight against the policy that sampled, and the clip
-bounds that weight's variance. Clipping rho instead would bound a factor that is 1, and leave the weight itself to the correction. So the clip is the
-correction, and `correction` is none by default; what the job chooses acts on top.
+Its ratio is r = pi / mu in both forms. In the paper sg(clip(r)) is not a trust region but the importance weight against the policy that sampled, and the
+clip bounds that weight's variance. Clipping rho instead would bound a factor that is 1, and leave the weight itself to the correction. So the clip acts as
+the correction, and `correction` is none by default; a correction that the job chooses is applied in addition.
 
-The paper leaves the weight unbounded below (low = 1 here) and does not state its upper bound; 1 + high = 5 is within what ScaleRL found to make no
+The paper leaves the weight unbounded below (low = 1 here) and does not state its upper bound. 1 + high = 5 is in the range in which ScaleRL found no
 difference (arXiv 2510.13786, section 3.2: 4 to 8)."""
 
 ALGORITHMS: Mapping[Algorithm, Rule] = {

@@ -1,18 +1,23 @@
-r"""The policy loss of one micro-batch: a pure function of a record of generated tokens, summed and not yet normalised.
+r"""Policy loss of one micro-batch: a pure function of a record of generated tokens, summed and not yet normalised.
 
-`algorithms` says what is computed, `corrections` which tokens count and with which weight w, `kl` and the entropy what is added. With |o| the generated
-tokens of a token's trajectory, counted or not, and n_t = 1/|o| for the normaliser `sequence`, else 1:
+`algorithms` defines the surrogate, `corrections` which tokens count and their weight w, `kl` the KL term. With |o| the
+number of generated tokens of a token's trajectory, counted or not, and n_t = 1/|o| for the normaliser `sequence`, else 1:
 
     L = sum over tokens that count of n_t (-w surrogate(ratio_t, A) + kl.coefficient v k_t - entropy.coefficient H_t)
 
-The KL's weight v is the token's importance weight: w rho, or min(r, cap) in the behaviour form, or CISPO's own. The entropy H_t = -sum_x pi(x) log pi(x) is
-that of the full softmax after the tokens before t (PPO, arXiv 1707.06347, section 5, equation 9). It has no importance weight: it does not depend on the
-token sampled at t, and the mean of c over that token is 1. The mean of -log pi at sampled tokens would be no substitute: its gradient has expectation zero.
+The KL's weight v is the token's importance weight: w rho; in the behaviour form min(r, cap); for CISPO its own weight.
 
-Normalisation is over the *step* and is the caller's: divide at the end by the sum of `denominator`. With N the sum of 1/|o| over the tokens that count, the
-denominator is their number for the normaliser `token`, N budget for `budget`, else N. N is the number of trajectories, each by its share of tokens that
-count. So a token that does not count leaves the sum and the denominator, and both are sums over tokens: |o| is known beforehand, no statistic spans more
-than one segment, and the gradient of a step is the same however its segments are dealt out to micro-batches.
+The entropy H_t = -sum_x pi(x) log pi(x) is that of the full softmax after the tokens before t (PPO, arXiv
+1707.06347, section 5, equation 9). It has no importance weight: it does not depend on the token sampled at t,
+and the mean of c over that token is 1. The mean of -log pi at sampled tokens cannot replace it, because its
+gradient has expectation zero.
+
+The caller normalises over the *step*: divide at the end by the sum of `denominator`. With N the sum of 1/|o|
+over the tokens that count, the denominator is their number for the normaliser `token`, N budget for `budget`,
+else N. N is the number of trajectories, each weighted by its share of tokens that count.
+A token that does not count is thus left out of both the sum and the denominator. Both are sums over tokens, |o|
+is known beforehand, and no statistic spans more than one segment. So the gradient of a step does not depend on
+how its segments are distributed over micro-batches.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -28,7 +33,7 @@ from marlaas_worker.rl.kl import KlEstimator, exp, kl_estimate, kl_penalty
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
-    """A rule with the numbers of a job. budget: the constant of the normaliser `budget`, in tokens."""
+    """A rule with the parameters of a job. budget: the constant of the normaliser `budget`, in tokens."""
 
     rule: Rule = GRPO
     ratio: Ratio = "proximal"
@@ -42,18 +47,22 @@ class LossConfig:
 
     @property
     def is_proximal(self) -> bool:
-        """Whether pi_prox / mu is a weight of its own; never for `capped`, whose clip bounds pi / mu by definition."""
+        """Return whether pi_prox / mu is a separate weight. It never is for `capped`, whose clip bounds pi / mu by definition."""
         return self.ratio == "proximal" and self.rule.surrogate != "capped"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """Generated tokens, in any order; all [T]. trainer and entropies carry the gradient.
+    """Generated tokens, in any order; all fields are [T]. trainer and entropies carry the gradient.
 
-    trainer, behaviour, reference, proximal: logprobs of the tokens under pi, mu, the KL reference and pi_prox at one temperature. proximal: None stands for
-    trainer without its gradient, which it is with one update a step. advantages: of each token's trajectory. sequences: int64, from 0, the segment of this
-    micro-batch that a token belongs to; all of a segment's generated tokens are here. lengths: generated tokens of each token's trajectory, here or not.
-    entropies: of the full softmax that each token was drawn from, under pi.
+    trainer, behaviour, reference, proximal: logprobs of the tokens under pi, mu, the KL reference and pi_prox,
+    at one temperature.
+    proximal: None stands for trainer without its gradient, which is exact with one update a step.
+    advantages: advantage of each token's trajectory.
+    sequences: int64, from 0: the token's segment within this micro-batch, which contains all generated tokens
+    of the segment.
+    lengths: number of generated tokens of each token's trajectory, including those in other micro-batches.
+    entropies: entropy under pi of the full softmax from which each token was drawn.
     """
 
     trainer: Tensor
@@ -66,21 +75,26 @@ class TokenRecord:
     entropies: Tensor | None = None
 
     def where(self, keep: Tensor) -> "TokenRecord":
-        """Some of the tokens; keep is bool [T]."""
+        """Return the tokens selected by keep, bool [T]."""
         values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         return replace(self, **{name: value[keep] for name, value in values.items() if value is not None})
 
     def fixed(self, config: LossConfig) -> Tensor:
-        """Logprobs without gradient of the policy that the correction compares with mu: pi_prox, or pi in the behaviour form."""
+        """Return the logprobs, without gradient, that the correction compares with mu.
+
+        They are those of pi_prox, or of pi in the behaviour form.
+        """
         return self.trainer.detach() if self.proximal is None or not config.is_proximal else self.proximal
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over tokens, to be added up over a step's micro-batches; `ratio` is pi / mu, untouched. ratio_max is a maximum.
+    """Sums over tokens, to be added over a step's micro-batches; ratio_max is a maximum.
 
-    num_tokens: all of them. num_counted: those that the correction left. num_sequences: trajectories, each by its share of tokens that count.
-    denominator: what the step's gradient is divided by.
+    ratio: sum of pi / mu without any bound. num_tokens: all tokens. num_counted: tokens that the correction
+    kept.
+    num_sequences: trajectories, each weighted by its share of tokens that count.
+    denominator: divisor of the step's gradient.
     """
 
     num_tokens: int = 0
@@ -103,16 +117,21 @@ class LossSums:
         return LossSums(**{**sums, "ratio_max": max(self.ratio_max, other.ratio_max)})
 
     def metrics(self) -> dict[str, float]:
-        """Means over the tokens, by the names under which a manifest carries them.
+        """Return means over the tokens, by the metric names used in a manifest.
 
-        Of r = pi / mu, before any bound and in both forms: ratio_mean, ratio_max; ess, the effective sample size as a share of the tokens,
-        (sum r)^2 / (T sum r^2); logprob_gap, mean |log r|; behaviour_kl, KL(mu || pi) by k3. With one update a step r is also pi_prox / mu.
+        Of r = pi / mu, before any bound and in both forms: ratio_mean, ratio_max; ess, the effective sample size as a
+        share of the tokens, (sum r)^2 / (T sum r^2); logprob_gap, mean |log r|; behaviour_kl, KL(mu || pi) by k3.
+        With one update a step r is also pi_prox / mu.
 
-        clip_fraction: tokens on which the algorithm's clip took hold, of rho in the proximal form (0 with one update a step), of r in the behaviour form
-        and for cispo. truncated_fraction, masked_fraction: tokens whose weight the correction lowered, and that it left out, by pi_prox / mu (behaviour
-        form: r). loss: what is differentiated, over the step's denominator. entropy: of the full softmax if the job has an entropy bonus, else estimated
-        by the mean of -log pi at the sampled tokens. kl: KL(pi || ref) by the job's estimator, over tokens of the behaviour policy; mean of log mu / ref
-        where it is part of the reward. sequences: trajectories, each by its share of tokens that count.
+        clip_fraction: share of tokens that the algorithm's clip bounded, of rho in the proximal form (0 with one update a
+        step), of r in the behaviour form and for cispo.
+        truncated_fraction: share of tokens whose weight the correction lowered. masked_fraction: share that it left out. Both
+        use pi_prox / mu (behaviour form: r).
+        loss: the differentiated loss over the step's denominator.
+        entropy: of the full softmax if the job has an entropy bonus, else the mean of -log pi at the sampled tokens.
+        kl: KL(pi || ref) by the job's estimator, over tokens of the behaviour policy; the mean of log(mu / ref) if the KL is
+        part of the reward.
+        sequences: trajectories, each weighted by its share of tokens that count.
         """
         count = max(self.num_tokens, 1)
         means = {
@@ -136,7 +155,10 @@ class LossSums:
 
 
 class Surrogate(NamedTuple):
-    """What is maximised, per token [T] with gradient, and where the algorithm's clip and the correction's cap took hold."""
+    """The maximised objective per token [T], with gradient.
+
+    clipped, truncated: bool [T], the tokens that the algorithm's clip and the correction's cap bounded.
+    """
 
     value: Tensor
     clipped: Tensor
@@ -144,7 +166,7 @@ class Surrogate(NamedTuple):
 
 
 def policy_loss(record: TokenRecord, config: LossConfig) -> tuple[Tensor, LossSums]:
-    """Return the loss summed over the record's tokens (a scalar with gradient), and its sums."""
+    """Return the loss summed over the record's tokens (a scalar with gradient), and the sums for metrics and normalisation."""
     keep = counted(record.fixed(config) - record.behaviour, record.sequences, config.correction)
     left = record if keep is None else record.where(keep)
     found = surrogate(left, config)
@@ -161,7 +183,7 @@ def policy_loss(record: TokenRecord, config: LossConfig) -> tuple[Tensor, LossSu
 
 
 def surrogate(record: TokenRecord, config: LossConfig) -> Surrogate:
-    """The rule's surrogate for every token, times its weight."""
+    """Return the rule's surrogate of every token, times its weight."""
     fixed = record.fixed(config)
     moved, away = record.trainer - (fixed if config.is_proximal else record.behaviour), fixed - record.behaviour
     if config.rule.ratio == "sequence":
@@ -172,7 +194,7 @@ def surrogate(record: TokenRecord, config: LossConfig) -> Surrogate:
     if config.rule.surrogate == "capped":
         weight, one = bounded(clipped.detach(), config.correction), exp(moved - moved.detach())
         return Surrogate(weight * one * record.advantages, clipped.detach() != ratio.detach(), truncated)
-    if not config.is_proximal:  # the ratio is the weight already: it is scaled down to the cap
+    if not config.is_proximal:  # the ratio is already the weight; scale it down to the cap
         weight = torch.where(truncated, bounded(mismatch, config.correction) / mismatch, torch.ones_like(mismatch))
     free = ratio * record.advantages
     held = free if config.rule.surrogate == "weighted" else clipped * record.advantages
@@ -180,7 +202,10 @@ def surrogate(record: TokenRecord, config: LossConfig) -> Surrogate:
 
 
 def kl_weights(record: TokenRecord, config: LossConfig) -> Tensor:
-    """The importance weight of each token's KL [T], without gradient: of tokens, whatever the level of the rule's ratio."""
+    """Return the importance weight of each token's KL [T], without gradient.
+
+    The weight is per token, even if the rule's ratio is of a sequence.
+    """
     trainer, fixed = record.trainer.detach(), record.fixed(config)
     if config.is_proximal:
         return weights_of(fixed - record.behaviour, config.correction) * exp(trainer - fixed)

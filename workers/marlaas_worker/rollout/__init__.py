@@ -1,1 +1,1 @@
-"""The role that owns tokens: it renders, tokenises, generates with a proven adapter version, and records every turn itself."""
+"""The rollout role: renders and tokenizes prompts, generates with proven adapter versions, and records every turn."""

@@ -1,7 +1,8 @@
-"""Adapters of a mixed batch on a CPU, grouped: one small matrix product per adapter instead of a copy of its matrices per token.
+"""LoRA for mixed batches on a CPU: one small matrix product for each adapter of the batch.
 
-vLLM 0.32 gathers A and B for every token (`lora/ops/torch_ops/lora_ops.py`), which costs more than the base model itself, and gives
-rows without an adapter the last slot's. Grouped, each row gets its own adapter or nothing. Pure torch; knows nothing of vLLM.
+vLLM 0.32 gathers A and B for every token (`lora/ops/torch_ops/lora_ops.py`), which costs more than the base
+model itself. It also applies the last slot to rows without an adapter. Here rows are grouped by adapter, and
+rows without an adapter stay unchanged. Pure torch; does not import vLLM.
 """
 
 from collections.abc import Sequence
@@ -30,9 +31,13 @@ def add_adapters(
     a_stacked: Sequence[torch.Tensor],
     b_stacked: Sequence[torch.Tensor],
 ) -> None:
-    """Add B @ A @ input to every grouped row of `outputs` [T, sum of out], in place; inputs [T, in].
+    """Add B @ A @ input to every grouped row of `outputs`, in place.
 
-    a_stacked, b_stacked: per packed part, [slots, 1, rank, in] and [slots, 1, out, rank]; the parts' outputs lie side by side.
+    Args:
+        outputs: [T, sum of out]; the outputs of packed parts lie side by side.
+        inputs: [T, in].
+        a_stacked: for each packed part, [slots, 1, rank, in].
+        b_stacked: for each packed part, [slots, 1, out, rank].
     """
     for slot, rows in groups:
         part = inputs[rows]

@@ -1,4 +1,4 @@
-"""The pool's calibration, as its trainer has written it: waited for once, before the engine serves anything."""
+"""The pool's calibration, written by its trainer. The engine does not serve before it is found."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Calibrations:
-    """Finds the calibration of one pool for one base model and dtype. reason: why there is none yet, for people."""
+    """Finds the calibration of one pool for one base model and dtype. reason: why none was found yet, for people."""
 
     def __init__(self, bus: Bus, pool: str, base: str, dtype: str) -> None:
         self._bus, self._pool, self._base, self._dtype = bus, pool, base, dtype
@@ -23,11 +23,11 @@ class Calibrations:
 
     @property
     def tolerance(self) -> float:
-        """The calibration's; 0 before it was found."""
+        """The calibration's tolerance; 0 before the calibration was found."""
         return self._found.tolerance if self._found else 0.0
 
     async def wait(self) -> Calibration:
-        """Return it, once there is one."""
+        """Poll until the calibration exists, and return it."""
         told = ""
         while self._found is None:
             try:

@@ -1,7 +1,8 @@
-"""The engine seam: a base model that generates with adapters, one immutable identity per adapter version.
+"""The engine interface: a base model that generates with LoRA adapters, each loaded under an immutable name.
 
-`vllm_engine.VllmEngine` is the real one, `reference_engine.ReferenceEngine` ships as its deterministic fake (transformers, one
-sequence at a time, so that a result depends on nothing but its request); both pass `tests/rollout/test_engine_contract.py`.
+`vllm_engine.VllmEngine` is used in production. `reference_engine.ReferenceEngine` is a deterministic
+replacement: it runs transformers, one sequence at a time, so a result depends only on its request. Both pass
+`tests/rollout/test_engine_contract.py`.
 """
 
 import asyncio
@@ -20,29 +21,32 @@ from marlaas_worker.calibration import fingerprint
 
 T = TypeVar("T")
 Began = Callable[[], None]
-"""Called once, on the event loop, when an engine no longer keeps a request in a queue of its own."""
+"""Callback, called once on the event loop when a request leaves the engine's internal queue."""
 
 
 def unheard() -> None:
-    """A `Began` for callers that do not ask when a generation begins."""
+    """Ignore the begin of a generation; the default `Began`."""
 
 
 class EngineDown(Retryable):
-    """The engine died, hangs or is restarting; nothing that was under way on it will end."""
+    """The engine exited, hangs or is restarting; none of its pending calls will complete."""
 
 
 class LoadFailed(Permanent):
-    """The engine refused an adapter; the text is the engine's own."""
+    """The engine refused an adapter; the text comes from the engine."""
 
 
 class PromptInvalid(Permanent):
-    """No engine could generate from these ids: there are none, too many, or some that the model does not know."""
+    """No engine can generate from these ids: none, too many, or outside the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine can hold. `dtype` is what it computes in; `max_model_len` counts prompt and output tokens, and is
-    the pool's or the model's own, whichever is less.
+    """Limits of an engine.
+
+    Attributes:
+        max_model_len: prompt and output tokens together; the lower of the pool's and the model's limit.
+        dtype: the dtype in which the engine computes.
     """
 
     slots: int
@@ -54,7 +58,12 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter version inside an engine: `name` is the version's for ever, `slot_id` is this engine's number for this stay (from 1, never reused)."""
+    """An adapter version inside an engine.
+
+    Attributes:
+        name: the version's engine name, the same for ever.
+        slot_id: this engine's number for this load, from 1; never reused.
+    """
 
     name: str
     slot_id: int
@@ -63,7 +72,7 @@ class LoadedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw: pure softmax sampling at `temperature`, seeded, until an end token or `max_tokens`."""
+    """Sampling parameters: seeded softmax sampling at `temperature`, until an end token or `max_tokens`."""
 
     temperature: float
     max_tokens: int
@@ -72,7 +81,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """output_ids, logprobs: [T], logprobs under softmax(logits / temperature). An end token, if drawn, is the last id and counted."""
+    """A generation's result.
+
+    Attributes:
+        output_ids: [T]; an end token, if sampled, is the last id and is counted.
+        logprobs: [T], under softmax(logits / temperature).
+        cached_tokens: prompt tokens that came from the prefix cache.
+    """
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -81,7 +96,10 @@ class Completion:
 
 
 class Engine(Protocol):
-    """One engine. Every method raises EngineDown once the engine is gone; `restart` makes an empty one.
+    """One engine with one base model.
+
+    After the engine goes down, every method raises EngineDown until `restart`, which starts it without
+    adapters.
 
     base: `calibration.fingerprint` of its base model.
     """
@@ -91,31 +109,35 @@ class Engine(Protocol):
     @property
     def limits(self) -> EngineLimits: ...
     async def start(self) -> None:
-        """Load the base model. Raises Permanent with the engine's own words when it cannot (model missing, no memory)."""
+        """Load the base model. Raises Permanent with the engine's error text (model missing, out of memory)."""
         ...
 
     async def restart(self) -> None:
-        """End what is left of the engine and start anew, without adapters."""
+        """Stop what is left of the engine and start it again, without adapters."""
         ...
 
     async def stop(self) -> None: ...
     async def load(self, adapter: LoadedAdapter) -> None:
-        """Bring an adapter into a slot before any request uses it; its folder must stay until it is unloaded.
+        """Load an adapter into a slot. Its folder must exist until it is unloaded. Other tenants are not affected.
 
-        Raises LoadFailed (also when every slot is taken, the name is loaded or the number was used before); other tenants notice nothing.
+        Raises LoadFailed if the engine refuses it, every slot is taken, the name is loaded, or the number was
+        used before.
         """
         ...
 
     async def unload(self, adapter: LoadedAdapter) -> None:
-        """Free its slot; nothing happens if it holds none. Raises LoadFailed while a request uses it."""
+        """Free the adapter's slot; does nothing if it holds none. Raises LoadFailed while a request uses it."""
         ...
 
     async def digest(self, adapter: LoadedAdapter) -> str:
-        """`marlaas_worker.adapters` digest of the tensors read back from the engine's own slot. Raises LoadFailed if it holds none."""
+        """Return the `marlaas_worker.adapters` digest of the tensors read back from the engine's slot.
+
+        Raises LoadFailed if the adapter has no slot.
+        """
         ...
 
     async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Logprobs [T-1] of ids 1.. under the adapter, at temperature 1; T from 2 to max_model_len - 1."""
+        """Return the logprobs [T-1] of ids 1.. under the adapter, at temperature 1. T is 2 to max_model_len - 1."""
         ...
 
     async def generate(
@@ -126,25 +148,31 @@ class Engine(Protocol):
         sampling: Sampling,
         began: Began = unheard,
     ) -> Completion:
-        """Generate; cancelling the caller aborts the request within the engine. `request` is unique per call. Calls `began` no later than
-        with the first token.
+        """Generate. Cancelling the caller aborts the request in the engine.
 
-        A prompt that fills the context window gives an empty Completion with CONTEXT. Raises PromptInvalid, and LoadFailed
-        if the adapter is not loaded (the base is never served bare).
+        A prompt that fills the context window returns an empty Completion with CONTEXT.
+
+        Args:
+            request: unique for each call.
+            began: called no later than with the first token.
+
+        Raises:
+            PromptInvalid: the ids are not valid.
+            LoadFailed: the adapter is not loaded; the engine never serves the base model without an adapter.
         """
         ...
 
     async def healthy(self) -> bool:
-        """True if the engine answers at all, within a bound of its own.
+        """Return whether the engine answers within its own time limit.
 
-        After False the engine counts as gone: everything pending raises EngineDown, and only `restart` helps.
+        After False the engine counts as down: pending calls raise EngineDown, and only `restart` helps.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class BaseModel:
-    """What an engine needs to know of the model in a Hugging Face folder. fingerprint: `calibration.fingerprint`."""
+class ModelFolder:
+    """Facts about the model in a Hugging Face folder. fingerprint: `calibration.fingerprint`."""
 
     folder: Path
     fingerprint: str
@@ -152,8 +180,8 @@ class BaseModel:
     max_positions: int
 
 
-def read_base_model(folder: Path) -> BaseModel:
-    """Read `config.json`. Raises Permanent with what is missing."""
+def read_base_model(folder: Path) -> ModelFolder:
+    """Read `config.json` and fingerprint the weights. Raises Permanent that names the missing part."""
     try:
         fields: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -166,13 +194,13 @@ def read_base_model(folder: Path) -> BaseModel:
             f"the weights in {folder} are not safetensors files: {error!r}; fetch the model again"
         ) from error
     try:
-        return BaseModel(folder, base, int(text["vocab_size"]), int(text["max_position_embeddings"]))
+        return ModelFolder(folder, base, int(text["vocab_size"]), int(text["max_position_embeddings"]))
     except (KeyError, TypeError, ValueError) as error:
         raise Permanent(f"{folder / 'config.json'} does not describe a causal language model: {error!r}") from error
 
 
 def check_ids(ids: npt.NDArray[np.int32], vocab_size: int) -> None:
-    """Raise PromptInvalid for ids that would bring an engine down, for every tenant."""
+    """Raise PromptInvalid for ids that would crash an engine for every tenant."""
     if ids.ndim != 1 or len(ids) == 0:
         raise PromptInvalid("an empty prompt")
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
@@ -180,16 +208,16 @@ def check_ids(ids: npt.NDArray[np.int32], vocab_size: int) -> None:
 
 
 def stop_reason(ended: bool, num_output: int, sampling: Sampling) -> StopReason:
-    """Why a generation is over; `ended` if its last token was an end token."""
+    """Return a generation's stop reason. ended: its last token was an end token."""
     if ended:
         return StopReason.STOP
     return StopReason.LENGTH if num_output >= sampling.max_tokens else StopReason.CONTEXT
 
 
 async def unless_down(work: Awaitable[T], down: "asyncio.Future[str]") -> T:
-    """Await an engine's answer; raise EngineDown with `down`'s reason if that comes first, for then no answer will.
+    """Await an engine's answer. Raises EngineDown with `down`'s reason if `down` is set first.
 
-    Cancelling waits until the engine was told.
+    On cancellation, waits until the cancelled call has ended, unless the engine is down.
     """
     task = asyncio.ensure_future(work)
     pending: set[asyncio.Future[Any]] = {task, down}

@@ -1,7 +1,7 @@
-"""One turn, from the request to its record: who asks, what is appended, which version answers, what is written down.
+"""One turn, from request to record: check, extend the prompt, pin the version, generate, record.
 
-Whatever decides about a token, a gradient or a bill comes from the job's document, the pin and the turns stream, never from the request.
-Knows nothing of replies, duplicates and deadlines (`requests`).
+Everything that affects tokens, gradients or usage is read from the job's document, the pin and the turns
+stream, never from the request. Replies, duplicates and deadlines are handled in `requests`.
 """
 
 import asyncio
@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakValueDictionary
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import GenerateRequest, Meter, StopReason, Turn
 from marlaas_api.names import AdapterRef, derive_seed, group_token, request_id
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.conversation import Prompt, Tokenizer, conclude, extend, read_reply
-from marlaas_worker.rollout.dispatch import Door
 from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
 from marlaas_worker.rollout.histories import Histories, key_of
 from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies, RequestRefused, Served
 from marlaas_worker.rollout.record import TurnLog
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.supervision import SupervisedEngine
+from marlaas_worker.rollout.text_limits import beginning, is_shown, num_characters
 from marlaas_worker.rollout.versions import Held, Versions
-from marlaas_worker.rollout.words import beginning, is_shown, num_characters
 
 MAX_ENGINE_DEATHS = 3
 _WORDS = 200
@@ -37,18 +37,20 @@ _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
 class EngineKilled(Permanent):
-    """The engine died each time that it had this request. Asking again would kill it for all tenants."""
+    """The engine exited each time that it ran this request. A retry would stop it for all tenants again."""
 
 
 class _EngineReplaced(EngineDown):
-    """The engine died while a request waited outside it: the request has no part in that."""
+    """The engine exited while the request waited outside it. The exit does not count against the request."""
 
 
 @dataclass(slots=True)
-class Stage:
-    """What a request is doing, in words that finish "its time was over while …"; `why` may know more.
+class RequestStage:
+    """A request's current stage, as text that completes "the time was over while …".
 
-    generating_since: on the loop's clock; None while the request waits.
+    Attributes:
+        why: returns a more detailed reason; None if there is none.
+        generating_since: on the loop's clock; None while the request waits.
     """
 
     doing: str = ""
@@ -56,11 +58,11 @@ class Stage:
     generating_since: float | None = None
 
     def enter(self, doing: str, why: Callable[[], str] | None = None) -> None:
-        """Go on to the next stage, in which the request waits."""
+        """Enter the next stage, in which the request waits."""
         self.doing, self.why, self.generating_since = doing, why, None
 
     def generate(self) -> None:
-        """The engine begins to generate."""
+        """Note that the engine begins to generate."""
         self.doing, self.why, self.generating_since = "it was being generated", None, _clock()
 
     def __str__(self) -> str:
@@ -68,8 +70,8 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What a generation reads and writes."""
+class GenerationDependencies:
+    """The components that `Generation` uses."""
 
     context: RoleContext
     tokenizer: Tokenizer
@@ -79,13 +81,13 @@ class Desk:
     pins: Pins
     log: TurnLog
     histories: Histories
-    door: Door
+    limiter: RequestLimiter
     meter: EngineMeter
 
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A completion, by whom, and how long it waited and ran, in seconds."""
+    """A completion with the version and sha256 of its adapter, and its queue and engine times in seconds."""
 
     completion: Completion
     version: int
@@ -96,20 +98,23 @@ class _Drawn:
 
 @dataclass(slots=True)
 class Generation:
-    """Plays turns; any number at once."""
+    """Plays turns, any number of them concurrently."""
 
-    desk: Desk
+    dependencies: GenerationDependencies
     _calls: "count[int]" = field(default_factory=count)
     _long_texts: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
-    async def play(self, request: GenerateRequest, stage: Stage) -> Turn:
-        """Return the turn's record, made now or earlier.
+    async def play(self, request: GenerateRequest, stage: RequestStage) -> Turn:
+        """Return the turn's record, either generated now or recorded earlier.
 
-        Raises RequestRefused, VersionRefused, EngineKilled and other Permanent errors (asking again is no use), NotAdmitted, PinMissing and other
-        Retryable ones. Waits for its version, for an engine that restarts, and for the bus to take the record, until cancelled.
+        Waits until cancelled for the version, for an engine restart, and for the bus to accept the record.
+
+        Raises:
+            RequestRefused, VersionRefused, EngineKilled and other Permanent errors: a retry cannot help.
+            NotAdmitted, PinMissing and other Retryable errors.
         """
-        desk, began = self.desk, _clock()
-        served = await desk.policies.find(request.ref, request.agent)
+        dependencies, began = self.dependencies, _clock()
+        served = await dependencies.policies.find(request.ref, request.agent)
         check(request, served)
         if (recorded := await self._recorded(request)) is not None:
             return _as_asked(recorded, request)
@@ -120,37 +125,42 @@ class Generation:
             text = f"{num_characters(request)} characters and only {num_ids} tokens: the model's chat template shows little of them"
             raise RequestRefused(text)
         drawn = await self._draw(_Order(request, served, served.adapter(version), prompt, began), stage)
-        stage.enter("it was being recorded", desk.log.explain)
+        stage.enter("it was being recorded", dependencies.log.explain)
         return await self._record(request, served, prompt, drawn)
 
     async def _recorded(self, request: GenerateRequest) -> Turn | None:
-        """The turn as played before this process, or another replica's. Where group and parent are in memory nobody asks: a record
-        that is missed costs a generation, and counts nevertheless once the new one is to be recorded."""
-        desk = self.desk
-        if desk.pins.knows(request) and desk.histories.knows_parent(request):
-            return None
-        return await desk.log.find(request.namespace, request.job, request.episode, request.turn)
+        """Return the turn if an earlier process or another replica has recorded it.
 
-    async def _pinned(self, request: GenerateRequest, served: Served, stage: Stage) -> int:
+        The turns stream is not read if both the group's pin and the parent are in memory. A record missed that
+        way costs one generation; it is still found, and returned, when the new turn is recorded.
+        """
+        dependencies = self.dependencies
+        if dependencies.pins.knows(request) and dependencies.histories.knows_parent(request):
+            return None
+        return await dependencies.log.find(request.namespace, request.job, request.episode, request.turn)
+
+    async def _pinned(self, request: GenerateRequest, served: Served, stage: RequestStage) -> int:
         async def newest() -> int:
-            return await self.desk.versions.newest_verified(served.adapter(0))
+            return await self.dependencies.versions.newest_verified(served.adapter(0))
 
         stage.enter(f"no version of agent {request.agent} was verified yet")
-        return await self.desk.pins.version(request, served.document, newest)
+        return await self.dependencies.pins.version(request, served.document, newest)
 
     async def _extended(self, request: GenerateRequest) -> Prompt:
-        """Tokenise, beside the loop if it takes long, and one long text of a job at a time: nobody else's turn, and nothing else that needs a
-        thread, waits for a flood of text."""
-        parent = await self.desk.histories.parent(request)
+        """Tokenize the prompt. Long texts run in a thread, one at a time for each job.
+
+        So a job that sends much text delays neither other jobs' turns nor other users of the thread pool.
+        """
+        parent = await self.dependencies.histories.parent(request)
         append = request.append
         if num_characters(request) < _LONG_CHARACTERS:
-            return extend(self.desk.tokenizer, parent, append, request.tools)
+            return extend(self.dependencies.tokenizer, parent, append, request.tools)
         async with self._long_texts.setdefault(request.uid, asyncio.Lock()):
-            return await asyncio.to_thread(extend, self.desk.tokenizer, parent, append, request.tools)
+            return await asyncio.to_thread(extend, self.dependencies.tokenizer, parent, append, request.tools)
 
-    async def _draw(self, order: "_Order", stage: Stage) -> _Drawn:
-        """Generate, again if the engine dies; a request under which it dies every time is not tried for ever."""
-        versions, adapter, request = self.desk.versions, order.adapter, order.request
+    async def _draw(self, order: "_Order", stage: RequestStage) -> _Drawn:
+        """Generate, and retry after engine restarts. Raises EngineKilled after MAX_ENGINE_DEATHS exits with this request."""
+        versions, adapter, request = self.dependencies.versions, order.adapter, order.request
         deaths = 0
         while True:
             stage.enter(f"version {adapter.version} was not served", lambda: versions.explain(adapter))
@@ -167,26 +177,26 @@ class Generation:
                         f"the engine died {deaths} times with turn {turn} in it; last: {error}"
                     ) from error
 
-    async def _run(self, order: "_Order", held: Held, stage: Stage) -> _Drawn:
-        desk, uid = self.desk, order.request.uid
+    async def _run(self, order: "_Order", held: Held, stage: RequestStage) -> _Drawn:
+        dependencies, uid = self.dependencies, order.request.uid
         sha256 = held.manifest.files[TENSORS_FILE].sha256
-        if order.prompt.room(desk.engine.limits.max_model_len) < 1:
+        if order.prompt.room(dependencies.engine.limits.max_model_len) < 1:
             return _Drawn(_OUT_OF_CONTEXT, order.adapter.version, sha256)
         stage.enter("it waited for a place in the engine")
-        async with desk.door.place(uid):
-            if held.life != desk.engine.life:
+        async with dependencies.limiter.place(uid):
+            if held.incarnation != dependencies.engine.incarnation:
                 raise _EngineReplaced("the engine died while this request waited for a place")
             stage.enter("it waited within the engine")
             entered = _clock()
-            mark = desk.meter.enter(entered)
+            mark = dependencies.meter.enter(entered)
             try:
                 completion = await self._generate(order, held, stage)
             finally:
-                desk.meter.leave(mark, uid, _clock())
-        desk.meter.job_tokens[uid] += len(completion.output_ids)
+                dependencies.meter.leave(mark, uid, _clock())
+        dependencies.meter.job_tokens[uid] += len(completion.output_ids)
         return _Drawn(completion, order.adapter.version, sha256, entered - order.began, _clock() - entered)
 
-    async def _generate(self, order: "_Order", held: Held, stage: Stage) -> Completion:
+    async def _generate(self, order: "_Order", held: Held, stage: RequestStage) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.rollout
         sampling = Sampling(
@@ -195,13 +205,13 @@ class Generation:
             seed=derive_seed(document.seed, group_token(request.group), request.member, request.turn),
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
-        return await self.desk.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)
+        return await self.dependencies.engine.generate(call, held.loaded, order.prompt.ids, sampling, stage.generate)
 
     async def _record(self, request: GenerateRequest, served: Served, prompt: Prompt, drawn: _Drawn) -> Turn:
-        """Write the turn down. Nothing is fed to the engine beyond the context window, so nothing of it is recorded either."""
-        desk, completion = self.desk, drawn.completion
+        """Record the turn. A prompt beyond the context window was not fed to the engine, so its ids are not recorded."""
+        dependencies, completion = self.dependencies, drawn.completion
         fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
-        text = read_reply(desk.tokenizer, completion.output_ids, completion.stop_reason)
+        text = read_reply(dependencies.tokenizer, completion.output_ids, completion.stop_reason)
         append, tools = (request.append, request.tools) if fed else beginning(request)
         turn = Turn(
             **request.model_dump(include=_COPIED),
@@ -217,19 +227,19 @@ class Generation:
             stop_reason=completion.stop_reason,
             temperature=served.document.spec.rollout.temperature,
             meter=_meter(prompt, drawn, fed),
-            replica=desk.context.name,
-            at=desk.context.now(),
+            replica=dependencies.context.name,
+            at=dependencies.context.now(),
         )
-        stored = await desk.log.record(turn)
+        stored = await dependencies.log.record(turn)
         if stored is turn:
             conversation = conclude(prompt, text, completion.output_ids, completion.stop_reason)
-            desk.histories.keep(key_of(turn, turn.turn), conversation)
+            dependencies.histories.keep(key_of(turn, turn.turn), conversation)
         return _as_asked(stored, request)
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What is to be generated. began: when the request came, on the loop's clock."""
+    """Inputs of one generation. began: when the request arrived, on the loop's clock."""
 
     request: GenerateRequest
     served: Served
@@ -239,10 +249,10 @@ class _Order:
 
 
 def check(request: GenerateRequest, served: Served) -> None:
-    """Refuse names that do not belong together, and turns that no episode has: they decide about pins, seeds and records.
+    """Refuse inconsistent names and turn numbers that no episode can have; pins, seeds and records depend on them.
 
-    A name is part of subjects and keys as it is, so none may be longer than ours are: the server hangs up on who sends it a subject
-    of 32 KiB, and this replica would be who sends it. Raises RequestRefused.
+    Names become parts of subjects and keys, so their length is bounded too: the NATS server disconnects a
+    client that sends a subject of 32 KiB, and that client would be this replica. Raises RequestRefused.
     """
     uid, group, spec = served.document.uid, request.group, served.document.spec
     try:
@@ -266,10 +276,12 @@ def check(request: GenerateRequest, served: Served) -> None:
 
 
 def _as_asked(turn: Turn, request: GenerateRequest) -> Turn:
-    """The recorded turn, if it answers this very question.
+    """Return the recorded turn if it answers this request.
 
-    After a crash of the bus a task may be played a second time under the same names, and its environment may not say the same again. An
-    answer to the other play's words would be scored here and trained with those. Refused, this play ends as a fault and gets a name of its own.
+    Raises RequestRefused if agent, parent or content differ. After a crash of the bus a task may be played
+    twice under the same names, and its environment may write other texts. An answer to the other play's text
+    would be scored here and trained with the other prompt. After the refusal this play ends as a fault and is
+    repeated under a new name.
     """
     if turn.agent != request.agent:
         raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")

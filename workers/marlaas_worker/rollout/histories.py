@@ -1,4 +1,4 @@
-"""Conversations that go on: those of late in memory, all others restored from the turns stream by walking their parents."""
+"""Cache of conversations. A conversation that is not cached is restored from the turns stream through its parent turns."""
 
 from collections import OrderedDict
 
@@ -14,12 +14,15 @@ Key = tuple[str, str, str, str, int]
 
 
 def key_of(message: GenerateRequest | Turn, turn: int) -> Key:
-    """Identity of a turn's conversation. The agent is part of it: nobody goes on with another policy's conversation."""
+    """Return the cache key of the conversation that ends with `turn`.
+
+    The agent is part of the key, so that no agent continues another agent's conversation.
+    """
     return (message.namespace, message.job, message.agent, message.episode, turn)
 
 
 class Histories:
-    """Conversations by their last turn; the least recently used are forgotten beyond about `bytes_kept`."""
+    """Conversations by their last turn; least recently used ones are evicted beyond about `bytes_kept`."""
 
     def __init__(self, tokenizer: Tokenizer, log: TurnLog, bytes_kept: int = BYTES_KEPT) -> None:
         self._tokenizer = tokenizer
@@ -28,7 +31,7 @@ class Histories:
         self._kept: OrderedDict[Key, Conversation] = OrderedDict()
 
     async def parent(self, request: GenerateRequest) -> Conversation | None:
-        """The conversation that a request goes on with; None if it begins one.
+        """Return the conversation that a request continues; None if it begins one.
 
         Raises RequestRefused (no such turn, or another agent's), and as `TurnLog.find`.
         """
@@ -42,11 +45,11 @@ class Histories:
         return await self._restored(request, request.parent)
 
     def knows_parent(self, request: GenerateRequest) -> bool:
-        """Whether what a request goes on with is in memory (or nothing)."""
+        """Return whether the request's parent is in memory, or the request has none."""
         return request.parent is None or key_of(request, request.parent) in self._kept
 
     def keep(self, key: Key, conversation: Conversation) -> None:
-        """Remember the conversation after a turn."""
+        """Cache the conversation after a turn."""
         if key in self._kept:
             return
         self._kept[key] = conversation
@@ -66,7 +69,10 @@ class Histories:
 
 
 def _weight(conversation: Conversation) -> int:
-    """About its bytes. The text counts as well: a prompt beyond the context has no ids, and may be as long as a message."""
+    """Return the approximate bytes of a conversation.
+
+    Text counts too: a prompt beyond the context window has no ids, and may be as long as a message.
+    """
     text = (
         len(conversation.text) + len(conversation.reply) + sum(len(message.content) for message in conversation.history)
     )
@@ -74,7 +80,7 @@ def _weight(conversation: Conversation) -> int:
 
 
 def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> list[Turn]:
-    """The turn and its ancestors, newest first."""
+    """Return a turn and its ancestors, newest first. Raises RequestRefused if one is missing or another agent's."""
     lineage: list[Turn] = []
     following: int | None = number
     while following is not None:

@@ -1,7 +1,7 @@
-"""What the engine's time was spent on: seconds with a non-empty batch, and each job's share of them.
+"""Engine time: seconds with a non-empty batch, and each job's share of them.
 
-While n requests are inside the engine, each of them is charged 1/n of the time; so the shares of all jobs add up to the busy time.
-Pure: the caller brings the clock.
+While n requests are in the engine, each is charged 1/n of the time, so the shares of all jobs add up to the
+busy time. Pure: the caller passes the clock.
 """
 
 from collections import Counter
@@ -10,29 +10,29 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class EngineMeter:
-    """Totals since the role's start. Tokens are generated ones; keys are job uids; times are seconds on the caller's clock."""
+    """Totals since the role's start. Tokens are generated tokens; keys are job uids; times are in seconds on the caller's clock."""
 
     busy_s: float = 0.0
     num_running: int = 0
     job_tokens: Counter[str] = field(default_factory=Counter)
     job_engine_s: dict[str, float] = field(default_factory=dict)
     _share_s: float = 0.0
-    _at: float = 0.0  # matters only while something runs, and is set by whatever enters first
+    _at: float = 0.0  # Only used while a request runs; the first `enter` sets it.
 
     def enter(self, now: float) -> float:
-        """A request enters the engine. Return the mark that `leave` wants back."""
+        """Note that a request enters the engine; return the mark to pass to `leave`."""
         self.advance(now)
         self.num_running += 1
         return self._share_s
 
     def leave(self, mark: float, uid: str, now: float) -> None:
-        """A request left the engine: charge its share of the time to its job."""
+        """Note that a request left the engine, and charge its share of the time to its job."""
         self.advance(now)
         self.num_running -= 1
         self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + self._share_s - mark
 
     def advance(self, now: float) -> None:
-        """Bring the totals up to now."""
+        """Update the totals to `now`."""
         if self.num_running:
             self.busy_s += now - self._at
             self._share_s += (now - self._at) / self.num_running

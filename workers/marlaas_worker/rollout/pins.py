@@ -1,7 +1,7 @@
-"""Which version a group is sampled from: pinned once, by whoever is first, and never changed (KV `pins`).
+"""Pins: the policy version from which a group is sampled. The first pin counts and never changes (KV `pins`).
 
-The orchestrator pins evaluation groups and, in strict mode, all groups, before it hands out their tasks; this role never makes such a
-pin, so a missing one is an error and not another version.
+The orchestrator pins evaluation groups, and in strict mode all groups, before it publishes their tasks. This
+role never pins those groups: a missing pin is an error, so that no group is sampled from a wrong version.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from marlaas_api import subjects, wire
-from marlaas_api.bus import Bucket, Bus, Conflict
+from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobDocument, Pin
@@ -20,16 +20,19 @@ _PINS_KEPT = 65_536
 
 
 class PinMissing(Retryable):
-    """The orchestrator has not pinned this group, and nobody else may."""
+    """The orchestrator has not pinned this group, and only the orchestrator may."""
 
 
 def pinned_by_orchestrator(document: JobDocument, group: str) -> bool:
-    """Strict training groups and evaluation groups; the group's name must be one (`names.group_token`)."""
+    """Return whether only the orchestrator pins a group: strict training groups and evaluation groups.
+
+    Raises ValueError if the group's name is not valid (`names.group_token`).
+    """
     return document.spec.training.max_staleness == 0 or group_token(group).startswith("e")
 
 
 class Pins:
-    """Pins that were seen, and the making of those that were not. Of many who ask for one pin, one asks the bus."""
+    """Cache of pins; creates missing ones. Concurrent requests for one pin share one bus call."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -38,13 +41,16 @@ class Pins:
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def knows(self, request: GenerateRequest) -> bool:
-        """Whether the group's pin is in memory."""
+        """Return whether the group's pin is in memory."""
         return _key(request) in self._known
 
     async def version(
         self, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
     ) -> int:
-        """The group's version; if nobody has pinned it, `newest()`. Raises PinMissing, BusUnavailable, and as `newest`."""
+        """Return the group's pinned version; pin `newest()` if there is no pin yet.
+
+        Raises PinMissing, BusUnavailable, and errors of `newest`.
+        """
         key = _key(request)
         if (known := self._known.get(key)) is not None:
             return known
@@ -67,7 +73,7 @@ class Pins:
         wanted = Pin(version=await newest())
         try:
             await bucket.create(key, wire.encode(wanted))
-        except Conflict:
+        except RevisionConflict:
             if (pin := await _read(bucket, key)) is not None:
                 return pin.version
             raise PinMissing(f"the pin of group {request.group} vanished") from None

@@ -1,6 +1,6 @@
-"""What the orchestrator and the trainers say: which jobs are admitted, and which version of each agent's policy is true.
+"""Admitted jobs and committed policy versions: caches of the buckets `jobs`, `progress` and `policy`.
 
-Views of the buckets `jobs`, `progress` and `policy`. A record of another uid than the job's is an earlier job's and counts as absent.
+A record with another uid than the job's belongs to an earlier job of the same name, and counts as absent.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.kinds import AgentSpec
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress
 from marlaas_api.names import AdapterRef, JobRef
-from marlaas_worker.mirror import Mirror
+from marlaas_worker.bucket_cache import BucketCache
 
 
 class RequestRefused(Permanent):
-    """A request that can never be served; the text says what is wrong with it."""
+    """A request that can never be served; the text has the reason."""
 
 
 class NotAdmitted(Retryable):
-    """The job may not run now (queued, suspended or finished)."""
+    """The job is not admitted now (queued, suspended or finished)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,44 +33,44 @@ class Served:
 
     @property
     def subject(self) -> str:
-        """Where its requests come in."""
+        """The subject of its generation requests."""
         return subjects.generation(self.document.namespace, self.document.job, self.agent.name)
 
     @property
     def policy_key(self) -> str:
-        """Where its policy is."""
+        """The key of its policy record."""
         return subjects.policy_key(self.document.namespace, self.document.job, self.agent.name)
 
     def adapter(self, version: int) -> AdapterRef:
-        """Its adapter at a version."""
+        """Return its adapter at a version."""
         job = self.document
         return AdapterRef(job.namespace, job.job, job.uid, self.agent.name, version)
 
 
 def agents_of(document: JobDocument, pool: str) -> Iterator[Served]:
-    """The job's agents that live on this pool."""
+    """Yield the job's agents that run on this pool."""
     for agent in document.spec.agents:
         if (agent.pool_ref.name if agent.pool_ref else document.pool) == pool:
             yield Served(document, agent)
 
 
 class Policies:
-    """Keeps up with the buckets; `changed` is called after each change."""
+    """Caches of the three buckets; `changed` is called after each change."""
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
         self._pool = pool
-        self._jobs = Mirror(bus, subjects.JOBS, JobDocument, changed)
-        self._progress = Mirror(bus, subjects.PROGRESS, Progress, changed)
-        self._policy = Mirror(bus, subjects.POLICY, PolicyRecord, changed)
+        self._jobs = BucketCache(bus, subjects.JOBS, JobDocument, changed)
+        self._progress = BucketCache(bus, subjects.PROGRESS, Progress, changed)
+        self._policy = BucketCache(bus, subjects.POLICY, PolicyRecord, changed)
 
     async def follow(self) -> None:
-        """Keep up, until cancelled."""
+        """Keep the caches up to date, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for mirror in (self._jobs, self._progress, self._policy):
-                group.create_task(mirror.follow())
+            for cache in (self._jobs, self._progress, self._policy):
+                group.create_task(cache.follow())
 
     def served(self) -> list[Served]:
-        """All agents of admitted jobs on this pool."""
+        """Return all agents of admitted jobs on this pool."""
         return [
             served
             for _, document, _ in self._jobs.items()
@@ -79,7 +79,7 @@ class Policies:
         ]
 
     def newest(self) -> list[AdapterRef]:
-        """The true version of every served agent that has one."""
+        """Return the committed version of every served agent that has one."""
         pairs = ((served, self._policy.get(served.policy_key)) for served in self.served())
         return [
             served.adapter(record.version)
@@ -88,7 +88,7 @@ class Policies:
         ]
 
     async def find(self, job: JobRef, agent: str) -> Served:
-        """The agent that a request is for; asks the bus again before it says no.
+        """Return the agent that a request names. Reads the bus again before it refuses.
 
         Raises RequestRefused (no such job, another uid, no such agent here), NotAdmitted, BusUnavailable.
         """
@@ -106,7 +106,10 @@ class Policies:
         raise RequestRefused(f"job {job} has no agent {agent!r} on pool {self._pool}")
 
     async def record(self, adapter: AdapterRef) -> PolicyRecord | None:
-        """The agent's policy, read again if what is known is older than this version. Raises BusUnavailable."""
+        """Return the agent's policy record; None if there is none for this job.
+
+        Reads the bus if the cached record is older than the adapter's version. Raises BusUnavailable.
+        """
         key = subjects.policy_key(adapter.namespace, adapter.job, adapter.agent)
         record = self._policy.get(key)
         if record is None or record.uid != adapter.uid or record.version < adapter.version or record.manifest is None:

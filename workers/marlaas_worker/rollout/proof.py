@@ -1,11 +1,17 @@
-"""Proof of delivery: a version serves only once the engine was shown to hold exactly what the trainer published (DESIGN, "Identity and commits").
+"""Proof of delivery: a version is served only after checks that the engine holds what the trainer published.
 
-Four checks, in this order: the manifest is of this version; the files have its sha256; the engine's own slot has its digest; the engine's
-logprobs agree with the trainer's on the probes, within the tolerance that the trainer has measured for this base model and dtype. Probes come last
-because they alone cannot tell neighbouring versions apart, and because scoring fills the engine's prefix cache, which nothing wrong may ever reach.
+There are four checks, in this order:
+- The manifest is of this version.
+- The files have the manifest's sha256.
+- The tensors read back from the engine's slot have the published digest.
+- The engine's logprobs on the probes match the trainer's, within the tolerance that the trainer has measured
+  for this base model and dtype.
 
-That slots are applied at all is shown before, by the engine's self-test. Versions whose bytes are equal once rounded to the engine's dtype are as good as
-any others: a digest is compared with its own version's, never with another's.
+The probes come last for two reasons: they alone cannot distinguish neighbouring versions, and scoring fills the
+engine's prefix cache, which must never contain results of a wrong adapter.
+
+The engine's self-test shows earlier that slots are applied at all. A digest is compared only with that of the
+same version, so two versions may be equal once rounded to the engine's dtype. See docs/architecture.md.
 """
 
 import asyncio
@@ -26,7 +32,7 @@ from marlaas_worker.rollout.self_test import together
 
 
 class Check(StrEnum):
-    """What was checked."""
+    """The checks of a proof."""
 
     IDENTITY = "identity"
     FILES = "files"
@@ -35,7 +41,7 @@ class Check(StrEnum):
 
 
 class ProofFailed(Permanent):
-    """The engine does not hold the version that it should. `check` says what showed it; the text has the numbers."""
+    """The engine does not hold the expected version. `check` is the failed check; the text has the numbers."""
 
     def __init__(self, name: str, check: Check, text: str) -> None:
         super().__init__(f"{name} is not served, its {check} check failed: {text}")
@@ -44,7 +50,7 @@ class ProofFailed(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a proven version showed: mean absolute difference of logprobs on the probes; seconds by phase."""
+    """Results of a passed proof. probe_gap: mean absolute difference of logprobs on the probes; times in seconds."""
 
     digest: str
     probe_gap: float
@@ -54,7 +60,7 @@ class Proof:
 
 
 async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter) -> Proof:
-    """Load a version whose files lie in `adapter.folder`, and prove it; the slot is freed again if that fails.
+    """Load a version from `adapter.folder` and prove it. If that fails, its slot is freed.
 
     Raises ProofFailed, LoadFailed, EngineDown.
     """
@@ -70,7 +76,7 @@ async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter
         digested = time.perf_counter()
         gap = await _check_probes(engine, manifest, adapter)
     except LoadFailed:
-        raise  # then the slot is free
+        raise  # A failed load leaves the slot free.
     except BaseException:
         await _unload(engine, adapter)
         raise

@@ -1,22 +1,36 @@
-"""Where requests come in: a share of the pool's, passed on to the episode's owner, and what others pass on to this replica.
+"""Receives generation requests, and forwards each to the replica that owns its episode.
 
-What a sandbox writes into a request counts only if the subject says the same: the subject is what its permissions are about. They are not
-about where it wants its answer, so that is looked at here too.
+NATS distributes a pool's requests over its replicas (queue group); each replica also listens on a subject of
+its own for forwarded requests. All replicas choose the same owner independently, by rendezvous hashing: when a replica joins or leaves, only
+the episodes that it gains or loses move. Two replicas that see different sets may both generate a turn; then the first record counts (`record`).
+
+A sandbox's permissions limit the subjects on which it publishes, so the names
+in a request must match its subject. They do not limit the reply subject, so that is checked here too.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
+from hashlib import blake2b
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Request
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateRequest, KeepRequest, ReplicaReport
-from marlaas_worker.mirror import Mirror
+from marlaas_worker.bucket_cache import BucketCache
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.requests import Requests
-from marlaas_worker.rollout.routing import owner
+
+
+def owner(episode: str, replicas: Iterable[str]) -> str:
+    """Return the replica that generates this episode's turns. Raises ValueError if there are no replicas."""
+    return max(replicas, key=lambda replica: (_weight(episode, replica), replica))
+
+
+def _weight(episode: str, replica: str) -> bytes:
+    return blake2b(f"{episode}/{replica}".encode(), digest_size=8).digest()
+
 
 QUEUE = "rollout"
 Handler = Callable[[Request], Awaitable[None]]
@@ -25,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reception:
-    """Listens for the jobs that it is told to. `ready` says whether this replica can serve."""
+    """Subscriptions of this replica. `ready` returns whether this replica can serve."""
 
     def __init__(self, context: RoleContext, pool: str, requests: Requests, ready: Callable[[], bool]) -> None:
         self._bus = context.bus
@@ -33,17 +47,18 @@ class Reception:
         self._pool = pool
         self._requests = requests
         self._ready = ready
-        self._replicas = Mirror(self._bus, subjects.REPLICAS, ReplicaReport, lambda: None, f"rollout.{pool}.")
+        self._replicas = BucketCache(self._bus, subjects.REPLICAS, ReplicaReport, lambda: None, f"rollout.{pool}.")
         self._listening: dict[str, AsyncExitStack] = {}
 
     async def follow(self) -> None:
-        """Keep up with which replicas live, until cancelled."""
+        """Keep the cache of replica reports up to date, until cancelled."""
         await self._replicas.follow()
 
     async def listen_to(self, wanted: set[str]) -> None:
-        """Listen to these generation subjects, to what other replicas pass on, and to nothing else.
+        """Subscribe to these generation subjects and to this replica's own subject; unsubscribe from all others.
 
-        Always called by the same task. Raises BusUnavailable; what is open by then stays open.
+        All calls must come from the same task. Raises BusUnavailable; subscriptions that are open by then stay
+        open.
         """
         own = subjects.engine(self._pool, self._me)
         for subject in self._listening.keys() - wanted - {own}:
@@ -54,13 +69,16 @@ class Reception:
             await self._open(subject, self._on_request, QUEUE)
 
     async def close(self) -> None:
-        """Listen to nothing any more; called by the task that listened."""
+        """Unsubscribe from everything. Must be called by the task that subscribed."""
         while self._listening:
             _, stack = self._listening.popitem()
             await stack.aclose()
 
     def live(self) -> set[str]:
-        """Names of the replicas that can serve, as far as this one knows; itself if there is no other."""
+        """Return the names of the replicas that can serve, by their reports.
+
+        Includes this replica if it is ready, or if there is no other.
+        """
         now = asyncio.get_running_loop().time()
         reports = ((report, now - at) for _, report, at in self._replicas.items())
         names = {report.replica for report, age_s in reports if report.ready and age_s < subjects.REPLICA_TTL_S}
@@ -90,7 +108,7 @@ class Reception:
             await self._pass_on(name, message.model_copy(update={"reply_to": request.reply}))
 
     async def _tell_everybody(self, message: CancelRequest | KeepRequest) -> None:
-        """Also an earlier owner, which may still be at it."""
+        """Forward to all replicas, since an earlier owner of the episode may still run its requests."""
         self._obey(message)
         for name in self.live() - {self._me}:
             await self._pass_on(name, message)
@@ -102,7 +120,7 @@ class Reception:
             self._requests.keep(message)
 
     async def _pass_on(self, name: str, message: _Message) -> None:
-        """What does not arrive is asked for again."""
+        """Forward a message once; if it is lost, the sandbox sends its request again."""
         try:
             await self._bus.send(subjects.engine(self._pool, name), wire.encode(message))
         except MarlaasError as error:

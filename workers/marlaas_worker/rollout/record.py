@@ -1,4 +1,4 @@
-"""The turns stream, as this role uses it: the first record of a turn is the turn, whoever wrote it."""
+"""Records turns in the turns stream. The first record of a turn counts, whichever replica wrote it."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from collections import Counter
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import Blobs, BlobUnavailable
-from marlaas_api.bus import Bus, BusUnavailable, Conflict, StreamFull
+from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict, StreamFull
 from marlaas_api.errors import Permanent
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Turn
@@ -15,16 +15,16 @@ from marlaas_api.names import request_id
 _HEADROOM_BYTES = 4096
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 1.0
 _MESSAGE_BYTES = 256
-"""What the stream counts of a message beside its data: subject, headers, and the record itself."""
+"""Stream bytes per message besides its data: subject, headers, and the stream's own record."""
 _log = logging.getLogger(__name__)
 
 
 class TurnLost(Permanent):
-    """The stream says that a turn is recorded, but does not have it."""
+    """The stream rejected a turn as already recorded, but the recorded turn cannot be read."""
 
 
 class TurnLog:
-    """Writes and reads turns; those above the bus's payload limit go through the blob store.
+    """Writes and reads turns; turns above the bus's payload limit go through the blob store.
 
     job_bytes: bytes that this replica has added to the stream, by job uid.
     """
@@ -41,25 +41,26 @@ class TurnLog:
         return len(self._waiting)
 
     def explain(self) -> str:
-        """Whether turns wait for the stream, for people."""
+        """Return whether turns wait for space in the stream, for people."""
         return f"the stream {subjects.TURNS} is full" if self._waiting else f"the stream {subjects.TURNS} has room"
 
     async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:
-        """One turn, if it is recorded. Raises BusUnavailable, and as `wire.unpack`."""
+        """Return a recorded turn; None if it is not recorded. Raises BusUnavailable, and as `wire.unpack`."""
         stored = await self._bus.last(subjects.TURNS, subjects.turn(namespace, job, episode, number))
         return None if stored is None else await self._read(stored.data)
 
     async def episode(self, namespace: str, job: str, episode: str) -> dict[int, Turn]:
-        """All recorded turns of an episode by number. Raises as `find`."""
+        """Return all recorded turns of an episode by number. Raises as `find`."""
         stored = await self._bus.replay(subjects.TURNS, subjects.turn(namespace, job, episode, "*"))
         turns = [await self._read(one.data) for one in stored]
         return {turn.turn: turn for turn in turns}
 
     async def record(self, turn: Turn) -> Turn:
-        """Store a turn unless it is stored already; return the one that counts. Tries until cancelled while the bus or the store is away, or the stream
-        is full.
+        """Store a turn unless it is already stored; return the stored one.
 
-        There is no message id: with one, the server would answer a second writer as if its turn were the stored one.
+        Retries with backoff, until cancelled, while the bus or the blob store is unavailable or the stream is
+        full. Publishes without a message id: with one, the server would accept a second writer's turn as a
+        duplicate, and that writer would take its own turn for the stored one.
         """
         name, wait_s = request_id(turn.episode, turn.turn), _FIRST_WAIT_S
         try:
@@ -76,7 +77,7 @@ class TurnLog:
             self._waiting.discard(name)
 
     def _wait_for_room(self, name: str, error: StreamFull) -> None:
-        """Log it once: with a full stream every turn of every job waits, and tries again each second."""
+        """Note a turn that waits, and log only the first: with a full stream every turn waits and retries each second."""
         if not self._waiting:
             _log.warning("turns wait for room in the stream %s, the first is %s: %s", subjects.TURNS, name, error)
         self._waiting.add(name)
@@ -89,7 +90,7 @@ class TurnLog:
             await self._bus.publish(
                 subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn), data, expect_last=0
             )
-        except Conflict:
+        except RevisionConflict:
             return await self._first(turn)
         self.job_bytes[turn.uid] += len(data) + _MESSAGE_BYTES
         failpoint("rollout.record.after_publish")

@@ -1,7 +1,7 @@
-"""The engine that ships as vLLM's fake: transformers, one sequence at a time on one thread, adapters applied by hand.
+"""Deterministic engine in place of vLLM: transformers, one sequence at a time on one thread.
 
-A result depends on nothing but its request: not on neighbours, order, slots or restarts. That is what exactness tests need; it is slow. It
-keeps the same limits and fails in the same ways as the real one.
+A result depends only on its request: not on other requests, order, slots or restarts. Exactness tests need
+that; it is slow. It has the same limits and raises the same errors as `VllmEngine`.
 """
 
 import asyncio
@@ -20,8 +20,7 @@ import torch
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
-from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, read_adapter, slot_digest
-from marlaas_worker.dtypes import choose_dtype
+from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, choose_dtype, read_adapter, slot_digest
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -44,7 +43,7 @@ Matrices = dict[str, dict[Kind, torch.Tensor]]
 
 
 class ReferenceEngine:
-    """See `engine.Engine`. `end_ids` end a generation. Raises Permanent if the model's folder holds no model."""
+    """See `engine.Engine`. `end_ids` end a generation. Raises Permanent if the folder contains no model."""
 
     def __init__(self, model: Path, spec: ModelPoolSpec, end_ids: frozenset[int]) -> None:
         self._base = read_base_model(model)
@@ -58,7 +57,7 @@ class ReferenceEngine:
         )
         self._residents = Residents(spec.adapter_slots)
         self._held: dict[int, Matrices] = {}
-        self._life: _Life | None = None
+        self._incarnation: _Incarnation | None = None
 
     @property
     def base(self) -> str:
@@ -69,11 +68,11 @@ class ReferenceEngine:
         return self._limits
 
     async def start(self) -> None:
-        if self._life is None:
+        if self._incarnation is None:
             thread = ThreadPoolExecutor(1, "reference-engine", partial(torch.set_num_threads, 1))
             loop = asyncio.get_running_loop()
             model = await loop.run_in_executor(thread, _load, self._base.folder, self._limits.dtype)
-            self._life = _Life(thread, loop.create_future(), model)
+            self._incarnation = _Incarnation(thread, loop.create_future(), model)
 
     async def restart(self) -> None:
         await self.stop()
@@ -81,22 +80,22 @@ class ReferenceEngine:
 
     async def stop(self) -> None:
         self.crash("the engine was stopped")
-        if self._life is not None:
-            self._life.thread.shutdown(wait=False)
-        self._life = None
+        if self._incarnation is not None:
+            self._incarnation.thread.shutdown(wait=False)
+        self._incarnation = None
         self._residents.clear()
         self._held.clear()
 
     def crash(self, reason: str) -> None:
-        """Go down as a killed engine does: everything pending raises EngineDown, and so does every call until `restart`."""
-        if self._life is not None and not self._life.down.done():
-            self._life.down.set_result(reason)
+        """Simulate a crash: all pending calls raise EngineDown, and so does every later call until `restart`."""
+        if self._incarnation is not None and not self._incarnation.down.done():
+            self._incarnation.down.set_result(reason)
 
     async def load(self, adapter: LoadedAdapter) -> None:
-        life = self._alive()
+        incarnation = self._alive()
         self._residents.admit(adapter)
         try:
-            self._held[adapter.slot_id] = await life.work(partial(self._read, life.model, adapter))
+            self._held[adapter.slot_id] = await incarnation.work(partial(self._read, incarnation.model, adapter))
         except (AdapterInvalid, LoadFailed) as error:
             self._residents.remove(adapter)
             raise LoadFailed(f"{adapter.name}: {error}") from error
@@ -111,12 +110,12 @@ class ReferenceEngine:
         return slot_digest((module, kind, matrix) for module, pair in held.items() for kind, matrix in pair.items())
 
     async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        life, held = self._alive(), self._matrices(adapter)
+        incarnation, held = self._alive(), self._matrices(adapter)
         check_ids(ids, self._base.vocab_size)
         if not 2 <= len(ids) < self._limits.max_model_len:
             raise PromptInvalid(f"{len(ids)} ids to score; 2 to {self._limits.max_model_len - 1} are possible")
         with self._residents.using(adapter):
-            return await life.work(partial(life.model.score, held, ids))
+            return await incarnation.work(partial(incarnation.model.score, held, ids))
 
     async def generate(
         self,
@@ -126,7 +125,7 @@ class ReferenceEngine:
         sampling: Sampling,
         began: Began = unheard,
     ) -> Completion:
-        life, held = self._alive(), self._matrices(adapter)
+        incarnation, held = self._alive(), self._matrices(adapter)
         check_ids(prompt_ids, self._base.vocab_size)
         room = min(sampling.max_tokens, self._limits.max_model_len - len(prompt_ids))
         if room < 1:
@@ -136,19 +135,19 @@ class ReferenceEngine:
         draw = _Draw(prompt_ids, sampling, room, self._end_ids, begin, over)
         try:
             with self._residents.using(adapter):
-                return await life.work(partial(life.model.generate, held, draw))
+                return await incarnation.work(partial(incarnation.model.generate, held, draw))
         finally:
             over.set()
 
     async def healthy(self) -> bool:
-        return self._life is not None and not self._life.down.done()
+        return self._incarnation is not None and not self._incarnation.down.done()
 
-    def _alive(self) -> "_Life":
-        if self._life is None:
+    def _alive(self) -> "_Incarnation":
+        if self._incarnation is None:
             raise EngineDown("the engine is not running")
-        if self._life.down.done():
-            raise EngineDown(self._life.down.result())
-        return self._life
+        if self._incarnation.down.done():
+            raise EngineDown(self._incarnation.down.result())
+        return self._incarnation
 
     def _matrices(self, adapter: LoadedAdapter) -> Matrices:
         self._alive()
@@ -167,21 +166,21 @@ class ReferenceEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
-    """One run of the engine: its thread, its model, and `down`, set with the reason once it is over."""
+class _Incarnation:
+    """One run of the engine: its thread, its model, and `down`, which gets the reason when the run is over."""
 
     thread: ThreadPoolExecutor
     down: "asyncio.Future[str]"
     model: "_AdaptedModel"
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Run on the engine's thread, in the order of calls."""
+        """Run on the engine's thread, in the order of calls. Raises EngineDown if the engine goes down."""
         return await unless_down(asyncio.get_running_loop().run_in_executor(self.thread, work), self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One generation. begin: says that the thread has taken it; over: set once nobody waits for it any more."""
+    """One generation. begin: called when the thread starts it; over: set when its result is no longer awaited."""
 
     prompt_ids: npt.NDArray[np.int32]
     sampling: Sampling
@@ -192,7 +191,7 @@ class _Draw:
 
 
 class _AdaptedModel:
-    """A base model whose linear layers add the matrices that are active; used by one thread."""
+    """A base model whose linear layers add the active adapter's matrices. Used by one thread only."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -1,10 +1,12 @@
-"""The life of a request: accepted at once, heard of every second, answered or failed; asked twice, played once.
+"""Generation requests of this replica: accept, send heartbeats, answer or fail.
 
-A request may wait as long as its sandbox says that it still waits (`keep`); one that nobody speaks of until its deadline is dropped. How long the
-engine may take for a turn is the sandbox's to judge, from what the heartbeats say.
+A request waits until its deadline. Each `keep` message of its sandbox starts the deadline anew; a request
+without one is dropped. The engine has no time limit for a turn: the sandbox judges from the heartbeats whether
+it takes too long.
 
-A turn's name (job, agent, episode, number) and what is asked are the request's identity. While it is under way, who asks again joins; for some
-minutes after, the same answer is given; later, the turns stream knows (`generation`, which also refuses a second question of the same name).
+A request is identified by job, agent, episode, turn number, and a hash of its content. A duplicate of a running
+request joins it. For `REMEMBERED_S` after the end, a duplicate gets the same answer. Later duplicates are
+answered from the turns stream (`generation`), which also refuses a request of the same name with other content.
 """
 
 import asyncio
@@ -14,17 +16,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from marlaas_api import wire
-from marlaas_api.arrays import unpack_ids
 from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
 from marlaas_api.names import request_id
+from marlaas_api.wire import unpack_ids
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.generation import Stage
+from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.histories import key_of
 from marlaas_worker.rollout.policies import NotAdmitted
-from marlaas_worker.rollout.words import num_characters
+from marlaas_worker.rollout.text_limits import num_characters
 
 HEARTBEAT_S = 1.0
 LONGEST_DEADLINE_S = 3600.0
@@ -32,29 +34,34 @@ REMEMBERED_S = 300.0
 REMEMBERED_MOST = 100_000
 MOST_INBOXES = 16
 MOST_CHARACTERS = 64 << 20
-"""Of text that one job may have under way."""
+"""Most characters of request text that one job may have in progress."""
 _WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable)
-"""Failures that are waiting for the platform. Any other failure is the turn's."""
+"""Errors of the platform: the reply has `waits`. Every other error is a failure of the turn itself."""
 _log = logging.getLogger(__name__)
 
-Play = Callable[[GenerateRequest, Stage], Awaitable[Turn]]
+Play = Callable[[GenerateRequest, RequestStage], Awaitable[Turn]]
 Question = tuple[str, str, str, str, int, int]
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A request under way, and who waits for it, the latest last. `until`: the latest deadline of all who asked, on the loop's clock."""
+    """A request in progress.
+
+    Attributes:
+        until: latest deadline of all duplicates, on the loop's clock.
+        inboxes: reply subjects of all duplicates, the latest last.
+    """
 
     request: GenerateRequest
     until: float
     inboxes: dict[str, None]
-    stage: Stage = field(default_factory=Stage)
+    stage: RequestStage = field(default_factory=RequestStage)
     task: asyncio.Task[None] | None = None
     timeout: asyncio.Timeout | None = None
 
 
 class Requests:
-    """All requests of this replica. `tasks` owns what is under way."""
+    """All requests of this replica. `tasks` owns the tasks of the requests in progress."""
 
     def __init__(self, context: RoleContext, play: Play, tasks: asyncio.TaskGroup) -> None:
         self._bus: Bus = context.bus
@@ -70,7 +77,7 @@ class Requests:
         self._closed = False
 
     async def accept(self, request: GenerateRequest, inbox: str) -> None:
-        """Take a request, or say again what is known of it; returns once the asker has been told."""
+        """Start a request, join a running duplicate, send the known answer, or refuse. Returns once the reply was sent."""
         key, now = _question(request), _clock()
         if (answer := self._known_answer(key, now)) is not None:
             await self._send(inbox, answer)
@@ -88,18 +95,18 @@ class Requests:
         await self._send(inbox, self._reply(request, ReplyPhase.ACCEPTED))
 
     def cancel(self, cancel: CancelRequest) -> None:
-        """End an episode's requests; what the engine has begun is aborted."""
+        """Cancel an episode's requests; generations that the engine has begun are aborted."""
         for flight in self._flights_of(cancel):
             if flight.task is not None:
                 flight.task.cancel()
 
     def keep(self, keep: KeepRequest) -> None:
-        """Begin the deadlines of an episode's requests anew."""
+        """Restart the deadlines of an episode's requests."""
         for flight in self._flights_of(keep):
             _prolong(flight, flight.request.deadline_s)
 
     async def beat(self) -> None:
-        """Let everybody who waits hear every second, until cancelled."""
+        """Send a heartbeat every second for each request in progress, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for flight in list(self._flights.values()):
@@ -109,11 +116,15 @@ class Requests:
                 await self._tell(flight, beat)
 
     def close(self) -> None:
-        """Take nothing new."""
+        """Refuse new requests from now on."""
         self._closed = True
 
     async def drain(self, bound_s: float) -> None:
-        """Take nothing new, let what is under way end; after `bound_s` end it, and ask its askers to ask elsewhere."""
+        """Refuse new requests and wait for those in progress.
+
+        After `bound_s` seconds the remaining requests are cancelled, with a retryable failure as their answer,
+        so that sandboxes send them to another replica.
+        """
         self.close()
         try:
             async with asyncio.timeout(bound_s):
@@ -147,7 +158,7 @@ class Requests:
 
     async def _fly(self, key: Question, flight: _Flight) -> None:
         answer = await self._answer(flight)
-        del self._flights[key]  # from here on nobody joins, so nobody is left without the answer
+        del self._flights[key]  # Before the answer is sent: a duplicate that joined later would get no answer.
         encoded = wire.encode(answer)
         if answer.phase is ReplyPhase.RESULT:
             self._remember(key, encoded)
@@ -158,12 +169,12 @@ class Requests:
             del self._flights[key]
         self._under_way.discard(task)
         self._characters[flight.request.ref.key] -= num_characters(flight.request)
-        self._characters += Counter()  # forgets jobs that have nothing under way
+        self._characters += Counter()  # Removes jobs without requests in progress.
         if not self._under_way:
             self._idle.set()
 
     async def _answer(self, flight: _Flight) -> GenerateReply:
-        """Play the turn; every way in which that can end is an answer, but for being cancelled."""
+        """Play the turn and return its result or failure. Only a cancellation is raised."""
         request = flight.request
         try:
             async with asyncio.timeout_at(flight.until) as flight.timeout:
@@ -228,7 +239,7 @@ class Requests:
             await self._send(inbox, reply)
 
     async def _send(self, inbox: str, reply: bytes) -> None:
-        """Who does not hear an answer asks again."""
+        """Send a reply once; if it is lost, the sandbox sends its request again."""
         try:
             await self._bus.send(inbox, reply)
         except MarlaasError as error:
@@ -236,7 +247,10 @@ class Requests:
 
 
 def _prolong(flight: _Flight, deadline_s: float) -> None:
-    """Let a request live for so long from now, if it does not live longer anyway. One that is being dropped stays so: its sandbox asks again."""
+    """Extend a request's deadline to `deadline_s` from now, unless it is later already.
+
+    A request whose timeout has expired is not extended: its sandbox sends it again.
+    """
     flight.until = max(flight.until, _clock() + min(deadline_s, LONGEST_DEADLINE_S))
     if flight.timeout is not None and not flight.timeout.expired():
         flight.timeout.reschedule(flight.until)

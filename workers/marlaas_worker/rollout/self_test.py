@@ -1,8 +1,9 @@
-"""Self-test of an engine, at its start and at every restart: each slot must be applied, and to its own rows only.
+"""Self-test of an engine at every start and restart: each slot must be applied, and to its own rows only.
 
-A digest shows what a slot holds, not that a forward pass uses it; and after a small step "no adapter" differs from the right one by less than rounding.
-So a large random adapter is put into each slot in turn, while all others hold an adapter of zeros, and must move the logprobs of the calibration's
-probes as the trainer has computed it.
+A digest shows the content of a slot, not that a forward pass uses it. The probes do not show it either: after a
+small optimizer step, the effect of the adapter is less than rounding. So the test loads a large random adapter
+into each slot in turn, with an adapter of zeros in all others. It must shift the logprobs of the calibration's
+probes as the trainer has computed.
 """
 
 import asyncio
@@ -31,12 +32,12 @@ Scores = npt.NDArray[np.float32]
 
 
 class SelfTestFailed(Permanent):
-    """The engine does not apply its slots as the trainer computes it; nothing that it generates could be trusted."""
+    """The engine does not apply its slots as the trainer computed; none of its output can be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Logprobs of all probes: under an adapter of zeros and under the large one, each with its tolerance."""
+    """The trainer's logprobs of all probes, under an adapter of zeros and under the large one, with their tolerances."""
 
     zero: Scores
     large: Scores
@@ -45,7 +46,7 @@ class Expected:
 
 
 def judge(expected: Expected, zero: Scores, large: Scores) -> str:
-    """Why the logprobs that an engine found under the two adapters are wrong; empty if they are right."""
+    """Return why the engine's logprobs under the two adapters are wrong; empty if they are right."""
     gap = mean_gap(zero, expected.zero)
     if not gap <= expected.zero_tolerance:
         return (
@@ -66,8 +67,13 @@ def judge(expected: Expected, zero: Scores, large: Scores) -> str:
     return ""
 
 
-class SelfTest:
-    """Tests an empty engine slot by slot, and leaves it empty. numbers: where slot numbers come from; folder: for the two adapters' files."""
+class EngineSelfTest:
+    """Tests an empty engine slot by slot, and leaves it empty.
+
+    Attributes:
+        folder: for the files of the two test adapters.
+        numbers: source of unused slot numbers.
+    """
 
     def __init__(self, calibration: Calibration, folder: Path, numbers: Iterator[int]) -> None:
         self._calibration, self._folder, self._numbers = calibration, folder, numbers
@@ -81,7 +87,7 @@ class SelfTest:
         )
 
     async def run(self, engine: Engine) -> None:
-        """Raises SelfTestFailed, EngineDown."""
+        """Test every slot. Raises SelfTestFailed, EngineDown."""
         began = time.perf_counter()
         try:
             await asyncio.to_thread(self._prepare)
@@ -94,7 +100,7 @@ class SelfTest:
         _log.info("self-test passed: %d slots in %.1f s, tolerance %.2e", slots, seconds, self._calibration.tolerance)
 
     def _prepare(self) -> None:
-        """Write both adapters. Raises SelfTestFailed if the large one is not the trainer's."""
+        """Write both adapters. Raises SelfTestFailed if the large one differs from the trainer's."""
         test, dtype = self._calibration.self_test, self._calibration.dtype
         tensors, config = draw_adapter(test, dtype)
         found = tensor_digest(tensors, config.scaling, dtype)
@@ -113,7 +119,11 @@ class SelfTest:
             (folder / filename).write_bytes(data)
 
     async def _test_slots(self, engine: Engine) -> None:
-        """An engine puts an adapter into its first free slot: with one zero adapter away, that is the slot under test."""
+        """Test each slot in turn.
+
+        An engine loads an adapter into its first free slot. So after one zero adapter is unloaded, the next
+        load goes into the slot under test.
+        """
         loaded: list[LoadedAdapter] = []
         num_slots = engine.limits.slots
         try:
@@ -147,7 +157,10 @@ class SelfTest:
 
 
 async def together(calls: list[Coroutine[Any, Any, Scores]]) -> list[Scores]:
-    """All results; the first error once all have ended, so that no request still uses an adapter."""
+    """Await all calls and return their results.
+
+    Raises the first error only after all calls have ended, so that no request still uses an adapter.
+    """
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

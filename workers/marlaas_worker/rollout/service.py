@@ -1,4 +1,4 @@
-"""The rollout role: one engine's tenants, versions and requests, put together and taken apart in order."""
+"""The rollout role: builds the parts that serve one engine, and starts, drains and stops them in order."""
 
 import asyncio
 import logging
@@ -6,45 +6,44 @@ from pathlib import Path
 
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import PoolDocument, ReplicaReport
-from marlaas_worker.mirror import REREAD_S
-from marlaas_worker.role import RoleContext
+from marlaas_worker.bucket_cache import REREAD_S
+from marlaas_worker.job_events import EventEmitter
+from marlaas_worker.metrics import Sample, of_report
+from marlaas_worker.reporter import Reporter
+from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.conversation import Tokenizer
-from marlaas_worker.rollout.dispatch import Door
 from marlaas_worker.rollout.engine import Engine
-from marlaas_worker.rollout.generation import Desk, Generation
+from marlaas_worker.rollout.generation import Generation, GenerationDependencies
 from marlaas_worker.rollout.histories import Histories
-from marlaas_worker.rollout.library import Library
 from marlaas_worker.rollout.metering import EngineMeter
-from marlaas_worker.rollout.pause import pause
 from marlaas_worker.rollout.pins import Pins
 from marlaas_worker.rollout.policies import Policies
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.record import TurnLog
-from marlaas_worker.rollout.report import Reporter
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.requests import Requests
-from marlaas_worker.rollout.self_test import SelfTest
-from marlaas_worker.rollout.story import Story
+from marlaas_worker.rollout.self_test import EngineSelfTest
 from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer, TemplateNotice
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.versions import Versions
-from marlaas_worker.vitals import Figure, of_report
 
 DRAIN_S = 20.0
 _log = logging.getLogger(__name__)
 
 
 async def serve(context: RoleContext, pool: PoolDocument) -> None:
-    """Serve a pool until told to stop. Raises Permanent if its model or engine cannot be had."""
+    """Serve a pool until the role is stopped. Raises Permanent if the model or the engine cannot be loaded."""
     tokenizer = await asyncio.to_thread(PretrainedTokenizer.load, pool.model_path)
     engine = await asyncio.to_thread(open_engine, context, pool, tokenizer.end_ids)
     await serve_engine(context, pool.name, tokenizer, engine)
 
 
 def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int]) -> Engine:
-    """The engine that the pool asks for, not yet started; the other one's libraries stay unread."""
+    """Build the engine that the pool asks for, not started yet. Imports only the libraries of that engine."""
     model = Path(pool.model_path)
     if pool.spec.rollout.engine == "reference":
         from marlaas_worker.rollout.reference_engine import ReferenceEngine
@@ -56,7 +55,7 @@ def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int
 
 
 async def serve_engine(context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine) -> None:
-    """Serve a pool with a given engine, started and stopped here, until told to stop."""
+    """Start the given engine, serve a pool with it until the role is stopped, and stop it."""
     try:
         async with asyncio.TaskGroup() as tasks:
             await _Rollout(context, pool, tokenizer, engine, tasks).live()
@@ -65,7 +64,7 @@ async def serve_engine(context: RoleContext, pool: str, tokenizer: EndingTokeniz
 
 
 class _Rollout:
-    """The parts and how they call each other."""
+    """All components of the role, connected with each other."""
 
     def __init__(
         self, context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine, tasks: asyncio.TaskGroup
@@ -82,22 +81,22 @@ class _Rollout:
         self._calibrations = Calibrations(context.bus, pool, engine.base, engine.limits.dtype)
         self._engine = SupervisedEngine(engine, self._test, self._engine_died, self._engine_revived)
         self._meter = EngineMeter()
-        self._door = Door(engine.limits.max_num_seqs)
+        self._limiter = RequestLimiter(engine.limits.max_num_seqs)
         self._policies = Policies(context.bus, pool, self._changed.set)
-        self._story = Story(context)
-        self._template = TemplateNotice(self._story, tokenizer)
-        self._reporter = Reporter(context, pool, self._report)
-        self._library = Library(self._policies, context.blobs, context.scratch / "adapters")
-        self._versions = Versions(self._engine, self._library, load_proven, self._story, self._reporter.changed)
+        self._emitter = EventEmitter(context, "rollout")
+        self._template = TemplateNotice(self._emitter, tokenizer)
+        self._reporter = Reporter(context, ("rollout", pool), self._report)
+        self._adapter_cache = AdapterCache(self._policies, context.blobs, context.scratch / "adapters")
+        self._versions = Versions(self._engine, self._adapter_cache, load_proven, self._emitter, self._reporter.changed)
         self._log = TurnLog(context.bus, context.blobs)
-        self._requests = Requests(context, Generation(self._desk(tokenizer)).play, tasks)
+        self._requests = Requests(context, Generation(self._dependencies(tokenizer)).play, tasks)
         self._reception = Reception(context, pool, self._requests, self._ready)
-        context.vitals.ready = self._ready
-        context.vitals.figures = self._figures
+        context.metrics.ready = self._ready
+        context.metrics.samples = self._samples
 
-    def _desk(self, tokenizer: Tokenizer) -> Desk:
+    def _dependencies(self, tokenizer: Tokenizer) -> GenerationDependencies:
         log = self._log
-        return Desk(
+        return GenerationDependencies(
             context=self._context,
             tokenizer=tokenizer,
             engine=self._engine,
@@ -106,14 +105,14 @@ class _Rollout:
             pins=Pins(self._context.bus),
             log=log,
             histories=Histories(tokenizer, log),
-            door=self._door,
+            limiter=self._limiter,
             meter=self._meter,
         )
 
     async def live(self) -> None:
-        """From the engine's start to its drain."""
+        """Run the role: start the engine, serve until the stop event, then drain."""
         self._background = [self._tasks.create_task(self._reporter.run(), name="report")]
-        await self._library.empty()
+        await self._adapter_cache.empty()
         try:
             if await self._start_unless_stopped():
                 self._begin()
@@ -141,25 +140,25 @@ class _Rollout:
             ("versions", self._versions.reconcile()),
             ("engine", self._engine.supervise()),
             ("heartbeats", self._requests.beat()),
-            ("story", self._story.run()),
+            ("story", self._emitter.run()),
             ("subscriptions", self._steer()),
         ):
             self._background.append(self._tasks.create_task(work, name=name))
 
     async def _steer(self) -> None:
-        """Follow the jobs: their newest versions, and their requests."""
+        """Apply changes of the jobs: preload their newest versions, and subscribe to their requests."""
         try:
             while True:
                 self._changed.clear()
                 self._versions.prefer(self._policies.newest())
                 await self._listen()
-                await pause(self._changed, REREAD_S)
+                await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
 
     async def _listen(self) -> None:
         served = [] if self._draining else self._policies.served()
-        self._template.tell(one.document.ref for one in served)
+        self._template.emit(one.document.ref for one in served)
         try:
             await self._reception.listen_to({one.subject for one in served})
         except BusUnavailable as error:
@@ -172,19 +171,22 @@ class _Rollout:
         await self._requests.drain(DRAIN_S)
 
     async def _test(self, engine: Engine) -> None:
-        """What every life of the engine must pass before it serves. Raises SelfTestFailed, EngineDown."""
+        """Wait for the calibration, then run the self-test. Raises SelfTestFailed, EngineDown.
+
+        Each engine incarnation must pass it before it serves.
+        """
         self._phase = ""
         self._reporter.changed()
         calibration = await self._calibrations.wait()
         self._phase = "the engine's self-test is running"
         self._reporter.changed()
-        await SelfTest(calibration, self._context.scratch / "self-test", self._engine.slot_numbers).run(engine)
+        await EngineSelfTest(calibration, self._context.scratch / "self-test", self._engine.slot_numbers).run(engine)
 
     def _ready(self) -> bool:
         return self._engine.up and not self._draining
 
     def _reason(self) -> str:
-        """Why the replica is not ready; empty if it is."""
+        """Return the reason why the replica is not ready; empty if it is ready."""
         if self._ready():
             return ""
         return "the replica is draining" if self._draining else self._phase or self._calibrations.reason
@@ -192,27 +194,27 @@ class _Rollout:
     def _engine_died(self, reason: str) -> None:
         self._death = reason
         self._phase = f"the engine is restarting: {reason}"
-        self._versions.died()
+        self._versions.engine_stopped()
 
     def _engine_revived(self) -> None:
-        self._versions.revived()
+        self._versions.engine_restarted()
         self._reporter.changed()
         said = f"the engine of {self._context.name} was restarted ({self._death}); its requests are tried again"
         for job in {served.document.ref for served in self._policies.served()}:
-            self._story.tell(job, "EngineRestarted", said)
+            self._emitter.queue(job, "EngineRestarted", said)
 
-    def _figures(self) -> list[Figure]:
+    def _samples(self) -> list[Sample]:
         report = self._report(0)
-        waiting, versions, restarts = self._door.num_waiting, len(report.verified), report.restarts
+        waiting, versions, restarts = self._limiter.num_waiting, len(report.verified), report.restarts
         return [
             *of_report(report, {one.document.uid: one.document.ref for one in self._policies.served()}),
-            Figure("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", waiting),
-            Figure(
+            Sample("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", waiting),
+            Sample(
                 "marlaas_rollout_turns_waiting", "gauge", "Turns that wait: the stream is full.", self._log.num_waiting
             ),
-            Figure("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", report.slots),
-            Figure("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", versions),
-            Figure("marlaas_rollout_engine_restarts_total", "counter", "Engines that died.", restarts),
+            Sample("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", report.slots),
+            Sample("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", versions),
+            Sample("marlaas_rollout_engine_restarts_total", "counter", "Engines that died.", restarts),
         ]
 
     def _report(self, rss_bytes: int) -> ReplicaReport:

@@ -1,7 +1,7 @@
-"""Slot bookkeeping: which adapter versions an engine holds, which of them run, and what has to go so that others can come.
+"""Slot bookkeeping: which adapter versions an engine holds, which are in use, and which to evict for others.
 
-Pure: no engine, no clock, no I/O. Invariants: never more versions than slots; a version in use is never given up; a slot's
-number is never used twice, so a version that comes back is told apart from its earlier stay.
+Pure: no engine, no clock, no I/O. Invariants: never more versions than slots; a version in use is never
+evicted; a slot number is never reused, so each load of a version has its own number.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
 
 
 class NoFreeSlot(LoadFailed):
-    """Every slot holds a version that runs, or one that was asked for more urgently."""
+    """Every slot holds a version that is in use, or one that has higher urgency."""
 
 
 @dataclass(slots=True)
@@ -27,16 +27,18 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """What to do next, in this order: give up the adapters of `unload`, then bring in the versions named by `load`."""
+    """The next actions, in this order: unload the adapters in `unload`, then load the versions named in `load`."""
 
     unload: tuple[LoadedAdapter, ...]
     load: tuple[str, ...]
 
 
 class SlotTable:
-    """What the rollout role knows of its engine's slots. A version is loading, then ready, and runs requests while acquired.
+    """The rollout role's view of its engine's slots.
 
-    numbers: where slot numbers come from, if others number slots of the same engine too.
+    A version is loading, then ready; requests run on it while acquired.
+
+    numbers: source of slot numbers, if it is shared with another user of the same engine.
     """
 
     def __init__(self, num_slots: int, numbers: Iterator[int] | None = None) -> None:
@@ -46,10 +48,13 @@ class SlotTable:
         self._ticks = count(1)
 
     def plan(self, wanted: Iterable[str]) -> SlotPlan:
-        """Say how to make the wanted versions resident; `wanted` is in order of urgency (running and pinned ones, then newest).
+        """Plan the unloads and loads that make the wanted versions resident.
 
-        What is in use or loading stays. What does not fit is left out, the least urgent first; what is not wanted goes only if its
-        slot is needed, the least recently used first.
+        A version that is in use or loading stays. If the wanted versions do not fit, the least urgent are left
+        out. A version that is not wanted is evicted only if its slot is needed, the least recently used first.
+
+        Args:
+            wanted: in order of urgency: versions in use and pinned ones, then the newest.
         """
         urgent = list(dict.fromkeys(wanted))
         busy = [name for name, slot in self._slots.items() if slot.running or not slot.ready]
@@ -60,7 +65,7 @@ class SlotTable:
         return SlotPlan(tuple(self._slots[name].adapter for name in spare[:excess]), load)
 
     def begin(self, name: str, folder: Path) -> LoadedAdapter:
-        """Take a slot for a version that is about to be loaded. Raises NoFreeSlot."""
+        """Take a slot for a version before its load. Raises NoFreeSlot."""
         if name in self._slots:
             raise NoFreeSlot(f"{name} has a slot already")
         if len(self._slots) >= self.num_slots:
@@ -74,18 +79,18 @@ class SlotTable:
         self._slots[adapter.name].ready = True
 
     def drop(self, adapter: LoadedAdapter) -> None:
-        """Forget a version that was unloaded, or whose load failed. Raises LoadFailed while it runs."""
+        """Remove a version that was unloaded, or whose load failed. Raises LoadFailed while it is in use."""
         slot = self._slots.get(adapter.name)
         if slot is not None and slot.running:
             raise LoadFailed(f"{adapter.name} still runs {slot.running} requests")
         self._slots.pop(adapter.name, None)
 
     def clear(self) -> None:
-        """Forget everything: the engine was restarted. Numbers go on from where they were."""
+        """Remove all versions, after an engine restart. Slot numbers continue."""
         self._slots.clear()
 
     def acquire(self, name: str) -> LoadedAdapter | None:
-        """Begin a request; None if the version is not ready."""
+        """Begin a request on a version; None if the version is not ready."""
         slot = self._slots.get(name)
         if slot is None or not slot.ready:
             return None
@@ -94,29 +99,29 @@ class SlotTable:
         return slot.adapter
 
     def release(self, adapter: LoadedAdapter) -> None:
-        """End a request; nothing happens if the engine was restarted meanwhile."""
+        """End a request; does nothing if the engine was restarted meanwhile."""
         slot = self._slots.get(adapter.name)
         if slot is not None and slot.adapter == adapter and slot.running:
             slot.running -= 1
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Names that have a slot, loading ones too."""
+        """Names of the versions that have a slot, including those that are loading."""
         return tuple(self._slots)
 
     @property
     def verified(self) -> tuple[str, ...]:
-        """Names that requests may use."""
+        """Names of the versions that requests may use."""
         return tuple(name for name, slot in self._slots.items() if slot.ready)
 
     def running(self, name: str) -> int:
-        """Requests under way on a version."""
+        """Return the number of requests that run on a version."""
         return self._slots[name].running if name in self._slots else 0
 
 
 @dataclass(slots=True)
 class Residents:
-    """An engine's own side of it: the last line of defence, whatever the role above believes."""
+    """The engine's own slot bookkeeping: checks every call, independent of the role's `SlotTable`."""
 
     num_slots: int
     _held: dict[int, LoadedAdapter] = field(default_factory=dict)
@@ -124,7 +129,10 @@ class Residents:
     _past: set[int] = field(default_factory=set)
 
     def admit(self, adapter: LoadedAdapter) -> None:
-        """Note an adapter that is being loaded. Raises LoadFailed: no room, name held already, number used before."""
+        """Note an adapter before its load.
+
+        Raises LoadFailed if all slots are taken, the name is loaded, or the number was used before.
+        """
         if len(self._held) >= self.num_slots:
             raise LoadFailed(f"all {self.num_slots} adapter slots are taken")
         if any(held.name == adapter.name for held in self._held.values()):
@@ -135,7 +143,7 @@ class Residents:
         self._held[adapter.slot_id] = adapter
 
     def remove(self, adapter: LoadedAdapter) -> bool:
-        """Forget an adapter; False if it was not there. Raises LoadFailed while it is used."""
+        """Remove an adapter; return False if it was not loaded. Raises LoadFailed while it is in use."""
         if self._running.get(adapter.slot_id):
             raise LoadFailed(f"{adapter.name} still runs {self._running[adapter.slot_id]} requests")
         held = self._held.get(adapter.slot_id) == adapter
@@ -144,13 +152,13 @@ class Residents:
         return held
 
     def require(self, adapter: LoadedAdapter) -> None:
-        """Raise LoadFailed unless exactly this adapter is held."""
+        """Raise LoadFailed unless exactly this adapter is loaded."""
         if self._held.get(adapter.slot_id) != adapter:
             raise LoadFailed(f"{adapter.name} is not loaded in this engine")
 
     @contextmanager
     def using(self, adapter: LoadedAdapter) -> Iterator[None]:
-        """Keep an adapter from being removed. Raises LoadFailed unless it is held."""
+        """Prevent an adapter's removal while the context is open. Raises LoadFailed unless it is loaded."""
         self.require(adapter)
         self._running[adapter.slot_id] = self._running.get(adapter.slot_id, 0) + 1
         try:
@@ -160,6 +168,6 @@ class Residents:
                 self._running[adapter.slot_id] -= 1
 
     def clear(self) -> None:
-        """Forget what the engine held, because it is gone."""
+        """Remove all adapters, after the engine has stopped."""
         self._held.clear()
         self._running.clear()

@@ -1,7 +1,8 @@
-"""The engine's lives: whoever finds it dead or hanging says so, and exactly one restart follows, however many say it. Each life begins with a test.
+"""Supervises the engine: detects failures, restarts it once per failure, and tests every incarnation.
 
-A supervised engine is an engine. Its calls fail with EngineDown from the moment of death until the next life has begun; what
-an earlier life held (adapters, slots) is void, which callers tell by `life`.
+A supervised engine is an engine. Its calls raise EngineDown from the failure (an exit or a hang) until the next
+incarnation serves. The adapters and slots of an earlier incarnation are gone; callers detect that by comparing
+`incarnation`.
 """
 
 import asyncio
@@ -34,27 +35,34 @@ T = TypeVar("T")
 
 
 class SupervisedEngine:
-    """See `engine.Engine`. `died` is called with the reason at each death, `revived` when the next life has begun; `test` is passed before any
-    life serves.
+    """An `engine.Engine` that is tested at each start and restarted after a failure.
 
-    life: counted from 0; restarts: lives begun after a death. slot_numbers: for all that is ever loaded into it.
+    Args:
+        test: must pass before an incarnation serves.
+        engine_stopped: called with the reason after each failure.
+        engine_restarted: called after each restart.
+
+    Attributes:
+        slot_numbers: for every adapter that is ever loaded into this engine.
+        incarnation: from 0; incremented at each failure.
+        restarts: successful restarts after a failure.
     """
 
     def __init__(
         self,
         engine: Engine,
         test: Callable[[Engine], Awaitable[None]],
-        died: Callable[[str], None],
-        revived: Callable[[], None],
+        engine_stopped: Callable[[str], None],
+        engine_restarted: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._test = test
-        self._died = died
-        self._revived = revived
+        self._died = engine_stopped
+        self._revived = engine_restarted
         self._down = asyncio.Event()
         self.slot_numbers: Iterator[int] = count(1)
         self.up = False
-        self.life = 0
+        self.incarnation = 0
         self.restarts = 0
 
     @property
@@ -104,36 +112,36 @@ class SupervisedEngine:
     async def healthy(self) -> bool:
         return self.up and await self._engine.healthy()
 
-    def report(self, life: int, reason: str) -> None:
-        """Say that a life is over; said of an earlier life it means nothing."""
-        if life != self.life or not self.up:
+    def report(self, incarnation: int, reason: str) -> None:
+        """Report that an incarnation has failed. A report about an earlier incarnation is ignored."""
+        if incarnation != self.incarnation or not self.up:
             return
         _log.error("the engine is gone: %s", reason)
         self.up = False
-        self.life += 1
+        self.incarnation += 1
         self._died(reason)
         self._down.set()
 
     async def supervise(self) -> None:
-        """Check and revive, until cancelled. Raises the engine's own error when it does not come back."""
+        """Check the engine's health and restart it, until cancelled. Raises the engine's error if all restarts fail."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._check(), name="engine health")
             group.create_task(self._revive(), name="engine restart")
 
     async def _call(self, work: Awaitable[T]) -> T:
-        life = self.life
+        incarnation = self.incarnation
         try:
             return await work
         except EngineDown as error:
-            self.report(life, str(error))
+            self.report(incarnation, str(error))
             raise
 
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(HEALTH_CHECK_S)
-            life = self.life
+            incarnation = self.incarnation
             if self.up and not await self._engine.healthy():
-                self.report(life, "it does not answer")
+                self.report(incarnation, "it does not answer")
 
     async def _revive(self) -> None:
         while True:
@@ -149,7 +157,7 @@ class SupervisedEngine:
             try:
                 await self.restart()
             except SelfTestFailed:
-                raise  # the same engine on the same machine would fail again
+                raise  # The same engine on the same machine would fail again.
             except MarlaasError:
                 _log.exception("engine restart %d of %d failed", attempt, len(RESTART_WAITS_S))
                 if attempt == len(RESTART_WAITS_S):

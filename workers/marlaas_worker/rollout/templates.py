@@ -1,7 +1,8 @@
-"""Tells beforehand whether a chat template rewrites its past: each such turn opens a new segment, which costs a prefill and training time.
+"""Warns if a chat template rewrites its past.
 
-The check at every turn (`conversation`) is what keeps tokens right; this one is for people. It tries, and proves nothing: a template may
-do it for replies of which nobody thought here.
+Each turn after such a rewrite opens a new segment, which costs a prefill and training time. Correct tokens do
+not depend on this warning: every turn is checked in `conversation`. The warning is for people. It tries a few
+typical replies, so it may miss a template that rewrites the past after other replies.
 """
 
 import logging
@@ -11,8 +12,8 @@ from typing import Protocol
 
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_api.names import JobRef
+from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.rollout.conversation import BadAppend, Tokenizer, conclude, extend, read_reply
-from marlaas_worker.rollout.story import Story
 
 REASON = "TemplateRewritesPast"
 _REPLIES = {
@@ -26,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class EndingTokenizer(Tokenizer, Protocol):
-    """A tokenizer that knows with what a reply may end."""
+    """A tokenizer that knows the end tokens of replies."""
 
     @property
     def end_ids(self) -> frozenset[int]: ...
 
 
 def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
-    """After which replies the template shows another past, in words; nothing where there is no template for chat."""
+    """Return descriptions of the replies after which the template rewrites its past; empty without a chat template."""
     try:
         ends = sorted(tokenizer.end_ids)
         return tuple(words for words, text in _REPLIES.items() if all(_rewrites(tokenizer, text, end) for end in ends))
@@ -42,18 +43,18 @@ def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
 
 
 class TemplateNotice:
-    """Says it once in the log, and once to every job."""
+    """Emits the warning once in the log, and once to every job."""
 
-    def __init__(self, story: Story, tokenizer: EndingTokenizer) -> None:
-        self._story = story
+    def __init__(self, emitter: EventEmitter, tokenizer: EndingTokenizer) -> None:
+        self._emitter = emitter
         self._tokenizer = tokenizer
         self._told: set[JobRef] = set()
 
-    def tell(self, jobs: Iterable[JobRef]) -> None:
-        """Tell the jobs that do not know yet; the log hears of it the first time, jobs or none."""
+    def emit(self, jobs: Iterable[JobRef]) -> None:
+        """Emit the warning to jobs that have not received it. The first call logs it, even without jobs."""
         for job in set(jobs) - self._told if self._text else ():
             self._told.add(job)
-            self._story.tell(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
+            self._emitter.queue(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
 
     @cached_property
     def _text(self) -> str:
@@ -69,7 +70,7 @@ class TemplateNotice:
 
 
 def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:
-    """Two turns: some templates keep the last reply and rewrite the one before."""
+    """Return whether the template rewrites the past within two turns: some keep the last reply and rewrite the one before."""
     conversation = None
     for _ in range(2):
         prompt = extend(tokenizer, conversation, _USER)

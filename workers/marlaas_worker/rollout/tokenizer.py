@@ -1,4 +1,4 @@
-"""Gateway to transformers' tokenizers: a pool's own tokenizer and chat template, read once."""
+"""Adapter for transformers' tokenizers: a pool's tokenizer and chat template, loaded once."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import ChatMessage, ToolCall
+from marlaas_api.messages import ChatMessage, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend
 
 _ANY_TOOL = json.dumps(
@@ -22,11 +22,11 @@ _ANY_TOOL = json.dumps(
 
 
 class TokenizerUnreadable(Permanent):
-    """The pool's model folder has no tokenizer that transformers can read."""
+    """The pool's model folder has no tokenizer that transformers can load."""
 
 
 class PretrainedTokenizer:
-    """`conversation.Tokenizer` over a Hugging Face folder. `end_ids` end a reply."""
+    """`conversation.Tokenizer` for a Hugging Face folder. `end_ids` end a reply."""
 
     def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -35,14 +35,14 @@ class PretrainedTokenizer:
 
     @classmethod
     def load(cls, model_path: str) -> "PretrainedTokenizer":
-        """Read a model folder's tokenizer; takes a while. Raises TokenizerUnreadable."""
+        """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable."""
         try:
             return cls(AutoTokenizer.from_pretrained(model_path), _end_ids(Path(model_path)))
         except (OSError, ValueError) as error:
             raise TokenizerUnreadable(f"no tokenizer in {model_path}: {error}") from error
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """The template's text with the generation prompt. Raises BadAppend in the template's own words."""
+        """Render the chat template with the generation prompt. Raises BadAppend with the template's error text."""
         if self._tokenizer.chat_template is None:
             raise BadAppend("the base model has no chat template: append raw text instead of messages")
         if tools and not self.shows_tools:
@@ -54,12 +54,12 @@ class PretrainedTokenizer:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether a tool changes anything in what the template renders."""
+        """Whether the template's output depends on the tools."""
         messages = (ChatMessage(role="user", content="?"),)
         try:
             return self._rendered(messages, (_ANY_TOOL,)) != self._rendered(messages, ())
         except (TemplateError, ValueError, TypeError):
-            return True  # it will say itself what it does not like
+            return True  # Then `render` raises the template's own error for the actual messages.
 
     def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[str]) -> str:
         return str(
@@ -82,14 +82,14 @@ class PretrainedTokenizer:
 
 
 def _end_ids(folder: Path) -> list[int]:
-    """What the model itself says that it ends with, besides its tokenizer's end token."""
+    """Return the end tokens of the model's `generation_config.json`, in addition to the tokenizer's end token."""
     config = folder / "generation_config.json"
     ends = json.loads(config.read_bytes()).get("eos_token_id") if config.exists() else None
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
-    """A message as templates want it: arguments are an object, and what is not there is left out."""
+    """Convert a message for chat templates: tool arguments as an object, absent fields left out."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         plain["name"] = message.name
@@ -100,6 +100,6 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _plain_call(call: ToolCall) -> dict[str, Any]:
+def _plain_call(call: ToolCallMessage) -> dict[str, Any]:
     function = {"name": call.name, "arguments": json.loads(call.arguments)}
     return {"type": "function", "id": call.id, "function": function}

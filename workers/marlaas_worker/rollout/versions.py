@@ -1,8 +1,9 @@
-"""Adapter versions inside the engine: which to bring in, and the one gate through which a request gets one.
+"""Adapter versions in the engine: loads and evicts them, and gives them to requests.
 
-Invariant: a version is given out only between its proof and its unloading, within one life of the engine. The newest version of every
-served agent is brought in ahead of any request for it; others come when they are asked for, and what nobody asks for goes when its slot
-is needed. One slot is kept free if it can be, so that a commit need not wait for an unload.
+Invariant: a version is given to requests only after its proof and before its unloading, in one incarnation of
+the engine. The newest version of every served agent is loaded before any request for it. Other versions are
+loaded on request, and evicted when their slot is needed. If possible one slot stays free, so that a new version
+need not wait for an unload.
 """
 
 import asyncio
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef, JobRef
+from marlaas_worker.job_events import EventEmitter
+from marlaas_worker.role import wait_for
+from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
-from marlaas_worker.rollout.library import Library
-from marlaas_worker.rollout.pause import pause
 from marlaas_worker.rollout.retries import Retries
 from marlaas_worker.rollout.slots import SlotTable
-from marlaas_worker.rollout.story import Story
 from marlaas_worker.rollout.supervision import SupervisedEngine
 from marlaas_worker.rollout.waits import Waits, to_yield
 
@@ -31,33 +32,36 @@ LoadProven = Callable[[Engine, Manifest, LoadedAdapter], Awaitable[object]]
 
 
 class VersionRefused(Permanent):
-    """A version that is not what it claims to be, or that the engine will not have; it is never served."""
+    """A version that failed its proof or that the engine refused; it is never served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A proven version while a request runs on it. `life` is the engine's in which it was proven."""
+    """A proven version while a request runs on it. incarnation: the engine incarnation in which it was proven."""
 
     loaded: LoadedAdapter
     manifest: Manifest
-    life: int
+    incarnation: int
 
 
 class Versions:
-    """Reconciles the engine's slots towards what is newest and what is asked for. `changed` is called when the proven set changes."""
+    """Reconciles the engine's slots with the newest and the requested versions.
+
+    `changed` is called when the proven set changes.
+    """
 
     def __init__(
         self,
         engine: SupervisedEngine,
-        library: Library,
+        adapter_cache: AdapterCache,
         load_proven: LoadProven,
-        story: Story,
+        emitter: EventEmitter,
         changed: Callable[[], None],
     ) -> None:
         self._engine = engine
-        self._library = library
+        self._adapter_cache = adapter_cache
         self._load_proven = load_proven
-        self._story = story
+        self._emitter = emitter
         self._changed = changed
         self._table = SlotTable(engine.limits.slots, engine.slot_numbers)
         self._retries = Retries()
@@ -77,14 +81,14 @@ class Versions:
         return tuple(self._ready)
 
     def prefer(self, newest: Iterable[AdapterRef]) -> None:
-        """Say what the newest version of every served agent is."""
+        """Set the newest version of every served agent."""
         self._newest = {adapter.at(0): adapter for adapter in newest}
         self._wake.set()
         self._tell_news()
 
     @contextlib.asynccontextmanager
     async def hold(self, adapter: AdapterRef) -> AsyncIterator[Held]:
-        """Keep a proven version from being unloaded while the context is open; waits for it. Raises VersionRefused."""
+        """Wait for a proven version, and prevent its unloading while the context is open. Raises VersionRefused."""
         held = await self._acquire(adapter)
         try:
             yield held
@@ -94,7 +98,10 @@ class Versions:
                 self._wake.set()
 
     async def newest_verified(self, agent: AdapterRef) -> int:
-        """Newest proven version of an agent (named by any version); waits for the first. Raises VersionRefused."""
+        """Return the newest proven version of an agent; wait for the first one. Raises VersionRefused.
+
+        agent: an adapter of the agent at any version.
+        """
         while True:
             proven = [ref.version for name, ref in self._resident.items() if name in self._ready and _same(ref, agent)]
             if proven:
@@ -107,7 +114,7 @@ class Versions:
                 await self._waits.wait(newest)
 
     def explain(self, adapter: AdapterRef) -> str:
-        """Why a version is not served yet, for people."""
+        """Return why a version is not served yet, for people."""
         name = adapter.engine_name
         if (trouble := self._retries.trouble(name)) is not None:
             return f"the last attempt failed: {trouble.error}"
@@ -117,8 +124,8 @@ class Versions:
             return "it is being loaded and proven"
         return f"no free slot: all {self._table.num_slots} hold versions in use"
 
-    def died(self) -> None:
-        """The engine is gone: nothing is loaded, nothing is proven."""
+    def engine_stopped(self) -> None:
+        """Discard all state of the engine's incarnation: nothing is loaded or proven any more."""
         for load in self._loading:
             load.cancel()
         self._leftover += self._resident.values()
@@ -129,18 +136,18 @@ class Versions:
         self._yielding = frozenset()
         self._changed()
 
-    def revived(self) -> None:
-        """The engine is back, and empty."""
+    def engine_restarted(self) -> None:
+        """Start loading again, into the empty engine."""
         self._wake.set()
 
     async def reconcile(self) -> None:
-        """Bring in and give up versions, until cancelled."""
+        """Load and evict versions, until cancelled."""
         async with asyncio.TaskGroup() as loads:
             while True:
                 self._wake.clear()
                 if self._engine.up:
                     await self._step(loads)
-                await pause(self._wake, self._until_retry())
+                await wait_for(self._wake, self._until_retry())
 
     async def _acquire(self, adapter: AdapterRef) -> Held:
         name = adapter.engine_name
@@ -148,7 +155,7 @@ class Versions:
             self._raise_refusal(name)
             loaded = None if name in self._yielding else self._table.acquire(name)
             if loaded is not None:
-                return Held(loaded, self._ready[name], self._engine.life)
+                return Held(loaded, self._ready[name], self._engine.incarnation)
             await self._waits.wait(adapter)
 
     def _raise_refusal(self, name: str) -> None:
@@ -156,16 +163,16 @@ class Versions:
             raise VersionRefused(f"{name} is refused: {refusal}") from refusal
 
     async def _step(self, loads: asyncio.TaskGroup) -> None:
-        """One round: give up, bring in, and let those go on whose version is there. Ends early if the engine dies meanwhile."""
-        life = self._engine.life
+        """Run one round: evict, load, and release requests whose version is ready. Returns early if the engine goes down."""
+        incarnation = self._engine.incarnation
         while self._leftover:
-            await self._library.discard(self._leftover.pop())
+            await self._adapter_cache.discard(self._leftover.pop())
         wanted = self._wanted()
         plan = self._table.plan([*wanted, _SPARE])
         for adapter in plan.unload:
-            if life == self._engine.life:
+            if incarnation == self._engine.incarnation:
                 await self._give_up(adapter)
-        if life != self._engine.life:
+        if incarnation != self._engine.incarnation:
             return
         for name in plan.load:
             if name != _SPARE:
@@ -177,7 +184,11 @@ class Versions:
                 self._settle(name)
 
     def _wanted(self) -> dict[str, AdapterRef]:
-        """By urgency: asked for, first come; then newest, resident ones first so that they are not given up for each other."""
+        """Return the wanted versions by urgency.
+
+        Requested versions come first, in order of request. Then come the newest versions, resident ones first,
+        so that newest versions do not evict each other.
+        """
         now = _clock()
         newest = sorted(self._newest.values(), key=lambda ref: ref.engine_name not in self._resident)
         refs = [*self._waits.adapters(), *newest]
@@ -190,7 +201,7 @@ class Versions:
 
     def _begin(self, loads: asyncio.TaskGroup, adapter: AdapterRef) -> None:
         name = adapter.engine_name
-        loaded = self._table.begin(name, self._library.place(adapter))
+        loaded = self._table.begin(name, self._adapter_cache.place(adapter))
         self._resident[name] = adapter
         load = loads.create_task(self._bring_in(adapter, loaded), name=f"load {name}")
         self._loading.add(load)
@@ -202,29 +213,29 @@ class Versions:
         self._ready.pop(loaded.name, None)
         self._changed()
         await self._unload(loaded)
-        await self._library.discard(adapter)
+        await self._adapter_cache.discard(adapter)
 
     async def _unload(self, loaded: LoadedAdapter) -> None:
-        life = self._engine.life
+        incarnation = self._engine.incarnation
         try:
             await self._engine.unload(loaded)
         except EngineDown:
             return
         except LoadFailed as error:
-            self._engine.report(life, f"its slots are not what they should be: {error}")
+            self._engine.report(incarnation, f"its slots are not what they should be: {error}")
 
     async def _bring_in(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
-        """Load and prove; whatever goes wrong, the version is not served and the role lives on."""
-        life = self._engine.life
+        """Load and prove a version. On any error the version is not served, and the role continues."""
+        incarnation = self._engine.incarnation
         try:
-            manifest = await self._library.manifest(adapter)
-            await self._library.fetch(manifest)
+            manifest = await self._adapter_cache.manifest(adapter)
+            await self._adapter_cache.fetch(manifest)
             await self._load_proven(self._engine, manifest, loaded)
         except Exception as error:
-            if life == self._engine.life:
+            if incarnation == self._engine.incarnation:
                 await self._failed(adapter, loaded, error)
         else:
-            if life == self._engine.life:
+            if incarnation == self._engine.incarnation:
                 self._serve(adapter, loaded, manifest)
 
     def _serve(self, adapter: AdapterRef, loaded: LoadedAdapter, manifest: Manifest) -> None:
@@ -236,13 +247,13 @@ class Versions:
         self._changed()
         self._wake.set()
         said = f"version {adapter.version} of agent {adapter.agent} is verified and served"
-        self._story.tell(_job(adapter), "VersionVerified", said, once=f"verified/{name}")
+        self._emitter.queue(_job(adapter), "VersionVerified", said, once=f"verified/{name}")
 
     async def _failed(self, adapter: AdapterRef, loaded: LoadedAdapter, error: Exception) -> None:
-        life = self._engine.life
+        incarnation = self._engine.incarnation
         await self._unload(loaded)
-        await self._library.discard(adapter)
-        if life != self._engine.life:
+        await self._adapter_cache.discard(adapter)
+        if incarnation != self._engine.incarnation:
             return
         name = adapter.engine_name
         self._table.drop(loaded)
@@ -255,7 +266,7 @@ class Versions:
         _log.error("%s is refused and never served", name, exc_info=error)
         self._settle(name)
         said = f"version {adapter.version} of agent {adapter.agent} is refused and never served: {error}"
-        self._story.tell(_job(adapter), "VersionRefused", said)
+        self._emitter.queue(_job(adapter), "VersionRefused", said)
 
     def _settle(self, name: str) -> None:
         self._waits.settle(name)

@@ -1,4 +1,4 @@
-"""`adapter_groups` in the place of vLLM's own CPU kernels; `vllm_extension` puts it there, within vLLM's worker processes."""
+"""Replaces vLLM's CPU kernels by `adapter_groups`; installed by `vllm_extension` in vLLM's worker processes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from marlaas_worker.rollout.adapter_groups import Groups, add_adapters, group_ro
 
 
 class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
-    """vLLM's wrapper for linear layers, whose rows are grouped by slot once per step."""
+    """vLLM's wrapper for linear layers, with rows grouped by slot once per forward pass."""
 
     _groups: Groups = ()
 
@@ -26,5 +26,5 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
         *_: Any,
         **__: Any,
     ) -> None:
-        """Add to `y` in place; vLLM's scale is always 1, for B has it."""
+        """Add the adapters' outputs to `y`, in place. vLLM's scale is ignored: it is always 1, since B is already scaled."""
         add_adapters(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), self._groups, lora_a_stacked, lora_b_stacked)

@@ -1,7 +1,8 @@
-"""The real engine: vLLM's `AsyncLLM` embedded, token ids in, token ids and logprobs out.
+"""Production engine: vLLM's `AsyncLLM`, with token ids as input, and token ids and logprobs as output.
 
-The gateway to vLLM: with `vllm_extension`, which runs inside vLLM's processes, the only module that imports it, and only once an engine
-starts. vLLM runs as a core process and worker processes below ours; `vllm_life.Life` is one run of them. It knows no tokenizer, job or bus.
+Only this package's vLLM modules import vllm, and only when an engine starts. vLLM runs as a core process and
+worker processes below this one; `vllm_incarnation.EngineIncarnation` is one run of them. Uses no tokenizer, job
+or bus.
 """
 
 import asyncio
@@ -34,18 +35,20 @@ from marlaas_worker.rollout.engine import (
     unheard,
 )
 from marlaas_worker.rollout.slots import Residents
-from marlaas_worker.rollout.vllm_life import Life, begin_life
+from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
 ANSWER_BOUND_S = 30.0
 _LAST_AT_ONCE = 1 << 30
-"""Tokens per message after the first: vLLM sends the first token as soon as it is drawn, and the others with the last."""
+"""Tokens per message after the first. vLLM sends the first token at once, and all others with the last one."""
 
 
 class VllmEngine:
-    """See `engine.Engine`. `end_ids` end a generation; `answer_bound_s` is how long an engine may be silent before it counts as hung.
+    """See `engine.Engine`. Raises Permanent if the folder contains no model.
 
-    Raises Permanent if the model's folder holds no model.
+    Args:
+        end_ids: tokens that end a generation.
+        answer_bound_s: seconds without an answer after which the engine counts as hung.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class VllmEngine:
         self._end_ids = end_ids
         self._answer_bound_s = answer_bound_s
         self._residents = Residents(self.limits.slots)
-        self._life: Life | None = None
+        self._incarnation: EngineIncarnation | None = None
 
     @property
     def base(self) -> str:
@@ -72,46 +75,46 @@ class VllmEngine:
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
-        """vLLM's processes below ours, the core first; none while the engine is not running."""
-        return self._life.processes if self._life else ()
+        """vLLM's processes, the core first; empty while the engine is not running."""
+        return self._incarnation.processes if self._incarnation else ()
 
     async def start(self) -> None:
-        if self._life is None:
-            self._life = await begin_life(self._settings)
+        if self._incarnation is None:
+            self._incarnation = await start_incarnation(self._settings)
 
     async def restart(self) -> None:
         await self.stop()
         await self.start()
 
     async def stop(self) -> None:
-        life, self._life = self._life, None
+        incarnation, self._incarnation = self._incarnation, None
         self._residents.clear()
-        if life is not None:
-            await life.end()
+        if incarnation is not None:
+            await incarnation.end()
 
     async def load(self, adapter: LoadedAdapter) -> None:
-        life = self._alive()
+        incarnation = self._alive()
         self._residents.admit(adapter)
         try:
             _rank(adapter)
-            await life.call(life.llm.add_lora(_lora_request(adapter)))
+            await incarnation.call(incarnation.llm.add_lora(_lora_request(adapter)))
         except asyncio.CancelledError:
-            raise  # the engine may have it or not: the caller unloads
+            raise  # The adapter may be loaded or not: the caller unloads it.
         except Exception as error:
             self._residents.remove(adapter)
             raise refusal(adapter, error) from error
 
     async def unload(self, adapter: LoadedAdapter) -> None:
-        life = self._alive()
+        incarnation = self._alive()
         if self._residents.remove(adapter):
-            await life.call(life.llm.remove_lora(adapter.slot_id))
+            await incarnation.call(incarnation.llm.remove_lora(adapter.slot_id))
 
     async def digest(self, adapter: LoadedAdapter) -> str:
-        life = self._alive()
+        incarnation = self._alive()
         self._residents.require(adapter)
         try:
             arguments = (adapter.slot_id, _rank(adapter))
-            answers = await life.call(life.llm.collective_rpc("marlaas_slot_digest", args=arguments))
+            answers = await incarnation.call(incarnation.llm.collective_rpc("marlaas_slot_digest", args=arguments))
         except Exception as error:
             raise refusal(adapter, error) from error
         return str(answers[0])
@@ -141,34 +144,34 @@ class VllmEngine:
         return _completion(outputs, sampling)
 
     async def healthy(self) -> bool:
-        life = self._life
-        if life is None or life.down.done():
+        incarnation = self._incarnation
+        if incarnation is None or incarnation.down.done():
             return False
         try:
             async with asyncio.timeout(self._answer_bound_s):
-                await life.call(life.llm.list_loras())
+                await incarnation.call(incarnation.llm.list_loras())
         except TimeoutError:
-            life.declare_down(f"vLLM has not answered for {self._answer_bound_s:g} s")
+            incarnation.declare_down(f"vLLM has not answered for {self._answer_bound_s:g} s")
         except Exception as error:
-            life.declare_down(f"vLLM answered with an error: {error}")
-        return not life.down.done()
+            incarnation.declare_down(f"vLLM answered with an error: {error}")
+        return not incarnation.down.done()
 
-    def _alive(self) -> Life:
-        if self._life is None:
+    def _alive(self) -> EngineIncarnation:
+        if self._incarnation is None:
             raise EngineDown("the engine is not running")
-        if self._life.down.done():
-            raise EngineDown(self._life.down.result())
-        return self._life
+        if self._incarnation.down.done():
+            raise EngineDown(self._incarnation.down.result())
+        return self._incarnation
 
     async def _run(
         self, request: str, adapter: LoadedAdapter, ids: npt.NDArray[np.int32], params: Any, began: Began
     ) -> list[Any]:
-        """Return what vLLM sends of a request, in order; the last message has the reason of its end."""
-        life = self._alive()
+        """Return vLLM's messages of a request, in order; the last one has the finish reason."""
+        incarnation = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
-        streamed = life.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
+        streamed = incarnation.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
         try:
-            outputs = await life.call(_all(streamed, began))
+            outputs = await incarnation.call(_all(streamed, began))
         except MarlaasError:
             raise
         except Exception as error:
@@ -193,7 +196,10 @@ def _rank(adapter: LoadedAdapter) -> int:
 
 
 def refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
-    """What an error of vLLM's about an adapter means. A refused adapter is never served, so an error of the device must not pass for one."""
+    """Convert vLLM's error about an adapter into this role's errors.
+
+    Device errors become EngineDown or OutOfMemory, not LoadFailed: a refused adapter is never served again.
+    """
     if isinstance(error, EngineDown | LoadFailed):
         return error
     words = (
@@ -201,7 +207,7 @@ def refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
         if isinstance(error, AdapterInvalid | PromptInvalid)
         else str(error).partition("failed: ")[2] or repr(error)
     )
-    if says_lost(words):  # vLLM answers such a call with its error and lives on, until the next step ends it
+    if says_lost(words):  # vLLM returns this error and continues to run, until the next step ends it.
         return EngineDown(f"its device is lost: {words}")
     return (OutOfMemory if says_no_memory(words) else LoadFailed)(f"{adapter.name}: {words}")
 

@@ -1,7 +1,8 @@
-"""What runs inside vLLM's worker processes: reading a slot back, faster adapters on a CPU, and ending when the engine's owner is gone.
+"""Code that runs in vLLM's worker processes: slot digests, CPU adapters, and exit with the owner process.
 
-vLLM mixes `SlotReader` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`. It reads private
-attributes of vLLM 0.32 (`lora/model_manager.py`); `tests/rollout/test_engine_contract.py` breaks if they move.
+vLLM mixes `SlotReader` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`. It
+reads private attributes of vLLM 0.32 (`lora/model_manager.py`); `tests/rollout/test_engine_contract.py` fails
+if they move.
 """
 
 import contextlib
@@ -22,12 +23,17 @@ OWNER = "MARLAAS_ENGINE_OWNER"
 
 
 class SlotReader:
-    """Mixed into vLLM's worker; every name must be one that vLLM does not use."""
+    """Mixin for vLLM's worker class; its names must not collide with vLLM's."""
 
     model_runner: Any
 
     def marlaas_slot_digest(self, slot_id: int, rank: int) -> str:
-        """Digest of what an adapter's slot holds. Raises LookupError if it has none, ValueError for tensors beyond its rank."""
+        """Return the digest of an adapter's slot.
+
+        Raises:
+            LookupError: no slot holds the adapter.
+            ValueError: the slot has nonzero values beyond the adapter's rank.
+        """
         manager = self.model_runner.lora_manager._adapter_manager
         if slot_id not in manager.lora_index_to_id:
             raise LookupError(f"no slot holds adapter {slot_id}")
@@ -35,7 +41,7 @@ class SlotReader:
 
 
 def _held(manager: Any, index: int, rank: int) -> Iterator[tuple[str, Kind, torch.Tensor]]:
-    """Return (module, kind, tensor) of one slot, packed layers (q, k, v as qkv_proj) taken apart again."""
+    """Yield (module, kind, tensor) of one slot, with packed layers (qkv_proj) split into their parts (q, k, v)."""
     for name, layer in manager.modules.items():
         if getattr(layer, "tp_size", 1) != 1:
             raise ValueError("slots cannot be read back under tensor parallelism")
@@ -48,7 +54,7 @@ def _held(manager: Any, index: int, rank: int) -> Iterator[tuple[str, Kind, torc
 
 
 def _within_rank(module: str, kind: Kind, held: torch.Tensor, rank: int) -> torch.Tensor:
-    if held.dim() != 3:  # an embedding's table, which no adapter of ours has
+    if held.dim() != 3:  # The table of an embedding, which our adapters do not have.
         if bool(held.any()):
             raise ValueError(f"{module}: an adapted embedding")
         return held
@@ -59,7 +65,7 @@ def _within_rank(module: str, kind: Kind, held: torch.Tensor, rank: int) -> torc
 
 
 def owner_token() -> str:
-    """Identity of this process for `OWNER`: number and start time, since numbers come back."""
+    """Return this process's identity for `OWNER`: pid and start time, since pids are reused."""
     return f"{os.getpid()} {_started(os.getpid())}"
 
 
@@ -68,7 +74,7 @@ def _started(pid: int) -> str:
 
 
 def _open_owner() -> int:
-    """File descriptor that becomes readable when the owner ends. Raises OSError if it is gone."""
+    """Return a file descriptor that becomes readable when the owner exits. Raises OSError if it has exited."""
     pid, started = os.environ[OWNER].split()
     descriptor = os.pidfd_open(int(pid))
     if _started(int(pid)) != started:
@@ -77,7 +83,10 @@ def _open_owner() -> int:
 
 
 def _die_with_owner(core: int | None) -> None:
-    """Wait for the owner's end, then end vLLM's engine core (which alone would wait for requests for ever) and this process."""
+    """Wait until the owner exits, then kill vLLM's engine core and this process.
+
+    The core is killed too, because it would otherwise wait for requests for ever.
+    """
     with contextlib.suppress(OSError):
         select.select([_open_owner()], [], [])
     if core is not None:
@@ -92,7 +101,7 @@ def _watch_owner() -> None:
 
 
 def _open_core() -> int | None:
-    """File descriptor of the core process, our parent; None if we are the core ourselves, or it is gone."""
+    """Return a file descriptor of the core process, our parent; None if this process is the core, or the core has exited."""
     with contextlib.suppress(OSError):
         core = os.pidfd_open(os.getppid())
         variables = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
@@ -108,7 +117,7 @@ def _group_adapters() -> None:
         type(platforms.current_platform).get_punica_wrapper = classmethod(lambda _: name)
 
 
-# vLLM offers a worker no other moment before it loads the model, and a model may take minutes to load.
+# At import: vLLM has no other hook in a worker before it loads the model, which may take minutes.
 if OWNER in os.environ:
     _watch_owner()
     _group_adapters()

@@ -1,9 +1,14 @@
-"""What vLLM is started with, and how to read why it did not start. Pure but for the hardware it looks at; imports no vllm.
+"""vLLM's start settings, and the parser of its log for the reason of a failed start. Does not import vllm.
 
-Every setting here answers a trap of vLLM 0.32 (its V2 runner needs a Triton that CPUs lack; its CPU attention wants blocks of 32; without
-an explicit KV cache size it demands 92 % of memory; a host cache no larger than the slots would evict running adapters). Two end the
-engine for everybody: prompt logprobs in a batch of several requests if the output head may be adapted; and, on a CPU, a seeded
-request whose prompt is prefilled in chunks (`gpu_model_runner._bookkeeping_sync` rewinds a generator that cannot be).
+Pure, except that it checks for a GPU and counts CPU cores. Settings work around problems of vLLM 0.32:
+- Its V2 runner needs a Triton that CPUs lack.
+- Its CPU attention wants blocks of 32.
+- Without an explicit KV cache size it takes 92 % of the memory.
+- A host cache no larger than the slots would evict running adapters.
+- If the output head may be adapted, prompt logprobs in a batch of several requests end the engine for all
+  tenants.
+- On a CPU, a seeded request whose prompt is prefilled in chunks ends the engine for all tenants
+  (`gpu_model_runner._bookkeeping_sync` rewinds a generator that cannot be rewound).
 """
 
 import json
@@ -18,9 +23,9 @@ import torch
 from marlaas_api.errors import Permanent
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.kinds.base import quantity
+from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.calibration import is_adaptable
-from marlaas_worker.dtypes import choose_dtype
-from marlaas_worker.rollout.engine import BaseModel, EngineLimits
+from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 
 BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 512
@@ -30,21 +35,21 @@ _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """All that an engine's start depends on; the same again for every restart. `scratch` takes its log."""
+    """All inputs of an engine's start, the same for every restart. `scratch` contains its log."""
 
-    model: BaseModel
+    model: ModelFolder
     spec: ModelPoolSpec
     limits: EngineLimits
     scratch: Path
 
     @property
     def log(self) -> Path:
-        """Where vLLM's processes write."""
+        """Log file of vLLM's processes."""
         return self.scratch / "vllm.log"
 
 
-def vllm_settings(model: BaseModel, spec: ModelPoolSpec, scratch: Path) -> VllmSettings:
-    """Choose what the pool leaves open. Raises Permanent for what cannot be had."""
+def vllm_settings(model: ModelFolder, spec: ModelPoolSpec, scratch: Path) -> VllmSettings:
+    """Choose the settings that the pool leaves open. Raises Permanent if the pool's spec is not supported."""
     if spec.tensor_parallel_size > 1:
         raise Permanent("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")
     limits = EngineLimits(
@@ -58,12 +63,12 @@ def vllm_settings(model: BaseModel, spec: ModelPoolSpec, scratch: Path) -> VllmS
 
 
 def choose_threads(wanted: int | None, num_cores: int) -> int:
-    """Compute threads: all cores but one, which the trainer, NATS and the sandboxes share."""
+    """Return the number of compute threads. Default: all cores but one, which is left to the trainer, NATS and the sandboxes."""
     return wanted or max(1, num_cores - 1)
 
 
 def environment(settings: VllmSettings) -> dict[str, str]:
-    """Variables that vLLM's processes must find when they start."""
+    """Return the environment variables for vLLM's processes."""
     threads = choose_threads(settings.spec.rollout.threads, len(os.sched_getaffinity(0)))
     common = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     if torch.cuda.is_available():
@@ -73,12 +78,16 @@ def environment(settings: VllmSettings) -> dict[str, str]:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
-        "TORCHDYNAMO_DISABLE": "1",  # with LoRA a model runs eagerly here; a compiler would hold up the first turns for one small kernel
+        "TORCHDYNAMO_DISABLE": "1",  # With LoRA a model runs eagerly on a CPU; compiling one small kernel would delay the first turns.
     }
 
 
 def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]:
-    """Keyword arguments of `AsyncEngineArgs`. One slot more than promised, and the host cache twice the slots: see above."""
+    """Return the keyword arguments of `AsyncEngineArgs`.
+
+    vLLM gets one slot more than the engine promises: with all slots full, its `add_lora` may evict a running
+    adapter. The host cache has twice as many places as the slots, for the same reason.
+    """
     spec, limits = settings.spec, settings.limits
     arguments: dict[str, Any] = {
         "model": str(settings.model.folder),
@@ -107,9 +116,10 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
 
 
 def adaptable_layers(model: Path) -> set[str]:
-    """Names of the linear layers (`q_proj`) that adapters may have: all but embeddings, head, routers and experts.
+    """Return the names of the linear layers (`q_proj`) that adapters may have.
 
-    Read from the shapes in the model's safetensors headers. Raises Permanent if there are none.
+    These are all linear layers but embeddings, head, routers and experts, read from the shapes in the model's
+    safetensors headers. Raises Permanent if there are none.
     """
     names: set[str] = set()
     for file in sorted(model.glob("*.safetensors")):
@@ -123,7 +133,7 @@ def adaptable_layers(model: Path) -> set[str]:
 
 
 def write_log_config(settings: VllmSettings) -> Path:
-    """Begin a new log, keep the one before, and return the configuration that sends every vLLM process there."""
+    """Start a new log, keep the previous one, and return the logging configuration for all vLLM processes."""
     settings.scratch.mkdir(parents=True, exist_ok=True)
     if settings.log.exists():
         settings.log.replace(settings.log.with_suffix(".before.log"))
@@ -142,7 +152,10 @@ def write_log_config(settings: VllmSettings) -> Path:
 
 
 def last_words(log: Path, since: int = 0) -> str:
-    """The first error after `since` bytes of the log: what began it all, in the words of the process that had it; or nothing."""
+    """Return the first error after `since` bytes of the log, as text; empty if there is none.
+
+    The first error is the cause; later ones follow from it.
+    """
     try:
         levels_and_texts = _RECORD.split(log.read_bytes()[since:].decode(errors="replace"))[1:]
     except OSError:

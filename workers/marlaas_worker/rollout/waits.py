@@ -1,4 +1,4 @@
-"""Requests that wait for a version to be served, first come first; and who has to give way to them."""
+"""Requests that wait for a version to be served, in order of arrival; and the versions that must yield their slots to them."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +9,7 @@ from marlaas_api.names import AdapterRef
 
 @dataclass(slots=True)
 class _Wait:
-    """All requests that wait for one version."""
+    """All requests that wait for one version. num: their number."""
 
     adapter: AdapterRef
     num: int = 0
@@ -17,7 +17,7 @@ class _Wait:
 
 
 class Waits:
-    """Versions that are waited for, in the order in which somebody began to. `joined` is called when somebody does."""
+    """Versions that requests wait for, in order of the first request. `joined` is called for each new wait."""
 
     def __init__(self, joined: Callable[[], None]) -> None:
         self._joined = joined
@@ -30,11 +30,11 @@ class Waits:
         return iter(list(self._waits))
 
     def adapters(self) -> list[AdapterRef]:
-        """What is waited for."""
+        """Return the versions that requests wait for."""
         return [wait.adapter for wait in self._waits.values()]
 
     async def wait(self, adapter: AdapterRef) -> None:
-        """Return when the version is settled, one way or the other."""
+        """Return when the version is settled: served or refused."""
         name = adapter.engine_name
         wait = self._waits.setdefault(name, _Wait(adapter))
         wait.num += 1
@@ -47,16 +47,17 @@ class Waits:
                 del self._waits[name]
 
     def settle(self, name: str) -> None:
-        """Let those who wait for a version look again."""
+        """Wake the requests that wait for a version, so that they check it again."""
         wait = self._waits.pop(name, None)
         if wait is not None:
             wait.settled.set()
 
 
 def to_yield(running: Iterable[str], resident: Iterable[str], waiting: Iterable[str]) -> frozenset[str]:
-    """Running versions that take no new requests for now, the longest served first: one for each waiting version without a slot.
+    """Choose running versions that take no new requests for now: one for each waiting version without a slot.
 
-    Without it, a version that always runs something would never give its slot to another.
+    The versions that have been served longest come first. Otherwise a version that always has requests would
+    never free its slot.
     """
     have = set(resident)
     homeless = sum(name not in have for name in waiting)

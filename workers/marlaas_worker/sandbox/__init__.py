@@ -1,5 +1,6 @@
-"""The sandbox role: a supervisor that holds the bus, and child processes that run environment code and hold nothing.
+"""The sandbox role: a supervisor with the bus credential, and child processes that run environment code.
 
-Three kinds of process, each knowing less than the one before:
-`service` (asyncio, bus, credential) → `forkserver` (imported the environment, forks, kills) → `child` (plays one episode).
+There are three kinds of process, each with fewer rights than the one before:
+`service` (asyncio, bus, credential) → `forkserver` (imported the environment, forks, kills) → `child` (plays
+one episode).
 """

@@ -1,6 +1,7 @@
-"""One play of one member of a group: a child runs the environment, the supervisor asks for its turns and judges its end.
+"""One play of one member of a group.
 
-Time that passes while a turn waits or is generated is not the episode's: `turn_clock` counts it.
+A child runs the environment; the supervisor requests its turns and judges its end. Time in which a turn waits
+or is generated does not count against the episode's timeout; `turn_clock` counts it.
 """
 
 import asyncio
@@ -11,12 +12,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from marlaas_api import names
-from marlaas_api.messages import Ending, Episode, FaultClass, GenerateRequest, JobDocument, StopReason, Task
-from marlaas_api.visible import visible
+from marlaas_api.last_words import visible
+from marlaas_api.messages import Ending, Episode, FaultClass, GenerateRequest, JobDocument, StopReason, TaskMessage
 from marlaas_worker.sandbox import frames
+from marlaas_worker.sandbox.child_messages import (
+    BadChildMessage,
+    FaultMessage,
+    Saying,
+    ScoreMessage,
+    ToolMessage,
+    TurnMessage,
+    parse,
+)
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.ledger import Ledger, judge
-from marlaas_worker.sandbox.said import BadSaying, FaultSaying, Saying, ScoreSaying, ToolSaying, TurnSaying, parse
+from marlaas_worker.sandbox.ledger import TurnLedger, judge
 from marlaas_worker.sandbox.server import BrokenEnvironment, Child, Ended, ForkServerLost
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnFailed, TurnTooLong, TurnWaited
 
@@ -26,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class Fault(Exception):
-    """The episode does not count; unless `by_policy` and a tool call was open: then the policy caused it."""
+    """The episode does not count, unless `by_policy` is set and a tool call was open: then the policy caused it."""
 
     def __init__(self, fault: FaultClass, text: str, by_policy: bool = False) -> None:
         super().__init__(text)
@@ -41,8 +50,8 @@ class _Gone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a counting episode was worth."""
+class EpisodeResult:
+    """Result of an episode that counts."""
 
     ending: Ending
     rewards: dict[str, float]
@@ -51,8 +60,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What all attempts of a job share."""
+class AttemptDependencies:
+    """Dependencies that all attempts of a job share."""
 
     document: JobDocument
     children: Children
@@ -65,23 +74,23 @@ class Setting:
 
 
 class Attempt:
-    """Plays once. No two plays of a member have the same `number`, which is part of the episode's id."""
+    """One play. Each play of a member has its own `number`, which is part of the episode's id."""
 
-    def __init__(self, setting: Setting, task: Task, member: int, number: int) -> None:
-        self._setting = setting
-        self._spec = setting.document.spec
+    def __init__(self, dependencies: AttemptDependencies, task: TaskMessage, member: int, number: int) -> None:
+        self._dependencies = dependencies
+        self._spec = dependencies.document.spec
         self._task = task
         self._member = member
         self._episode = names.episode_id(task.group, member, number)
-        self._ledger = Ledger(setting.agents, self._spec.rollout.max_turns)
+        self._ledger = TurnLedger(dependencies.agents, self._spec.rollout.max_turns)
         self._left_s = self._spec.environment.episode_timeout_seconds
         self._tool_s = 0.0
 
     async def play(self, prior_faults: tuple[FaultClass, ...]) -> Episode:
-        """Play and report; whatever environment code does ends in an Episode."""
+        """Play and return an Episode, whatever the environment's code does."""
         started = time.monotonic()
         try:
-            verdict: Verdict | Fault = await self._played()
+            verdict: EpisodeResult | Fault = await self._played()
         except Fault as fault:
             verdict = fault
         ended = {"prior_faults": prior_faults, "duration_s": time.monotonic() - started}
@@ -99,15 +108,15 @@ class Attempt:
         }
         return blank.model_copy(update={**ended, **scored})
 
-    async def _played(self) -> Verdict:
+    async def _played(self) -> EpisodeResult:
         output = None
         try:
-            async with self._setting.children.child() as child:
+            async with self._dependencies.children.child() as child:
                 output = child.output
                 return await self._conversed(child)
         except Fault as fault:
             if fault.by_policy and self._ledger.tool_rewards is not None:
-                return Verdict(Ending.TOOL_ERROR, self._ledger.tool_rewards, {}, self._tool_s)
+                return EpisodeResult(Ending.TOOL_ERROR, self._ledger.tool_rewards, {}, self._tool_s)
             printed = output.text() if output is not None else ""
             raise Fault(fault.fault, f"{fault}\noutput: {printed}" if printed else str(fault)) from fault
         except BrokenEnvironment as error:
@@ -115,31 +124,31 @@ class Attempt:
         except ForkServerLost as error:
             raise Fault(FaultClass.INFRA, str(error)) from error
 
-    async def _conversed(self, child: Child) -> Verdict:
+    async def _conversed(self, child: Child) -> EpisodeResult:
         task = self._task
         start = {"split": task.split, "index": task.index, "seed": task.seed}
-        shared = {"agents": self._setting.agents, "temperature": self._spec.rollout.temperature}
+        shared = {"agents": self._dependencies.agents, "temperature": self._spec.rollout.temperature}
         await _tell(child, start | shared)
         while True:
             saying = await self._heard(child)
             match saying:
-                case TurnSaying():
+                case TurnMessage():
                     await self._answer(child, saying)
-                case ToolSaying():
+                case ToolMessage():
                     self._ledger.tool_rewards = saying.rewards if saying.is_open else None
-                case FaultSaying():
+                case FaultMessage():
                     raise Fault(FaultClass.ENV, saying.text)
-                case ScoreSaying():
+                case ScoreMessage():
                     await asyncio.wait({child.ended}, timeout=_LAST_WORDS_S)
-                    return Verdict(self._ledger.ending(saying), saying.rewards, saying.metrics, saying.tool_s)
+                    return EpisodeResult(self._ledger.ending(saying), saying.rewards, saying.metrics, saying.tool_s)
 
     async def _heard(self, child: Child) -> Saying:
-        """Wait for what the child says next, as long as the episode has time; this is time of the environment."""
+        """Wait for the child's next message within the episode's time, which counts as the environment's."""
         started = time.monotonic()
         try:
             async with asyncio.timeout(max(0.0, self._left_s)):
                 body = await _unless_gone(child, frames.read(child.reader), _LAST_WORDS_S)
-            return parse(body, self._setting.agents)
+            return parse(body, self._dependencies.agents)
         except TimeoutError:
             await child.print_stack()
             limit_s = self._spec.environment.episode_timeout_seconds
@@ -147,7 +156,7 @@ class Attempt:
                 f"the environment took longer than {limit_s:g} s, turns not counted (environment.episodeTimeoutSeconds)"
             )
             raise Fault(FaultClass.ENV, text, by_policy=True) from None
-        except (BadSaying, frames.BadFrame) as error:
+        except (BadChildMessage, frames.BadFrame) as error:
             raise Fault(
                 FaultClass.ENV, f"the environment wrote to its supervisor what is no message: {error}"
             ) from error
@@ -173,15 +182,15 @@ class Attempt:
         death = judge(ended, self._spec.environment.memory)
         return Fault(death.fault, death.text, death.by_policy)
 
-    async def _answer(self, child: Child, asked: TurnSaying) -> None:
+    async def _answer(self, child: Child, asked: TurnMessage) -> None:
         try:
             if not self._ledger.admits(asked):
                 limit = self._spec.rollout.max_turns
                 text = f"agent {asked.agent!r} has had its {limit} turns (rollout.maxTurns)"
                 return await _tell(child, {"kind": "limit", "text": text})
             timeout_s = self._spec.environment.turn_timeout_seconds
-            reply = await _unless_gone(child, self._setting.turns.generate(self._request(asked), timeout_s))
-        except (BadSaying, TurnTooLong) as error:
+            reply = await _unless_gone(child, self._dependencies.turns.generate(self._request(asked), timeout_s))
+        except (BadChildMessage, TurnTooLong) as error:
             raise Fault(FaultClass.ENV, str(error)) from error
         except TurnFailed as error:
             raise Fault(FaultClass.INFRA, str(error)) from error
@@ -194,7 +203,7 @@ class Attempt:
         answer = {"text": reply.text, "stop_reason": stop, "num_tokens": reply.num_tokens, "turn": number}
         return await _tell(child, {"kind": "reply", "num_prompt_tokens": reply.num_prompt_tokens, **answer})
 
-    def _request(self, asked: TurnSaying) -> GenerateRequest:
+    def _request(self, asked: TurnMessage) -> GenerateRequest:
         return GenerateRequest(
             **_job(self._task),
             agent=asked.agent,
@@ -210,32 +219,35 @@ class Attempt:
         )
 
 
-def unplayed(task: Task, member: int, episode: str) -> Episode:
-    """Return what is known of an episode before it is played."""
+def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:
+    """Return the fields of an episode that are known before it is played."""
     return Episode(**_job(task), group=task.group, split=task.split, index=task.index, member=member, episode=episode)
 
 
 def _bounded(text: str) -> str:
-    """Keep the beginning and, for tracebacks, most of the end. It ends in statuses, and so on the terminals of people of other namespaces."""
+    """Keep the beginning and most of the end of a fault's text, and escape its control characters.
+
+    The text ends up in statuses, and so in terminals of people of other namespaces.
+    """
     text = visible(text)
     if len(text) <= _MAX_FAULT_TEXT:
         return text
     return f"{text[:1000]}\n[…]\n{text[-(_MAX_FAULT_TEXT - 1000) :]}"
 
 
-def _job(task: Task) -> dict[str, str]:
+def _job(task: TaskMessage) -> dict[str, str]:
     return {"namespace": task.namespace, "job": task.job, "uid": task.uid}
 
 
 async def _tell(child: Child, message: dict[str, Any]) -> None:
-    """Answer the child; if it is gone, the next thing heard of it says so."""
+    """Send a message to the child; ignore a closed connection, which the next read reports."""
     with contextlib.suppress(ConnectionError):
         child.writer.write(frames.encode(message))
         await child.writer.drain()
 
 
 async def _unless_gone(child: Child, work: Coroutine[Any, Any, _T], grace_s: float = 0.0) -> _T:
-    """Await the work, but at most `grace_s` longer than the child lives. Raises _Gone, and whatever the work raises."""
+    """Await `work`, but at most `grace_s` after the child's end. Raises _Gone, and the errors of `work`."""
     task = asyncio.create_task(work)
     try:
         either: set[asyncio.Future[Any]] = {task, child.ended}

@@ -1,6 +1,6 @@
-"""One episode in a process of its own, just forked from the fork server; ends by `os._exit`, whatever happens.
+"""One episode in a process of its own, forked from the fork server; always exits by `os._exit`.
 
-Knows a channel to the supervisor and nothing else: no bus, no credential, no other episode.
+It has a channel to the supervisor and nothing else: no bus, no credential, no other episode.
 """
 
 import contextlib
@@ -30,21 +30,21 @@ MAX_FAULT_TEXT = 6000
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What one child is held to. tmp: its own folder for temporary files, removed after it."""
+    """Limits of one child. tmp: its own folder for temporary files, removed after its exit."""
 
     memory_bytes: int
     tmp: str
 
 
 class PipeChannel:
-    """The agents' channel: every turn is a question to the supervisor."""
+    """The agents' channel: requests every turn from the supervisor."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._sending = threading.Lock()  # an environment's threads speak too
+        self._sending = threading.Lock()  # an environment's threads send too
 
     def turn(self, request: TurnRequest) -> Reply:
-        """Ask the supervisor. Raises TurnLimit."""
+        """Request a turn from the supervisor. Raises TurnLimit."""
         self._send(
             kind="turn",
             agent=request.agent,
@@ -60,7 +60,7 @@ class PipeChannel:
         return Reply(answer["text"], stop, answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
-        """Tell the supervisor, so that a death in a tool call is known for what it is."""
+        """Report the start or end of a tool call, so that the supervisor can attribute a crash to it."""
         self._send(kind="tool", is_open=is_open, rewards=dict(rewards))
 
     def _send(self, **message: Any) -> None:
@@ -70,7 +70,7 @@ class PipeChannel:
 
 
 def run(environment: Environment, channel: socket.socket, output: int, confinement: Confinement) -> NoReturn:
-    """Become the episode's process: take the place prepared for it, play, report, end."""
+    """Set up the process, play one episode, report its result, and exit."""
     status = 1
     try:
         _settle(output, confinement)
@@ -101,15 +101,15 @@ def _played(environment: Environment, channel: socket.socket) -> dict[str, Any]:
             "ending": outcome.ending,
             "tool_s": outcome.tool_s,
         }
-    except BaseException as error:  # also exit() and KeyboardInterrupt: whatever it was, the supervisor hears of it
+    except BaseException as error:  # also exit() and KeyboardInterrupt: report everything to the supervisor
         message = {"kind": "fault", "text": explain(error)[-MAX_FAULT_TEXT:]}
     if os.getpid() != pid:
-        os._exit(0)  # a fork of the environment's own came out of `play` as well; the first process reports
+        os._exit(0)  # a process that the environment forked also returned from `play`; only the original one reports
     return message
 
 
 def _settle(output: int, confinement: Confinement) -> None:
-    """Own session, nothing to read, output to the supervisor, bounded memory, last in the queue for a core."""
+    """Set up the process: own session, no stdin, output to the supervisor, memory limit, low CPU priority."""
     os.setsid()
     kernel.adopt_orphans()
     kernel.die_with_parent()
@@ -128,7 +128,7 @@ def _settle(output: int, confinement: Confinement) -> None:
 
 
 def _seed_everything(task: Task) -> None:
-    """Global generators too depend on the task alone, so that all members of a group find the same content."""
+    """Seed the global generators from the task alone, so that all members of a group get the same content."""
     seed = derive_seed(task.seed, "global", task.split, task.index)
     random.seed(seed)
     numpy = sys.modules.get("numpy")

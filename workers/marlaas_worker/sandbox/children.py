@@ -1,4 +1,4 @@
-"""Children for episodes: forked when asked for, gone when let go of; the fork server is started when needed, and again when lost."""
+"""Child processes for episodes, and the fork server that makes them."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Children:
-    """Makes children, with a fork server that is started when needed and again when it was lost."""
+    """Forks children; starts the fork server when needed, and again when it was lost."""
 
     def __init__(self, start: Callable[[], Awaitable[Server]]) -> None:
         self._start_server = start
@@ -29,11 +29,11 @@ class Children:
 
     @contextlib.asynccontextmanager
     async def child(self) -> AsyncIterator[Child]:
-        """Fork a child; it and all that it started are gone when the context ends.
+        """Fork a child; it and all its descendants are gone when the context ends.
 
         Raises:
-            BrokenEnvironment: the environment cannot be loaded; remembered for a few seconds.
-            ForkServerLost: it went away this very moment, or there is no room for a process; try again.
+            BrokenEnvironment: the environment cannot be loaded; raised again without a retry for a few seconds.
+            ForkServerLost: the fork server has just ended, or the machine has no room for a process; retry.
         """
         try:
             child = await self._fork(await self._running())
@@ -44,7 +44,7 @@ class Children:
         finally:
             try:
                 await asyncio.shield(child.kill())
-            finally:  # whoever is cancelled again meanwhile leaves no pipe open either
+            finally:  # close the pipes even if a second cancellation interrupts the kill
                 child.close()
 
     @property
@@ -53,7 +53,7 @@ class Children:
         return self._server is not None and not self._server.is_lost
 
     async def warm_up(self) -> None:
-        """Have the environment loaded before the first task comes, and again whenever its server was lost; for ever."""
+        """Load the environment before the first task, and again whenever the fork server was lost; until cancelled."""
         while True:
             try:
                 server = await self._running()
@@ -63,7 +63,7 @@ class Children:
                 await asyncio.sleep(_REMEMBERED_S)
 
     async def close(self) -> None:
-        """End the fork server and every child."""
+        """Stop the fork server and every child."""
         if self._server is not None:
             await self._server.end()
             self._server = None

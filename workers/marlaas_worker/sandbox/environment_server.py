@@ -1,8 +1,9 @@
-"""The fork server of an environment that has an image of its own: it listens on a socket that the supervisor's container shares.
+"""The fork server of an environment with its own image; it listens on a socket shared with the supervisor.
 
-Of each supervisor that connects, one at a time, a process of its own looks after: it loads the environment with the arguments that come with the
-first packet (as a descriptor, so that they may be long), and is then the same fork server as a builtin's. This process runs no environment
-code. When it is told to stop it lets a supervisor that is connected end first: both containers are told at once, and episodes may still finish.
+It serves one supervisor at a time, each in a forked process. That process loads the environment with the
+arguments of the first packet (passed as a descriptor, because a packet's size is limited), and then serves like
+the fork server of a builtin environment. The listening process runs no environment code. On SIGTERM it waits
+until a connected supervisor has ended: both containers get the signal at once, and episodes may still finish.
 """
 
 import contextlib
@@ -21,23 +22,23 @@ from typing import NoReturn
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.forkserver import keep
-from marlaas_worker.sandbox.variables import FIXED
+from marlaas_worker.sandbox.seclusion import FIXED
 
 _SETUP_BYTES = 64
 
 
 def settle_variables() -> None:
-    """Start this program once more if its fixed variables are not set yet: hashing is seeded before anything else happens."""
+    """Re-exec this program if its fixed variables are not set: Python reads PYTHONHASHSEED only at start."""
     if any(os.environ.get(name) != value for name, value in FIXED.items()):
         os.environ.update(FIXED)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def serve(name: str, path: Path) -> None:
-    """Serve an environment (`module:attribute`, or a builtin's name) until told to stop by SIGTERM or SIGINT.
+    """Serve an environment (`module:attribute`, or a builtin's name) until SIGTERM or SIGINT.
 
     Raises:
-        InvalidInput: the socket cannot be made there.
+        InvalidInput: the socket cannot be created.
     """
     stopped = _told_to_stop()
     kernel.adopt_orphans()
@@ -55,7 +56,7 @@ def serve(name: str, path: Path) -> None:
 def _listening(path: Path) -> Iterator[socket.socket]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        path.unlink(missing_ok=True)  # of an earlier life of this container
+        path.unlink(missing_ok=True)  # left over from an earlier run of this container
         listener.bind(str(path))
     except OSError as error:
         raise InvalidInput(f"cannot listen on {path}: {error.strerror or error}") from error
@@ -68,14 +69,14 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 
 def _next(listener: socket.socket, stopped: int) -> socket.socket | None:
-    """Wait for a supervisor; None once told to stop."""
+    """Wait for a supervisor to connect; return None on SIGTERM or SIGINT."""
     watched: list[socket.socket | int] = [listener, stopped]
     ready, _, _ = select.select(watched, [], [])
     return None if stopped in ready else listener.accept()[0]
 
 
 def _look_after(name: str, control: socket.socket) -> NoReturn:
-    """In a process of its own: serve one supervisor."""
+    """Serve one supervisor in this forked process, then exit."""
     scratch = tempfile.mkdtemp(prefix="environment-")
     try:
         signal.set_wakeup_fd(-1)
@@ -93,7 +94,7 @@ def _look_after(name: str, control: socket.socket) -> NoReturn:
 
 
 def _outlast(pid: int) -> None:
-    """Wait for the end of a supervisor's process, and leave nothing of it running."""
+    """Wait for the exit of a supervisor's process, then kill and reap its descendants."""
     while os.waitpid(-1, 0)[0] != pid:
         pass
     with contextlib.suppress(ChildProcessError):
@@ -104,7 +105,7 @@ def _outlast(pid: int) -> None:
 
 
 def _told_to_stop() -> int:
-    """Return a descriptor that becomes readable, for good, when this process is told to stop."""
+    """Return a descriptor that becomes readable, for good, on SIGTERM or SIGINT."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,7 +1,7 @@
-"""A fork server that runs in another container, as the supervisor holds it: connect, hand over the configuration, let go.
+"""Connection to a fork server in another container: connect, send the configuration, close.
 
-Process ids mean nothing here: orders are all that reaches a child, and closing the connection is what ends them all. The other container may
-restart at any time; its socket is then looked for again.
+Process ids of the other container are meaningless here: children are reached only by orders, and closing the
+connection kills them all. The other container may restart at any time; then the supervisor connects again.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ _RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A fork server of another container; it is gone when the connection is."""
+class RemoteServerProcess:
+    """A fork server in another container; it counts as exited when the connection closes."""
 
     control: socket.socket
 
@@ -28,13 +28,13 @@ class Elsewhere:
         return
 
     def kill(self) -> None:
-        """Hang up: the other side then kills its children. That it did cannot be seen from here."""
+        """Close the connection, upon which the other side kills its children. Their end cannot be observed."""
         try:
             self.control.shutdown(socket.SHUT_RDWR)
         except OSError:
             return
 
-    def bury(self, pids: Iterable[int]) -> None:
+    def reap(self, pids: Iterable[int]) -> None:
         return
 
 
@@ -42,8 +42,9 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     """Connect, and wait until the environment is loaded.
 
     Raises:
-        ForkServerLost: nobody listens there within the time for loading.
-        BrokenEnvironment: the environment cannot be imported or made, or what is there is no server of environments.
+        ForkServerLost: no server accepts the connection within the load timeout.
+        BrokenEnvironment: the environment cannot be imported or created, or the socket is not an environment
+            server's.
     """
     control = await _connected(path, config.load_timeout_s)
     output = _nothing_to_hear()
@@ -56,7 +57,7 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     except BaseException:
         control.close()
         raise
-    return Server(Elsewhere(control), control, output)
+    return Server(RemoteServerProcess(control), control, output)
 
 
 async def _connected(path: Path, timeout_s: float) -> socket.socket:
@@ -73,14 +74,14 @@ async def _connected(path: Path, timeout_s: float) -> socket.socket:
                 raise ForkServerLost(
                     f"the environment's container does not listen on {path} ({error.strerror}); its log says why"
                 ) from error
-        except OSError as error:  # the folder is the environment's too: a socket of another kind, or one closed to us
+        except OSError as error:  # the environment may have put another kind of socket there, or a closed one
             control.close()
             raise BrokenEnvironment(f"what is at {path} is no server of environments: {error.strerror}") from error
         await asyncio.sleep(_RETRY_S)
 
 
 def _hand_over(control: socket.socket, config: ChildrenConfig) -> None:
-    """The configuration travels as a file: a packet is bounded, arguments are not."""
+    """Send the configuration as a file descriptor: a packet's size is limited, arguments are not."""
     setup = json.dumps({"args": config.args, "memory_bytes": config.memory_bytes}).encode()
     descriptor = os.memfd_create("configuration")
     try:
@@ -92,7 +93,7 @@ def _hand_over(control: socket.socket, config: ChildrenConfig) -> None:
 
 
 def _nothing_to_hear() -> Output:
-    """What that container prints is in its own log."""
+    """Return an empty output: the other container prints to its own log."""
     readable, writable = os.pipe()
     os.close(writable)
     return Output(readable)

@@ -1,8 +1,8 @@
-"""The fork server: imports the environment once, then forks a process per episode, watches and kills.
+"""The fork server: loads the environment once, then forks a process per episode, monitors and kills them.
 
-Started by exec (`python -m marlaas_worker.sandbox.forkserver FD`) with a clean environment and no credential; its configuration
-is JSON on stdin, its orders and reports are packets of JSON on the socket FD. One thread, so that forking is safe. It ends, with
-all its children, when the socket closes.
+The supervisor starts it by exec (`python -m marlaas_worker.sandbox.forkserver FD`) with a clean environment and
+no credential. Its configuration is JSON on stdin; orders and reports are JSON packets on the socket FD. It has
+one thread, so that forking is safe. It exits, with all its children, when the socket closes.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ class _Playing:
 
 
 class ForkServer:
-    """Forks on order; reports when a child began and how it ended.
+    """Forks and kills children by order; reports when a child started and how it ended.
 
-    Invariant: the direct children of this process are the episodes in `_playing`, and strays that an episode left behind
-    (orphans of a living episode stay with it); so every other child is killed.
+    Invariant: the direct children of this process are the episodes in `_playing`, and orphans of ended episodes
+    (orphans of a running episode stay with it). Every other child is therefore killed.
     """
 
     def __init__(self, control: socket.socket, environment: Environment, memory_bytes: int) -> None:
@@ -58,7 +58,7 @@ class ForkServer:
         self._shared_bytes = kernel.held_bytes(os.getpid())
 
     def serve(self) -> None:
-        """Obey until the supervisor is gone, then leave nothing running."""
+        """Execute orders until the supervisor closes the socket, then kill all children."""
         while self._obeyed():
             self._reap()
             self._look()
@@ -114,14 +114,14 @@ class ForkServer:
             self._report(report="forked", number=number, pid=pid)
 
     def _forget_server(self) -> None:
-        """In the child: drop what is the server's."""
+        """In the child: close the server's descriptors and reset its signal handling."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
         os.close(self._wake)
 
     def _reap(self) -> None:
-        """Bury the dead: first what is left of an episode's group, then itself, then what it had started."""
+        """Reap exited children, then kill orphans of ended episodes."""
         while (pid := _dead_child()) is not None:
             self._bury(pid)
         for stray in set(kernel.children(os.getpid())) - set(self._playing):
@@ -138,7 +138,7 @@ class ForkServer:
             self._report(report="ended", number=playing.number, status=code, cause=playing.cause)
 
     def _look(self) -> None:
-        """Kill what holds too much memory, or has started too many processes."""
+        """Kill episodes that hold too much memory or have too many processes; check every `LOOK_S`."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
@@ -152,7 +152,7 @@ class ForkServer:
                 kernel.kill_all(playing.pid)
 
     def _held_bytes(self, pid: int, others: list[int]) -> int:
-        """Memory of an episode; what its processes share with this one since the fork counts once."""
+        """Return the memory of an episode; pages that its processes share with this one since the fork count once."""
         added = (max(0, kernel.held_bytes(other) - self._shared_bytes) for other in others)
         return kernel.held_bytes(pid) + sum(added)
 
@@ -161,7 +161,7 @@ class ForkServer:
 
 
 def _dead_child() -> int | None:
-    """Return a child that has ended; it keeps its process id until it is waited for."""
+    """Return the pid of an exited child, which stays reserved until it is waited for; None if there is none."""
     with contextlib.suppress(ChildProcessError):
         dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return dead.si_pid if dead is not None else None
@@ -169,12 +169,12 @@ def _dead_child() -> int | None:
 
 
 def _send(control: socket.socket, report: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the supervisor is gone: the next receive says so
+    with contextlib.suppress(OSError):  # the supervisor is gone: the next receive returns no packet
         control.send(json.dumps(report).encode())
 
 
 def _wake_on_child() -> int:
-    """Return a descriptor that becomes readable whenever a child ends."""
+    """Return a descriptor that becomes readable whenever a child exits."""
     readable, writable = os.pipe()
     os.set_blocking(readable, False)
     os.set_blocking(writable, False)
@@ -189,7 +189,10 @@ def _load(config: dict[str, Any]) -> Environment:
 
 
 def keep(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:
-    """Load the environment, say so, and serve until the supervisor is gone. `loaded` is called before the first order is taken."""
+    """Load the environment, report `ready` or `broken`, and serve until the supervisor closes the socket.
+
+    loaded: called after a successful load, before the first order.
+    """
     os.environ["TMPDIR"] = tempfile.tempdir = config["scratch"]
     try:
         environment = _load(config)
@@ -206,12 +209,12 @@ def keep(control: socket.socket, config: dict[str, Any], loaded: Callable[[], No
 
 
 def main() -> None:
-    """Be the fork server of the supervisor that has started this process."""
+    """Run the fork server for the supervisor that started this process."""
     control = socket.socket(fileno=int(sys.argv[1]))
     config = json.load(sys.stdin)
     seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
     os.environ.update(config["given"])
-    kernel.die_with_parent()  # while foreign code is imported nobody listens to the socket
+    kernel.die_with_parent()  # the socket is not read while the environment is imported
     keep(control, config, kernel.outlive_parent)
 
 

@@ -1,6 +1,6 @@
-"""How the supervisor and a child talk: frames of JSON with a four-byte length, bounded.
+"""Frames between the supervisor and a child: JSON with a four-byte length, of limited size.
 
-Standard library only: this is imported into every child.
+Standard library only, because every child imports this module.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ _LENGTH = struct.Struct(">I")
 
 
 class BadFrame(Exception):
-    """What came is no frame of ours, or is too long."""
+    """A malformed frame, or one that is too long."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Message to frame. Raises BadFrame when it is too long."""
+    """Encode a message as a frame. Raises BadFrame when it is too long."""
     body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise BadFrame(f"a message of {len(body)} bytes; a turn or a score may have {MAX_FRAME_BYTES}")
@@ -26,14 +26,14 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def receive(channel: socket.socket) -> dict[str, Any]:
-    """Wait for a frame. Raises EOFError when the other side is gone."""
+    """Wait for a frame. Raises EOFError when the other side has closed the socket."""
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
     message: dict[str, Any] = json.loads(_exactly(channel, length))
     return message
 
 
 async def read(reader: asyncio.StreamReader) -> bytes:
-    """Wait for a frame and return its body, which nobody has checked yet. Raises BadFrame, asyncio.IncompleteReadError."""
+    """Wait for a frame and return its body, not yet validated. Raises BadFrame, asyncio.IncompleteReadError."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > MAX_FRAME_BYTES:
         raise BadFrame(f"the length {length} where a message should begin")

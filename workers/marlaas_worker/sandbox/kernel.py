@@ -1,6 +1,6 @@
-"""What Linux is asked about processes: who descends from whom, how much memory they hold, and what becomes of them.
+"""Linux process functions: descendants, memory in use, limits, and killing process trees.
 
-Where the kernel lacks a feature (`/proc/*/children`), descendants are not seen and only process groups can be killed.
+Where the kernel lacks `/proc/*/children`, descendants are not found and only process groups can be killed.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ _libc = ctypes.CDLL(None)
 
 
 def adopt_orphans() -> None:
-    """Let every orphaned descendant become this process's child, not init's: so none gets away."""
+    """Make this process the subreaper of its descendants: orphans become its children instead of init's."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """Be killed when the parent ends."""
+    """Make the kernel kill this process when its parent exits."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -35,24 +35,27 @@ def outlive_parent() -> None:
 def hide_from_siblings() -> None:
     """Keep other processes of this user from reading this one's memory and environment variables (credentials).
 
-    Root reads everything all the same: a sandbox should run as somebody else.
+    It does not protect from root, so a sandbox should not run as root.
     """
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def open_many_files() -> None:
-    """Raise the soft limit of open files as far as one may: every child takes two."""
+    """Raise the soft limit of open files to the hard limit: every child takes two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Make allocations fail at twice the limit; what is held is watched, what is only reserved has room."""
+    """Make allocations fail at twice the limit, because reserved memory may exceed used memory.
+
+    The fork server checks the memory in use against the limit itself.
+    """
     resource.setrlimit(resource.RLIMIT_DATA, (_RESERVE * limit_bytes, _RESERVE * limit_bytes))
 
 
 def children(pid: int) -> list[int]:
-    """Return the process ids of a process's children; none if it is gone."""
+    """Return the process ids of a process's children; empty if it has exited."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -61,7 +64,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the process ids of all that descend from a process."""
+    """Return the process ids of all descendants of a process."""
     found = children(pid)
     for child in found:
         found += children(child)
@@ -69,7 +72,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def held_bytes(pid: int) -> int:
-    """Return the bytes of anonymous and shared memory that a process holds; 0 if it is gone."""
+    """Return the anonymous and shared memory of a process in bytes; 0 if it has exited."""
     held = 0
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -79,7 +82,7 @@ def held_bytes(pid: int) -> int:
 
 
 def kill_all(pid: int) -> None:
-    """Kill a process that nobody has reaped yet, its group, and all that descend from it."""
+    """Kill a process, which must not be reaped yet, its process group, and all its descendants."""
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGSTOP)
     for descendant in descendants(pid):

@@ -1,4 +1,7 @@
-"""What a child prints: read so that it never blocks, kept so that a fault can be explained, bounded so that it harms nobody."""
+"""Output of a child process.
+
+It is read without blocking the child; its tail is kept to explain faults; a large output is slowed down.
+"""
 
 import asyncio
 import os
@@ -10,7 +13,10 @@ _PAUSE_S = 0.05
 
 
 class Output:
-    """Reads the read end of a pipe and keeps the tail. Past `FREE_BYTES` it reads slowly: a flood slows down its own writer."""
+    """Reads the read end of a pipe and keeps the tail.
+
+    Past `FREE_BYTES` it reads slowly, so that the pipe fills and blocks its writer.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.num_bytes = 0
@@ -23,13 +29,13 @@ class Output:
         self._listen()
 
     def text(self) -> str:
-        """Return the last of it, with a note when something is cut."""
+        """Return the tail, with a note on how many bytes are missing."""
         tail = self._tail.decode(errors="replace").strip()
         cut = self.num_bytes - len(self._tail)
         return f"[{cut} bytes cut] …{tail}" if cut > 0 else tail
 
     async def mentions(self, words: bytes, timeout_s: float) -> None:
-        """Wait until the tail has these words, the time is over, or the writer is gone."""
+        """Wait until the tail contains `words`, the timeout ends, or the writer closes."""
         try:
             async with asyncio.timeout(timeout_s):
                 while words not in self._tail and self._descriptor >= 0:
@@ -39,7 +45,7 @@ class Output:
             return
 
     def close(self) -> None:
-        """Take what is there and let go."""
+        """Read what is left, then close the pipe."""
         if self._descriptor < 0:
             return
         if self._pause is not None:
@@ -60,7 +66,7 @@ class Output:
             self._pause = self._loop.call_later(_PAUSE_S, self._listen)
 
     def _take(self) -> bool:
-        """Read a part; False at the end."""
+        """Read a part; return False at the end of the output."""
         try:
             part = os.read(self._descriptor, _PART_BYTES)
         except BlockingIOError:

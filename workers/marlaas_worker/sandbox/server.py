@@ -1,7 +1,8 @@
-"""One fork server as the supervisor holds it: start it here, give orders, hear how children ended, end.
+"""The supervisor's handle of one fork server: start it, send orders, receive reports, stop it.
 
-Knows processes and pipes; knows neither the bus nor what an episode is. A fork server in another container is connected to instead
-(`environment_socket`). What one says is checked: environment code runs beside it, and in another container it is that code's own.
+It uses processes and pipes, and knows neither the bus nor episodes. A fork server in another container is
+connected to instead (`environment_socket`). Reports are validated, because environment code runs beside the
+fork server, or in another container is the fork server.
 """
 
 import asyncio
@@ -28,24 +29,30 @@ _BUSY_S = 0.01
 _END_S = 10.0
 
 NO_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""What reading a report may raise that is none: brackets 30,000 deep are a RecursionError, which is no ValueError."""
+"""Exceptions raised by malformed reports. Deeply nested JSON raises RecursionError, which is not a ValueError."""
 
 log = logging.getLogger(__name__)
 
 
 class BrokenEnvironment(Permanent):
-    """The environment could not be imported or made; the text is its traceback or says what is wrong."""
+    """The environment could not be imported or created; the text is its traceback or the reason."""
 
 
 class ForkServerLost(Retryable):
-    """The fork server ended by itself, and with it every child; or the machine has no room for a process."""
+    """The fork server exited, and with it every child; or the machine has no room for a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildrenConfig:
-    """What runs in the children. load_timeout_s: for importing and making the environment. scratch: a folder for temporary files.
+    """Configuration of the child processes.
 
-    secluded: what no child may read, besides other processes (`seclusion`). given: more variables, set when that is so.
+    Attributes:
+        name, args: the environment and its arguments.
+        load_timeout_s: limit of importing and creating the environment.
+        scratch: folder for temporary files.
+        variables: environment variables of the fork server.
+        secluded: path that no child may read (`seclusion`); None: no path.
+        given: more variables, set after the process is secluded.
     """
 
     name: str
@@ -60,7 +67,12 @@ class ChildrenConfig:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: exit status (negative: signal; None: unknown) and the fork server's reason for killing it, if it did."""
+    """End of a child.
+
+    Attributes:
+        status: exit status, negative for a signal, None if unknown.
+        cause: the fork server's reason for killing it; empty if it did not.
+    """
 
     status: int | None
     cause: str = ""
@@ -68,7 +80,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Child:
-    """One episode's process. `ended` resolves when it is gone."""
+    """One episode's process. `ended` resolves when it has exited."""
 
     number: int
     reader: asyncio.StreamReader
@@ -78,7 +90,7 @@ class Child:
     ended: asyncio.Future[Ended] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def kill(self) -> None:
-        """Kill it and all that it started; returns when it is gone."""
+        """Kill it and all its descendants; return when they are gone."""
         with contextlib.suppress(ForkServerLost):
             if not self.ended.done():
                 await self.server.order("kill", self.number)
@@ -88,36 +100,36 @@ class Child:
             await self.ended
 
     async def print_stack(self) -> None:
-        """Make it print where it is, if it still can."""
+        """Make the child print its stack, if it still can."""
         with contextlib.suppress(ForkServerLost):
             await self.server.order("stack", self.number)
         await self.output.mentions(_OUTERMOST_FRAME, _STACK_S)
 
     def close(self) -> None:
-        """Let go of its pipes."""
+        """Close its pipes."""
         self.writer.close()
         self.output.close()
 
 
-class Life(Protocol):
-    """How a fork server's own life is looked after."""
+class ServerProcess(Protocol):
+    """Process of a fork server, local or remote."""
 
     async def ended(self) -> None:
-        """Return when it is gone, its control socket being closed."""
+        """Return when the process has exited, after its control socket was closed."""
         ...
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         ...
 
-    def bury(self, pids: Iterable[int]) -> None:
-        """Kill what is left of its children, once it is gone."""
+    def reap(self, pids: Iterable[int]) -> None:
+        """Kill the remains of its children, after its exit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class OwnProcess:
-    """A fork server that the supervisor has started."""
+class LocalServerProcess:
+    """A fork server that the supervisor started."""
 
     process: asyncio.subprocess.Process
 
@@ -128,16 +140,16 @@ class OwnProcess:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
 
-    def bury(self, pids: Iterable[int]) -> None:
+    def reap(self, pids: Iterable[int]) -> None:
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
 
 
 class Server:
-    """One fork server."""
+    """A running fork server and its children."""
 
-    def __init__(self, life: Life, control: socket.socket, output: Output) -> None:
+    def __init__(self, life: ServerProcess, control: socket.socket, output: Output) -> None:
         self.output = output
         self.pids: dict[int, int] = {}
         self.children: dict[int, Child] = {}
@@ -148,11 +160,11 @@ class Server:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is gone."""
+        """Whether it has exited."""
         return self.lost.is_set()
 
     async def order(self, order: str, number: int, descriptors: tuple[int, ...] = ()) -> None:
-        """Send an order, waiting while the server has too many before it. Raises ForkServerLost."""
+        """Send an order; wait while the server's queue of orders is full. Raises ForkServerLost."""
         packet = json.dumps({"order": order, "number": number}).encode()
         while not self.is_lost:
             try:
@@ -165,13 +177,13 @@ class Server:
         raise ForkServerLost("the fork server has ended")
 
     def condemn(self) -> None:
-        """Kill a server that no longer obeys; its children go with it."""
+        """Kill a server that does not respond; its children end with it."""
         self._life.kill()
 
     async def end(self) -> None:
-        """Close the control socket, upon which it kills its children and ends; kill it when it does not."""
+        """Close the control socket, on which the server kills its children and exits; kill it when it does not."""
         self._listening.cancel()
-        # Before the descriptor is free: the loop would else take its next owner for the one that is no longer listened to.
+        # Wait before closing the descriptor: the loop would otherwise keep reading from the next file with its number.
         await asyncio.wait({self._listening})
         self._control.close()
         try:
@@ -207,9 +219,9 @@ class Server:
             child.ended.set_result(ended)
 
     def _lose(self) -> None:
-        """Everything of this server is gone; kill what its children may have started."""
+        """Mark the server as lost, kill the remains of its children, and resolve their `ended`."""
         self.lost.set()
-        self._life.bury(self.pids.values())
+        self._life.reap(self.pids.values())
         self.pids.clear()
         for child in self.children.values():
             if not child.ended.done():
@@ -220,7 +232,7 @@ class Server:
 
 
 def _ended(report: Mapping[str, Any]) -> Ended:
-    """How a child ended. Raises one of NO_REPORT."""
+    """Parse the report of a child's end. Raises one of NO_REPORT."""
     status, cause = report["status"], str(report["cause"])
     if status is None:
         return Ended(None, cause)
@@ -237,7 +249,7 @@ async def start_server(config: ChildrenConfig) -> Server:
     ours.setblocking(False)
     output_read, output_write = os.pipe()
     process = await asyncio.create_subprocess_exec(
-        # -s: below HOME is where earlier episodes could write, and this process is not secluded yet.
+        # -s: earlier episodes could write below HOME, and this process is not secluded yet.
         *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
         stdin=asyncio.subprocess.PIPE,
         stdout=output_write,
@@ -258,13 +270,13 @@ async def start_server(config: ChildrenConfig) -> Server:
         await process.wait()
         output.close()
         raise
-    return Server(OwnProcess(process), ours, output)
+    return Server(LocalServerProcess(process), ours, output)
 
 
 async def _loaded(
     process: asyncio.subprocess.Process, control: socket.socket, output: Output, config: ChildrenConfig
 ) -> None:
-    """Hand over the configuration and wait for the word that the environment is loaded. Raises BrokenEnvironment."""
+    """Send the configuration and wait until the environment is loaded. Raises BrokenEnvironment."""
     assert process.stdin is not None
     setup = {
         "name": config.name,
@@ -280,7 +292,7 @@ async def _loaded(
 
 
 async def loaded(control: socket.socket, output: Output, timeout_s: float) -> None:
-    """Wait for the word that the environment is loaded. Raises BrokenEnvironment."""
+    """Wait for the report that the environment is loaded. Raises BrokenEnvironment."""
     try:
         async with asyncio.timeout(timeout_s):
             packet = await asyncio.get_running_loop().sock_recv(control, _PACKET_BYTES)

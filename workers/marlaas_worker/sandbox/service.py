@@ -1,7 +1,8 @@
-"""The supervisor: claims tasks of its job, plays their groups, publishes every member's episode, and then acks.
+"""The supervisor: claims tasks of its job, plays their groups, publishes the episodes, then acks the task.
 
-Invariant: a task is acked only after each of its members has an Episode in the stream. A crash in between repeats the task;
-episodes carry their group and member as message id, and the store takes the first of each, so a repetition adds nothing.
+Invariant: a task is acked only after each of its members has an Episode in the stream. A crash in between
+repeats the task. Episodes carry their group and member as message id and the stream keeps the first of each, so
+a repetition adds nothing.
 """
 
 import asyncio
@@ -18,18 +19,17 @@ from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
 from marlaas_api.errors import InvalidInput, UnsupportedSchema
 from marlaas_api.failpoints import failpoint
 from marlaas_api.kinds.base import quantity
-from marlaas_api.messages import Episode, FaultClass, JobDocument, Task
+from marlaas_api.messages import Episode, FaultClass, JobDocument, TaskMessage
 from marlaas_api.wire import BadMessage, decode_as, encode
+from marlaas_worker.metrics import Sample, of_job
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
-from marlaas_worker.sandbox.attempt import Attempt, Setting, unplayed
+from marlaas_worker.sandbox.attempt import Attempt, AttemptDependencies, unplayed
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.environment_socket import connect_server
-from marlaas_worker.sandbox.seclusion import secluded
+from marlaas_worker.sandbox.seclusion import clean_variables, given_variables, secluded
 from marlaas_worker.sandbox.server import ChildrenConfig, start_server
 from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
-from marlaas_worker.sandbox.variables import clean_variables, given_variables
-from marlaas_worker.vitals import Figure, of_job
 
 BEAT_S = 3.0
 DRAIN_S = 5.0
@@ -37,7 +37,7 @@ MAX_DELIVERIES = 10
 _FETCH_S = 0.5
 _PAUSE_S = 1.0
 _MOST_PRIOR_FAULTS = 50
-"""An orchestrator believes no more of one episode."""
+"""The orchestrator rejects an episode with more."""
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +45,12 @@ log = logging.getLogger(__name__)
 async def serve(
     context: RoleContext, document: JobDocument, patience: Patience = PATIENCE, environment_socket: Path | None = None
 ) -> None:
-    """Play the job's tasks until told to stop; then finish what ends soon, and give the rest back to other sandboxes.
+    """Play the job's tasks until `context.stop`, then finish those that end within `DRAIN_S` and nak the others.
 
-    `environment_socket` is where the container of an environment with an image of its own listens.
+    environment_socket: socket of the environment's own container; None for a builtin environment.
 
-    Raises InvalidInput when the job's environment is none that this sandbox can load.
+    Raises:
+        InvalidInput: the job's environment cannot be loaded by this sandbox.
     """
     kernel.hide_from_siblings()
     kernel.open_many_files()
@@ -61,7 +62,7 @@ async def serve(
     )
     try:
         async with TurnClient(context.bus, patience) as turns:
-            await _Supervisor(context, Setting(document, children, turns)).run()
+            await _Supervisor(context, AttemptDependencies(document, children, turns)).run()
     finally:
         await children.close()
 
@@ -85,20 +86,20 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
 
 
 class _Supervisor:
-    def __init__(self, context: RoleContext, setting: Setting) -> None:
+    def __init__(self, context: RoleContext, dependencies: AttemptDependencies) -> None:
         self._context = context
         self._bus: Bus = context.bus
-        self._setting = setting
-        self._document = setting.document
+        self._dependencies = dependencies
+        self._document = dependencies.document
         self._places = asyncio.Semaphore(self._document.spec.environment.concurrency)
         self._running: set[asyncio.Task[None]] = set()
         self._outcomes: Counter[str] = Counter()
         self._claims = False
-        context.vitals.ready = lambda: self._claims and setting.children.are_ready
-        context.vitals.figures = self._figures
+        context.metrics.ready = lambda: self._claims and dependencies.children.are_ready
+        context.metrics.samples = self._samples
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group, background(self._setting.children.warm_up()):
+        async with asyncio.TaskGroup() as group, background(self._dependencies.children.warm_up()):
             consumer = await self._consumer()
             self._claims = consumer is not None
             while consumer is not None and await self._has_place():
@@ -107,7 +108,10 @@ class _Supervisor:
             await self._drain()
 
     async def _consumer(self) -> Consumer | None:
-        """Claims of the consumer that the orchestrator makes when it admits the job; None when told to stop while the bus is away."""
+        """Return the consumer that the orchestrator created when it admitted the job.
+
+        None if stopped while the bus is unavailable.
+        """
         name = subjects.consumer(self._document.namespace, self._document.job, "sandbox")
         while not self._context.stop.is_set():
             try:
@@ -118,7 +122,7 @@ class _Supervisor:
         return None
 
     async def _has_place(self) -> bool:
-        """Wait until an episode could begin, so that tasks are left to sandboxes that are free; False when told to stop."""
+        """Wait until an episode may start, so that other sandboxes get the tasks meanwhile; return False if stopped."""
         stopping = asyncio.create_task(self._context.stop.wait())
         acquiring = asyncio.create_task(self._places.acquire())
         await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,7 +133,7 @@ class _Supervisor:
         return not self._context.stop.is_set()
 
     async def _claim(self, consumer: Consumer, group: asyncio.TaskGroup) -> None:
-        """Claim one task, if there is one, and see its members queue for their places."""
+        """Claim one task, if there is one, and wait until its members are queued for their places."""
         try:
             deliveries = await consumer.fetch(1, _FETCH_S)
         except BusUnavailable as error:
@@ -144,14 +148,14 @@ class _Supervisor:
             await queued.wait()
 
     async def _drain(self) -> None:
-        """Let what runs end within the grace; what does not is cancelled, and given back."""
+        """Wait for running tasks up to `DRAIN_S`; cancel the others, which naks them."""
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=DRAIN_S)
             for running in late:
                 running.cancel()
 
     async def _handle(self, delivery: Delivery, queued: asyncio.Event) -> None:
-        """Play one claimed task and settle it. A BusUnavailable leaves it unsettled: it is delivered again."""
+        """Play one claimed task and settle it. After a BusUnavailable it stays unsettled and is redelivered."""
         try:
             async with background(_beat(delivery)):
                 await self._settle(delivery, queued)
@@ -166,7 +170,7 @@ class _Supervisor:
 
     async def _settle(self, delivery: Delivery, queued: asyncio.Event) -> None:
         try:
-            task = decode_as(Task, delivery.stored.data)
+            task = decode_as(TaskMessage, delivery.stored.data)
         except UnsupportedSchema as error:
             log.error("task %d: %s", delivery.stored.sequence, error)
             await delivery.nak(subjects.TASK_ACK_WAIT_S)
@@ -183,7 +187,10 @@ class _Supervisor:
         await delivery.ack()
 
     async def _decline(self, delivery: Delivery) -> None:
-        """A task of another job of this name: forget it if that job is past, leave it to its own sandboxes if ours is."""
+        """Settle a task of another job of this name.
+
+        Term it if ours is the current job, or there is none; else nak it for the current job's sandboxes.
+        """
         jobs = await self._bus.bucket(subjects.JOBS, inspected=False)
         entry = await jobs.get(subjects.job_key(self._document.namespace, self._document.job))
         current = decode_as(JobDocument, entry.data).uid if entry is not None and entry.data is not None else None
@@ -192,21 +199,24 @@ class _Supervisor:
         else:
             await delivery.nak(subjects.TASK_ACK_WAIT_S)
 
-    async def _play_group(self, task: Task, num_delivered: int, queued: asyncio.Event) -> None:
+    async def _play_group(self, task: TaskMessage, num_delivered: int, queued: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             for member in range(task.group_size):
                 group.create_task(self._play_member(task, member, num_delivered), name=f"sandbox {task.group}-{member}")
             queued.set()
 
-    async def _play_member(self, task: Task, member: int, num_delivered: int) -> None:
+    async def _play_member(self, task: TaskMessage, member: int, num_delivered: int) -> None:
         async with self._places:
             episode = await self._played(task, member, num_delivered)
         await self._publish(episode)
         self._outcomes[episode.fault or episode.ending] += 1
         failpoint("sandbox.episode.after_publish")
 
-    async def _played(self, task: Task, member: int, num_delivered: int) -> Episode:
-        """Play until an attempt counts or `max_attempts` have failed; return the last one. A play that was given up for waiting is no attempt."""
+    async def _played(self, task: TaskMessage, member: int, num_delivered: int) -> Episode:
+        """Play until an attempt counts or `max_attempts` have failed; return the last one.
+
+        A play that was abandoned because a turn waited too long is not an attempt.
+        """
         max_attempts = self._document.spec.environment.max_attempts
         attempt = (num_delivered - 1) * max_attempts + 1
         if num_delivered > MAX_DELIVERIES:
@@ -215,7 +225,7 @@ class _Supervisor:
         prior: tuple[FaultClass, ...] = ()
         while True:
             number = attempt + num_faults + num_waits * (MAX_DELIVERIES + 1) * max_attempts
-            episode = await Attempt(self._setting, task, member, number).play(prior)
+            episode = await Attempt(self._dependencies, task, member, number).play(prior)
             if episode.fault is FaultClass.WAITED:
                 num_waits += 1
             elif episode.fault is None or num_faults + 1 == max_attempts:
@@ -225,22 +235,22 @@ class _Supervisor:
             log.info("%s: %s fault: %s", episode.episode, episode.fault, episode.fault_text)
             prior = (*prior, episode.fault)[-_MOST_PRIOR_FAULTS:]
             if episode.fault is not FaultClass.ENV:
-                await asyncio.sleep(_PAUSE_S)  # the platform's trouble may be over in a moment
+                await asyncio.sleep(_PAUSE_S)  # a fault of the platform may pass quickly
 
-    def _figures(self) -> list[Figure]:
+    def _samples(self) -> list[Sample]:
         labels = of_job(self._document.ref)
         text = "Episodes published, by how they ended: an ending that counts, or the class of a fault."
         name = "marlaas_sandbox_episodes_total"
         return [
-            Figure("marlaas_sandbox_running_tasks", "gauge", "Tasks claimed.", len(self._running), labels),
+            Sample("marlaas_sandbox_running_tasks", "gauge", "Tasks claimed.", len(self._running), labels),
             *(
-                Figure(name, "counter", text, number, {**labels, "outcome": outcome})
+                Sample(name, "counter", text, number, {**labels, "outcome": outcome})
                 for outcome, number in sorted(self._outcomes.items())
             ),
         ]
 
     async def _publish(self, episode: Episode) -> None:
-        """Publish, again and again while the bus is away; a drain cancels it."""
+        """Publish the episode; retry while the bus is unavailable, until cancelled by a drain."""
         subject, name = subjects.episode(episode.namespace, episode.job), f"{episode.group}-{episode.member}"
         while True:
             try:
@@ -251,15 +261,18 @@ class _Supervisor:
                 await asyncio.sleep(_PAUSE_S)
 
 
-def _given_up(task: Task, member: int, attempt: int) -> Episode:
-    """A task whose sandbox never lives to see its end would otherwise be repeated for ever."""
+def _given_up(task: TaskMessage, member: int, attempt: int) -> Episode:
+    """Return an episode with an ENV fault, for a task that was delivered too often.
+
+    Otherwise a task that crashes its sandbox would be redelivered forever.
+    """
     text = f"its task was claimed {MAX_DELIVERIES} times and never finished: the sandbox dies with it"
     blank = unplayed(task, member, names.episode_id(task.group, member, attempt))
     return blank.model_copy(update={"fault": FaultClass.ENV, "fault_text": text})
 
 
 async def _beat(delivery: Delivery) -> None:
-    """Keep a claimed task."""
+    """Extend the claim of a task every `BEAT_S`."""
     while True:
         await asyncio.sleep(BEAT_S)
         with contextlib.suppress(BusUnavailable):

@@ -1,7 +1,7 @@
-"""Ask the rollout role for turns, and keep asking until there is one or the time is over.
+"""Client for turns: requests a turn from the rollout role and retries until it succeeds or its time is over.
 
-The request id makes asking twice harmless: a replica that has generated the turn already answers with what is recorded. Which time counts is in
-`turn_clock`.
+Retries are idempotent by the request id: a replica that has generated the turn answers with the recorded
+result. `turn_clock` defines which time counts.
 """
 
 import asyncio
@@ -14,38 +14,45 @@ from typing import Self
 from marlaas_api import names, subjects
 from marlaas_api.bus import Bus, BusUnavailable, Request
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, Message, ReplyPhase
+from marlaas_api.messages import BusMessage, CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase
 from marlaas_api.wire import BadMessage, decode_as, encode
 from marlaas_worker.sandbox.turn_clock import TurnClock
 
 LEASE_S = 60.0
-"""A replica drops a request whose sandbox is not heard of for so long. A sandbox that lives says so three times as often."""
+"""A replica drops a request when its sandbox is silent for this long. A sandbox renews three times as often."""
 WAIT_S = 3600.0
-"""A turn may wait for its place for so long: longer than pools take to restart or to grow. Then its episode is played anew, under a name of its own."""
+"""Longest wait of a turn for its place: longer than pools take to restart or to grow. Then its episode is played
+again, under a new name.
+"""
 log = logging.getLogger(__name__)
 
 
 class TurnFailed(Retryable):
-    """No turn came of it, for a reason that lies in the infrastructure; the text is for people."""
+    """The turn failed for a reason in the infrastructure; the text is for people."""
 
 
 class TurnOverran(TurnFailed):
-    """The engine had its time for the turn (turnTimeoutSeconds)."""
+    """The turn exceeded its generation time (turnTimeoutSeconds)."""
 
 
 class TurnWaited(Retryable):
-    """The turn waited for its place for as long as a turn may. Nothing failed."""
+    """The turn waited for its place longer than `Patience.wait_s`. Nothing failed."""
 
 
 class TurnTooLong(Permanent):
-    """What the environment appended does not fit into a message."""
+    """The text that the environment appended does not fit into a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """heard_s: silence after which the same request is sent again (a busy replica beats every second). retry: first and longest pause.
+    """Timeouts and retry intervals of turns, in seconds.
 
-    keep_s: how often the replica hears that the request is still wanted. wait_s: longest wait of a turn.
+    Attributes:
+        heard_s: silence after which the same request is sent again (a busy replica sends a heartbeat every
+            second).
+        first_retry_s, max_retry_s: first and longest backoff.
+        keep_s: interval at which the request's lease is renewed.
+        wait_s: longest wait of a turn.
     """
 
     heard_s: float = 5.0
@@ -60,7 +67,7 @@ _EPISODE = {"namespace", "job", "uid", "agent", "episode"}
 
 
 class TurnClient:
-    """All turns of one supervisor, answered on one inbox. Use as an async context."""
+    """Requests all turns of one supervisor; replies arrive on one inbox. Use as an async context."""
 
     def __init__(self, bus: Bus, patience: Patience = PATIENCE) -> None:
         self._bus = bus
@@ -79,14 +86,14 @@ class TurnClient:
         await self._exits.aclose()
 
     async def generate(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
-        """Return the result. A caller that stops waiting cancels the generation.
+        """Return the result of a turn; on cancellation, cancel the generation.
 
-        timeout_s: for the engine; waits are not counted.
+        timeout_s: limit of the generation; waits do not count.
 
         Raises:
-            TurnFailed: a failure that asking again does not mend; TurnOverran: no result in time.
+            TurnFailed: a failure that a retry cannot fix; TurnOverran: no result in time.
             TurnWaited: no place for the turn within `Patience.wait_s`.
-            TurnTooLong: the request is larger than the bus takes.
+            TurnTooLong: the request is larger than the bus's limit.
         """
         size = len(encode(request))
         if size > self._bus.max_payload_bytes:
@@ -103,7 +110,7 @@ class TurnClient:
             del self._waiting[name]
 
     async def _ask(self, waiting: "_Waiting") -> GenerateReply:
-        """Send; send again after silence, or after a pause when it failed for the moment."""
+        """Send the request; resend it after silence, and with backoff after a retryable failure."""
         pause_s = self._patience.first_retry_s
         while True:
             await self._send(waiting.request, waiting.request, self._inbox)
@@ -118,7 +125,7 @@ class TurnClient:
             pause_s = min(2 * pause_s, self._patience.max_retry_s)
 
     async def _decision(self, waiting: "_Waiting") -> GenerateReply | None:
-        """Return the next result or failure, None after a silence; keep the request alive meanwhile."""
+        """Return the next result or failure, None after a silence; renew the request's lease meanwhile."""
         keep_at = _now() + self._patience.keep_s
         while True:
             reply = await waiting.next()
@@ -129,17 +136,15 @@ class TurnClient:
                 keep_at = _now() + self._patience.keep_s
 
     async def _say(self, request: GenerateRequest, kind: type[CancelRequest] | type[KeepRequest]) -> None:
-        """Tell the replicas something about a request's episode; nothing depends on its arrival."""
+        """Send a keep or cancel message for a request; nothing depends on its arrival."""
         await self._send(request, kind(**request.model_dump(include=_EPISODE)))
 
-    async def _send(self, request: GenerateRequest, message: Message, inbox: str = "") -> None:
+    async def _send(self, request: GenerateRequest, message: BusMessage, inbox: str = "") -> None:
         subject = subjects.generation(request.namespace, request.job, request.agent)
         try:
             await self._bus.send(subject, encode(message), inbox)
         except BusUnavailable as error:
-            log.warning(
-                "%s for turn %d: %s", type(message).__name__, request.turn, error
-            )  # after silence it is asked for again
+            log.warning("%s for turn %d: %s", type(message).__name__, request.turn, error)  # resent after silence
 
     async def _on_reply(self, request: Request) -> None:
         try:
@@ -153,7 +158,7 @@ class TurnClient:
 
 
 class _Waiting:
-    """One request: its clock, and what has been heard of it."""
+    """One request in progress: its clock and the replies so far."""
 
     def __init__(self, request: GenerateRequest, clock: TurnClock, patience: Patience) -> None:
         self.request = request
@@ -202,7 +207,7 @@ class _Waiting:
 
 
 def _is_final(reply: GenerateReply) -> bool:
-    """Whether asking again makes no difference."""
+    """Return whether a retry makes no difference."""
     return reply.phase is ReplyPhase.RESULT or (reply.phase is ReplyPhase.FAILED and not reply.retryable)
 
 

@@ -1,1 +1,1 @@
-"""The trainer role: one base model, many agents' adapters, one commit per step."""
+"""The trainer role: one base model, the adapters of many agents, one commit per step."""

@@ -1,6 +1,6 @@
 """One agent's training while it is bound: restore, replay, accumulate, step, commit, ack.
 
-Whatever ends it, the committed version and the log of groups are all that counts: a later bind goes on from them.
+However it ends, all progress is in the committed version and the log of groups; a later bind continues from them.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack
-from marlaas_worker.trainer.commit import Lease, PolicyKey, StepResult, patiently
+from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, patiently
 from marlaas_worker.trainer.inbox import StepInbox
 from marlaas_worker.trainer.intake import Intake
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import lowered_budget
-from marlaas_worker.trainer.rows import Row, plant
-from marlaas_worker.trainer.shared import Shared
+from marlaas_worker.trainer.rows import Row, pack_prefix_tree
+from marlaas_worker.trainer.shared import TrainerDependencies
 from marlaas_worker.trainer.trajectories import (
     Expectation,
     Trajectory,
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def weighing(spec: RLJobSpec) -> Weighing:
-    """How a job's rewards become advantages: what it says, and else what its algorithm says."""
+    """Return a job's conversion of rewards to advantages: the job's settings, with the algorithm's defaults."""
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
     overlong = spec.training.overlong
     tokens = int(rule.overlong * max_tokens) if overlong.tokens is None else overlong.tokens
@@ -49,7 +49,7 @@ def weighing(spec: RLJobSpec) -> Weighing:
 
 
 class _DoesNotFit(Exception):
-    """The device has no memory for a micro-batch of these rows; the learner has forgotten the step so far."""
+    """The device has no memory for a micro-batch of these rows; the learner has dropped the gradients of the step so far."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         super().__init__()
@@ -57,18 +57,23 @@ class _DoesNotFit(Exception):
 
 
 class AgentTraining:
-    """A bound agent. `lease` says what is true of it; `over`, that nothing more is trained and what it holds is being given back."""
+    """Training of a bound agent.
 
-    def __init__(self, shared: Shared, assignment: Assignment, policy: PolicyKey, lease: Lease) -> None:
+    lease: the last committed policy record. over: True while resources are being released; nothing more is trained.
+    """
+
+    def __init__(
+        self, dependencies: TrainerDependencies, assignment: Assignment, policy: PolicyKey, lease: AgentLease
+    ) -> None:
         self.lease = lease
         self.over = False
-        self._shared, self._assignment, self._policy = shared, assignment, policy
+        self._dependencies, self._assignment, self._policy = dependencies, assignment, policy
         self._spec = assignment.document.spec
         self._adapters: dict[int, str] = {}
         self._rule = ALGORITHMS[self._spec.training.algorithm]
         self._weighing = weighing(self._spec)
         self._kl = self._spec.training.kl
-        self._past, self._reference_version = PastVersions(shared.context.blobs), -1
+        self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
         self._held: list[list[Trajectory]] = []
         self._pending: list[Row] = []
         self._num_filtered = 0
@@ -76,27 +81,27 @@ class AgentTraining:
         self._num_redone = 0
 
     async def run(self) -> None:
-        """Train until cancelled; a frozen agent is done with version 0.
+        """Train until cancelled; for a frozen agent, return after version 0.
 
         Raises:
             LeaseLost: another trainer has the agent.
-            Permanent: what it has to train on, or to go on from, is broken.
+            Permanent: the training data, or the version to continue from, is invalid.
         """
         made: list[Learner] = []
         try:
-            await self._compute(lambda: made.append(Learner(self._shared.model, self._assignment)))
+            await self._compute(lambda: made.append(Learner(self._dependencies.model, self._assignment)))
             (learner,) = made
             await self._restore(learner)
             if self._assignment.agent.trainable:
                 await self._train(learner)
         finally:
             self.over = True
-            for learner in made:  # also one whose making was cancelled: the thread has made it all the same
+            for learner in made:  # also after a cancellation during creation: the thread completes it anyway
                 await self._compute(learner.close)
 
     async def _restore(self, learner: Learner) -> None:
-        """Take up the committed version, or publish version 0."""
-        blobs, ref = self._shared.context.blobs, self.lease.record.manifest
+        """Restore the committed version, or publish version 0."""
+        blobs, ref = self._dependencies.context.blobs, self.lease.record.manifest
         if ref is None:
             await self._compute(learner.begin)
             await self._publish(learner, StepResult(version=0))
@@ -107,11 +112,11 @@ class AgentTraining:
         staleness = self._spec.training.max_staleness
         self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
         await self._forget_state()
-        await self._shared.tell(self._assignment, "AgentBound", f"goes on from version {manifest.version}")
+        await self._dependencies.emit(self._assignment, "AgentBound", f"goes on from version {manifest.version}")
 
     async def _train(self, learner: Learner) -> None:
         inbox = StepInbox(self.lease.record.step, self.lease.record.version)
-        intake = Intake(self._shared, self._assignment, inbox)
+        intake = Intake(self._dependencies, self._assignment, inbox)
         await intake.replay()
         await self._move_reference(learner)
         async with background(intake.follow()):
@@ -126,7 +131,7 @@ class AgentTraining:
                         await intake.changed.wait()
 
     async def _advance(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
-        """Train the next group, or finish the step that is due; False if there is neither. Raises _DoesNotFit."""
+        """Train the next group, or finish the step that is due; return False if there is neither. Raises _DoesNotFit."""
         if (group := inbox.next_group()) is not None:
             await self._accumulate(learner, group)
             inbox.take(group)
@@ -142,18 +147,22 @@ class AgentTraining:
         return True
 
     async def _redo(self, learner: Learner, inbox: StepInbox, rows: Sequence[Row]) -> None:
-        """Begin the step anew with a lower token budget: its groups are read again, so that none need be kept. Raises RowTooLarge."""
+        """Restart the step with a lower token budget; its groups are read again, so none is kept in memory. Raises RowTooLarge."""
         before = learner.token_budget
         learner.token_budget = lowered_budget(before, rows)
         self._held, self._pending, self._num_filtered = [], [], 0
         inbox.rewind()
         self._num_redone += 1
-        self._shared.out_of_memory[self._assignment.key] += 1
+        self._dependencies.out_of_memory[self._assignment.key] += 1
         said = f"out of memory: the step is done anew with {learner.token_budget} tokens a micro-batch instead of {before}, and so are later ones"
-        await self._shared.tell(self._assignment, "OutOfMemory", said)
+        await self._dependencies.emit(self._assignment, "OutOfMemory", said)
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
-        """Backward of every micro-batch that the group fills; the rest waits for the next group, or for the step if rewards are compared across it."""
+        """Run backward for every micro-batch that the group fills.
+
+        Remaining rows wait for the next group. If rewards are compared across the step, the group waits until the
+        step is complete.
+        """
         trajectories = await self._read(group)
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             trajectories = await self._less_kl(learner, trajectories)
@@ -163,7 +172,10 @@ class AgentTraining:
             await self._learn(learner)
 
     async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
-        """The group with its rewards lowered by the KL of each trajectory; micro-batches of this group alone, so the sums depend on nothing else."""
+        """Return the group with each reward lowered by its trajectory's KL.
+
+        Its micro-batches hold this group only, so the sums do not depend on other groups.
+        """
         batches = await asyncio.to_thread(self._batches_of, group, learner.token_budget)
         kl = [0.0] * len(group)
         for batch in batches:
@@ -178,12 +190,17 @@ class AgentTraining:
 
     def _batches_of(self, group: Sequence[Trajectory], budget: int) -> list[list[Row]]:
         parts = [segments_of(member.turns, member.leaves, 0.0, number) for number, member in enumerate(group)]
-        rows = plant([part for each in parts for part in each], self._shared.model.pairs_per_token, budget)
+        rows = pack_prefix_tree(
+            [part for each in parts for part in each], self._dependencies.model.pairs_per_token, budget
+        )
         full, rest = pack([], rows, budget)
         return [*full, rest] if rest else full
 
     async def _move_reference(self, learner: Learner) -> None:
-        """Take up the KL reference of the step to come, if it follows the policy; read from the store, so a restart finds the same one."""
+        """Load the KL reference of the next step, if it follows the policy.
+
+        The weights come from the blob store, so that a restart finds the same reference.
+        """
         behind, record = self._kl.reference.versions_behind, self.lease.record
         if behind is None or self._kl.coefficient == 0 or record.manifest is None:
             return
@@ -194,9 +211,9 @@ class AgentTraining:
             self._reference_version = version
 
     async def _learn(self, learner: Learner) -> None:
-        """Backward of every micro-batch that the held groups fill."""
+        """Run backward for every micro-batch that the held groups fill."""
         held, self._held = self._held, []
-        # Of long groups it takes a while, in which leases must be kept.
+        # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
         rows = await asyncio.to_thread(self._rows, held, learner.token_budget)
         full, self._pending = pack(self._pending, rows, learner.token_budget)
         for batch in full:
@@ -207,11 +224,13 @@ class AgentTraining:
             raise _DoesNotFit(batch)
 
     def _rows(self, groups: list[list[Trajectory]], budget: int) -> list[Row]:
-        pairs_per_token = self._shared.model.pairs_per_token
-        return [row for one in self._weighing.segments(groups) for row in plant(one, pairs_per_token, budget)]
+        pairs_per_token = self._dependencies.model.pairs_per_token
+        return [
+            row for one in self._weighing.segments(groups) for row in pack_prefix_tree(one, pairs_per_token, budget)
+        ]
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
-        """Backward of what is left, the optimizer step, the commit."""
+        """Run backward for the remaining rows, take the optimizer step, and commit."""
         if self._held:
             await self._learn(learner)
         if self._pending:
@@ -224,41 +243,43 @@ class AgentTraining:
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:
-            self._shared.skipped[self._assignment.key] += 1
+            self._dependencies.skipped[self._assignment.key] += 1
             said = f"the gradient of step {closed.step} is not finite: version {version} has the weights of version {version - 1}"
-            await self._shared.tell(self._assignment, "UpdateSkipped", said)
+            await self._dependencies.emit(self._assignment, "UpdateSkipped", said)
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
-        contents = await self._compute(lambda: contents_of(learner, self._shared.calibration, result))
+        contents = await self._compute(lambda: contents_of(learner, self._dependencies.calibration, result))
         self.lease = await self._policy.commit(self.lease, contents)
-        self._shared.commits[self._assignment.key] += 1
+        self._dependencies.commits[self._assignment.key] += 1
         self._adapters[result.version] = sha256_hex(contents.files[TENSORS_FILE])
-        await self._shared.tell(self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}")
+        await self._dependencies.emit(
+            self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}"
+        )
 
     async def _read(self, group: GroupReady) -> list[Trajectory]:
-        """The group's trajectories; a turn that stays missing is lost. Raises TrajectoryInvalid."""
-        context = self._shared.context
-        expected = Expectation(self._spec.rollout.temperature, self._shared.model.vocab_size, self._adapters)
+        """Read the group's trajectories, retrying a missing turn for missing_turn_s. Raises TrajectoryInvalid."""
+        context = self._dependencies.context
+        expected = Expectation(self._spec.rollout.temperature, self._dependencies.model.vocab_size, self._adapters)
         since = context.now()
         while True:
             try:
                 return await read_group(context.bus, context.blobs, group, expected)
             except Retryable as error:
                 waited = context.now() - since
-                if isinstance(error, TurnMissing) and waited >= self._shared.timing.missing_turn_s:
+                if isinstance(error, TurnMissing) and waited >= self._dependencies.timing.missing_turn_s:
                     raise TrajectoryInvalid(f"{error}, {waited:.0f} s after its group was complete") from error
-                await asyncio.sleep(self._shared.timing.retry_s)
+                await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def _forget_state(self) -> None:
-        """Training states older than what is kept are of no use to anybody."""
+        """Delete the training state that checkpoint.keep no longer covers."""
         old = self.lease.record.version - self._spec.checkpoint.keep
         await self._patiently(lambda: self._policy.forget_state(old))
 
     def _busy_s(self) -> float:
-        return self._shared.compute.busy_s_by_account.get(self._assignment.ref.uid, 0.0)
+        return self._dependencies.compute.busy_s_by_account.get(self._assignment.ref.uid, 0.0)
 
     async def _compute(self, work: Callable[[], T]) -> T:
-        return await self._shared.compute.run(work, self._assignment.ref.uid)
+        return await self._dependencies.compute.run(work, self._assignment.ref.uid)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, self._assignment.key, self._shared.timing.retry_s)
+        return await patiently(call, self._assignment.key, self._dependencies.timing.retry_s)

@@ -1,6 +1,7 @@
-"""Properties of a base model's architecture on which the trainer depends, tested on the loaded model instead of looked up by name.
+"""Tests of a base model's architecture for properties on which the trainer depends, on the loaded model instead of by name.
 
-Every question here has an answer in bits, not within a tolerance, so it is the same in float32 and in bfloat16.
+Every test compares values bit by bit or by order, without a tolerance, so its result is the same in float32 and in
+bfloat16.
 """
 
 import logging
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from marlaas_api.errors import Permanent
 from marlaas_worker.trainer.batching import MicroBatch, collate
-from marlaas_worker.trainer.rows import Segment, chain, plant
+from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +25,23 @@ class ModelUnusable(Permanent):
 
 
 def linear_layers(decoder: nn.Module) -> tuple[str, ...]:
-    """Names of the decoder's linear layers (`q_proj`)."""
+    """Return the short names of the decoder's linear layers (`q_proj`)."""
     linear = (name for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
     return tuple(sorted({name.rsplit(".", 1)[-1] for name in linear}))
 
 
 def example(ids: Sequence[int]) -> Segment:
-    """A segment of these tokens; all but the first are predicted."""
+    """Return a segment of these tokens in which all but the first are predicted."""
     generated = np.arange(len(ids)) > 0
     return Segment(np.array(ids, np.int32), generated, np.zeros(len(ids), np.float32), 0, 0.0)
 
 
 @torch.no_grad()
 def check_head(model: Any, name: str) -> None:
-    """Raise ModelUnusable unless logits are the head's product with the decoder's output: some architectures scale or cap before or after it."""
+    """Raise ModelUnusable unless the logits are the head's product with the decoder's output.
+
+    Some architectures scale or cap the hidden states before the head, or the logits after it.
+    """
     head, decoder = model.get_output_embeddings(), model.get_decoder()
     if getattr(head, "bias", None) is not None:
         raise ModelUnusable(f"{name}: a bias in the output head is not supported")
@@ -58,7 +62,10 @@ def check_head(model: Any, name: str) -> None:
 
 
 def shares_beginnings(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> bool:
-    """Whether the model computes a row that is a tree of tokens (`rows.plant`); it may take no mask of ours, or take it for something else."""
+    """Return whether the model computes a row that is a tree of tokens (`rows.pack_prefix_tree`).
+
+    A model may reject our attention mask, or interpret it differently.
+    """
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(text, "use_sliding_window", getattr(text, "sliding_window", None)):
@@ -71,14 +78,16 @@ def shares_beginnings(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> 
 
 
 def _computes_trees(logprobs: Callable[[MicroBatch], Tensor], vocab_size: int) -> bool:
-    """Compare one branch's logprobs in trees that differ in one thing.
+    """Compare one branch's logprobs in trees that differ in one respect.
 
-    Other tokens in the branch beside it may change no bit; other depths must. And the branch must be nearer to itself in a row of its own than to
-    itself where the whole row is its past.
+    Other tokens in the sibling branch must change no bit; other depths must change some. The branch's logprobs must
+    also be nearer to those of the branch in its own row than to those of the branch after the whole row.
     """
     ends = ((4, 5), (9, 10), (6, 7, 8))
     left, other, branch = ([number % vocab_size for number in (1, 2, 3, *end)] for end in ends)
-    tree, beside = (collate(plant([example(ids), example(branch)], 1 << 20, 1 << 20)) for ids in (left, other))
+    tree, beside = (
+        collate(pack_prefix_tree([example(ids), example(branch)], 1 << 20, 1 << 20)) for ids in (left, other)
+    )
     flat = replace(tree, depths=np.arange(tree.ids.size)[None])
     chained, alone = (collate([chain(example(ids))]) for ids in ([*left, *branch[3:]], branch))
     in_tree, in_other, at_other_depths, after_all, by_itself = (

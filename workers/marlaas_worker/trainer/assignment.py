@@ -1,4 +1,4 @@
-"""Which agents a pool's trainers have to train, as a function of job documents and progress."""
+"""Agents that a pool's trainers have to train, as a function of job documents and progress."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,47 +12,50 @@ from marlaas_api.names import AdapterRef, JobRef
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One agent of one job, and the names of everything of its own."""
+    """An agent of a job, with the names of its bus and blob objects."""
 
     document: JobDocument
     agent: AgentSpec
 
     @property
     def ref(self) -> JobRef:
-        """The job."""
+        """The job's reference."""
         return self.document.ref
 
     @property
     def key(self) -> str:
-        """Key of its policy record."""
+        """Key of the agent's policy record."""
         return subjects.policy_key(self.ref.namespace, self.ref.name, self.agent.name)
 
     @property
     def groups(self) -> str:
-        """Subject of its groups."""
+        """Subject of the agent's groups."""
         return subjects.group(self.ref.namespace, self.ref.name, self.agent.name)
 
     @property
     def consumer(self) -> str:
-        """Name of the durable consumer of its groups."""
+        """Name of the durable consumer of the agent's groups."""
         return subjects.consumer(self.ref.namespace, self.ref.name, self.agent.name, "trainer")
 
     def adapter(self, version: int) -> AdapterRef:
-        """Identity of one of its versions."""
+        """Return the identity of one of the agent's versions."""
         return AdapterRef(self.ref.namespace, self.ref.name, self.ref.uid, self.agent.name, version)
 
     def is_as(self, other: "Assignment | None") -> bool:
-        """Whether the other one asks for the very same training: an edit that does not concern the loop restarts nothing."""
+        """Return whether the other assignment requests the same training.
+
+        An edit of the job that does not concern the training loop needs no restart.
+        """
         return other is not None and self.key == other.key and not concerns_loop(self.document, other.document)
 
     def is_complete(self, record: PolicyRecord | None) -> bool:
-        """A frozen agent needs its version 0 and nothing more."""
+        """Return whether nothing is left to train: the agent is frozen and its version 0 exists."""
         has_version = record is not None and record.uid == self.ref.uid and record.manifest is not None
         return has_version and not self.agent.trainable
 
 
 def assignments(documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str) -> dict[str, Assignment]:
-    """Agents of admitted, unfinished jobs on this pool, by policy key. `progress` is by job key."""
+    """Return the agents of admitted, unfinished jobs on this pool, by policy key. `progress` is by job key."""
     found = [
         Assignment(document, agent)
         for document in documents

@@ -1,4 +1,4 @@
-"""Rows into padded micro-batches, purely: which tokens share a forward pass depends on the step's data alone, never on when it came."""
+"""Packs rows into padded micro-batches, purely: the packing depends only on the step's data, never on arrival times."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,14 @@ from marlaas_worker.trainer.rows import Row, joined
 class MicroBatch:
     """Right-padded rows for one forward and backward pass.
 
-    ids: int64 [B, T], 0 beyond a row's end. before, targets: int64 [N], the place in the flattened ids from which each generated token is predicted, and
-    its id. behaviour, advantages: float32 [N]. sequences: int64 [N], which segment of the micro-batch it belongs to; none is cut. trajectories, lengths:
-    int64 [N], as in a row. depths: int64 [B, T], and sees: bool [B, T, T], which tokens a token attends to; both are absent when every row is a chain, since a
-    causal decoder then lets no token see a later one, and padding comes last.
+    ids: int64 [B, T], 0 beyond a row's end.
+    before, targets: int64 [N], the index in the flattened ids from which each generated token is predicted, and the
+    token's id.
+    behaviour, advantages: float32 [N].
+    sequences: int64 [N], the token's segment within the micro-batch; no segment is split.
+    trajectories, lengths: int64 [N], as in `Row`.
+    depths: int64 [B, T]. sees: bool [B, T, T], the tokens to which a token attends. Both are None when every row is a
+    chain: a causal decoder lets no token see a later one, and padding comes last.
     """
 
     ids: npt.NDArray[np.int64]
@@ -33,19 +37,20 @@ class MicroBatch:
 
     @property
     def num_padded_tokens(self) -> int:
-        """Tokens that the forward pass computes."""
+        """Number of tokens that the forward pass computes, padding included."""
         return int(self.ids.size)
 
     @property
     def num_masked_pairs(self) -> int:
-        """Pairs of tokens in the attention mask, which all layers share; 0 where attention is plain."""
+        """Number of token pairs in the attention mask, which all layers share; 0 without a mask."""
         return 0 if self.sees is None else int(self.sees.size)
 
 
 def pack(pending: Sequence[Row], arriving: Iterable[Row], budget: int) -> tuple[list[list[Row]], list[Row]]:
-    """Greedily fill micro-batches of at most `budget` padded tokens, in order: the full ones, and what waits for more.
+    """Greedily fill micro-batches of at most `budget` padded tokens, in order; return the full ones, and the rows left over.
 
-    A row longer than the budget goes alone. However a sequence of rows is cut into arrivals, the same micro-batches come out.
+    A row longer than the budget forms its own micro-batch. The result does not depend on how the rows are split into
+    arrivals.
     """
     full: list[list[Row]] = []
     open_batch, longest = list(pending), max(map(len, pending), default=0)
@@ -79,7 +84,10 @@ def collate(rows: Sequence[Row]) -> MicroBatch:
 
 
 def _sees(row: Row, width: int) -> npt.NDArray[np.bool_]:
-    """Every token sees itself and what its parent sees; padding sees itself, so that no softmax is over nothing."""
+    """Return the attention mask of a row: each token sees itself and the tokens that its parent sees.
+
+    Padding sees itself, so that no softmax is over an empty set.
+    """
     sees = np.eye(width, dtype=np.bool_)
     for place, parent in enumerate(row.parents.tolist()):
         if parent >= 0:

@@ -1,6 +1,7 @@
-"""Calibration of a pool: how far this model's logprobs move by rounding alone, and what the self-test's adapter must show.
+"""Calibration of a pool: the noise of its model's logprobs from rounding, and the expected results of the self-test's adapter.
 
-Done at every start of a trainer, on the compute thread. Trainers of one pool on equal machines write the same.
+Runs at every start of a trainer, on the compute thread. Trainers of one pool on equal machines write equal
+calibrations.
 """
 
 import logging
@@ -11,8 +12,8 @@ import torch
 
 from marlaas_api import subjects, wire
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import AdaptedLayer, Calibration, PoolDocument, SelfTest
-from marlaas_worker.adapters import tensor_digest
+from marlaas_api.messages import AdaptedLayer, Calibration, PoolDocument, SelfTestSpec
+from marlaas_worker.adapters import choose_dtype, tensor_digest
 from marlaas_worker.calibration import (
     LEAST_SHIFT,
     draw_adapter,
@@ -22,7 +23,6 @@ from marlaas_worker.calibration import (
     mean_gap,
     tolerance_of,
 )
-from marlaas_worker.dtypes import choose_dtype
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.probes import measured, write_probes
@@ -31,21 +31,25 @@ log = logging.getLogger(__name__)
 
 _SEED = 1
 _SIZES = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
-"""Output of the self-test's adapter against that of the layer it is on, the smallest first: the larger, the more rounding grows from layer to layer."""
+"""Sizes to try of the self-test adapter's output, relative to its layer's output. The smallest that suffices is used, because rounding grows more from
+layer to layer with a larger adapter."""
 
 
 class CalibrationFailed(Permanent):
-    """The base model moves by rounding as far as by any adapter: no engine could be told from a wrong one."""
+    """Rounding moves the base model's logprobs as far as any adapter does, so the self-test could not detect a wrong engine."""
 
 
 def engine_dtype(pool: PoolDocument) -> str:
-    """What the pool's engines compute in, judged by this machine: an engine for whose dtype there is no calibration waits and says so."""
+    """Return the dtype in which the pool's engines compute, judged from this machine.
+
+    An engine in another dtype finds no calibration, waits for one, and reports that it waits.
+    """
     on_gpu = pool.spec.rollout.engine == "vllm" and torch.cuda.is_available()
     return choose_dtype(pool.spec.rollout.dtype, on_gpu)
 
 
 def calibrate(model: BaseModel, pool: PoolDocument) -> Calibration:
-    """Measure. Raises CalibrationFailed."""
+    """Measure the calibration of a model. Raises CalibrationFailed."""
     dtype, ids = engine_dtype(pool), write_probes(model).tolist()
     probes, noise = measured(model, None, ids)
     tolerance = tolerance_of(noise)
@@ -76,10 +80,10 @@ async def publish(context: RoleContext, calibration: Calibration) -> None:
     await bucket.put(subjects.calibration_key(calibration.pool, calibration.dtype), wire.encode(signed))
 
 
-def _drawn(model: BaseModel, rank: int, size: float) -> SelfTest:
-    """The description of an adapter whose output is about `size` times that of each layer that it is on."""
+def _drawn(model: BaseModel, rank: int, size: float) -> SelfTestSpec:
+    """Describe an adapter whose output is about `size` times that of each layer that carries it; expectations are empty."""
     layers: Mapping[str, tuple[int, int, float]] = model.layer_shapes()
-    return SelfTest(
+    return SelfTestSpec(
         seed=_SEED,
         rank=rank,
         layers={
@@ -93,8 +97,8 @@ def _drawn(model: BaseModel, rank: int, size: float) -> SelfTest:
     )
 
 
-def _self_test(model: BaseModel, drawn: SelfTest, dtype: str, ids: list[list[int]]) -> SelfTest:
-    """The description with its expectations: digest, logprobs, tolerance."""
+def _self_test(model: BaseModel, drawn: SelfTestSpec, dtype: str, ids: list[list[int]]) -> SelfTestSpec:
+    """Return the description with its expectations: digest, logprobs, tolerance."""
     tensors, config = draw_adapter(drawn, dtype)
     targets = sorted({name.rsplit(".", 1)[-1] for name in drawn.layers})
     adapter = model.attach(config.rank, config.alpha, targets)

@@ -1,7 +1,8 @@
-"""The bind and the commit: the two compare-and-sets of an agent's policy key (DESIGN, "Identity and commits").
+"""Bind and commit: the two compare-and-sets of an agent's policy key.
 
-A commit is: blobs under content names, then the set, then (the caller's) acks. A crash before the set leaves the old version true, and
-what was written is written again under the same names or never looked at; after the set the manifest says what was consumed.
+A commit writes blobs under content names, sets the key, and then the caller acks the groups. If the process exits
+before the set, the old version stays current; the blobs are written again under the same names, or never read. After
+the set, the manifest lists the consumed groups.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 from marlaas_api import wire
 from marlaas_api.blobs import BlobRef
-from marlaas_api.bus import Bucket, BusUnavailable, Conflict, Entry
+from marlaas_api.bus import Bucket, BusUnavailable, Entry, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Manifest, PolicyRecord, Probe
@@ -27,12 +28,12 @@ T = TypeVar("T")
 
 
 class LeaseLost(Permanent):
-    """Another trainer has bound the agent, or the job is gone: what is held of it here is worth nothing any more."""
+    """Another trainer has bound the agent, or the job is gone; the state of the agent in this process is worthless."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """What the policy key says since our last set, and its revision then."""
+class AgentLease:
+    """The policy record that this trainer wrote last, and the key's revision after that write."""
 
     record: PolicyRecord
     revision: int
@@ -40,7 +41,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What made a version. step: -1 for version 0. consumed: names of the groups trained, by position. train_s: see `PolicyRecord`."""
+    """The step that produced a version.
+
+    step: number of the optimizer step; -1 for version 0. consumed: names of the trained groups, by position. train_s:
+    see `PolicyRecord`.
+    """
 
     version: int
     step: int = -1
@@ -50,8 +55,8 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Contents:
-    """A version, ready to be written. files: the adapter's, by name. digests: `adapters.tensor_digests`."""
+class VersionContents:
+    """Contents of a version, ready to be written. files: the adapter's files by name. digests: see `adapters.tensor_digests`."""
 
     result: StepResult
     rank: int
@@ -63,7 +68,7 @@ class Contents:
 
 
 async def patiently(call: Callable[[], Awaitable[T]], what: str, retry_s: float) -> T:
-    """Call until it does not raise Retryable; the first time it does, say so."""
+    """Call until it does not raise Retryable, waiting `retry_s` in between; log a warning for the first failure only."""
     complained = False
     while True:
         try:
@@ -75,30 +80,30 @@ async def patiently(call: Callable[[], Awaitable[T]], what: str, retry_s: float)
 
 
 class PolicyKey:
-    """One agent's key in the bucket `policy`, as its trainer sees it."""
+    """One agent's key in the bucket `policy`, for the trainer that holds or wants its lease."""
 
     def __init__(self, context: RoleContext, bucket: Bucket, assignment: Assignment, retry_s: float) -> None:
         self._context, self._bucket = context, bucket
         self._assignment, self._retry_s = assignment, retry_s
 
-    async def bind(self, current: Entry | None) -> Lease:
-        """Take the lease, over what `current` says. Raises LeaseLost if somebody was faster."""
+    async def bind(self, current: Entry | None) -> AgentLease:
+        """Take the lease by a compare-and-set on `current`. Raises LeaseLost if another trainer wrote the key first."""
         record = None if current is None or current.data is None else wire.decode_as(PolicyRecord, current.data)
         bound = bound_record(record, self._assignment.ref.uid, self._context.name)
         lease = await self._set(bound, 0 if record is None or current is None else current.revision)
         failpoint("trainer.bind.after_set")
         return lease
 
-    async def release(self, lease: Lease) -> None:
-        """Let any trainer take the agent at once; no error if one has it already, or if the bus cannot be reached."""
-        with contextlib.suppress(Conflict, BusUnavailable):
+    async def release(self, lease: AgentLease) -> None:
+        """Clear the holder, so that any trainer may bind the agent at once. Ignores a lost lease and an unreachable bus."""
+        with contextlib.suppress(RevisionConflict, BusUnavailable):
             released = wire.encode(lease.record.model_copy(update={"holder": ""}))
             await self._bucket.update(self._assignment.key, released, lease.revision)
 
-    async def commit(self, lease: Lease, contents: Contents) -> Lease:
-        """Make a version true; returns the lease at its new revision. Raises LeaseLost.
+    async def commit(self, lease: AgentLease, contents: VersionContents) -> AgentLease:
+        """Make a version current, and return the lease at its new revision. Raises LeaseLost.
 
-        A store or a server that does not answer is waited for: the contents do not change meanwhile.
+        Retries without limit while the blob store or the bus is unavailable; the contents do not change meanwhile.
         """
         failpoint("trainer.commit.before_blobs")
         manifest = await self._write_blobs(lease, contents)
@@ -116,14 +121,17 @@ class PolicyKey:
         return committed
 
     async def forget_state(self, version: int) -> None:
-        """Delete the training states of a version that nobody goes on from, those of broken commits included."""
+        """Delete a version's training states, including those of failed commits; no later step needs them.
+
+        Negative versions: do nothing.
+        """
         if version < 0:
             return
         for name in await self._context.blobs.list(self._assignment.adapter(version).blob_prefix):
             if name.endswith(f"-{FILENAME}"):
                 await self._context.blobs.delete(name)
 
-    async def _write_blobs(self, lease: Lease, contents: Contents) -> Manifest:
+    async def _write_blobs(self, lease: AgentLease, contents: VersionContents) -> Manifest:
         ref, result = self._assignment.ref, contents.result
         files = {name: await self._put(result.version, name, data) for name, data in contents.files.items()}
         state = await self._put(result.version, FILENAME, contents.state)
@@ -153,19 +161,19 @@ class PolicyKey:
             lambda: self._context.blobs.put(folder, filename, data), f"{folder}/{filename}", self._retry_s
         )
 
-    async def _set(self, record: PolicyRecord, revision: int) -> Lease:
-        """Compare-and-set; where the answer is lost, the key itself says whether our set took effect."""
+    async def _set(self, record: PolicyRecord, revision: int) -> AgentLease:
+        """Compare-and-set the key. If the reply is lost, read the key to see whether the write took effect."""
         data, key = wire.encode(record), self._assignment.key
         while True:
             try:
                 written = self._bucket.update(key, data, revision) if revision else self._bucket.create(key, data)
-                return Lease(record, await written)
-            except (Conflict, BusUnavailable) as error:
+                return AgentLease(record, await written)
+            except (RevisionConflict, BusUnavailable) as error:
                 log.warning("%s: setting version %d: %s", key, record.version, error)
                 found = await patiently(lambda: self._bucket.get(key), key, self._retry_s)
                 if found is not None and found.data == data:
-                    return Lease(record, found.revision)
-                if isinstance(error, Conflict):
+                    return AgentLease(record, found.revision)
+                if isinstance(error, RevisionConflict):
                     raise LeaseLost(
                         f"{key}: another trainer has taken the lease (epoch {record.epoch} is past)"
                     ) from error

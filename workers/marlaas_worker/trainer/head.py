@@ -1,25 +1,27 @@
-"""Logprobs of single tokens, and entropies, out of hidden states, without ever holding the logits of all of them."""
+"""Logprobs and entropies of tokens from hidden states, without holding the logits of all tokens in memory."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from marlaas_worker.trainer.products import HALF, working_dtype
+from marlaas_worker.trainer.lora import HALF, working_dtype
 
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
-"""Bytes of the float32 logits that are held at once, by device; while a chunk is computed, up to three times as much lives."""
+"""Bytes of float32 logits in a chunk, by device; the peak while computing a chunk is up to three times as much."""
 LEAST_ROWS = 64
-"""Rows of a chunk however large the vocabulary: with fewer, reading the head's weights takes longer than multiplying by them."""
+"""Fewest rows of a chunk, even for a large vocabulary: with fewer, reading the head's weights takes longer than multiplying by them."""
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """log softmax(hidden @ weight.T / temperature) at `tokens`; hidden [N, H], weight [V, H] (frozen), tokens [N] to float32 [N].
+    """Return log softmax(hidden @ weight.T / temperature) at `tokens`, float32 [N].
 
-    Logits of a 16-bit model are rounded to its dtype before they are normalised in float32, as engines do.
+    hidden [N, H], weight [V, H] (frozen), tokens [N]. Logits of a 16-bit model are rounded to its dtype before they
+    are normalised in float32, as engines do.
 
-    The derivative of a token's logprob by its hidden state, (onehot - softmax) @ weight / temperature, is taken chunk by chunk in the forward
-    pass, while the logits are there: memory is [N, H] instead of [N, V], and nothing is computed twice.
+    The forward pass also computes the derivative of each token's logprob by its hidden state, (onehot - softmax) @
+    weight / temperature, chunk by chunk while the logits are in memory. So memory is [N, H] instead of [N, V], and
+    nothing is computed twice.
     """
     result: Tensor = _TokenLogprobs.apply(hidden, weight, tokens, temperature, False)[0]  # type: ignore[no-untyped-call]
     return result
@@ -28,16 +30,17 @@ def token_logprobs(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: 
 def token_logprobs_and_entropies(
     hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs`, and the entropy of the whole softmax(hidden @ weight.T / temperature) in nats, float32 [N].
+    """Return `token_logprobs`, and the entropy of the whole softmax(hidden @ weight.T / temperature) in nats, float32 [N].
 
-    The entropy's derivative by the hidden state, -(p (log p + entropy)) @ weight / temperature, is taken in the same pass: memory is twice [N, H].
+    The entropy's derivative by the hidden state, -(p (log p + entropy)) @ weight / temperature, is computed in the
+    same pass, so memory is twice [N, H].
     """
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(hidden, weight, tokens, temperature, True)  # type: ignore[no-untyped-call]
     return result
 
 
 def chunk_rows(vocab_size: int, device: torch.device) -> int:
-    """How many tokens go through the head at once."""
+    """Return the number of tokens that go through the head at once."""
     return max(LEAST_ROWS, CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]) // (4 * vocab_size))
 
 
@@ -77,7 +80,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Logits [n, V] in float32 or more, rounded to the model's dtype; `weight` may be of the wider dtype in which it is multiplied."""
+    """Return logits [n, V] in float32 or wider, rounded to the model's dtype; `weight` may be in the wider dtype of the product."""
     product = hidden.to(weight.dtype) @ weight.T
     return _at_least_float32(product if weight.dtype == hidden.dtype else product.to(hidden.dtype))
 
@@ -87,13 +90,13 @@ def _entropy(log_softmax: Tensor) -> Tensor:
 
 
 def _entropy_slope(log_softmax: Tensor, entropy: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """d entropy / d hidden [n, H]."""
+    """Return d entropy / d hidden [n, H]."""
     toward = -log_softmax.exp() * (log_softmax + entropy[:, None])
     return (toward.to(weight.dtype) @ weight) / temperature
 
 
 def _slope(log_softmax: Tensor, tokens: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """d logprob / d hidden [n, H]; overwrites log_softmax [n, V]."""
+    """Return d logprob / d hidden [n, H]; overwrites log_softmax [n, V]."""
     toward = log_softmax.exp_().neg_()
     toward[torch.arange(len(tokens), device=tokens.device), tokens] += 1.0
     return (toward.to(weight.dtype) @ weight) / temperature

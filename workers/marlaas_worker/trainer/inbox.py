@@ -1,4 +1,4 @@
-"""What has arrived for an agent's steps, purely: each position once, in order, and nothing of a step that is already committed."""
+"""Messages received for an agent's uncommitted steps, purely: each position once, in order."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from marlaas_api.messages import GroupReady, StepClosed
 
 
 class LogInvalid(Permanent):
-    """The GROUPS log contradicts itself or the version that is true."""
+    """The GROUPS log contradicts itself or the committed version."""
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class _Step:
 
 
 class StepInbox:
-    """Messages of the steps after the committed one; every method that takes a message may take it again."""
+    """Messages of the steps after the committed step. Adding the same message again has no effect."""
 
     def __init__(self, committed_step: int, version: int) -> None:
         self.committed_step = committed_step
@@ -26,11 +26,11 @@ class StepInbox:
         self._steps: dict[int, _Step] = {}
 
     def is_committed(self, message: GroupReady | StepClosed) -> bool:
-        """Whether the message's step has long been trained."""
+        """Return whether the message's step is already committed."""
         return message.step <= self.committed_step
 
     def add(self, message: GroupReady | StepClosed) -> None:
-        """Take a message in. Raises LogInvalid if it contradicts an earlier one."""
+        """Add a message. Raises LogInvalid if it contradicts an earlier one."""
         if self.is_committed(message):
             return
         step = self._steps.setdefault(message.step, _Step())
@@ -43,7 +43,10 @@ class StepInbox:
             raise LogInvalid(f"step {message.step} of {message.agent} is assigned twice: {known!r} and {message!r}")
 
     def next_group(self) -> GroupReady | None:
-        """The group at the current step's next position, if it is in. Raises LogInvalid for a wrong version."""
+        """Return the group at the current step's next position, or None if it has not arrived.
+
+        Raises LogInvalid for a wrong version.
+        """
         step = self._current()
         group = None if step is None else step.groups.get(step.num_taken)
         if group is not None:
@@ -55,17 +58,17 @@ class StepInbox:
         return group
 
     def take(self, group: GroupReady) -> None:
-        """The group is being accumulated: go on to the next position."""
+        """Mark the group as accumulated, and go on to the next position."""
         self._steps[group.step].num_taken = group.position + 1
 
     def rewind(self) -> None:
-        """Take the current step's groups anew, from the first."""
+        """Return to the first group of the current step."""
         step = self._current()
         if step is not None:
             step.num_taken = 0
 
     def due(self) -> StepClosed | None:
-        """The current step's closing, once every one of its groups is taken."""
+        """Return the current step's closing message once all of its groups are taken, else None. Raises LogInvalid."""
         step = self._current()
         if step is None or step.closed is None or step.num_taken < step.closed.num_groups:
             return None
@@ -77,13 +80,13 @@ class StepInbox:
         return step.closed
 
     def commit(self, step: int) -> None:
-        """The step's version is true: forget it."""
+        """Record that the step is committed, and drop its messages."""
         self.committed_step = step
         self.version += 1
         self._steps = {number: value for number, value in self._steps.items() if number > step}
 
     def consumed(self) -> tuple[str, ...]:
-        """Names of the current step's groups taken so far, by position."""
+        """Return the names of the current step's groups taken so far, by position."""
         step = self._current()
         return () if step is None else tuple(step.groups[position].group for position in range(step.num_taken))
 

@@ -1,4 +1,4 @@
-"""The GROUPS log of one agent, as it comes in: a replay first, then a durable consumer; acks when a step is committed."""
+"""Reads one agent's GROUPS log: first a replay, then a durable consumer; acks the messages of committed steps."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from marlaas_api.messages import GroupReady, StepClosed
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.commit import patiently
 from marlaas_worker.trainer.inbox import LogInvalid, StepInbox
-from marlaas_worker.trainer.shared import Shared
+from marlaas_worker.trainer.shared import TrainerDependencies
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -23,36 +23,37 @@ FETCH_BATCH = 256
 
 
 class Intake:
-    """Fills an inbox. `changed` is set whenever something came.
+    """Fills an inbox, and sets `changed` after each message.
 
-    The consumer is for what comes from now on; a claim that an earlier trainer left unsettled is not waited for, since the replay has it.
+    The consumer delivers new messages. Messages that an earlier trainer claimed and did not ack are in the replay, so
+    they need not be redelivered first.
     """
 
-    def __init__(self, shared: Shared, assignment: Assignment, inbox: StepInbox) -> None:
-        self._shared, self._assignment, self._inbox = shared, assignment, inbox
+    def __init__(self, dependencies: TrainerDependencies, assignment: Assignment, inbox: StepInbox) -> None:
+        self._dependencies, self._assignment, self._inbox = dependencies, assignment, inbox
         self._unsettled: list[tuple[int, Delivery]] = []
         self._renewed_at = 0.0
         self.changed = asyncio.Event()
 
     async def replay(self) -> None:
-        """Take in the log as it stands. Raises LogInvalid."""
-        bus = self._shared.context.bus
+        """Read the log up to now. Raises LogInvalid."""
+        bus = self._dependencies.context.bus
         stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.groups))
         for message in stored:
             await self._take(message.data)
 
     async def follow(self) -> None:
-        """Take in what comes, for ever; a consumer that somebody deleted is made again. Raises LogInvalid, BusRefused."""
+        """Read new messages until cancelled; recreate a consumer that was deleted. Raises LogInvalid, BusRefused."""
         while True:
             consumer = await self._patiently(self._consumer)
             try:
                 await self._follow(consumer)
             except BusRefused as error:
                 log.warning("%s: %s; the consumer is made anew", self._assignment.consumer, error)
-                await asyncio.sleep(self._shared.timing.retry_s)
+                await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def settle(self) -> None:
-        """Ack what belongs to committed steps; what cannot be acked now comes again, and is acked then."""
+        """Ack the messages of committed steps. A message whose ack fails is redelivered and acked then."""
         committed = [delivery for step, delivery in self._unsettled if step <= self._inbox.committed_step]
         self._unsettled = [pair for pair in self._unsettled if pair[0] > self._inbox.committed_step]
         with contextlib.suppress(BusUnavailable, BusRefused):
@@ -70,7 +71,7 @@ class Intake:
 
     async def _consumer(self) -> Consumer:
         training = self._assignment.document.spec.training
-        return await self._shared.context.bus.consumer(
+        return await self._dependencies.context.bus.consumer(
             subjects.GROUPS,
             self._assignment.consumer,
             self._assignment.groups,
@@ -79,8 +80,8 @@ class Intake:
         )
 
     async def _take(self, data: bytes) -> GroupReady | StepClosed | None:
-        """Put a message into the inbox and return it; None for one of another job of the same name."""
-        message = await wire.unpack(data, self._shared.context.blobs)
+        """Add a message to the inbox and return it; None for a message of another job of the same name."""
+        message = await wire.unpack(data, self._dependencies.context.blobs)
         if not isinstance(message, GroupReady | StepClosed):
             raise LogInvalid(f"{self._assignment.groups} carries a {type(message).__name__}")
         if message.uid != self._assignment.ref.uid:
@@ -90,7 +91,7 @@ class Intake:
         return message
 
     async def _renew(self) -> None:
-        """Keep the claims on what waits for its step."""
+        """Extend the claims on messages whose step is not committed yet."""
         now = asyncio.get_running_loop().time()
         if now - self._renewed_at > ACK_WAIT_S / 3:
             self._renewed_at = now
@@ -99,4 +100,4 @@ class Intake:
                     await delivery.in_progress()
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, self._assignment.groups, self._shared.timing.retry_s)
+        return await patiently(call, self._assignment.groups, self._dependencies.timing.retry_s)

@@ -1,6 +1,6 @@
-"""One agent's learning: gradients summed at fixed parameters, one AdamW step, its state out and in. Runs on the compute thread.
+"""One agent's learning: gradients summed at fixed parameters, one AdamW step, and its state. Runs on the compute thread.
 
-Knows neither bus nor blobs. Everything that it changes is its own: adapter parameters, their gradients, their moments.
+Uses neither bus nor blobs. It changes only the agent's adapter parameters, their gradients and their moments.
 """
 
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def loss_config(training: TrainingSpec, max_tokens: int) -> LossConfig:
-    """The job's loss: what it says, and else what its algorithm says. max_tokens: of a turn."""
+    """Return the job's loss: the job's settings, with the algorithm's defaults. max_tokens: limit of a turn."""
     rule, clip, correction = ALGORITHMS[training.algorithm], training.clip, training.correction
     kind = correction.type or rule.correction
     in_loss = training.kl.added_to == "loss"
@@ -52,9 +52,10 @@ def loss_config(training: TrainingSpec, max_tokens: int) -> LossConfig:
 
 
 class Learner:
-    """An agent's adapter on the shared base model, with its optimizer. Close it, or the adapter stays.
+    """An agent's adapter on the shared base model, with its optimizer. Call `close` to detach the adapter.
 
-    token_budget: of the micro-batches; lower than the job's once one did not fit the device. Set it between steps or after `try_accumulate` failed.
+    token_budget: token budget of micro-batches; lower than the job's after one did not fit the device. Set it only
+    between steps, or after a `try_` method failed.
     """
 
     def __init__(self, model: BaseModel, assignment: Assignment) -> None:
@@ -74,11 +75,11 @@ class Learner:
 
     @property
     def config(self) -> AdapterConfig:
-        """Rank and alpha."""
+        """The adapter's rank and alpha."""
         return self._adapter.config
 
     def begin(self) -> None:
-        """Take version 0's weights: the zero adapter, or what initFrom names. Raises AdapterInvalid, WeightsMismatch."""
+        """Load the weights of version 0: the zero adapter, or the adapter of initFrom. Raises AdapterInvalid, WeightsMismatch."""
         agent, reference = self._assignment.agent, self._training.kl.reference.path
         self._adapter.load(initial_weights(self._adapter.parameters, self._assignment.document.seed, agent.name))
         if agent.init_from is not None:
@@ -89,7 +90,7 @@ class Learner:
             self._keep_initial(self._adapter.tensors())
 
     def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
-        """Go on from a version's weights and state. Raises WeightsMismatch, StateInvalid."""
+        """Load a version's weights and training state. Raises WeightsMismatch, StateInvalid."""
         self._adapter.load(weights)
         self._keep_initial(dict(state.initial))
         self.token_budget = state.token_budget or self._training.microbatch_tokens
@@ -106,7 +107,7 @@ class Learner:
             }
 
     def accumulate(self, rows: Sequence[Row]) -> None:
-        """Add one micro-batch's gradient, unnormalised. Raises OutOfMemory."""
+        """Add one micro-batch's unnormalised gradient. Raises OutOfMemory."""
         batch = collate(rows)
         reference = self._reference_logprobs(batch) if self._loss.kl_coefficient else None
         trainer, entropies = self._predict(batch)
@@ -124,14 +125,15 @@ class Learner:
         self._work["segment_tokens"] += sum(row.num_segment_tokens for row in rows)
 
     def try_accumulate(self, rows: Sequence[Row]) -> bool:
-        """`accumulate`; where the device has no memory for it, forget all of the step so far and return False."""
+        """Call `accumulate`; if the device has no memory for it, drop the whole step so far and return False."""
         return self._try(lambda: self.accumulate(rows))
 
     def kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64]:
-        """Sum of log(mu / reference) over each trajectory's tokens in these rows [num_trajectories], for KL in the reward.
+        """Return the sum of log(mu / reference) over each trajectory's tokens in these rows, [num_trajectories].
 
-        mu is what the engine recorded: a reward belongs to a sample, so its KL is that of the policy that sampled, whatever version trains on it. The
-        metric `kl` counts it. Raises OutOfMemory.
+        It is the KL in the reward. mu is the engine's recorded policy: a reward belongs to a sample, so its KL is
+        that of the policy that sampled, whatever version trains on it. The sum is added to the metric `kl`. Raises
+        OutOfMemory.
         """
         batch = collate(rows)
         gaps = batch.behaviour.astype(np.float64) - self._reference_logprobs(batch).double().cpu().numpy()
@@ -141,26 +143,29 @@ class Learner:
         return sums
 
     def try_kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64] | None:
-        """`kl_by_trajectory`; where the device has no memory for it, forget all of the step so far and return None."""
+        """Call `kl_by_trajectory`; if the device has no memory for it, drop the whole step so far and return None."""
         sums: list[npt.NDArray[np.float64]] = []
         fits = self._try(lambda: sums.append(self.kl_by_trajectory(rows, num_trajectories)))
         return sums[0] if fits else None
 
     def refer_to(self, weights: Mapping[str, Tensor]) -> None:
-        """Take these weights as the KL reference. Raises WeightsMismatch."""
+        """Use these weights as the KL reference. Raises WeightsMismatch."""
         if self._reference is None:
             spec = self._assignment.agent.adapter
             self._reference = self._model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference.load(weights)
 
     def step(self, number: int) -> dict[str, float]:
-        """Take the optimizer step of this number, and return the step's metrics; those that are not finite are left out.
+        """Take the optimizer step of this number, and return the step's metrics without those that are not finite.
 
-        Besides those of the loss: computed_tokens went through the model, padding included, for segment_tokens of all segments; less where
-        beginnings are shared. microbatch_tokens: the budget that the step was computed with. skipped_update: 1 if the gradient was not finite.
+        Metrics besides those of the loss: computed_tokens, tokens computed by the model, padding included;
+        segment_tokens, total length of the segments, which is larger where prefixes are shared; microbatch_tokens,
+        the step's token budget; skipped_update, 1 if the gradient was not finite.
 
-        Without a single generated token that counts, or with a gradient that is not finite, weights and moments stay as they are. Raises
-        GradientInvalid when that gradient is the last of too many in a row.
+        If no generated token counts, or the gradient is not finite, weights and moments are unchanged.
+
+        Raises:
+            GradientInvalid: the gradient is not finite in MAX_SKIPPED consecutive steps.
         """
         sums, optimizer = self._sums, self._training.optimizer
         rate = learning_rate(optimizer, number, self._training.steps)
@@ -174,11 +179,11 @@ class Learner:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def weights(self) -> dict[str, Tensor]:
-        """The adapter's weights by PEFT's names, in host memory."""
+        """Return the adapter's weights by PEFT's names, in host memory."""
         return self._adapter.tensors()
 
     def state(self, step: int, consumed: tuple[str, ...]) -> TrainingState:
-        """The state that goes with `weights`, at this place in the data."""
+        """Return the training state that belongs to `weights`, at this position in the data."""
         held = {
             name: self._optimizer.state[p] for name, p in self._adapter.parameters.items() if self._optimizer.state[p]
         }
@@ -195,11 +200,11 @@ class Learner:
         )
 
     def measure(self, probes: Sequence[Probe]) -> tuple[tuple[Probe, ...], float]:
-        """The probes with their logprobs under the present weights, and the noise of the model's dtype under them; see `probes.measured`."""
+        """Return the probes' logprobs under the current weights, and the noise of the model's dtype; see `probes.measured`."""
         return measured(self._model, self._adapter, [ids.tolist() for ids in ids_of(probes)])
 
     def close(self) -> None:
-        """Take the adapter off the base model."""
+        """Detach the adapter and the KL reference from the base model."""
         for adapter in (self._adapter, self._reference):
             if adapter is not None:
                 self._model.detach(adapter)
@@ -214,14 +219,17 @@ class Learner:
         return tensors
 
     def _keep_initial(self, weights: dict[str, Tensor]) -> None:
-        """Keep a fixed KL reference, to be part of every state; the zero adapter is the bare base model and needs no adapter."""
+        """Keep a fixed KL reference, which becomes part of every state.
+
+        The zero adapter equals the base model without adapter, so it needs no reference adapter.
+        """
         if weights and has_effect(weights):
             self._initial = weights
             if self._training.kl.coefficient > 0 and self._training.kl.reference.versions_behind is None:
                 self.refer_to(weights)
 
     def _predict(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
-        """Logprobs of the batch's tokens, and the entropies if the loss has a term for them."""
+        """Return the logprobs of the batch's tokens, and their entropies if the loss has an entropy term."""
         if self._loss.entropy_coefficient:
             return self._model.logprobs_and_entropies(self._adapter, batch, self._temperature)
         return self._model.logprobs(self._adapter, batch, self._temperature), None
@@ -234,11 +242,11 @@ class Learner:
         try:
             work()
         except OutOfMemory as error:
-            said = str(error)  # a log record that held the error would hold the failed pass, and so its memory
+            said = str(error)  # a log record with the error object would keep the failed pass and its memory alive
             log.warning("%s: %s", self._assignment.key, said)
         else:
             return True
-        self._forget_step()  # after the except clause, which holds the failed pass until its end
+        self._forget_step()  # after the except clause, whose error object keeps the failed pass alive
         self._model.free_memory()
         return False
 

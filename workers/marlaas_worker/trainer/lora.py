@@ -1,26 +1,56 @@
-"""A linear layer and its adapter as one operation: PEFT's numbers with fewer passes over memory.
+"""A linear layer and its adapter as one operation: PEFT's results with fewer passes over memory.
 
-PEFT writes the adapter's share, the scaled share and the sum as tensors of their own, and autograd does the same on the way back. Here the share is
-added where the layer's output already lies (GEMM with beta 1); what is kept for the backward pass is the input, which the layer
-before holds anyway. A zero adapter still changes no bit: zeros are added.
+PEFT stores the adapter's output, the scaled output and the sum as separate tensors, and autograd does the same in the
+backward pass. Here the adapter's output is added in place to the layer's output (GEMM with beta 1). Only the input is
+kept for the backward pass, and the layer before holds it anyway. A zero adapter still changes no bit, because it adds
+zeros.
 
-On a 16-bit base an adapter stays float32, and the forward pass computes with what an engine's slot holds of it: A, and B times the scaling, in the
-base's dtype (`adapters.as_held`). It rounds where vLLM does (`lora/ops`): the layer's output, the input times A, that times B, and the sum. Gradients
-pass the rounding unchanged and are summed in float32. PEFT would add a share in float32, which no engine does.
+On a 16-bit base model an adapter stays float32. The forward pass computes with the values in an engine's slot: A, and
+B times the scaling, in the base's dtype (`adapters.as_held`). It rounds where vLLM does (`lora/ops`): the layer's
+output, the input times A, that times B, and the sum. Gradients pass through the rounding unchanged and are summed in
+float32. PEFT would add the adapter's output in float32, which no engine does.
+
+Each product of a 16-bit model is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU without such instructions
+multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module multiplies in float32 and then rounds: the
+same result, except for the order of summation.
 """
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
-from marlaas_worker.trainer.products import HALF, precise_product, working_dtype
+HALF = (torch.bfloat16, torch.float16)
+
+
+def working_dtype(weight: Tensor) -> torch.dtype:
+    """Return the dtype in which to multiply by this weight."""
+    if weight.dtype in HALF and weight.device.type == "cpu" and not _multiplies_bfloat16():
+        return torch.float32
+    return weight.dtype
+
+
+def precise_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right in float32, or in the operands' own dtype if that is wider; for gradients of float32 parameters."""
+    if left.dtype not in HALF and right.dtype not in HALF:
+        return left @ right
+    if left.device.type == "cuda" and left.dtype == right.dtype:
+        return torch.mm(left, right, out_dtype=torch.float32)  # tensor cores; the result is not rounded to 16 bits
+    return left.float() @ right.float()
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def fuse(model: nn.Module) -> None:
-    """Make linear layers compute in one operation with their adapters, and frozen ones as fast as the machine can. Repeated calls change nothing."""
+    """Replace the forward of linear layers by one operation with their adapter, and of frozen 16-bit layers by a faster one.
+
+    Repeated calls change nothing.
+    """
     for module in model.modules():
         if "forward" in vars(module):
             continue
@@ -57,7 +87,11 @@ def _operation(base: torch.dtype, adapter: torch.dtype) -> Any:
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """hidden [..., in], weight [out, in] and bias (frozen), down [rank, in], up [out, rank], scaling: to [..., out]."""
+    """Autograd function of a linear layer with an adapter, in one dtype.
+
+    Inputs: hidden [..., in], weight [out, in] and bias (frozen), down [rank, in], up [out, rank], scaling. Output:
+    [..., out].
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -82,7 +116,10 @@ class _AdaptedLinear(torch.autograd.Function):
 
 
 class _HalfLinear(torch.autograd.Function):
-    """As `_AdaptedLinear`; hidden, weight and bias have 16 bits, down and up are float32, or both None for the layer alone."""
+    """As `_AdaptedLinear`, for hidden, weight and bias in 16 bits.
+
+    down and up are float32, or both None for a layer without adapter.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -119,6 +156,6 @@ class _HalfLinear(torch.autograd.Function):
 
 
 def _held(weight: Tensor, down: Tensor, up: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """A and B as an engine's slot holds them, in the dtype in which they are multiplied."""
+    """Return A and B with the values in an engine's slot, in the dtype in which they are multiplied."""
     dtype, working = weight.dtype, working_dtype(weight)
     return down.to(dtype).to(working), (up.to(dtype) * scaling).to(working)

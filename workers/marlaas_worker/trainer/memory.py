@@ -1,7 +1,7 @@
-"""A device's memory and a step's micro-batches: what to do when one does not fit.
+"""Device memory: errors of a micro-batch that does not fit, and the lower token budget of the next attempt.
 
-Which rows share a forward pass decides the order in which gradients are summed, so the token budget of micro-batches is a part of what makes a step: it
-is lowered for a whole step, never within one, and committed with the step's version.
+The packing of rows decides the order in which gradients are summed, so the token budget is part of a step's
+definition. It is lowered for a whole step, never within one, and committed with the step's version.
 """
 
 import gc
@@ -17,7 +17,7 @@ from marlaas_worker.trainer.rows import Row
 
 
 class RowTooLarge(Permanent):
-    """A single segment does not fit the device's memory: no budget is low enough."""
+    """A single segment does not fit the device's memory, so no lower budget helps."""
 
 
 @contextmanager
@@ -34,18 +34,23 @@ def memory_errors(batch: MicroBatch) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what a failed computation held: objects in cycles, and the allocator's cache, which is fragmented by then."""
+    """Free memory that a failed computation held: objects in reference cycles, and the allocator's cache.
+
+    The cache is fragmented after such a failure.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def lowered_budget(budget: int, rows: Sequence[Row]) -> int:
-    """The token budget with which to begin a step anew after a micro-batch of these rows did not fit: half of it, or half of that and so on until
-    it is less than what did not fit, since a budget that makes the same micro-batch fails again.
+    """Return the token budget with which to restart a step after a micro-batch of these rows did not fit.
+
+    The budget is halved until it is less than the failed micro-batch's size, because a larger one would produce the
+    same micro-batch.
 
     Raises:
-        RowTooLarge: the micro-batch was a single segment, which every budget leaves as it is.
+        RowTooLarge: the micro-batch was a single segment, which no budget divides.
     """
     num_tokens = len(rows) * max(map(len, rows))
     if len(rows) == 1 and rows[0].num_segments == 1:

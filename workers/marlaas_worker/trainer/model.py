@@ -1,7 +1,8 @@
-"""The gateway to transformers and peft: one frozen base model, and many agents' adapters on it, one active at a time.
+"""Gateway to transformers and peft: one frozen base model with the adapters of many agents, one of them active at a time.
 
-Every adapter has its own parameters, so nothing that is done to one can reach another. Eval mode and no dropout: a forward pass is
-a function of weights and tokens. Knows nothing of jobs, steps or the bus. Not thread-safe: one thread owns it (`compute`).
+Each adapter has its own parameters, so work on one cannot change another. The model is in eval mode without dropout:
+a forward pass depends only on weights and tokens. Knows nothing of jobs, steps or the bus. Not thread-safe: only the
+compute thread uses it (`compute`).
 """
 
 import difflib
@@ -23,16 +24,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from marlaas_api.errors import Permanent
 from marlaas_api.names import derive_seed
-from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
-from marlaas_worker.dtypes import choose_dtype
+from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype, tensor_name
 from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_beginnings
 from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.compute import compute_reproducibly
 from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies
 from marlaas_worker.trainer.lora import fuse
 from marlaas_worker.trainer.memory import free_memory, memory_errors
 from marlaas_worker.trainer.precise import in_float32, precise_token_logprobs
 from marlaas_worker.trainer.recompute import LayerRecompute
-from marlaas_worker.trainer.reproducible import compute_reproducibly
 from marlaas_worker.trainer.rows import chain
 
 log = logging.getLogger(__name__)
@@ -43,23 +43,23 @@ class TargetUnknown(Permanent):
 
 
 class WeightsMismatch(Permanent):
-    """Tensors do not fit the adapter that they are meant for."""
+    """Tensors do not fit the adapter into which they are loaded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttachedAdapter:
-    """One adapter on the base model. parameters: by the names that PEFT's file has; A [rank, in] and B [out, rank], float32."""
+    """An adapter on the base model. parameters: A [rank, in] and B [out, rank], float32, by their names in PEFT's file."""
 
     name: str
     config: AdapterConfig
     parameters: dict[str, nn.Parameter]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of the weights, in host memory."""
+        """Return copies of the weights in host memory."""
         return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.parameters.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over weights; parameters that `tensors` lacks stay as they are. Raises WeightsMismatch."""
+        """Copy weights into the adapter; parameters missing from `tensors` are unchanged. Raises WeightsMismatch."""
         for name, tensor in tensors.items():
             parameter = self.parameters.get(name)
             if parameter is None or parameter.shape != tensor.shape:
@@ -71,7 +71,10 @@ class AttachedAdapter:
 
 
 def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> dict[str, Tensor]:
-    """Version 0's weights: B zero, A uniform in +-1/sqrt(in) as PEFT draws it, but from the job's seed and the tensor's name alone."""
+    """Return the weights of version 0: B zero, and A uniform in +-1/sqrt(in), as in PEFT.
+
+    A depends only on the job's seed, the agent's name and the tensor's name.
+    """
     weights = {}
     for name, parameter in parameters.items():
         weights[name] = torch.zeros(parameter.shape)
@@ -83,11 +86,18 @@ def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> 
 
 
 class BaseModel:
-    """A causal language model in Hugging Face format; adapters are float32 whatever its dtype. dtype None: float32 on a CPU, bfloat16 on a GPU.
+    """A causal language model in Hugging Face format. Adapters are float32, whatever the model's dtype.
 
-    linear_layers: names that an adapter may target, the decoder's linear layers; neither head nor embeddings. pairs_per_token: for `rows.plant`, 0 if the
-    architecture cannot share beginnings; a token costs a layer about 24 H^2 operations, a pair of tokens in its attention 4 H. activation_bytes: a micro-batch whose activations need more memory computes its layers again in the
-    backward pass; the same bits, a third slower. None: never.
+    linear_layers: layer names that an adapter may target: the decoder's linear layers, without head and embeddings.
+    pairs_per_token: argument of `rows.pack_prefix_tree`; 0 if the architecture cannot share prefixes. With hidden
+    size H, a layer costs about 24 H^2 operations per token, and 4 H per pair of tokens in its attention.
+
+    Args:
+        path: folder of the model.
+        device: None: cuda if available, else cpu.
+        activation_bytes: if a micro-batch's activations need more memory, its layers are recomputed in the
+            backward pass. The results are bitwise equal, and a step takes a third longer. None: never recompute.
+        dtype: None: float32 on a CPU, bfloat16 on a GPU.
 
     Raises:
         ModelUnusable: the folder cannot be read, or the architecture changes its logits after the head.
@@ -119,27 +129,30 @@ class BaseModel:
 
     @property
     def activation_bytes_per_token(self) -> float:
-        """What a padded token takes between forward and backward pass where layers are not recomputed; 0 before there is an adapter."""
+        """Activation memory in bytes of a padded token between forward and backward pass, without recomputation.
+
+        It is 0 until measured at the first adapter.
+        """
         return self._recompute.bytes_per_token
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that are attached."""
+        """Names of the attached adapters."""
         return () if self._peft is None else tuple(self._peft.peft_config)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         dtype: torch.dtype = self._head.weight.dtype
         return dtype
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """Number of token ids; every id is below it."""
         return int(self._head.weight.shape[0])
 
     def attach(self, rank: int, alpha: int, targets: Sequence[str]) -> AttachedAdapter:
-        """Add an adapter, its weights all zero; `targets` empty means every linear layer. Raises TargetUnknown."""
+        """Add an adapter with all weights zero; empty `targets` means every linear layer. Raises TargetUnknown."""
         wanted = self._resolve(targets)
         name = f"adapter{next(self._numbers)}"
         config = LoraConfig(
@@ -161,20 +174,21 @@ class BaseModel:
         return adapter
 
     def detach(self, adapter: AttachedAdapter) -> None:
-        """Remove an adapter and free its memory; no error when it is gone."""
+        """Remove an adapter and free its memory; do nothing if it is already removed."""
         if self._peft is None or adapter.name not in self._peft.peft_config:
             return
         self._activate(None)
         self._peft.delete_adapter(adapter.name)
 
     def free_memory(self) -> None:
-        """Give back what a computation that failed still holds on the device."""
+        """Free memory that a failed computation still holds on the device."""
         free_memory(self.device)
 
     def logprobs(self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float) -> Tensor:
-        """Logprobs [N] of the batch's generated tokens under softmax(logits / temperature); the bare base model without an adapter.
+        """Return the logprobs [N] of the batch's generated tokens under softmax(logits / temperature), with gradient.
 
-        Carries the gradient of the adapter's parameters. Only hidden states before generated tokens go through the head. Raises OutOfMemory.
+        adapter None: the base model without adapter. Only the hidden states before generated tokens go through the
+        head. Raises OutOfMemory.
         """
         with memory_errors(batch), self._recomputing(batch):
             before = self._before(adapter, batch)
@@ -183,21 +197,24 @@ class BaseModel:
     def logprobs_and_entropies(
         self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """`logprobs`, and the entropies [N] of the distributions that the generated tokens are drawn from. Raises OutOfMemory."""
+        """Return `logprobs`, and the entropies [N] of the distributions from which the tokens are drawn. Raises OutOfMemory."""
         with memory_errors(batch), self._recomputing(batch):
             before = self._before(adapter, batch)
             return token_logprobs_and_entropies(before, self._head.weight, self._tensor(batch.targets), temperature)
 
     @torch.no_grad()
     def precise_logprobs(self, adapter: AttachedAdapter | None, batch: MicroBatch) -> Tensor:
-        """`logprobs` at temperature 1 of the same weights computed in float32, layer by layer; for calibration."""
+        """Return `logprobs` at temperature 1, computed in float32 layer by layer from the same weights; for calibration."""
         with in_float32(self._decoder):
             before = self._before(adapter, batch)
             return precise_token_logprobs(before, self._head.weight, self._tensor(batch.targets))
 
     @torch.no_grad()
     def write(self, ids: Tensor, num_tokens: int, draw: torch.Generator) -> Tensor:
-        """Continue rows [B, T] to `num_tokens` each, drawn on the CPU from the bare base model at temperature 1."""
+        """Extend rows of ids [B, T] to `num_tokens` each, sampled from the base model without adapter at temperature 1.
+
+        The sampling runs on the CPU.
+        """
         self._activate(None)
         step, past = ids, None
         while ids.shape[1] < num_tokens:
@@ -208,7 +225,10 @@ class BaseModel:
         return ids
 
     def layer_shapes(self) -> dict[str, tuple[int, int, float]]:
-        """Output width, input width, and root mean square of the weights of every linear layer of the decoder, by the model's own names."""
+        """Return the shape and scale of each linear layer of the decoder, by the model's own layer names.
+
+        The values are output width, input width, and root mean square of the weights.
+        """
         found = {}
         for name, module in self._model.named_modules():
             if isinstance(module, nn.Linear) and module is not self._head and ".lora_" not in name:
@@ -226,12 +246,12 @@ class BaseModel:
         return self._recompute.choose(batch.num_padded_tokens, mask_bytes)
 
     def _before(self, adapter: AttachedAdapter | None, batch: MicroBatch) -> Tensor:
-        """Hidden states [N, H] from which the generated tokens are predicted."""
+        """Return the hidden states [N, H] from which the generated tokens are predicted."""
         self._activate(adapter)
         return self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Hidden states [B, T, H]; each token attends to what the batch says, or to all before it."""
+        """Return the hidden states [B, T, H]; each token attends to the batch's `sees`, or to all tokens before it."""
         attention = {}
         if batch.depths is not None and batch.sees is not None:
             attention = {
@@ -244,7 +264,10 @@ class BaseModel:
         return hidden
 
     def _additive(self, sees: Tensor) -> Tensor:
-        """0 where a token sees another, -inf elsewhere: the form that attention computes with, made once for all layers, which keep it."""
+        """Return the additive attention mask: 0 where a token sees another, -inf elsewhere.
+
+        It is created once and shared by all layers.
+        """
         return torch.zeros(sees.shape, dtype=self._head.weight.dtype, device=self.device).masked_fill_(~sees, -math.inf)
 
     def _tensor(self, values: npt.NDArray[Any]) -> Tensor:
@@ -253,7 +276,7 @@ class BaseModel:
     def _activate(self, adapter: AttachedAdapter | None) -> None:
         wanted = "" if adapter is None else adapter.name
         if self._peft is not None and wanted != self._active:
-            self._active = None  # until every layer is switched: an error half-way must not leave another adapter active under this name
+            self._active = None  # until all layers are switched, so that an error half-way forces another switch
             self._peft.base_model.set_adapter([wanted] if wanted else [])
             self._active = wanted
 
@@ -265,7 +288,7 @@ class BaseModel:
         fuse(self._model)
 
     def _remove(self, name: str) -> None:
-        """Remove an adapter whose making failed: PEFT then leaves the layers that it had made."""
+        """Remove an adapter whose creation failed, including the layers that PEFT had already added."""
         if self._peft is not None:
             self._peft.peft_config.pop(name, None)
         for module in self._model.modules():

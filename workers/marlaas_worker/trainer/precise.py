@@ -1,7 +1,7 @@
-"""A 16-bit base model computed in float32, one decoder layer at a time: what its rounding costs, without a second model in memory.
+"""Runs a 16-bit base model in float32, one decoder layer at a time, to measure its rounding without a second model in memory.
 
-A layer's weights are widened before it computes and put back afterwards; 16 bits to float32 and back loses nothing. Adapters are
-float32 already.
+A layer's weights are converted to float32 before it computes, and the 16-bit originals are restored afterwards.
+Adapters are already float32.
 """
 
 import math
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 _CHUNK_TOKENS = 8192
-"""Rows of the output head that are widened at once."""
+"""Rows of the output head that are converted to float32 at once."""
 
 
 @contextmanager
 def in_float32(decoder: nn.Module) -> Iterator[None]:
-    """Within, a forward pass of the decoder computes in float32."""
+    """Within the context, a forward pass of the decoder computes in float32."""
     handles = []
     for part in _parts(decoder):
         if isinstance(part, nn.Embedding):
@@ -35,9 +35,10 @@ def in_float32(decoder: nn.Module) -> Iterator[None]:
 
 
 def precise_token_logprobs(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
-    """log softmax(hidden @ weight.T) at `tokens` in float32; hidden [N, H], weight [V, H] of any dtype, tokens [N].
+    """Return log softmax(hidden @ weight.T) at `tokens` in float32; hidden [N, H], weight [V, H] of any dtype, tokens [N].
 
-    The normaliser is summed part by part of the vocabulary, so that neither the logits nor the widened head are held whole.
+    The normaliser is summed over parts of the vocabulary, so that neither all logits nor a float32 copy of the head
+    is in memory.
     """
     hidden = hidden.float()
     total = hidden.new_full((len(hidden),), -math.inf)
@@ -47,7 +48,7 @@ def precise_token_logprobs(hidden: Tensor, weight: Tensor, tokens: Tensor) -> Te
 
 
 def _parts(decoder: nn.Module) -> Iterator[nn.Module]:
-    """Embedding, every layer, final norm."""
+    """Yield the embedding, each layer, and the final norm."""
     for child in decoder.children():
         if isinstance(child, nn.ModuleList):
             yield from child

@@ -1,7 +1,7 @@
-"""Short token sequences by whose logprobs an engine shows that it computes what the trainer computes.
+"""Probes: short token sequences whose logprobs show that an engine computes the same as the trainer.
 
-They are text that the base model itself writes. Ids drawn over the whole vocabulary are so improbable that rounding moves their logprobs
-by several times more, while another adapter moves them no further (bench/proof.py).
+The base model generates them. Ids drawn from the whole vocabulary would be so improbable that rounding moves their
+logprobs several times more, while another adapter moves them no further (bench/proof.py).
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marlaas_api.arrays import pack_ids, pack_logprobs
 from marlaas_api.messages import Probe
 from marlaas_api.names import derive_seed
+from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.calibration import NUM_PROBES, NUM_TOKENS
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.model import AttachedAdapter, BaseModel
@@ -22,13 +22,16 @@ _SEED = 2026
 
 
 def write_probes(model: BaseModel) -> Tensor:
-    """Ids [NUM_PROBES, NUM_TOKENS] drawn from the base model at temperature 1, each row after a first token of its own; the same every time."""
+    """Return ids [NUM_PROBES, NUM_TOKENS] sampled from the base model at temperature 1, the same at every call.
+
+    Each row starts with its own first token, derived from a fixed seed.
+    """
     first = [derive_seed(_SEED, "probe", number) % model.vocab_size for number in range(NUM_PROBES)]
     return model.write(torch.tensor(first)[:, None], NUM_TOKENS, torch.Generator().manual_seed(_SEED))
 
 
 def batch_of(probes: Sequence[Sequence[int]]) -> MicroBatch:
-    """The probes as one micro-batch in which every token but the first counts."""
+    """Return the probes as one micro-batch in which every token but the first is predicted."""
     rows = []
     for ids in probes:
         predicted = np.arange(len(ids)) > 0
@@ -39,9 +42,9 @@ def batch_of(probes: Sequence[Sequence[int]]) -> MicroBatch:
 def measured(
     model: BaseModel, adapter: AttachedAdapter | None, probes: Sequence[Sequence[int]]
 ) -> tuple[tuple[Probe, ...], float]:
-    """The probes with their logprobs under an adapter, or under the bare base model, in float32; and the noise of the model's own dtype.
+    """Return the probes with their float32 logprobs under an adapter (None: the base model), and the noise of the model's dtype.
 
-    noise: mean |difference| of the logprobs in float32 and in the model's dtype; 0 for a float32 model.
+    noise: mean |difference| between the logprobs in float32 and in the model's dtype; 0 for a float32 model.
     """
     batch, noise = batch_of(probes), 0.0
     with torch.no_grad():

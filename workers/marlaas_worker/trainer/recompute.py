@@ -1,7 +1,8 @@
-"""Gradient checkpointing by measure: a micro-batch whose activations would not fit keeps each layer's input alone.
+"""Gradient checkpointing when needed: a micro-batch whose activations would not fit keeps only each layer's input.
 
-The layer is computed again in the backward pass, by the same kernels on the same numbers (there is no dropout): the same bits, for about half more time
-than forward and backward take otherwise. What a token costs is counted, not estimated from the architecture.
+The backward pass recomputes the layer by the same kernels on the same numbers (there is no dropout), so the results
+are bitwise equal. It takes about half more time than forward and backward otherwise take. The memory per token is
+measured, not estimated from the architecture.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 class LayerRecompute:
-    """The decoder's layers, and whether they are computed twice.
+    """Recomputation of the decoder's layers in the backward pass, switched per forward pass.
 
-    max_bytes: the most that activations may take; None never computes twice. bytes_per_token: what they take, once measured.
+    max_bytes: most bytes that activations may take; None never recomputes. bytes_per_token: activation bytes per
+    token, 0 until measured.
     """
 
     def __init__(self, decoder: nn.Module, max_bytes: int | None) -> None:
@@ -29,7 +31,7 @@ class LayerRecompute:
                 layer.forward = self._twice(layer.forward)
 
     def measure(self, forward: Callable[[], object], num_tokens: int) -> None:
-        """Count what a forward pass over so many tokens keeps for its backward pass, weights aside."""
+        """Measure the bytes per token that a forward pass over `num_tokens` tokens keeps for its backward pass, without weights."""
         weights = {parameter.untyped_storage().data_ptr() for parameter in self._decoder.parameters()}
         kept: dict[int, int] = {}
 
@@ -42,11 +44,15 @@ class LayerRecompute:
         with saved_tensors_hooks(count, _as_it_is):
             graph = forward()
         self.bytes_per_token = sum(kept.values()) / num_tokens
-        del graph  # until here: a freed tensor's place in memory would be counted as another's
+        del graph  # kept until here: memory of a freed tensor could be reused and counted under the same address
 
     @contextmanager
     def choose(self, num_tokens: int, mask_bytes: int) -> Iterator[None]:
-        """Within, a forward pass over so many padded tokens keeps what fits beside its attention mask."""
+        """Within the context, recompute layers if the activations would exceed max_bytes.
+
+        num_tokens: padded tokens of the forward pass. mask_bytes: size of its attention mask, which counts towards
+        the limit.
+        """
         needed = self.bytes_per_token * num_tokens + mask_bytes
         self._is_on = self.max_bytes is not None and needed > self.max_bytes
         try:

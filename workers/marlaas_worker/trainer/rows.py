@@ -1,11 +1,12 @@
-"""Segments into rows, purely: what several segments of a group begin with is computed once.
+"""Packs segments into rows, purely; a prefix that segments of a group share is computed once.
 
-The trajectories of a group share their prompt, and the branches of a conversation their past. A row is therefore a tree of tokens, laid out
-parents first, in which a token sees its ancestors alone: its hidden state is the one that it has in a row of its own, and every generated
-token is predicted from the token before it in its own segment. (The idea of Prefix Grouper, arXiv 2506.05433, for any tree.)
+The trajectories of a group share their prompt, and the branches of a conversation share their past. A row is
+therefore a tree of tokens, parents first, in which a token attends only to its ancestors. Its hidden state is the
+same as in a row of its own, and every generated token is predicted from the token before it in its own segment. (The
+idea of Prefix Grouper, arXiv 2506.05433, for any tree.)
 
-Sharing saves the rest of the network and costs attention: a tree's attention is computed between all pairs of its tokens. So a
-segment joins a tree only where that pays.
+Sharing saves work in the rest of the network but costs attention, which is computed between all pairs of a tree's
+tokens. So a segment joins a tree only where that reduces the total cost.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +21,14 @@ D = TypeVar("D", bound=np.generic)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A run of tokens that a model saw as one context, and which of them are trained.
+    """A run of tokens that a model processed as one context, and which of them are trained.
 
-    ids: int32 [T]. generated: bool [T], true where a token was sampled and is trained here (never at 0). behaviour: float32 [T], logprobs where
-    generated, else 0. version: the policy version that sampled the generated tokens. advantage: of the trajectory. trajectory: a number that the segments
-    of one trajectory share. trajectory_tokens: generated tokens of the whole trajectory; None: the segment is all of it.
+    ids: int32 [T].
+    generated: bool [T], true where a token was sampled and is trained here (never at 0).
+    behaviour: float32 [T], logprobs of generated tokens, else 0.
+    version: the policy version that sampled the generated tokens.
+    advantage: advantage of the trajectory. trajectory: a number that the segments of one trajectory share.
+    trajectory_tokens: generated tokens of the whole trajectory; None: the segment is the whole trajectory.
     """
 
     ids: npt.NDArray[np.int32]
@@ -40,7 +44,7 @@ class Segment:
 
     @property
     def num_trajectory_tokens(self) -> int:
-        """Generated tokens of the whole trajectory."""
+        """Number of generated tokens of the whole trajectory."""
         return int(self.generated.sum()) if self.trajectory_tokens is None else self.trajectory_tokens
 
 
@@ -48,10 +52,13 @@ class Segment:
 class Row:
     """A tree of tokens, and the generated tokens that it predicts.
 
-    ids, parents, depths: int32 [T]; a root's parent is -1 and its depth 0. before, targets: int32 [N], the place from which each generated token
-    is predicted, and its id. behaviour, advantages: float32 [N]. sequences: int32 [N], which of the row's num_segments segments it belongs to.
-    trajectories, lengths: int32 [N], the trajectory that it belongs to, and that trajectory's number of generated tokens, in this row or not.
-    num_segment_tokens: tokens of its segments, shared ones counted in each.
+    ids, parents, depths: int32 [T]; a root's parent is -1 and its depth 0.
+    before, targets: int32 [N], the index from which each generated token is predicted, and the token's id.
+    behaviour, advantages: float32 [N].
+    sequences: int32 [N], the token's segment, below num_segments.
+    trajectories, lengths: int32 [N], the token's trajectory, and that trajectory's number of generated tokens,
+    including those in other rows.
+    num_segment_tokens: total length of the segments; a shared token counts once per segment.
     """
 
     ids: npt.NDArray[np.int32]
@@ -72,22 +79,25 @@ class Row:
 
     @property
     def is_chain(self) -> bool:
-        """No token has two children: plain causal attention."""
+        """Whether no token has two children, so that plain causal attention suffices."""
         return bool((self.parents == np.arange(-1, len(self) - 1)).all())
 
 
 def chain(segment: Segment) -> Row:
-    """A segment in a row of its own."""
+    """Return a row that holds this segment only."""
     tree = _Tree()
     tree.add(segment, _Begin(0, _NOWHERE))
     return tree.row()
 
 
-def plant(segments: Iterable[Segment], pairs_per_token: int, budget: int) -> list[Row]:
-    """Rows of one group's segments, short segments first, so that neighbours pad each other little.
+def pack_prefix_tree(segments: Iterable[Segment], pairs_per_token: int, budget: int) -> list[Row]:
+    """Pack one group's segments into rows, short segments first, so that rows of a micro-batch need little padding.
 
-    pairs_per_token: how many pairs of tokens in attention cost as much as one token in all the rest; 0 shares nothing. budget: the most tokens
-    that a shared row may have.
+    Args:
+        segments: the segments of one group.
+        pairs_per_token: number of token pairs in attention that cost as much as one token in the rest of the
+            network; 0 disables sharing.
+        budget: most tokens that a shared row may have.
     """
     trees: list[_Tree] = []
     for segment in sorted(segments, key=len):
@@ -107,7 +117,7 @@ _NOWHERE = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Begin:
-    """What of a segment a tree has: its first `length` tokens, at the first `length` of these places."""
+    """Longest prefix of a segment that a tree already holds: `length` tokens, at the first `length` of `places`."""
 
     length: int
     places: npt.NDArray[np.int32]
@@ -115,7 +125,10 @@ class _Begin:
 
 @dataclass(slots=True)
 class _Tree:
-    """Segments as runs of new tokens. num_tokens: of all runs. paths: every segment's ids, and the place of each of its tokens."""
+    """A row under construction, as runs of new tokens.
+
+    num_tokens: total of all runs. paths: each segment's ids, and the index in the row of each of its tokens.
+    """
 
     num_tokens: int = 0
     num_segment_tokens: int = 0
@@ -127,7 +140,7 @@ class _Tree:
     segments: list[Segment] = field(default_factory=list)
 
     def begin(self, segment: Segment) -> _Begin:
-        """The longest beginning that the segment has in common with one of the tree's."""
+        """Return the longest prefix that the segment shares with a segment of the tree."""
         best = _Begin(0, _NOWHERE)
         for ids, places in self.paths:
             if (length := _common(segment.ids, ids)) > best.length:
@@ -135,15 +148,18 @@ class _Tree:
         return best
 
     def gain(self, segment: Segment, begin: _Begin, pairs_per_token: int, budget: int) -> int:
-        """What is saved by adding a segment here rather than in a row of its own, in pairs of tokens in attention."""
+        """Return the attention pairs saved by adding a segment here instead of to a row of its own.
+
+        The result is 0 if the segment shares no prefix or exceeds the budget, and negative if sharing costs more.
+        """
         size, new = self.num_tokens, len(segment) - begin.length
         if size + new > budget or not begin.length:
             return 0
-        alone = len(segment) ** 2 // 2  # a plain causal row skips half of its pairs
+        alone = len(segment) ** 2 // 2  # plain causal attention skips half of its pairs
         return begin.length * pairs_per_token - new * (2 * size + new) + alone
 
     def add(self, segment: Segment, begin: _Begin) -> None:
-        """Put a segment in, making only the tokens that are not there."""
+        """Add a segment; only tokens beyond the shared prefix become new tokens of the row."""
         made = np.arange(self.num_tokens, self.num_tokens + len(segment) - begin.length, dtype=np.int32)
         places = np.concatenate([begin.places[: begin.length], made])
         previous = np.concatenate([[-1], places[:-1]]).astype(np.int32)
@@ -157,7 +173,7 @@ class _Tree:
         self.num_segment_tokens += len(segment)
 
     def row(self) -> Row:
-        """The tree as arrays."""
+        """Return the tree as arrays."""
         counts = [len(before) for before in self.before]
         advantages = np.array([segment.advantage for segment in self.segments], np.float32)
         trajectories = np.array([segment.trajectory for segment in self.segments], np.int32)
@@ -179,7 +195,7 @@ class _Tree:
 
 
 def _common(left: npt.NDArray[np.int32], right: npt.NDArray[np.int32]) -> int:
-    """How many tokens two runs begin with in common."""
+    """Return the length of the common prefix of two arrays."""
     length = min(len(left), len(right))
     differ = left[:length] != right[:length]
     first = int(differ.argmax()) if length else 0
@@ -187,6 +203,6 @@ def _common(left: npt.NDArray[np.int32], right: npt.NDArray[np.int32]) -> int:
 
 
 def joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[D]) -> npt.NDArray[D]:
-    """One array of `dtype`, also of no arrays."""
+    """Concatenate arrays as `dtype`; no arrays give an empty one."""
     whole: npt.NDArray[D] = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
     return whole

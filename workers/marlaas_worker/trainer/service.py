@@ -1,7 +1,7 @@
-"""The trainer role: which agents it trains at the moment, its report, and its end.
+"""The trainer role: selection of the agents to train, reports, and shutdown.
 
-Watches say when to look, `view.look` says what is there, `_reconcile` decides; each bound agent has a task of its own. What ends in one
-agent's task ends that agent's training and no other's.
+Bucket watches wake the reconcile loop, `view.look` reads the current state, and `_reconcile` decides. Each bound
+agent has its own task; an error in one agent's task ends only that agent's training.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 
-import psutil
-
-from marlaas_api import subjects, wire
+from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.kinds import quantity
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
+from marlaas_worker.metrics import Sample, of_job, of_report
+from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
 from marlaas_worker.trainer.assignment import Assignment
@@ -30,23 +30,22 @@ from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.lease import Absences, may_bind
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.shared import Shared, Timing
+from marlaas_worker.trainer.shared import Timing, TrainerDependencies
 from marlaas_worker.trainer.view import Memory, View, look, what_decides
-from marlaas_worker.vitals import Figure, of_job, of_report
 
 log = logging.getLogger(__name__)
 
 
 async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None = None) -> None:
-    """Train the pool's agents until told to stop.
+    """Train the pool's agents until asked to stop.
 
     Raises:
         ModelUnusable: the pool's base model cannot be loaded.
-        CalibrationFailed: it is too coarse in the engines' dtype to tell a wrong adapter from rounding.
-        DeviceLost: the device failed; only a new process can go on.
+        CalibrationFailed: the model is too coarse in the engines' dtype to distinguish a wrong adapter from rounding.
+        DeviceLost: the device failed, and only a new process can continue.
     """
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
-    context.vitals.alive = lambda: not compute.lost
+    context.metrics.alive = lambda: not compute.lost
     try:
         activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
         dtype = DTYPES[engine_dtype(pool)]
@@ -55,13 +54,13 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
-        await Trainer(Shared(context, model, compute, timing, calibration), pool.name).run()
+        await Trainer(TrainerDependencies(context, model, compute, timing, calibration), pool.name).run()
     finally:
         compute.close()
 
 
 def default_threads(num_cpus: int) -> int:
-    """Half of the machine: where there is no GPU, the engine needs the other half."""
+    """Return half of the CPUs: without a GPU, the engine on the same machine needs the other half."""
     return max(1, num_cpus // 2)
 
 
@@ -78,12 +77,15 @@ class _Running:
         return -1 if self.training is None else self.training.lease.record.version
 
     def end(self) -> None:
-        """Cancel the task, again and again until it lets go: of adapter, lease and consumer, and that must not be cut off."""
+        """Cancel the task, unless it is already releasing adapter, lease and consumer, which must not be interrupted.
+
+        May be repeated.
+        """
         if self.training is None or not self.training.over:
             self.task.cancel()
 
     def lost_to(self, record: PolicyRecord | None) -> bool:
-        """Whether the key says that another bind came after ours."""
+        """Return whether the policy record is gone, belongs to another job, or has a later epoch than this trainer's bind."""
         if self.training is None:
             return False
         ours = self.training.lease.record
@@ -99,25 +101,31 @@ class _Fault:
 
 
 class Trainer:
-    """One trainer of a pool."""
+    """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
 
-    def __init__(self, shared: Shared, pool: str) -> None:
-        self._shared, self._context, self._timing, self._pool = shared, shared.context, shared.timing, pool
+    def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
+        self._dependencies, self._context, self._timing, self._pool = (
+            dependencies,
+            dependencies.context,
+            dependencies.timing,
+            pool,
+        )
+        self._reporter = Reporter(self._context, ("trainer", pool), self._report, self._timing.report_s)
         self._running: dict[str, _Running] = {}
         self._faults: dict[str, _Fault] = {}
         self._absences = Absences()
         self._memory = Memory()
         self._wake = asyncio.Event()
         self._started = time.perf_counter()
-        self._context.vitals.ready = lambda: not self._context.stop.is_set()
-        self._context.vitals.figures = self._figures
+        self._context.metrics.ready = lambda: not self._context.stop.is_set()
+        self._context.metrics.samples = self._samples
 
     async def run(self) -> None:
-        """Reconcile until told to stop; every agent is then left at its last committed version."""
-        await patiently(self._report, "report", self._timing.retry_s)
+        """Reconcile until asked to stop; every agent then stays at its last committed version."""
+        await patiently(self._reporter.publish, "report", self._timing.retry_s)
         async with asyncio.TaskGroup() as tasks:
             beside = [
-                tasks.create_task(self._report_for_ever(), name="report"),
+                tasks.create_task(self._reporter.run(), name="report"),
                 tasks.create_task(self._watch(subjects.JOBS), name="watch jobs"),
                 tasks.create_task(self._watch(subjects.PROGRESS), name="watch progress"),
                 tasks.create_task(self._wake_to_stop(), name="stop"),
@@ -130,7 +138,7 @@ class Trainer:
                 task.cancel()
             for running in self._running.values():
                 running.end()
-        await self._withdraw()
+        await self._reporter.withdraw()
 
     async def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -152,7 +160,7 @@ class Trainer:
                 self._running[key] = _Running(assignment, task)
 
     def _drop(self, view: View) -> None:
-        """End the tasks of agents that are not ours any more, or whose job says something else now."""
+        """End the tasks of agents that this trainer no longer has to train, whose job changed, or whose lease is lost."""
         for key, running in self._running.items():
             known = view.known.get(key)
             running.over = key not in view.wanted
@@ -173,7 +181,7 @@ class Trainer:
         self._wake.set()
 
     async def _train(self, assignment: Assignment, current: Entry | None) -> None:
-        """One agent's task; what it ends with is recorded here, and ends nothing else. Raises DeviceLost, which is no agent's, and ends the role."""
+        """Run one agent's task and record its error. Raises DeviceLost only: it affects all agents and ends the role."""
         self._faults.pop(assignment.key, None)
         try:
             await self._bind_and_train(assignment, current)
@@ -182,7 +190,7 @@ class Trainer:
         except LeaseLost as error:
             log.warning("%s", error)
             if self._running[assignment.key].training is not None:
-                await self._shared.tell(assignment, "LeaseLost", str(error))
+                await self._dependencies.emit(assignment, "LeaseLost", str(error))
         except OutOfMemory as error:
             await self._lack_memory(assignment, error)
         except Retryable as error:
@@ -195,7 +203,7 @@ class Trainer:
     async def _bind_and_train(self, assignment: Assignment, current: Entry | None) -> None:
         bucket = await self._context.bus.bucket(subjects.POLICY)
         policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
-        training = AgentTraining(self._shared, assignment, policy, await policy.bind(current))
+        training = AgentTraining(self._dependencies, assignment, policy, await policy.bind(current))
         self._running[assignment.key].training = training
         try:
             await training.run()
@@ -205,13 +213,16 @@ class Trainer:
             raise
 
     async def _clean_up(self, assignment: Assignment) -> None:
-        """Nobody reads the groups of a job that is over; should it come back, it is bound with a replay."""
+        """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups."""
         if self._running[assignment.key].over:
             with contextlib.suppress(BusUnavailable):
                 await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
 
     async def _lack_memory(self, assignment: Assignment, error: OutOfMemory) -> None:
-        """Adapter, moments or probes of an agent do not fit: beside other agents that is how full this trainer is, and no fault of the job."""
+        """Record that an agent's adapter, optimizer moments or probes do not fit the device's memory.
+
+        With other agents on this trainer, the trainer is full, and this is not a fault of the job.
+        """
         num_others = len(self._running) - 1
         advice = "lower its adapter's rank in a new job, or give the pool's trainer more memory"
         if num_others:
@@ -224,17 +235,19 @@ class Trainer:
         await self._leave_alone(_Fault(assignment, self._until(), words))
 
     async def _leave_alone(self, fault: _Fault) -> None:
-        """Leave an agent alone for a while; of a fault of its job the report says why, and once all trainers say so, the job fails."""
+        """Suspend an agent for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
         log.warning("%s is left alone for %g s: %s", fault.assignment.key, self._timing.fault_s, fault.words)
         self._faults[fault.assignment.key] = fault
-        await self._shared.tell(fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.words)
-        await self._try_to_report()
+        await self._dependencies.emit(
+            fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.words
+        )
+        await self._reporter.write()
 
     def _until(self) -> float:
         return self._context.now() + self._timing.fault_s
 
     async def _watch(self, bucket: str) -> None:
-        """Wake up when something that decides has changed."""
+        """Wake the reconcile loop whenever an entry changes in a part that `what_decides` covers."""
         seen: dict[str, Hashable] = {}
         while True:
             try:
@@ -251,35 +264,30 @@ class Trainer:
         await self._context.stop.wait()
         self._wake.set()
 
-    async def _report_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._timing.report_s)
-            await self._try_to_report()
-
-    async def _try_to_report(self) -> None:
-        try:
-            await self._report()
-        except BusUnavailable as error:
-            log.warning("cannot report: %s", error)
-
-    def _figures(self) -> list[Figure]:
+    def _samples(self) -> list[Sample]:
         running = [running.assignment for running in self._running.values()]
-        found = of_report(self._report_now(), {assignment.ref.uid: assignment.ref for assignment in running})
+        found = of_report(
+            self._report(resident_bytes()), {assignment.ref.uid: assignment.ref for assignment in running}
+        )
         counters = (
-            ("marlaas_trainer_commits_total", "Versions committed.", self._shared.commits),
-            ("marlaas_trainer_out_of_memory_total", "Steps begun anew with less memory.", self._shared.out_of_memory),
-            ("marlaas_trainer_skipped_updates_total", "Versions without a finite gradient.", self._shared.skipped),
+            ("marlaas_trainer_commits_total", "Versions committed.", self._dependencies.commits),
+            (
+                "marlaas_trainer_out_of_memory_total",
+                "Steps begun anew with less memory.",
+                self._dependencies.out_of_memory,
+            ),
+            (
+                "marlaas_trainer_skipped_updates_total",
+                "Versions without a finite gradient.",
+                self._dependencies.skipped,
+            ),
         )
         for one in running:
             labels = {**of_job(one.ref), "agent": one.agent.name}
-            found += [Figure(name, "counter", text, counts[one.key], labels) for name, text, counts in counters]
+            found += [Sample(name, "counter", text, counts[one.key], labels) for name, text, counts in counters]
         return found
 
-    async def _report(self) -> None:
-        bucket = await self._context.bus.bucket(subjects.REPLICAS)
-        await bucket.put(self._report_key, wire.encode(self._report_now()))
-
-    def _report_now(self) -> ReplicaReport:
+    def _report(self, rss_bytes: int) -> ReplicaReport:
         versions = [(running, running.version) for running in self._running.values()]
         bound = [running.assignment.adapter(version).engine_name for running, version in versions if version >= 0]
         return ReplicaReport(
@@ -288,22 +296,10 @@ class Trainer:
             replica=self._context.name,
             bound=tuple(sorted(bound)),
             num_running=len(bound),
-            job_engine_s=self._shared.compute.busy_s_by_account,
-            busy_s=self._shared.compute.busy_s,
+            job_engine_s=self._dependencies.compute.busy_s_by_account,
+            busy_s=self._dependencies.compute.busy_s,
             wall_s=time.perf_counter() - self._started,
-            rss_bytes=psutil.Process().memory_info().rss,
+            rss_bytes=rss_bytes,
             broken={fault.assignment.ref.uid: fault.words for fault in self._faults.values() if fault.is_the_jobs},
             at=self._context.now(),
         )
-
-    async def _withdraw(self) -> None:
-        """Take the report back, so that others need not wait for it to expire."""
-        try:
-            bucket = await self._context.bus.bucket(subjects.REPLICAS)
-            await bucket.delete(self._report_key)
-        except BusUnavailable as error:
-            log.warning("cannot withdraw the report: %s", error)
-
-    @property
-    def _report_key(self) -> str:
-        return subjects.replica_key("trainer", self._pool, self._context.name)

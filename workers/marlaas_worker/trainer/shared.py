@@ -1,12 +1,10 @@
-"""What all agents of one trainer share, and how a trainer tells a job's story."""
+"""Dependencies, timing and event publishing that all agents of one trainer share."""
 
-import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from marlaas_api import subjects, wire
-from marlaas_api.bus import BusRefused, BusUnavailable
-from marlaas_api.messages import Calibration, StoryEvent
+from marlaas_api.messages import Calibration
+from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.compute import Compute
@@ -15,8 +13,11 @@ from marlaas_worker.trainer.model import BaseModel
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: between reports; between looks at all keys; before a call is tried again; until a missing turn counts as lost; before an
-    agent that failed is tried again."""
+    """Intervals in seconds.
+
+    report_s: between reports. reconcile_s: between reads of all keys. retry_s: before a call is tried again.
+    missing_turn_s: until a missing turn counts as lost. fault_s: before an agent that failed is tried again.
+    """
 
     report_s: float = 2.0
     reconcile_s: float = 3.0
@@ -26,9 +27,13 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shared:
-    """What all agents of this trainer share. By policy key, since the start: commits, versions committed; out_of_memory, steps begun anew with a lower
-    token budget; skipped, updates without a finite gradient."""
+class TrainerDependencies:
+    """Dependencies and counters that all agents of one trainer share.
+
+    The counters are by policy key, since the process started.
+    commits: committed versions. out_of_memory: steps restarted with a lower token budget. skipped: updates without a
+    finite gradient.
+    """
 
     context: RoleContext
     model: BaseModel
@@ -39,17 +44,7 @@ class Shared:
     out_of_memory: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
 
-    async def tell(self, assignment: Assignment, reason: str, message: str) -> None:
-        """Add a sentence to the job's story; if the bus will not have it, it goes untold."""
-        ref = assignment.ref
-        event = StoryEvent(
-            namespace=ref.namespace,
-            job=ref.name,
-            uid=ref.uid,
-            role="trainer",
-            at=self.context.now(),
-            reason=reason,
-            message=f"agent {assignment.agent.name}: {message}",
-        )
-        with contextlib.suppress(BusRefused, BusUnavailable):
-            await self.context.bus.publish(subjects.event(ref.namespace, ref.name, "trainer"), wire.encode(event))
+    async def emit(self, assignment: Assignment, reason: str, message: str) -> None:
+        """Publish an event of the agent's job."""
+        text = f"agent {assignment.agent.name}: {message}"
+        await EventEmitter(self.context, "trainer").emit(assignment.ref, reason, text)

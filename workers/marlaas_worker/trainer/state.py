@@ -1,6 +1,6 @@
-"""What an agent's training goes on from besides its adapter's weights, as one blob.
+"""Training state of an agent besides its adapter's weights, as one blob.
 
-There is no random state in it: nothing is drawn after version 0's weights, and those come from the job's seed.
+It holds no random state: nothing is drawn after the weights of version 0, which depend on the job's seed.
 """
 
 import json
@@ -20,17 +20,18 @@ _COUNTS = ("num_updates", "token_budget", "num_skipped")
 
 
 class StateInvalid(Permanent):
-    """A state blob is not one, or belongs to another adapter."""
+    """A blob is not a training state, or belongs to another adapter or step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingState:
-    """AdamW's moments by parameter name, its step count, and where in the data the version stands.
+    """AdamW's moments by parameter name, its step count, and the version's position in the data.
 
-    step: the step that made the version (-1: version 0). consumed: that step's groups, by position. initial: weights of the
-    fixed KL reference (version 0, or the adapter that the job names), unless it is the zero adapter.
-    token_budget: of the micro-batches from here on, 0 if it is the job's `microbatchTokens`. num_skipped: steps in a row, this one the last,
-    whose gradient was not finite.
+    step: the step that produced the version; -1 for version 0. consumed: that step's groups, by position.
+    initial: weights of the fixed KL reference (version 0, or the adapter that the job names); empty if it is the zero
+    adapter.
+    token_budget: token budget of later micro-batches; 0: the job's `microbatchTokens`.
+    num_skipped: consecutive steps without a finite gradient, up to and including this one.
     """
 
     step: int = -1
@@ -44,7 +45,7 @@ class TrainingState:
 
 
 def write_state(state: TrainingState) -> bytes:
-    """Serialise; equal states give equal bytes."""
+    """Serialise a state; equal states give equal bytes."""
     cursor = json.dumps({name: getattr(state, name) for name in ("step", "consumed", *_COUNTS)})
     tensors = {_CURSOR: torch.frombuffer(bytearray(cursor.encode()), dtype=torch.uint8)}
     for kind in ("first_moments", "second_moments", "initial"):
@@ -54,7 +55,7 @@ def write_state(state: TrainingState) -> bytes:
 
 
 def read_state(data: bytes) -> TrainingState:
-    """Parse. Raises StateInvalid."""
+    """Parse a state. Raises StateInvalid."""
     try:
         tensors = load(data)
         cursor = json.loads(bytes(tensors.pop(_CURSOR).tolist()))

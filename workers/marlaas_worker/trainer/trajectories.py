@@ -1,7 +1,7 @@
-"""A group's turns, fetched and checked, as segments: what the engine's side recorded and nothing else is trained.
+"""Reads and checks a group's turns, and cuts them into segments; only tokens that an engine recorded are trained.
 
-Every generated token is trained exactly once, also where conversations branch. What does not fit together is a broken invariant and
-raises `TrajectoryInvalid`: never is a turn skipped, and never is a token trained that another policy sampled.
+Every generated token is trained exactly once, also where conversations branch. Inconsistent turns break an invariant
+and raise `TrajectoryInvalid`: no turn is skipped, and no token that another policy sampled is trained.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from marlaas_api import subjects, wire
-from marlaas_api.arrays import unpack_ids, unpack_logprobs
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
+from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.trainer.rows import Segment
 
 MAX_CONCURRENT_READS = 32
 ROUNDING = 1e-4
-"""How far above zero rounding may put an engine's logprob."""
+"""Largest positive logprob that is accepted as rounding of an engine."""
 
 T = TypeVar("T")
 
@@ -32,12 +32,12 @@ class TrajectoryInvalid(Permanent):
 
 
 class TurnMissing(Retryable):
-    """A turn that an episode names is not on the stream (yet)."""
+    """A turn that an episode refers to is not on the stream (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the job says of every turn. adapters: sha256 of the adapter file by version, as far as the trainer knows it."""
+    """Values that every turn of a job must have. adapters: sha256 of the adapter file, for the versions that the trainer knows."""
 
     temperature: float
     vocab_size: int
@@ -46,7 +46,11 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One agent's turns in one episode, by number, the last of each conversation, the environment's reward, and how the episode ended."""
+    """One agent's part of an episode.
+
+    turns: by turn number. leaves: the last turn of each conversation. reward: from the environment. ending: how the
+    episode ended.
+    """
 
     turns: Mapping[int, Turn]
     leaves: tuple[int, ...]
@@ -60,17 +64,19 @@ class Trajectory:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether maxTurns ended the episode, or maxTokens or the context window a last turn."""
+        """Whether maxTurns ended the episode, or maxTokens or the context window ended one of its last turns."""
         cut = (self.turns[leaf].stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for leaf in self.leaves)
         return self.ending is Ending.MAX_TURNS or any(cut)
 
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """How a job's rewards become advantages. overlong_tokens: the last of max_tokens over which a reward falls.
+    """A job's conversion of rewards to advantages.
 
-    filter_overlong: leave truncated trajectories out of the loss (DAPO, arXiv 2503.14476, section 3.4). Their rewards are compared like any other, as in
-    TRL (`mask_truncated_completions`) and NeMo RL (`overlong_filtering`): the filter is about their own gradient, which would punish what was cut off.
+    overlong_tokens: the last tokens up to max_tokens over which the overlong penalty grows.
+    filter_overlong: leave truncated trajectories out of the loss (DAPO, arXiv 2503.14476, section 3.4). Their rewards
+    are still compared, as in TRL (`mask_truncated_completions`) and NeMo RL (`overlong_filtering`): the filter
+    removes only their own gradient, which would penalise the truncated text.
     """
 
     estimator: Estimator
@@ -79,7 +85,7 @@ class Weighing:
     filter_overlong: bool = False
 
     def segments(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Segment]]:
-        """Segments of each group, member by member, where rewards are compared across all trajectories given."""
+        """Return the segments of each group, member by member, comparing rewards across all given trajectories."""
         rewards = [
             member.reward + overlong_penalty(member.longest_turn, self.max_tokens, self.overlong_tokens)
             for group in groups
@@ -98,16 +104,16 @@ class Weighing:
         ]
 
     def trains(self, member: Trajectory) -> bool:
-        """Whether a trajectory is part of the loss."""
+        """Return whether a trajectory is part of the loss."""
         return not (self.filter_overlong and member.is_truncated)
 
 
 async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Trajectory]:
-    """Fetch a group's turns, member by member.
+    """Read a group's turns, member by member.
 
     Raises:
-        TrajectoryInvalid: something recorded is not what it must be.
-        TurnMissing: a turn is not there.
+        TrajectoryInvalid: a recorded turn contradicts its group or its job.
+        TurnMissing: a turn is not on the stream.
     """
     reader = _TurnReader(bus, blobs, group)
     members = await _all(reader.trajectory(ref) for ref in group.trajectories)
@@ -123,27 +129,29 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
 def segments_of(
     turns: Mapping[int, Turn], leaves: Sequence[int], advantage: float, trajectory: int = 0
 ) -> list[Segment]:
-    """Cut a trajectory into segments: one per way from a leaf, or from where a segment was left, back to where its segment opens.
+    """Cut a trajectory into segments.
 
-    A turn on several ways is trained on the first of them and context on the others. A prompt that did not fit the context window was
-    never fed: it opened a segment of no tokens, of which nothing is left here.
+    Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
+    own segment. A path that lies within another one gives no segment of its own.
+    A turn on several paths is trained on the first path and is context on the others. A prompt that did not fit the
+    context window was never run: its segment has no tokens and is dropped.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
-    ways = {tip: _way(turns, tip) for tip in sorted({*leaves, *left})}
-    inner = {turn.turn for way in ways.values() for turn in way[:-1]}
+    ways = {leaf: _way(turns, leaf) for leaf in sorted({*leaves, *left})}
+    inner = {turn.turn for path in ways.values() for turn in path[:-1]}
     trained: set[int] = set()
     segments = []
-    for tip, way in ways.items():
-        if tip not in inner:
-            segments.append(_segment(way, trained, advantage))
-            trained |= {turn.turn for turn in way}
+    for leaf, path in ways.items():
+        if leaf not in inner:
+            segments.append(_segment(path, trained, advantage))
+            trained |= {turn.turn for turn in path}
     tokens = sum(int(segment.generated.sum()) for segment in segments)
     whole = (replace(segment, trajectory=trajectory, trajectory_tokens=tokens) for segment in segments)
     return [segment for segment in whole if len(segment)]
 
 
 def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:
-    """Raise TrajectoryInvalid unless a turn is what its group and its job say, sampled by the policy that the group is pinned to."""
+    """Raise TrajectoryInvalid unless a turn matches its group and job, and was sampled by the group's pinned policy version."""
     wanted: dict[str, object] = {
         "namespace": group.namespace,
         "job": group.job,
@@ -185,35 +193,35 @@ def _check_tokens(turn: Turn, vocab_size: int) -> None:
         raise _invalid(turn, f"a token id is outside the vocabulary of {vocab_size}")
 
 
-def _way(turns: Mapping[int, Turn], tip: int) -> list[Turn]:
-    """The turns of one context, from the one that opens the segment to the tip."""
-    way = [turns[tip]]
-    while not way[-1].opens_segment and way[-1].parent is not None:
-        way.append(turns[way[-1].parent])
-    return way[::-1]
+def _way(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
+    """Return the turns of one context, from the turn that opens the segment to `leaf`."""
+    path = [turns[leaf]]
+    while not path[-1].opens_segment and path[-1].parent is not None:
+        path.append(turns[path[-1].parent])
+    return path[::-1]
 
 
-def _segment(way: Sequence[Turn], trained: set[int], advantage: float) -> Segment:
+def _segment(path: Sequence[Turn], trained: set[int], advantage: float) -> Segment:
     ids, generated, behaviour = [], [], []
-    for turn in way:
+    for turn in path:
         prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
         ids += [prompt, output]
         generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
         behaviour += [np.zeros(len(prompt), np.float32), unpack_logprobs(turn.logprobs)]
     mask = np.concatenate(generated)
     logprobs = np.where(mask, np.concatenate(behaviour), np.float32(0))
-    return Segment(np.concatenate(ids), mask, logprobs, way[-1].version, advantage)
+    return Segment(np.concatenate(ids), mask, logprobs, path[-1].version, advantage)
 
 
 class _TurnReader:
-    """Reads one group's turns, a bounded number at a time."""
+    """Reads one group's turns, at most MAX_CONCURRENT_READS at a time."""
 
     def __init__(self, bus: Bus, blobs: Blobs, group: GroupReady) -> None:
         self._bus, self._blobs, self._group = bus, blobs, group
         self._gate = asyncio.Semaphore(MAX_CONCURRENT_READS)
 
     async def trajectory(self, ref: TrajectoryRef) -> dict[int, Turn]:
-        """All turns on the way from a trajectory's leaves to its beginnings, by number."""
+        """Read all turns from a trajectory's leaves back to its first turns, by number."""
         turns: dict[int, Turn] = {}
         wanted = set(ref.leaves)
         while wanted:
@@ -235,7 +243,7 @@ class _TurnReader:
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of all coroutines; the first error itself, not a group of errors."""
+    """Run coroutines concurrently and return their results; on failure, raise one of the errors instead of an exception group."""
     try:
         async with asyncio.TaskGroup() as tasks:
             started = [tasks.create_task(part) for part in work]

@@ -1,4 +1,4 @@
-"""A version out of the blobs and into them: what a learner goes on from, and what it publishes."""
+"""Reads a version from the blob store, and builds the contents of a new one."""
 
 from torch import Tensor
 
@@ -7,18 +7,18 @@ from marlaas_api.blobs import BlobMissing, BlobRef, Blobs
 from marlaas_api.messages import Calibration, Manifest
 from marlaas_worker.adapters import TENSORS_FILE, read_adapter, tensor_digests, write_adapter
 from marlaas_worker.calibration import tolerance_of
-from marlaas_worker.trainer.commit import Contents, StepResult
+from marlaas_worker.trainer.commit import StepResult, VersionContents
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
 
 
 async def read_manifest(blobs: Blobs, ref: BlobRef) -> Manifest:
-    """Read what a version is. Raises as `Blobs.get` and `wire.decode_as`."""
+    """Read a version's manifest. Raises as `Blobs.get` and `wire.decode_as`."""
     return wire.decode_as(Manifest, await blobs.get(ref))
 
 
 async def read_version(blobs: Blobs, manifest: Manifest) -> tuple[dict[str, Tensor], TrainingState]:
-    """Read a version's weights and training state. Raises Permanent for what is missing or damaged."""
+    """Read a version's weights and training state. Raises Permanent if a blob is missing or damaged."""
     if manifest.state is None:
         raise StateInvalid(f"{manifest.adapter} has no training state to go on from")
     tensors, _ = read_adapter({name: await blobs.get(ref) for name, ref in manifest.files.items()})
@@ -29,7 +29,10 @@ async def read_version(blobs: Blobs, manifest: Manifest) -> tuple[dict[str, Tens
 
 
 async def known_adapters(blobs: Blobs, manifest: Manifest, num_before: int) -> dict[int, str]:
-    """sha256 of the adapter file by version: of this one, and of up to `num_before` before it, as far as they are kept."""
+    """Return the adapter file's sha256 by version, for this version and up to `num_before` earlier ones.
+
+    Versions whose manifests no longer exist are left out.
+    """
     known = {manifest.version: manifest.files[TENSORS_FILE].sha256}
     while manifest.parent is not None and len(known) <= num_before:
         try:
@@ -41,9 +44,10 @@ async def known_adapters(blobs: Blobs, manifest: Manifest, num_before: int) -> d
 
 
 class PastVersions:
-    """Weights of an agent's earlier versions, found from manifest to parent manifest; only the versions walked through are remembered.
+    """Weights of an agent's earlier versions, found by following parent manifests; visited manifests are cached.
 
-    Adapter files are kept as long as the job, whatever checkpoint.keep says of training states, so a version found once is found again after a restart.
+    Adapter files are kept as long as the job, independently of checkpoint.keep, which limits training states. So a
+    version that was found once is found again after a restart.
     """
 
     def __init__(self, blobs: Blobs) -> None:
@@ -51,7 +55,11 @@ class PastVersions:
         self._manifests: dict[int, Manifest] = {}
 
     async def weights(self, newest: BlobRef, newest_version: int, version: int) -> dict[str, Tensor]:
-        """Read a version's weights, which is `newest_version` or an ancestor of it. Raises StateInvalid if there is none, and as `Blobs.get`."""
+        """Read the weights of a version, which is `newest_version` or an ancestor of it.
+
+        Raises:
+            StateInvalid: there is no such ancestor. Other errors as `Blobs.get`.
+        """
         manifest = await self._manifest(newest_version, newest)
         while manifest.version > version and manifest.parent is not None:
             manifest = await self._manifest(manifest.version - 1, manifest.parent)
@@ -67,16 +75,16 @@ class PastVersions:
         return self._manifests[version]
 
 
-def contents_of(learner: Learner, calibration: Calibration, result: StepResult) -> Contents:
-    """The learner's present weights as a version; runs on the compute thread."""
+def contents_of(learner: Learner, calibration: Calibration, result: StepResult) -> VersionContents:
+    """Return the learner's current weights as a version; runs on the compute thread."""
     weights = learner.weights()
     probes, noise = learner.measure(calibration.probes)
-    return Contents(
+    return VersionContents(
         result=result,
         rank=learner.config.rank,
         files=write_adapter(weights, learner.config),
         state=write_state(learner.state(result.step, result.consumed)),
         digests=tensor_digests(weights, learner.config.scaling),
         probes=probes,
-        probe_tolerance=max(calibration.tolerance, tolerance_of(noise)),  # rounding costs more under some adapters
+        probe_tolerance=max(calibration.tolerance, tolerance_of(noise)),  # rounding noise is larger under some adapters
     )

@@ -1,10 +1,12 @@
-"""The process of one program: reads its orders, locks itself up, says so, and runs the program in this very interpreter.
+"""Process of one program: reads its orders, restricts itself, confirms that, and runs the program in the same interpreter.
 
-Started afresh by `program` (`python -S -P -c "…"`), never forked, so that it shares no memory with the episode: the answer is not in it.
-This package is then found by itself, as `locked`, and imports nothing but its siblings and what is quick of the standard library: a program's start is paid for
-by every turn that calls one.
-Orders are a dict, marshalled, on standard input; descriptor `ready` hears LOCKED and is closed before the program's first line runs, so
-that the program cannot pretend. What it prints goes to standard output, errors too.
+`program` starts it as a new interpreter (`python -S -P -c "…"`). It is never forked, so it shares no memory with
+the episode and cannot find the answer there. This package is imported as `locked`. It imports only its own modules
+and standard modules that import quickly, because every turn that runs a program pays for the start.
+
+The orders are a marshalled dict on standard input. LOCKED is written to the descriptor `ready`, which is closed
+before the program's first line runs, so that the program cannot forge it. Standard output and standard error of the
+program both go to standard output.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _STDLIB_WITHOUT = ("site-packages", "dist-packages")
 
 
 def main() -> NoReturn:
-    """Lock up and run. Ends the process: 0, or 1 after an exception, or what the program exits with."""
+    """Restrict the process and run the program. Exits with 0, with 1 after an exception, or with the program's own exit code."""
     orders = marshal.load(sys.stdin.buffer)
     _lock(orders)
     os.write(orders["ready"], LOCKED)
@@ -37,7 +39,10 @@ def main() -> NoReturn:
 
 
 def _lock(orders: dict[str, Any]) -> None:
-    """Order matters: namespaces need capabilities, Landlock needs their absence, and the filter forbids all of these calls."""
+    """Restrict the process. The order matters.
+
+    Namespaces need capabilities, Landlock needs no-new-privileges, and the seccomp filter forbids all of these calls.
+    """
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -53,7 +58,7 @@ def _lock(orders: dict[str, Any]) -> None:
 
 
 def readable_paths() -> list[str]:
-    """Return what a program may read: the standard library without installed packages, the libraries of the system, time zones."""
+    """Return the paths that a program may read: the standard library without installed packages, system libraries, time zones."""
     library = os.__file__.rpartition("/")[0]
     modules = [entry.path for entry in os.scandir(library) if entry.name not in _STDLIB_WITHOUT]
     multiarch = getattr(sys.implementation, "_multiarch", "")
@@ -62,7 +67,7 @@ def readable_paths() -> list[str]:
 
 
 def _run(program: str) -> int:
-    """Run, as a script, without a trace of ours; return the exit code."""
+    """Run the program as a script, with our modules and environment variables removed; return the exit code."""
     _hide()
     sys.argv = [NAME]
     try:
@@ -83,7 +88,7 @@ def _hide() -> None:
 
 
 def _report(error: BaseException, program: str) -> None:
-    """Print the traceback from the program's own first frame on."""
+    """Print the traceback, starting at the program's own first frame."""
     import linecache
     import traceback
 
@@ -102,10 +107,10 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """Leave at once: nothing of the interpreter's own end is worth running, and exit handlers might hang."""
+    """Exit at once, without the interpreter's cleanup: exit handlers might hang."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # closed by the program, or full: it has said what it could
+        except Exception:  # the stream is closed by the program, or full
             code = code or 1
     os._exit(code)

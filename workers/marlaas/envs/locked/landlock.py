@@ -1,7 +1,8 @@
-"""Which files this process may touch, by Landlock: a lock that any Linux process may put on itself (kernel 5.13 and newer).
+"""File access restrictions by Landlock, which any Linux process may put on itself (kernel 5.13 and newer).
 
-Files that are open already stay open. Newer kernels lock more, and what they can is used: cutting files (6.2), TCP (6.7), devices (6.10),
-signals to and abstract sockets of processes outside (6.12). Source: Linux, Documentation/userspace-api/landlock.rst.
+Open files stay open. Newer kernels restrict more, and that is used if available: truncating files (6.2), TCP (6.7),
+ioctl on devices (6.10), signals to and abstract sockets of outside processes (6.12). Source: Linux,
+Documentation/userspace-api/landlock.rst.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """Return the kernel's version of Landlock; 0 when it has none, or when it is not switched on."""
+    """Return the kernel's Landlock version; 0 if Landlock is missing or disabled."""
     try:
         return _syscall(_CREATE_RULESET, 0, 0, _VERSION_FLAG)
     except OSError:
@@ -37,9 +38,9 @@ def version() -> int:
 
 
 def restrict(readable: list[str], scratch: str) -> None:
-    """Allow reading these files and folders, and plain files in the scratch folder; nothing else. Raises OSError.
+    """Allow reading these paths, and plain files in the scratch folder; deny all other file access. Raises OSError.
 
-    This process must have given up new privileges before.
+    The process must have set no-new-privileges before.
     """
     known = version()
     if known == 0:
@@ -68,7 +69,7 @@ def _create_ruleset(known: int) -> int:
 def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:  # what is not there needs no permission
+    except FileNotFoundError:  # a missing path needs no rule
         return
     try:
         of_folders = 0 if stat.S_ISDIR(os.fstat(beneath).st_mode) else _READ_DIR

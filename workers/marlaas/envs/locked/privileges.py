@@ -1,4 +1,4 @@
-"""Resource limits, and giving up privileges: what this process can never get more of."""
+"""Set resource limits and drop privileges, irrevocably for this process."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ import struct
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
-_SIGKILL = 9  # the module `signal` takes as long to import as all of this
+_SIGKILL = 9  # importing the module `signal` takes as long as importing all of this package
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
 _CAPABILITY_VERSION_3 = 0x20080522
 _NO_CAPABILITIES = struct.pack("=6I", 0, 0, 0, 0, 0, 0)
@@ -16,7 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit_resources(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
-    """Bound processor time, memory, files, processes. Raises ValueError, OSError."""
+    """Limit processor time, memory, files and processes. Raises ValueError, OSError."""
     for what, limit in (
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_AS, memory_bytes),
@@ -31,15 +31,18 @@ def limit_resources(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
 
 
 def leave_namespaces() -> bool:
-    """Move to a network of its own, with nothing in it, where the kernel and the container allow that; say whether they did.
+    """Move to an empty network namespace, if the kernel and the container allow it; return whether they did.
 
-    A second lock behind the filter of system calls, which denies every socket; so it may be missing.
+    A second barrier behind the seccomp filter, which denies every socket; so it is optional.
     """
     return bool(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) == 0)
 
 
 def give_up_privileges(parent: int) -> None:
-    """Drop every capability, never gain one again, and die with the parent. Raises OSError, and ends the process if the parent is gone."""
+    """Drop every capability, set no-new-privileges, and ask for SIGKILL when the parent exits.
+
+    Raises OSError. Exits at once if the parent has already exited.
+    """
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
     _demand(_libc.capset(header, ctypes.create_string_buffer(_NO_CAPABILITIES)), "capset")
     _demand(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")

@@ -1,9 +1,8 @@
-"""Prove, before any program of a policy runs, that the locks hold on this machine: a program of our own tries what it must not."""
+"""Verify the restrictions on this machine before any policy program runs: a probe program tries forbidden operations."""
 
 from pathlib import Path
 
-from marlaas.envs.locked.limits import Limits
-from marlaas.envs.locked.program import NotLocked, run_program
+from marlaas.envs.locked.program import Limits, NotLocked, run_program
 
 _HOLDS = "the locks hold"
 _PROBE = f"""
@@ -36,7 +35,7 @@ print("not locked: " + ", ".join(broken) if broken else {_HOLDS!r})
 
 
 def prove() -> None:
-    """Run the probe. Raises NotLocked."""
+    """Run the probe. Raises NotLocked if an operation is not denied."""
     ran = run_program(_PROBE, Limits(cpu_s=10, wall_s=120))
     if ran.output.strip() != _HOLDS:
         said = (ran.stopped or ran.output).strip() or f"exit code {ran.exit_code}"

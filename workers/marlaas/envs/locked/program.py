@@ -1,6 +1,7 @@
-"""Start a locked-up program, watch it, stop it, and say how it ended. Everything that the program does is the policy's doing.
+"""Start a restricted program, watch it, stop it, and report how it ended. Its failures are charged to the policy.
 
-Raises NotLocked, and runs nothing, when a lock could not be put in place: that is never the policy's doing.
+If a restriction cannot be put in place, nothing runs and NotLocked is raised: a fault of the machine, not of the
+policy.
 """
 
 import contextlib
@@ -19,7 +20,33 @@ from pathlib import Path
 from typing import IO
 
 from marlaas.envs.locked.child import LOCKED
-from marlaas.envs.locked.limits import Limits
+
+_SLEEP_FACTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one program.
+
+    cpu_s: processor time in whole seconds. Unlike `wall_s`, it does not depend on the machine's load.
+    wall_s: wall-clock seconds, generous, for a program that sleeps or waits. None: four times `cpu_s`.
+    memory_bytes: address space, including the interpreter's 30 MiB.
+    file_bytes, scratch_bytes: largest file, and all files of the scratch folder together.
+    output_bytes: printed bytes after which the program is stopped.
+    """
+
+    cpu_s: int = 5
+    wall_s: float | None = None
+    memory_bytes: int = 256 << 20
+    file_bytes: int = 1 << 20
+    scratch_bytes: int = 8 << 20
+    output_bytes: int = 256 << 10
+
+    @property
+    def clock_s(self) -> float:
+        """Wall-clock limit in seconds."""
+        return self.cpu_s * _SLEEP_FACTOR if self.wall_s is None else self.wall_s
+
 
 _PACKAGE = Path(__file__).parent
 _START = f"import sys; sys.path.append({str(_PACKAGE.parent)!r}); from {_PACKAGE.name}.child import main; sys.path.pop(); main()"
@@ -36,12 +63,15 @@ _BY_THE_KERNEL = {
 
 
 class NotLocked(Exception):
-    """This machine cannot lock a program up, so none runs here."""
+    """This machine cannot restrict a program, so no program runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a program ended. output: what it printed; stopped: why it was stopped, None if it ended by itself."""
+    """Result of a program. `stopped` is the reason why it was stopped; None if it ended by itself.
+
+    `output` holds standard output and standard error.
+    """
 
     output: str
     exit_code: int
@@ -49,12 +79,12 @@ class Ran:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it ran to its end without an error."""
+        """Whether the program ended by itself with exit code 0."""
         return self.exit_code == 0 and self.stopped is None
 
 
 def run_program(program: str, limits: Limits | None = None) -> Ran:
-    """Run a Python program, locked up, and return what came of it. Raises NotLocked."""
+    """Run a Python program with restrictions and return its result. Raises NotLocked."""
     if sys.platform != "linux":
         raise NotLocked(f"programs of a policy are locked up by Linux' own means, so none is run on {sys.platform}")
     limits = limits or Limits()
@@ -69,7 +99,7 @@ def run_program(program: str, limits: Limits | None = None) -> Ran:
 
 @contextlib.contextmanager
 def _started(program: str, limits: Limits, scratch: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Start the process; it is gone when the context ends."""
+    """Start the process; kill and reap it when the context ends."""
     ready, says_ready = os.pipe()
     try:
         with tempfile.TemporaryFile() as orders:
@@ -103,7 +133,7 @@ def _popen(orders: IO[bytes], says_ready: int, scratch: str) -> subprocess.Popen
 
 
 def _wait_for_locks(process: subprocess.Popen[bytes], ready: int) -> None:
-    """Wait until the process has locked itself up; starting is not the program's time. Raises NotLocked."""
+    """Wait until the process has restricted itself. This time does not count against the program. Raises NotLocked."""
     with selectors.DefaultSelector() as selector:
         selector.register(ready, selectors.EVENT_READ)
         in_time = selector.select(_START_S)
@@ -116,7 +146,7 @@ def _wait_for_locks(process: subprocess.Popen[bytes], ready: int) -> None:
 
 
 def _watched(process: subprocess.Popen[bytes], limits: Limits, scratch: str) -> tuple[bytes, str | None]:
-    """Collect what is printed until the process ends or has to be stopped; it has ended then."""
+    """Collect the output until the process ends or exceeds a limit, then kill and reap it."""
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
     ended = os.pidfd_open(process.pid)
@@ -143,14 +173,14 @@ def _watched(process: subprocess.Popen[bytes], limits: Limits, scratch: str) -> 
 
 
 def _take(stream: IO[bytes], printed: bytearray) -> bool:
-    """Read a part; False at the end, and when a dead process has left no more."""
+    """Read a part of the output; return False at the end of file, or if nothing is available."""
     part = stream.read(_PART_BYTES)
     printed += part or b""
     return bool(part)
 
 
 def _excess(limits: Limits, num_printed: int, scratch: str, is_late: bool) -> str | None:
-    """Say what a running program has too much of."""
+    """Return the limit that a running program exceeds, as text; None if there is none."""
     if num_printed > limits.output_bytes:
         return f"it printed more than {limits.output_bytes >> 10} KiB"
     if is_late:
@@ -162,12 +192,12 @@ def _excess(limits: Limits, num_printed: int, scratch: str, is_late: bool) -> st
 
 
 def _contents(scratch: str) -> tuple[int, int]:
-    """Return how many files are in the folder, counted until there are too many, and their bytes on the disk."""
+    """Return the number of files in the folder, counted up to one more than the limit, and their bytes on disk."""
     num_files, held_bytes = 0, 0
     with os.scandir(scratch) as entries:
         for entry in itertools.islice(entries, _MAX_FILES + 1):
             num_files += 1
-            with contextlib.suppress(OSError):  # gone already
+            with contextlib.suppress(OSError):  # the file is gone already
                 held_bytes += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
     return num_files, held_bytes
 

@@ -1,7 +1,8 @@
-"""A filter of system calls for this process, by seccomp's classic BPF, without a library.
+"""Seccomp filter of system calls for this process, as classic BPF, without a library.
 
-What the list (`syscalls`) allows is allowed, some of it for some values of one argument only; all else fails with EPERM, which Python
-reports as a PermissionError. A call from a foreign architecture (32-bit code in a 64-bit process has other numbers) kills the process.
+Allows the calls listed in `syscalls`, some only for certain values of one argument. Other calls fail with EPERM,
+which Python raises as PermissionError. A call from a foreign architecture (32-bit code in a 64-bit process has
+other numbers) kills the process.
 """
 
 import ctypes
@@ -28,11 +29,11 @@ _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 
 
 def conditions(pid: int) -> dict[str, list[bytes]]:
-    """Return how calls are decided that a process of this id may make in part: signals and limits concern itself only."""
+    """Return the instructions for calls that are allowed in part. Signals and limits are allowed only for the process itself (`pid`)."""
     truncates = (
         _O_ACCMODE | _O_TRUNC,
         _O_TRUNC,
-    )  # "read only, but empty it": Landlock before its third version lets it pass
+    )  # O_RDONLY with O_TRUNC empties a file; Landlock before version 3 does not deny that
     return {
         "fcntl": _one_of(1, (*range(_F_DUPFD, _F_SETLKW + 1), _F_DUPFD_CLOEXEC, _F_GETPIPE_SZ)),
         "ioctl": _one_of(1, (_FIONCLEX, _FIOCLEX, _TCGETS, _FIONREAD)),
@@ -45,7 +46,7 @@ def conditions(pid: int) -> dict[str, list[bytes]]:
 
 
 def bpf(machine: str, pid: int) -> bytes:
-    """Return the filter's instructions. Raises RuntimeError for an architecture whose numbers are not known."""
+    """Return the filter's instructions. Raises RuntimeError for an unknown architecture."""
     if machine not in ARCHITECTURES:
         raise RuntimeError(f"programs can be locked up on {' and '.join(ARCHITECTURES)} only; this is {machine!r}")
     rules = conditions(pid)
@@ -58,13 +59,13 @@ def bpf(machine: str, pid: int) -> bytes:
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """Return the allowed calls of an architecture, by name."""
+    """Return the allowed system calls of an architecture: name to number."""
     column = ARCHITECTURES.index(machine)
     return {name: number for name, row in NUMBERS.items() if (number := row[column]) is not None}
 
 
 def install() -> None:
-    """Hold this process to the filter, for good. It must have given up new privileges before. Raises OSError, RuntimeError."""
+    """Install the filter, irrevocably. The process must have set no-new-privileges before. Raises OSError, RuntimeError."""
     code = bpf(os.uname().machine, os.getpid())
     buffer = ctypes.create_string_buffer(code, len(code))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
@@ -74,12 +75,12 @@ def install() -> None:
 
 
 def _rule(number: int, decision: list[bytes]) -> list[bytes]:
-    """Instructions that decide this call, and that any other call jumps over."""
+    """Return the instructions that decide this call; other calls jump over them."""
     return [_if_equal(number, 0, len(decision)), *decision]
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[bytes]:
-    """Allow a call if this argument, cut to 32 bits, has one of these values."""
+    """Allow a call if this argument, truncated to 32 bits, has one of these values."""
     checks = [_load_argument(argument)]
     for value in values:
         checks += [_if_equal(value, 0, 1), _instruction(_RETURN, _RET_ALLOW)]
@@ -102,7 +103,7 @@ def _load(offset: int) -> bytes:
 
 
 def _load_argument(index: int) -> bytes:
-    """Load the low half: the arguments that are looked at are of 32 bits in the kernel too (both architectures are little-endian)."""
+    """Load the low half of an argument: the kernel uses 32 bits of these arguments, and both architectures are little-endian."""
     return _load(_AT_ARGUMENTS + 8 * index)
 
 

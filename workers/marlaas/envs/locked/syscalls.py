@@ -1,8 +1,9 @@
-"""Which system calls a locked-up program may make, and their numbers on the architectures that are known.
+"""System calls that a restricted program may make, and their numbers on the supported architectures.
 
-An allow-list: what is not here fails with EPERM. Missing on purpose are, among others, everything that makes sockets, processes, threads,
-mounts, links and folders, that changes modes or owners, that looks into or signals other processes, io_uring, bpf, keys, and `prctl`.
-Numbers: x86_64 from Linux' asm/unistd_64.h, aarch64 from asm-generic/unistd.h (None: it has no such call); a test compares them.
+An allow-list: other calls fail with EPERM. Left out on purpose are, among others: calls that create sockets,
+processes, threads, mounts, links and folders; that change modes or owners; that inspect or signal other processes;
+io_uring, bpf, keys, and `prctl`. Numbers: x86_64 from Linux' asm/unistd_64.h, aarch64 from asm-generic/unistd.h
+(None: the call does not exist there). A test compares them.
 """
 
 ARCHITECTURES = ("x86_64", "aarch64")

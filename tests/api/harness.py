@@ -1,0 +1,70 @@
+"""A server with two tenants' jobs on it, and the platform's own connections."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.api.attacks import JOBS, STREAMS, consumer
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus
+from marlaas_api.bus_nats import NatsBus, connect
+from marlaas_api.bus_users import BusKeys, BusUser, SandboxUser, mint
+from marlaas_api.nats_server import EmbeddedNats
+
+
+@dataclass
+class BusHarness:
+    """A server with jobs on it, its platform's connections, and what they have heard."""
+
+    server: EmbeddedNats
+    keys: BusKeys
+    folder: Path
+    owner: NatsBus
+    heard: Counter[str] = field(default_factory=Counter)
+
+    def creds(self, user: BusUser) -> Path:
+        path = self.folder / f"{user.identity}.creds"
+        path.write_text(mint(self.keys, user, time.time()))
+        return path
+
+    async def connect(self, user: BusUser) -> NatsBus:
+        return await connect(self.server.url, name=user.identity, creds=self.creds(user))
+
+    async def state(self) -> dict[str, Any]:
+        """What there is on the server: every stream's messages by subject, its configuration and its consumers."""
+        admin = self.owner._jetstream
+        found: dict[str, Any] = {}
+        for stream in [name for name in STREAMS if name.isidentifier() and name != "OBJ_models"]:
+            info = await admin.api(f"STREAM.INFO.{stream}", "look", {"subjects_filter": ">"})
+            state = info["state"]
+            found[stream] = (
+                info["config"],
+                state["messages"],
+                state["last_seq"],
+                state.get("subjects"),
+                state["consumer_count"],
+            )
+        for user in JOBS:
+            info = await admin.api(f"CONSUMER.INFO.{subjects.TASKS}.{consumer(user)}", "look")
+            found[consumer(user)] = (
+                info["config"],
+                info["delivered"]["stream_seq"],
+                info["num_ack_pending"],
+                info["ack_floor"]["stream_seq"],
+            )
+        return found
+
+
+async def settle_down(owner: Bus, user: SandboxUser) -> None:
+    """What an admitted job has on the bus."""
+    ns, job = user.namespace, user.job
+    await owner.consumer(subjects.TASKS, consumer(user), subjects.task(ns, job), ack_wait_s=60)
+    await owner.consumer(subjects.EPISODES, consumer(user, "orchestrator"), subjects.episode(ns, job))
+    for number in range(3):
+        await owner.publish(subjects.task(ns, job), b"task %d" % number)
+    for bucket in (subjects.JOBS, subjects.PROGRESS):
+        await (await owner.bucket(bucket)).put(subjects.job_key(ns, job), f"{bucket} of {job}".encode())
+    await (await owner.bucket(subjects.POLICY)).put(subjects.policy_key(ns, job, "policy"), b"policy")

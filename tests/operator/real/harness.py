@@ -1,0 +1,271 @@
+"""An operator as a real process between a real API server and a real bus; also what `bench operator` measures."""
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marlaas_api.bus_nats import NatsBus
+from marlaas_api.bus_nats import connect as connect_bus
+from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
+from marlaas_api.nats_server import EmbeddedNats
+from marlaas_e2e.control_plane import ControlPlane
+from marlaas_e2e.processes import Daemon
+from marlaas_operator.bus_keys import ensure_keys
+from marlaas_operator.cluster import Body, NotFound, Target
+from marlaas_operator.cluster.api_server import ApiServer, connect
+from marlaas_operator.cluster.resources import (
+    EVENTS,
+    KINDS,
+    MODELPOOLS,
+    OWNED,
+    RLJOBS,
+    SECRETS,
+    target_of,
+)
+from marlaas_operator.events import CONTROLLER
+from marlaas_operator.installation import Installation
+from marlaas_operator.resync import MANAGED
+
+SYSTEM = "marlaas-system"
+PATIENCE_S = 60.0
+_DOOR = re.compile(r"health and metrics on port (\d+)\n")
+
+
+def pool(name: str, **spec: object) -> Body:
+    return {
+        "apiVersion": "marlaas.dev/v1alpha1",
+        "kind": "ModelPool",
+        "metadata": {"name": name},
+        "spec": {"model": {"builtin": "tiny"}, **spec},
+    }
+
+
+def job(namespace: str, name: str, pool: str, **spec: object) -> Body:
+    return {
+        "apiVersion": "marlaas.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "poolRef": {"name": pool},
+            "environment": {"name": "arithmetic"},
+            "training": {"steps": 4, "groupsPerStep": 2},
+            **spec,
+        },
+    }
+
+
+def namespace(name: str) -> Body:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+@dataclass
+class OperatorHarness:
+    """The pieces. `gateway` is the administrator's; the operator has its own. health: its door's port, 0 until it is asked for."""
+
+    plane: ControlPlane
+    gateway: ApiServer
+    keys: BusKeys
+    nats: EmbeddedNats
+    installation: Installation
+    folder: Path
+    operator: Daemon | None = None
+    health: int = 0
+    started: list[Daemon] = field(default_factory=list)
+
+    def start_operator(
+        self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45, variant: str = ""
+    ) -> Daemon:
+        """Start a new operator process; it is killed with the rig. variant: `hasty` or `patient`, the files of these names."""
+        self.health = 0
+        env = [f"MARLAAS_FAILPOINT={failpoint}"] if failpoint else []
+        command = [
+            "env",
+            *env,
+            sys.executable,
+            *((str(Path(__file__).with_name(f"{variant}.py")),) if variant else ("-m", "marlaas_operator")),
+            *("--installation", str(self.folder / "installation.yaml")),
+            *("--kubeconfig", str(kubeconfig or self.plane.kubeconfig)),
+            *("--health", "0"),  # a port that was chosen here could be another process's by the time it is bound
+            *("--watch-seconds", str(watch_s)),
+        ]
+        self.operator = Daemon("operator", command, self.folder / f"operator-{len(self.started)}.log")
+        self.operator.start()
+        self.started.append(self.operator)
+        return self.operator
+
+    async def get(self, target: Target) -> Body | None:
+        with contextlib.suppress(NotFound):
+            return await self.gateway.get(target)
+        return None
+
+    async def job(self, namespace: str, name: str) -> Body | None:
+        return await self.get(Target(RLJOBS, namespace, name))
+
+    async def pool(self, name: str) -> Body | None:
+        return await self.get(Target(MODELPOOLS, "", name))
+
+    async def status(self, namespace: str, name: str) -> Body:
+        """A job's status; empty if there is none, or no job."""
+        body = await self.job(namespace, name)
+        return dict((body or {}).get("status") or {})
+
+    async def owned(self, *namespaces: str) -> dict[str, Body]:
+        """Everything that the operator made there, Secrets included, as `Kind name`; not the bus's own keys."""
+        found: dict[str, Body] = {}
+        for resource in (*OWNED, SECRETS):
+            for place in namespaces:
+                for body in await self.gateway.list(resource, namespace=place, labels=MANAGED):
+                    found[f"{resource.kind} {body['metadata']['name']}"] = body
+        found.pop(f"Secret {self.installation.bus_secret}", None)
+        return found
+
+    async def events(self) -> list[str]:
+        """What the operator told, as `kind/name reason`."""
+        return sorted(
+            f"{body['regarding']['kind']}/{body['regarding']['name']} {body['reason']}"
+            for body in await self.gateway.list(EVENTS)
+            if body.get("reportingController") == CONTROLLER
+        )
+
+    async def phase(self, namespace: str, name: str, *phases: str) -> Body:
+        """Wait until a job is in one of the phases; its status."""
+
+        async def look() -> Body | None:
+            status = await self.status(namespace, name)
+            return status if status.get("phase") in phases else None
+
+        found: Body = await eventually(self, f"{namespace}/{name} is {phases}", look)
+        return found
+
+    async def gone(self, target: Target, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until an object does not exist any more."""
+
+        async def look() -> bool:
+            return await self.get(target) is None
+
+        await eventually(self, f"{target} is gone", look, timeout_s)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples that have these labels."""
+        total = 0.0
+        for line in self.endpoints("/metrics").splitlines():
+            words, _, value = line.rpartition(" ")
+            if words.partition("{")[0] == name and all(f'{key}="{want}"' in words for key, want in labels.items()):
+                total += float(value)
+        return total
+
+    def endpoints(self, path: str) -> str:
+        """What the operator's HTTP door answers; empty if it does not, or is not open yet."""
+        if not self._is_open():
+            return ""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except (urllib.error.URLError, OSError):
+            return ""
+
+    def _is_open(self) -> bool:
+        """Whether the operator has said where its door is."""
+        if not self.health and self.operator is not None:
+            told = _DOOR.search(self.operator.log.read_text(errors="replace"))
+            self.health = int(told[1]) if told else 0
+        return self.health != 0
+
+    async def connect_orchestrator(self) -> NatsBus:
+        """A connection with the orchestrator's rights; streams and buckets exist then."""
+        creds = self.folder / "orchestrator.creds"
+        creds.write_text(mint(self.keys, OrchestratorUser(), time.time()))
+        bus = await connect_bus(self.nats.url, name="orchestrator", creds=creds)
+        await bus.ensure()
+        return bus
+
+    def words(self) -> str:
+        """Last words of every operator process, for a failed test."""
+        return "\n".join(f"--- {one.log.name}\n{one.last_words(40)}" for one in self.started)
+
+
+async def eventually(
+    harness: OperatorHarness,
+    what: str,
+    look: Callable[[], Awaitable[Any]],
+    timeout_s: float = PATIENCE_S,
+    every_s: float = 0.1,
+) -> Any:
+    """What `look` gives once it is true. Bounded; a real server has no event that could be awaited."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = await look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {timeout_s:.0f} s still not: {what}\n{harness.words()}")
+        await asyncio.sleep(every_s)
+
+
+@contextlib.asynccontextmanager
+async def rigged(
+    plane: ControlPlane, *, release: str = "marlaas", system: str = SYSTEM
+) -> AsyncIterator[OperatorHarness]:
+    """API server with our kinds, bus with users, no operator yet."""
+    with tempfile.TemporaryDirectory(prefix="marlaas-rig-") as name:
+        folder = Path(name)
+        gateway = await connect(plane.kubeconfig)
+        await clean(gateway)
+        await gateway.apply(namespace(system))
+        keys = await ensure_keys(gateway, _installation(release, system, "nats://127.0.0.1"))
+        nats = EmbeddedNats(folder / "nats", extra_config=server_config(keys))  # its port is its own choice, too
+        await nats.start()
+        installation = _installation(release, system, nats.url)
+        (folder / "installation.yaml").write_text(
+            yaml.safe_dump(json.loads(installation.model_dump_json(by_alias=True)))
+        )
+        harness = OperatorHarness(plane, gateway, keys, nats, installation, folder)
+        try:
+            yield harness
+        finally:
+            for process in harness.started:
+                process.thaw() if process.alive else None
+                process.kill()
+            await nats.stop()
+            await gateway.close()
+
+
+async def clean(gateway: ApiServer) -> None:
+    """Remove what an earlier rig left."""
+    for resource in KINDS:
+        for body in await gateway.list(resource):
+            if body["metadata"].get("finalizers"):
+                await gateway.patch(target_of(body), {"metadata": {"finalizers": None}})
+            await gateway.delete(target_of(body))
+    for resource in (*OWNED, SECRETS):
+        for body in await gateway.list(resource, labels=MANAGED):
+            await gateway.delete(target_of(body))
+    for body in await gateway.list(EVENTS):
+        if body.get("reportingController") == CONTROLLER:
+            await gateway.delete(target_of(body))
+
+
+def _installation(release: str, system: str, url: str) -> Installation:
+    return Installation.model_validate(
+        {
+            "release": release,
+            "namespace": system,
+            "natsUrl": url,
+            "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": release},
+            "busSecret": f"{release}-bus",
+            "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": f"{release}-blobs"},
+            "workerImage": {"name": "e2e.local/worker:1"},
+        }
+    )

@@ -1,0 +1,116 @@
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from marlaas.trackers.feed import DeliveryLedger, TrackerFeed, TrackerPaths
+from marlaas.trackers.rows import rows, settings
+from marlaas.trackers.seam import MemoryTracker, require
+from marlaas_api.errors import InvalidInput
+
+
+@dataclass
+class Office:
+    """Desks of successive processes over one folder, and what their trackers heard."""
+
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    tracker: MemoryTracker = field(default_factory=MemoryTracker)
+
+    def desk(self) -> TrackerFeed:
+        place = TrackerPaths(self.folder / ".state", lambda job: self.folder / job.job)
+        return TrackerFeed(place, self.notes.append, lambda name, document, folder: self.tracker)
+
+    def heard(self) -> list[tuple[int, str]]:
+        return [(number, row.key) for number, row in self.tracker.rows]
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Office:
+    return Office(tmp_path)
+
+
+def test_rows_are_in_the_order_of_things_and_without_what_is_no_number(steps, evaluation):
+    found = rows(steps(2), [evaluation(0), evaluation(2)])
+    assert [(row.key, row.finished) for row in found] == [("eval 0", 0), ("step 0", 1), ("step 1", 2), ("eval 2", 2)]
+    assert found[2].values["reward/train"] == 0.25
+    assert found[2].values["train/entropy"] == 1.5
+    assert found[2].values["faults/env"] == 1.0
+    assert "train/loss" not in found[2].values
+    assert found[0].values == {"reward/held_out": 0.5, "held_out/is right_": 1.0}
+
+
+def test_settings_are_flat_and_named_as_in_the_manifest(document):
+    flat = settings(document("mlflow"))
+    assert flat["training.optimizer.learningRate"] == 1e-4
+    assert flat["agents.0.name"] == "policy"
+    assert flat["export.trackers.0"] == "mlflow"
+    assert not any(isinstance(value, dict | list) for value in flat.values())
+
+
+async def test_every_record_is_told_once_also_over_a_restart(office, document, steps, evaluation):
+    job = document("tensorboard")
+    first = office.desk()
+    first.tell(job, steps(1), [evaluation(0)])
+    first.tell(job, steps(2), [evaluation(0)])
+    await first.close([job], set())
+    second = office.desk()
+    second.tell(job, steps(3), [evaluation(0), evaluation(3)])
+    await second.close([job], {job.uid})
+    assert office.heard() == [(0, "eval 0"), (1, "step 0"), (2, "step 1"), (3, "step 2"), (4, "eval 3")]
+    assert office.tracker.closed == [False, True]
+    assert office.notes == ["team-a/reverse: memory"] * 2
+
+
+async def test_a_tracker_that_fails_is_named_and_told_no_more_and_the_others_go_on(office, document, steps):
+    office.tracker.fails_at = 1
+    other = MemoryTracker()
+    desk = office.desk()
+    desk.open_tracker = lambda name, document, folder: office.tracker if name == "wandb" else other
+    job = document("wandb", "mlflow")
+    desk.tell(job, steps(3), [])
+    desk.tell(job, steps(3), [])
+    await desk.close([job], {job.uid})
+    assert [row.key for _, row in office.tracker.rows] == ["step 0"]
+    assert [row.key for _, row in other.rows] == ["step 0", "step 1", "step 2"]
+    assert "team-a/reverse: wandb is told no more in this run: OSError: no route to host" in office.notes
+    assert office.tracker.closed == []
+
+
+async def test_a_job_without_trackers_costs_nothing(office, document, steps):
+    desk = office.desk()
+    desk.tell(document(), steps(1), [])
+    await desk.close([document()], set())
+    assert office.heard() == []
+    assert not (office.folder / ".state").exists()
+
+
+async def test_a_finished_run_that_is_looked_at_again_opens_no_tracker(office, document, steps):
+    job = document("wandb")
+    for _ in range(2):
+        desk = office.desk()
+        desk.tell(job, steps(1), [])
+        await desk.close([job], {job.uid})
+    assert office.heard() == [(0, "step 0")]
+    assert len(office.notes) == 1
+
+
+def test_a_line_that_a_kill_cut_off_matches_nothing(tmp_path):
+    path = tmp_path / "one.told"
+    DeliveryLedger(path).mark("mlflow", "step 1")
+    path.write_text(path.read_text() + "mlflow step 1")
+    ledger = DeliveryLedger(path)
+    ledger.mark("mlflow", "step 12")
+    assert DeliveryLedger(path).told("mlflow") == {"step 1", "step 12"}
+    assert DeliveryLedger(path).told("wandb") == set()
+
+
+def test_a_library_that_is_missing_is_told_with_what_to_install(document, monkeypatch: pytest.MonkeyPatch):
+    find: Callable[[str], object] = lambda name: None  # noqa: E731
+    monkeypatch.setattr("marlaas.trackers.seam.find_spec", find)
+    require([document()])
+    with pytest.raises(
+        InvalidInput, match=r"asks for mlflow, and mlflow-skinny is not installed: pip install 'marlaas\["
+    ):
+        require([document(), document("mlflow")])

@@ -1,0 +1,211 @@
+"""Parse and check a chat-completions request: messages, tools and limits; and the errors that the server returns instead of a completion.
+
+The job determines sampling. A field that would change the sampled distribution, so that training could not
+reproduce it, is rejected with a reason. So is an unknown field: nothing is ignored silently.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from marlaas.environment import Message, ToolCall
+
+TURN_LIMIT = "turn_limit"
+
+
+class RequestError(Exception):
+    """A rejected request. `code` is for programs, the text for people; `param` names the field concerned."""
+
+    def __init__(self, text: str, *, param: str | None = None, status: int = 400, code: str = "unsupported") -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+        self.param = param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error in the API's JSON format."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def mentions_turn_limit(error: BaseException) -> bool:
+    """Return whether an exception is, wraps or follows the server's turn-limit error, which clients and frameworks often wrap."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if TURN_LIMIT in str(one):
+            return True
+        waiting += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions
+    return False
+
+
+MAX_CHOICES = 128
+_TEXT: dict[str, Any] = {"type": "text"}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "stop": ([], ""),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "best_of": (1,),
+    "modalities": (["text"],),
+    "response_format": (_TEXT,),
+    "parallel_tool_calls": (True,),
+    "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+}
+"""Sampling fields, each with the values that have no effect."""
+_IRRELEVANT = {
+    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "service_tier", "store"),
+    "user",
+}
+"""Ignored fields, which do not affect sampling. The job determines seeds."""
+_SERVED = {
+    *("max_completion_tokens", "max_tokens", "messages", "model", "n", "stream", "stream_options", "temperature"),
+    "tools",
+}
+_ROLES = {"developer": "system"} | {role: role for role in ("system", "user", "assistant", "tool")}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One request. `tools` holds their JSON texts; `calls`: whether tool calls are parsed from the reply."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
+    calls: bool = False
+    num_choices: int = 1
+    max_tokens: int | None = None
+    streams: bool = False
+    streams_usage: bool = False
+
+
+def read(body: object, temperature: float) -> ChatRequest:
+    """Check a request's body. `temperature` is the job's. Raises RequestError."""
+    if not isinstance(body, dict):
+        raise RequestError("a request is a JSON object")
+    fields = {name: value for name, value in body.items() if value is not None}
+    _check_sampling(fields, temperature)
+    tools = _tools(fields.get("tools", []))
+    return ChatRequest(
+        model=_text(fields.get("model"), "model"),
+        messages=_messages(fields.get("messages")),
+        tools=tools,
+        calls=bool(tools) and fields.get("tool_choice") != "none",
+        num_choices=_count(fields, "n", MAX_CHOICES) or 1,
+        max_tokens=_count(fields, "max_completion_tokens") or _count(fields, "max_tokens"),
+        streams=bool(fields.get("stream", False)),
+        streams_usage=_streams_usage(fields.get("stream_options", {})),
+    )
+
+
+def _check_sampling(fields: Mapping[str, Any], temperature: float) -> None:
+    asked = fields.get("temperature", temperature)
+    if asked != temperature:
+        raise _refused("temperature", asked, f"the job samples at {temperature:g} (rollout.temperature); leave it out")
+    for name, value in fields.items():
+        if name in _NEUTRAL and value not in _NEUTRAL[name]:
+            raise _refused(name, value, "it would be sampled from something other than the policy that is trained")
+        if name not in _NEUTRAL and name not in _SERVED and name not in _IRRELEVANT:
+            raise RequestError(f"the field {name!r} is not known here; leave it out", param=name)
+
+
+def _refused(name: str, value: object, why: str) -> RequestError:
+    return RequestError(f"{name} = {value!r:.80} is refused: {why}", param=name)
+
+
+def _streams_usage(options: object) -> bool:
+    if not isinstance(options, dict):
+        raise RequestError("stream_options is an object", param="stream_options")
+    return bool(options.get("include_usage", False))
+
+
+def _count(fields: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or value < 1 or (most is not None and value > most):
+        bounds = "1 or more" if most is None else f"1 to {most}"
+        raise RequestError(f"{name} is {value!r:.80}; expected {bounds}", param=name)
+    return value
+
+
+def _tools(given: object) -> tuple[str, ...]:
+    if not isinstance(given, list):
+        raise RequestError("tools is a list", param="tools")
+    return tuple(_tool(one) for one in given)
+
+
+def _tool(given: Any) -> str:
+    function = given.get("function") if isinstance(given, dict) and given.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError('a tool is {"type": "function", "function": {"name": …}}', param="tools")
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _messages(given: object) -> tuple[Message, ...]:
+    if not isinstance(given, list) or not given:
+        raise RequestError("messages is a list with at least one message", param="messages")
+    return tuple(_message(one, f"messages[{number}]") for number, one in enumerate(given))
+
+
+def _message(given: object, where: str) -> Message:
+    fields: dict[str, Any] = given if isinstance(given, dict) else {}
+    role = _ROLES.get(str(fields.get("role")))
+    if role is None:
+        raise RequestError(f"{where}: the role is one of {', '.join(_ROLES)}", param=where)
+    calls = fields.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise RequestError(f"{where}: tool_calls is a list", param=where)
+    name, answered = (_text(fields.get(key) or "", f"{where}.{key}") or None for key in ("name", "tool_call_id"))
+    return Message(
+        role, _content(fields.get("content"), where), name, tuple(_call(one, where) for one in calls), answered
+    )
+
+
+def _content(given: object, where: str) -> str:
+    """Return the text, or the joined text of several parts."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    parts: list[Any] = given if isinstance(given, list) else [given]
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        raise RequestError(f"{where}: content is text", param=where)
+    return "".join(_text(part.get("text"), where) for part in parts)
+
+
+def _call(given: Any, where: str) -> ToolCall:
+    try:
+        function = given["function"]
+        return ToolCall(str(function["name"]), canonical(function["arguments"]), str(given.get("id") or ""))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        text = f"{where}: a tool call has an id and a function with a name and its arguments as JSON"
+        raise RequestError(text, param=where) from None
+
+
+def canonical(arguments: str) -> str:
+    """Return the arguments in canonical JSON, because clients parse and print them again. Raises ValueError unless it is an object."""
+    parsed = json.loads(arguments)
+    if not isinstance(parsed, dict):
+        raise ValueError("arguments are an object")
+    return json.dumps(parsed, ensure_ascii=False)
+
+
+def _text(given: object, where: str) -> str:
+    if not isinstance(given, str):
+        raise RequestError(f"{where} is text", param=where)
+    return given

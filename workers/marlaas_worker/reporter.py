@@ -1,0 +1,81 @@
+"""Publishes a worker's report to KV `replicas`: readiness, what it holds, and usage."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import psutil
+
+from marlaas_api import subjects, wire
+from marlaas_api.bus import Bucket
+from marlaas_api.errors import MarlaasError
+from marlaas_api.messages import ReplicaReport
+from marlaas_worker.role import RoleContext, wait_for
+
+REPORT_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Publishes a report every `interval_s` seconds, and at once after `changed`. `compose` builds it from the resident bytes."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        address: tuple[str, str],
+        compose: Callable[[int], ReplicaReport],
+        interval_s: float = REPORT_S,
+    ) -> None:
+        role, pool = address
+        self._bus = context.bus
+        self._key = subjects.replica_key(role, pool, context.name)
+        self._compose = compose
+        self._interval_s = interval_s
+        self._bucket: Bucket | None = None
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """Wake `run` to publish a report now."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Publish reports, until cancelled."""
+        while True:
+            self._changed.clear()
+            await self.write()
+            await wait_for(self._changed, self._interval_s)
+
+    async def write(self) -> None:
+        """Publish a report now. If the bus is unavailable, the report is skipped; the next one replaces it."""
+        try:
+            await self.publish()
+        except MarlaasError as error:
+            _log.warning("could not report: %s", error)
+
+    async def publish(self) -> None:
+        """Publish a report now. Raises as the bus does."""
+        report = self._compose(await asyncio.to_thread(resident_bytes))
+        await (await self._open()).put(self._key, wire.encode(report))
+
+    async def withdraw(self) -> None:
+        """Delete this replica's report."""
+        try:
+            await (await self._open()).delete(self._key)
+        except MarlaasError as error:
+            _log.warning("could not withdraw the report: %s", error)
+
+    async def _open(self) -> Bucket:
+        self._bucket = self._bucket or await self._bus.bucket(subjects.REPLICAS)
+        return self._bucket
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process and all its descendants."""
+    me = psutil.Process()
+    total = 0
+    for process in (me, *me.children(recursive=True)):
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return total

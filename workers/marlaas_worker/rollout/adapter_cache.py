@@ -1,0 +1,95 @@
+"""Cache of published adapter versions: finds a version's manifest and downloads its files.
+
+The policy key names the newest manifest and each manifest names its parent, so every version can be reached. A
+manifest of another version than expected (a stale or foreign pointer) is refused.
+"""
+
+import asyncio
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+
+from marlaas_api import wire
+from marlaas_api.blobs import BlobCorrupt, BlobRef, Blobs
+from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.messages import Manifest
+from marlaas_api.names import AdapterRef
+from marlaas_worker.rollout.policies import Policies
+
+_MANIFESTS_KEPT = 512
+
+
+class NotPublished(Retryable):
+    """The policy key does not reach this version, or not yet."""
+
+
+class WrongManifest(Permanent):
+    """A policy key or a parent pointer leads to the manifest of another adapter or version."""
+
+
+class AdapterCache:
+    """Cache of manifests, in memory, and of adapter files, in `folder` while the engine holds the version."""
+
+    def __init__(self, policies: Policies, blobs: Blobs, folder: Path) -> None:
+        self._policies = policies
+        self._blobs = blobs
+        self._folder = folder
+        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+
+    async def empty(self) -> None:
+        """Remove the files of an earlier process."""
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def place(self, adapter: AdapterRef) -> Path:
+        """Return the folder of a version's files; it never holds files of another version."""
+        return self._folder / adapter.engine_name
+
+    async def manifest(self, adapter: AdapterRef) -> Manifest:
+        """Return a version's manifest. Raises NotPublished, WrongManifest, BusUnavailable, and errors of `Blobs.get`."""
+        record = await self._policies.record(adapter)
+        if record is None or record.manifest is None or record.version < adapter.version:
+            known = "nothing" if record is None or record.manifest is None else f"v{record.version}"
+            raise NotPublished(f"{adapter} is not published: the policy key has {known}")
+        manifest = await self._read(record.manifest, adapter.at(record.version))
+        while manifest.version > adapter.version:
+            manifest = await self._parent(manifest)
+        if manifest.version != adapter.version:
+            raise WrongManifest(f"{adapter} was never published: after v{manifest.version} comes a later version")
+        return manifest
+
+    async def fetch(self, manifest: Manifest) -> Path:
+        """Download a version's files, verify them, and return their folder. Raises as `Blobs.fetch`."""
+        folder = self.place(manifest.adapter)
+        files = manifest.files.items()
+        await asyncio.gather(*(self._blobs.fetch(ref, folder / Path(name).name) for name, ref in files))
+        return folder
+
+    async def discard(self, adapter: AdapterRef) -> None:
+        """Remove the files of a version that the engine no longer holds."""
+        await asyncio.to_thread(shutil.rmtree, self.place(adapter), ignore_errors=True)
+
+    async def _parent(self, manifest: Manifest) -> Manifest:
+        if manifest.parent is None:
+            raise WrongManifest(f"{manifest.adapter} names no parent")
+        parent = await self._read(manifest.parent, None)
+        if parent.adapter.at(0) != manifest.adapter.at(0) or parent.version >= manifest.version:
+            raise WrongManifest(f"{manifest.adapter} names {parent.adapter} as its parent")
+        return parent
+
+    async def _read(self, ref: BlobRef, expected: AdapterRef | None) -> Manifest:
+        manifest = self._manifests.get(ref.sha256)
+        if manifest is None:
+            manifest = await self._load(ref)
+        if expected is not None and manifest.adapter != expected:
+            raise WrongManifest(f"the policy key of {expected} points to the manifest of {manifest.adapter}")
+        return manifest
+
+    async def _load(self, ref: BlobRef) -> Manifest:
+        try:
+            manifest = wire.decode_as(Manifest, await self._blobs.get(ref))
+        except wire.BadMessage as error:
+            raise BlobCorrupt(f"{ref.name} is no manifest: {error}") from error
+        self._manifests[ref.sha256] = manifest
+        if len(self._manifests) > _MANIFESTS_KEPT:
+            self._manifests.popitem(last=False)
+        return manifest

@@ -1,0 +1,157 @@
+"""One run of vLLM's processes: start, watch and end them, so that no call waits for an engine that has exited.
+
+vLLM starts a core process, which starts the workers. This module notices when the core exits. If this process
+exits, the watch in the workers ends vLLM's processes (`vllm_extension`).
+"""
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import os
+from collections.abc import Coroutine, Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import psutil
+
+from marlaas_api.errors import Permanent
+from marlaas_worker.rollout import vllm_extension
+from marlaas_worker.rollout.engine import EngineDown, PromptInvalid, unless_down
+from marlaas_worker.rollout.vllm_settings import (
+    VllmSettings,
+    engine_arguments,
+    environment,
+    last_words,
+    write_log_config,
+)
+
+T = TypeVar("T")
+CORE_PROCESS = "EngineCore"
+ABANDON_CHECK_S = 0.5
+
+
+class EngineIncarnation:
+    """One run of vLLM's processes. `down` gets the reason when they have exited or were given up."""
+
+    def __init__(self, llm: Any, settings: VllmSettings) -> None:
+        self.llm = llm
+        self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._log = settings.log
+        self._answered = 0  # The log's length at vLLM's last error that did not end it.
+        self._cores = tuple(llm.engine_core.resources.engine_manager.processes)
+        for core in self._cores:
+            self.down.get_loop().add_reader(core.sentinel, self._core_ended)
+        owners = [psutil.Process(core.pid) for core in self._cores]
+        self.processes = tuple(owners + [child for owner in owners for child in owner.children(recursive=True)])
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await an answer of vLLM. Raises EngineDown if vLLM exits first, since vLLM's own calls would wait for ever."""
+        from vllm.exceptions import VLLMClientError
+
+        try:
+            return await unless_down(work, self.down)
+        except VLLMClientError as error:
+            raise PromptInvalid(str(error)) from error
+        except EngineDown:
+            raise
+        except Exception as error:
+            if self.llm.errored:  # Not chained: vLLM raises the same exception object in every request.
+                raise EngineDown(last_words(self._log, self._answered) or str(error)) from None
+            self._answered = self._log.stat().st_size
+            raise
+
+    def declare_down(self, reason: str) -> None:
+        """Set `down`, with the reason and the first error in vLLM's log."""
+        if not self.down.done():
+            words = last_words(self._log, self._answered)
+            self.down.set_result(f"{reason}: {words}" if words else reason)
+
+    async def end(self) -> None:
+        """End every process of this incarnation; pending calls raise EngineDown."""
+        was_down = self.down.done()
+        self.declare_down("the engine was stopped")
+        for core in self._cores:
+            self.down.get_loop().remove_reader(core.sentinel)
+        await asyncio.to_thread(self._shut_down, was_down)
+        await asyncio.sleep(0)  # vLLM closes its sockets in a callback of this loop
+        self.llm.engine_core.resources.ctx.destroy(linger=0)
+        self.llm = None
+        gc.collect()  # vLLM's objects form cycles, and print errors if they are collected at the interpreter's exit.
+
+    def _core_ended(self) -> None:
+        for core in self._cores:
+            self.down.get_loop().remove_reader(core.sentinel)
+        self.declare_down(f"vLLM's core process ended with code {self._cores[0].exitcode}")
+
+    def _shut_down(self, by_force: bool) -> None:
+        if by_force:
+            _kill(self.processes)
+        self.llm.shutdown()
+        _kill(self.processes)
+
+
+async def start_incarnation(settings: VllmSettings) -> EngineIncarnation:
+    """Start vLLM. Raises Permanent with the error text of the process that failed.
+
+    On cancellation, waits until the started processes have ended.
+    """
+    others = {child.pid for child in multiprocessing.active_children()}
+    building = asyncio.ensure_future(asyncio.to_thread(_build, settings))
+    try:
+        return EngineIncarnation(await asyncio.shield(building), settings)
+    except asyncio.CancelledError:
+        while not building.done():
+            started = [child for child in multiprocessing.active_children() if child.pid not in others]
+            _kill(psutil.Process(core.pid) for core in started if core.name == CORE_PROCESS)
+            await asyncio.wait({building}, timeout=ABANDON_CHECK_S)
+        if building.exception() is None:
+            building.result().shutdown()
+        raise
+
+
+def _build(settings: VllmSettings) -> Any:
+    log_config = write_log_config(settings)
+    with _variables({**environment(settings), vllm_extension.OWNER: vllm_extension.owner_token()}):
+        try:
+            return _construct(engine_arguments(settings, log_config))
+        except Exception as error:
+            _close_sockets(error.__traceback__)
+            words = last_words(settings.log) or str(error)
+    raise Permanent(f"vLLM did not start: {words} (its log: {settings.log})")
+
+
+def _construct(arguments: dict[str, Any]) -> Any:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _close_sockets(trace: TracebackType | None) -> None:
+    """Close the sockets that a client leaves open when its constructor fails. Only the traceback's frames refer to them."""
+    while trace is not None:
+        resources = getattr(trace.tb_frame.f_locals.get("self"), "resources", None)
+        if resources is not None:
+            resources.ctx.destroy(linger=0)
+        trace = trace.tb_next
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@contextlib.contextmanager
+def _variables(wanted: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
