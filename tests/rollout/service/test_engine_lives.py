@@ -118,7 +118,7 @@ async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
     assert ended.group_contains(Permanent, match="no memory", depth=None)
 
 
-@pytest.mark.parametrize("life", ["first", "second"])
+@pytest.mark.parametrize("incarnation", ["first", "second"])
 async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role(
     harness: Any, make_engine: Callable[..., Any], incarnation: str
 ) -> None:
