@@ -20,7 +20,7 @@ from marlaas.environment import EpisodeState, Reply, Task, TurnLimit, TurnReques
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, explain, play_episode
-from marlaas.episodes.show import said, speaker
+from marlaas.episodes.said import said, speaker
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 

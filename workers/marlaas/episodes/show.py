@@ -11,22 +11,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
+from marlaas.episodes.said import said, speaker
 from marlaas.episodes.selection import Played
 from marlaas_api.last_words import visible
 from marlaas_api.messages import Ending
 from marlaas_api.names import Split
 
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
-
-
-def said(speaker: str, text: str, role: str) -> Text:
-    """Return the line. `role` is the message's, or `raw text`."""
-    return Text.assemble((f"{visible(speaker)}: ", f"bold {_STYLES[role]}"), (visible(text), _STYLES[role]))
-
-
-def speaker(role: str, name: str | None) -> str:
-    """Return the speaker of a message. `name` is the tool's."""
-    return f"{role} ({name})" if name else role
 
 
 _ENDINGS = {
