@@ -5,7 +5,8 @@ from rich.console import Console
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.selection import Played
-from marlaas.episodes.show import as_json, rich, visible
+from marlaas.episodes.show import as_json, rich
+from marlaas_api.last_words import visible
 from marlaas_api.messages import ChatMessage, Ending, FaultClass
 from marlaas_api.names import Split
 

@@ -3,8 +3,9 @@
 Control characters in a model's text are escaped, so that the terminal does not act on them.
 """
 
-from marlaas_api.visible import visible
 from rich.text import Text
+
+from marlaas_api.last_words import visible
 
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
 
