@@ -21,11 +21,11 @@ from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect as connect_bus
 from marlaas_api.bus_users import BusKeys, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable, first_cause
+from marlaas_api.health import HealthEndpoints, serve_health
 from marlaas_operator.bus_keys import CredentialIssuer, ensure_keys, renew_platform
 from marlaas_operator.cluster import Cluster, Forbidden, Invalid, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.handlers import WATCH_S, watch
-from marlaas_operator.health import HealthEndpoints, opened
 from marlaas_operator.installation import Installation, load
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.resync import MANAGED
@@ -67,7 +67,7 @@ async def _serve(options: argparse.Namespace, installation: Installation) -> Non
             service = _service(options, gateway, installation, (keys, creds))
             gateway.observe = service.metrics.requested
             stop = asyncio.Event()
-            async with _opened(options, service), _renewing(gateway, installation, keys, creds), stop_on_signals(stop):
+            async with _health(options, service), _renewing(gateway, installation, keys, creds), stop_on_signals(stop):
                 await service.run(stop)
         finally:
             await gateway.close()
@@ -113,11 +113,12 @@ async def _keys(gateway: ApiServer, installation: Installation) -> BusKeys | Non
 
 
 @contextlib.asynccontextmanager
-async def _opened(options: argparse.Namespace, service: Service) -> AsyncIterator[None]:
+async def _health(options: argparse.Namespace, service: Service) -> AsyncIterator[None]:
     if options.health is None:
         yield
         return
-    async with opened(HealthEndpoints(service.missing, service.metrics_text), options.health) as port:
+    endpoints = HealthEndpoints(alive=lambda: "", ready=service.missing, families=service.metric_families)
+    async with serve_health(endpoints, options.health) as port:
         log.info("health and metrics on port %d", port)
         yield
 

@@ -1,10 +1,19 @@
-"""Metrics of the operator, in Prometheus' text format."""
+"""The operator's metrics, for Prometheus."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_GAUGES = {
+    "bus_available": "1 while the bus is usable.",
+    "objects": "Kubernetes objects in the cache.",
+    "queue_depth": "Objects that wait for a reconcile.",
+    "queue_running": "Reconciles in progress.",
+    "quiet_seconds": "Seconds since the last reconcile began.",
+}
 
 Gauges = Mapping[str, float]
 
@@ -28,27 +37,30 @@ class OperatorMetrics:
         """Count one request to the API server. status: HTTP status, 0 for no answer."""
         self.requests[verb, plural, str(status)] += 1
 
-    def text(self, gauges: Gauges) -> str:
-        """Return all metrics as text. gauges: values that are read at this moment, by name."""
-        return "\n".join(self._lines(gauges)) + "\n"
-
-    def _lines(self, gauges: Gauges) -> Iterator[str]:
-        yield "# TYPE marlaas_operator_reconciles_total counter"
-        for (kind, outcome), number in sorted(self.reconciles.items()):
-            yield f'marlaas_operator_reconciles_total{{kind="{kind}",outcome="{outcome}"}} {number}'
-        yield "# TYPE marlaas_operator_api_requests_total counter"
-        for (verb, plural, status), number in sorted(self.requests.items()):
-            labels = f'verb="{verb}",resource="{plural}",status="{status}"'
-            yield f"marlaas_operator_api_requests_total{{{labels}}} {number}"
-        yield from self._histogram("marlaas_operator_reconcile_seconds")
+    def families(self, gauges: Gauges) -> Iterator[Metric]:
+        """Return all metrics. gauges: current values by name, without the prefix `marlaas_operator_`."""
+        reconciles = CounterMetricFamily(
+            "marlaas_operator_reconciles_total", "Reconciles since the start.", labels=("kind", "outcome")
+        )
+        for reconcile, number in sorted(self.reconciles.items()):
+            reconciles.add_metric(reconcile, number)
+        requests = CounterMetricFamily(
+            "marlaas_operator_api_requests_total",
+            "Requests to the API server since the start.",
+            labels=("verb", "resource", "status"),
+        )
+        for request, number in sorted(self.requests.items()):
+            requests.add_metric(request, number)
+        yield from (reconciles, requests, self._histogram())
         for name, value in sorted(gauges.items()):
-            yield f"# TYPE marlaas_operator_{name} gauge"
-            yield f"marlaas_operator_{name} {value:g}"
+            yield GaugeMetricFamily(f"marlaas_operator_{name}", _GAUGES[name], value)
 
-    def _histogram(self, name: str) -> Iterator[str]:
-        yield f"# TYPE {name} histogram"
-        for bound, number in zip(_BOUNDS_S, accumulate(self._seconds[bound] for bound in _BOUNDS_S), strict=True):
-            yield f'{name}_bucket{{le="{bound:g}"}} {number}'
-        yield f'{name}_bucket{{le="+Inf"}} {self._seconds.total()}'
-        yield f"{name}_sum {self._sum_s:.6f}"
-        yield f"{name}_count {self._seconds.total()}"
+    def _histogram(self) -> HistogramMetricFamily:
+        counts = accumulate(self._seconds[bound] for bound in _BOUNDS_S)
+        buckets = [(f"{bound:g}", float(number)) for bound, number in zip(_BOUNDS_S, counts, strict=True)]
+        return HistogramMetricFamily(
+            "marlaas_operator_reconcile_seconds",
+            "Duration of a reconcile.",
+            buckets=[*buckets, ("+Inf", float(self._seconds.total()))],
+            sum_value=self._sum_s,
+        )

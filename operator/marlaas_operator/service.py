@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from prometheus_client import Metric
+
 from marlaas_api.bus import Bus
 from marlaas_operator.apply import Performer
 from marlaas_operator.bus_keys import CredentialIssuer
@@ -103,8 +105,8 @@ class Service:
             return "the first lists of the API server are not complete"
         return f"the watches ended: {self._watch_trouble}" if self._watch_trouble else ""
 
-    def metrics_text(self) -> str:
-        """Return all metrics in Prometheus' text format."""
+    def metric_families(self) -> Iterable[Metric]:
+        """Return all metrics."""
         gauges = {
             "queue_depth": float(len(self.queue.schedule)),
             "queue_running": float(self.queue.schedule.running),
@@ -112,7 +114,7 @@ class Service:
             "bus_available": float(self.bus.state.available),
             "quiet_seconds": time.monotonic() - self._looked_at if self.resync.synced.is_set() else 0.0,
         }
-        return self.metrics.text(gauges)
+        return self.metrics.families(gauges)
 
     async def _start(self) -> None:
         """List everything, wait up to `BUS_PATIENCE_S` for the bus, then queue every object.

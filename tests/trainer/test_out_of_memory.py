@@ -13,7 +13,8 @@ from tests.trainer.fragile import FragileModel, Pass, fragile, no_room_above
 from tests.trainer.harness import TrainerHarness, assignment_of, job
 from tests.trainer.test_commit import kill_at
 
-from marlaas_worker.metrics import exposition
+from marlaas_api.health import exposition
+from marlaas_worker.health import families
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget
 from marlaas_worker.trainer.rows import Row, Segment, chain, pack_prefix_tree
@@ -40,7 +41,7 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
     await harness.admit(document)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         await harness.play(document, STEPS)
-        page = exposition(harness.metrics["trainer-0"].all_samples())
+        page = exposition(families(harness.metrics["trainer-0"].all_samples()))
     adapters = {}
     for budget in (4 * PLANNED, FITS):
         other = TrainerHarness(harness.model, tmp_path, harness.sampler)
@@ -51,8 +52,8 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
     second, first, _ = await harness.history(document)
     assert [made.metrics["microbatch_tokens"] for made in (first, second)] == [FITS, FITS]
     assert first.metrics["out_of_memory"] == len(faults.failed) > 0 == second.metrics["out_of_memory"]
-    labels = 'namespace="team-a",job="sums",agent="policy"'
-    assert f"marlaas_trainer_out_of_memory_total{{{labels}}} {len(faults.failed)}\n" in page
+    labels = 'agent="policy",job="sums",namespace="team-a"'
+    assert f"marlaas_trainer_out_of_memory_total{{{labels}}} {float(len(faults.failed))}\n" in page
     event = await harness.told(document, "OutOfMemory")
     assert "tokens a micro-batch instead of 256" in event.message
 
@@ -120,7 +121,7 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
         await harness.admit(large)
         event = await harness.told(large, "OutOfMemory")
         assert "1 more are on this trainer" in event.message
-        assert "marlaas_trainer_broken_jobs 0" in exposition(harness.metrics["trainer-0"].all_samples())
+        assert "marlaas_trainer_broken_jobs 0.0" in exposition(families(harness.metrics["trainer-0"].all_samples()))
         await harness.play(small, 1)
     async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
         await harness.admit(small, admitted=False)

@@ -10,11 +10,12 @@ from tests.trainer.following import WITHIN_S, report, trained
 from tests.trainer.harness import TrainerHarness, assignment_of, job
 
 from marlaas_api import subjects
+from marlaas_api.health import exposition
 from marlaas_api.messages import Phase, TrajectoryRef
 from marlaas_api.names import episode_id, train_group
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter, write_adapter
 from marlaas_worker.calibration import NUM_PROBES
-from marlaas_worker.metrics import exposition
+from marlaas_worker.health import families
 from marlaas_worker.rl.advantages import advantages
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel, initial_weights
@@ -41,9 +42,9 @@ async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(harness: T
         await harness.version(document, 0)
         metrics = harness.metrics["trainer-0"]
         assert metrics.ready()
-        page = exposition(metrics.all_samples()).splitlines()
-        labels = f'namespace="{document.namespace}",job="{document.job}"'
-        assert f'marlaas_trainer_commits_total{{{labels},agent="policy"}} 1' in page
+        page = exposition(families(metrics.all_samples())).splitlines()
+        labels = f'job="{document.job}",namespace="{document.namespace}"'
+        assert f'marlaas_trainer_commits_total{{agent="policy",{labels}}} 1.0' in page
         assert any(line.startswith(f"marlaas_trainer_job_seconds_total{{{labels}}} ") for line in page)
     assert not metrics.ready()
 

@@ -6,6 +6,7 @@ must correct (`InvalidInput`).
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import logging
@@ -13,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 
 from marlaas_api.background import stop_on_signals
@@ -21,7 +22,6 @@ from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
-from marlaas_worker.health import health_server
 from marlaas_worker.metrics import Metrics
 from marlaas_worker.process_setup import ask_for_the_same_bits, make_home
 from marlaas_worker.role import RoleContext
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(options: argparse.Namespace) -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
     metrics = Metrics()
-    async with health_server(options.health, metrics):
+    async with _health(options.health, metrics):
         bus = await connect(options.nats, name=options.name, creds=options.creds)
         try:
             blobs = open_blobs(options.blobs)
@@ -73,6 +73,18 @@ async def _serve(options: argparse.Namespace) -> None:
                 await _role(options, context)
         finally:
             await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def _health(port: int | None, metrics: Metrics) -> AsyncIterator[None]:
+    """Serve health checks and metrics while the context is open; port None serves none and imports no HTTP server."""
+    if port is None:
+        yield
+        return
+    from marlaas_worker.health import health_server
+
+    async with health_server(port, metrics):
+        yield
 
 
 def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:

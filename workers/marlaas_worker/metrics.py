@@ -1,7 +1,7 @@
 """A worker's readiness, liveness and Prometheus metrics.
 
 A role sets the callables of its context's `Metrics` once; `health` calls them at each request. This module does
-no I/O.
+no I/O and imports no HTTP or Prometheus library.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ class Sample:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def _no_figures() -> Iterable[Sample]:
+def _no_samples() -> Iterable[Sample]:
     return ()
 
 
@@ -46,7 +46,7 @@ class Metrics:
     ready: Callable[[], bool] = lambda: False
     connected: Callable[[], bool] = lambda: False
     num_breaks: Callable[[], int] = lambda: 0
-    samples: Callable[[], Iterable[Sample]] = _no_figures
+    samples: Callable[[], Iterable[Sample]] = _no_samples
 
     def all_samples(self) -> list[Sample]:
         """Return the role's samples and those common to all workers."""
@@ -81,25 +81,3 @@ def of_report(report: ReplicaReport, jobs: Mapping[str, JobRef]) -> list[Sample]
             tokens = report.job_tokens[uid]
             samples.append(Sample(f"{prefix}_tokens_total", "counter", "Generated tokens.", tokens, of_job(ref)))
     return samples
-
-
-def exposition(samples: Iterable[Sample]) -> str:
-    """Format samples in Prometheus' text format 0.0.4, grouped by name."""
-    by_name: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_name.setdefault(sample.name, []).append(sample)
-    lines: list[str] = []
-    for name, samples in by_name.items():
-        lines += [f"# HELP {name} {samples[0].text}", f"# TYPE {name} {samples[0].kind}"]
-        lines += [f"{name}{_labels(sample.labels)} {sample.value:.10g}" for sample in samples]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

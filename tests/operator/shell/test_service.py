@@ -13,6 +13,7 @@ from marlaas_api.bus import Bus, BusRefused, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import InvalidInput, MarlaasError
+from marlaas_api.health import HealthEndpoints, serve_health
 from marlaas_operator import failure_backoff
 from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.cluster import (
@@ -30,7 +31,6 @@ from marlaas_operator.cluster import (
 )
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, target_of
-from marlaas_operator.health import HealthEndpoints, opened
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.service import Outside, Service
 
@@ -182,25 +182,25 @@ async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() 
     ] == []
 
 
-async def test_the_door_says_what_is_missing_and_what_was_counted() -> None:
+async def test_the_endpoints_say_what_is_missing_and_what_was_counted() -> None:
     harness = ServiceHarness()
-    endpoints = HealthEndpoints(harness.service.missing, harness.service.metrics_text)
-    async with opened(endpoints, 0, "127.0.0.1") as port:
+    endpoints = HealthEndpoints(lambda: "", harness.service.missing, harness.service.metric_families)
+    async with serve_health(endpoints, 0) as port:
         assert await asked(port, "/livez") == (200, "ok\n")
         assert (await asked(port, "/readyz"))[0] == 503
         assert (await asked(port, "/nowhere"))[0] == 404
         harness.service.metrics.reconciled("RLJob", "ok", 0.02)
         harness.service.metrics.requested("PATCH", "rljobs/status", 200)
         _, text = await asked(port, "/metrics")
-    assert 'marlaas_operator_reconciles_total{kind="RLJob",outcome="ok"} 1' in text
-    assert 'marlaas_operator_api_requests_total{verb="PATCH",resource="rljobs/status",status="200"} 1' in text
-    assert 'marlaas_operator_reconcile_seconds_bucket{le="0.025"} 1' in text
-    assert "marlaas_operator_queue_depth 0" in text
+    assert 'marlaas_operator_reconciles_total{kind="RLJob",outcome="ok"} 1.0' in text
+    assert 'marlaas_operator_api_requests_total{resource="rljobs/status",status="200",verb="PATCH"} 1.0' in text
+    assert 'marlaas_operator_reconcile_seconds_bucket{le="0.025"} 1.0' in text
+    assert "marlaas_operator_queue_depth 0.0" in text
 
 
 async def asked(port: int, path: str) -> tuple[int, str]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     answer = (await reader.read()).decode()
     writer.close()
     head, _, text = answer.partition("\r\n\r\n")

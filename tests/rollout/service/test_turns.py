@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from tests.rollout.service.scripted import CharacterTokenizer
 
+from marlaas_api.health import exposition
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
 from marlaas_api.names import derive_seed
 from marlaas_api.wire import encode, unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.metrics import exposition
+from marlaas_worker.health import families
 
 
 async def test_a_turn_is_recorded_and_then_answered(harness: Any) -> None:
@@ -35,9 +36,9 @@ async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(ha
     await harness.ask(job.request())
     metrics = replica.context.metrics
     assert metrics.ready()
-    page = exposition(metrics.all_samples()).splitlines()
-    assert 'marlaas_rollout_tokens_total{namespace="team",job="job"} 4' in page
-    assert "marlaas_rollout_versions 1" in page
+    page = exposition(families(metrics.all_samples())).splitlines()
+    assert 'marlaas_rollout_tokens_total{job="job",namespace="team"} 4.0' in page
+    assert "marlaas_rollout_versions 1.0" in page
     replica.context.stop.set()
     await replica.task
     assert not metrics.ready()
