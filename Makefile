@@ -27,9 +27,9 @@ check: setup  ## The law: format, lint, types, import contracts, generated files
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m marlaas_api.crd --check crds
-	$(BIN)/python -m marlaas_api.reasons_page docs/reasons.md --check
-	$(BIN)/python -m marlaas_api.api_docs --check docs/api.md
+	$(BIN)/python -m tools.crd --check crds
+	$(BIN)/python -m tools.reasons_page docs/reasons.md --check
+	$(BIN)/python -m tools.api_docs --check docs/api.md
 
 lint: setup  ## Mend what a machine can mend
 	$(BIN)/ruff format .
@@ -39,10 +39,10 @@ bench: setup  ## Measure: every figure of the README and the notes (about an hou
 	$(BIN)/python -m bench
 
 crds: setup  ## Generate crds/ and the pages that come from the kinds
-	$(BIN)/python -m marlaas_api.crd crds
+	$(BIN)/python -m tools.crd crds
 	rm -f charts/marlaas/files/crds/*.yaml && cp crds/*.yaml charts/marlaas/files/crds/
-	$(BIN)/python -m marlaas_api.reasons_page docs/reasons.md
-	$(BIN)/python -m marlaas_api.api_docs docs/api.md
+	$(BIN)/python -m tools.reasons_page docs/reasons.md
+	$(BIN)/python -m tools.api_docs docs/api.md
 
 lock: $(UV)  ## Resolve the dependencies anew into locks/
 	for accel in cpu gpu; do $(UV) pip compile pyproject.toml --extra $$accel --extra operator --extra trackers --extra verifiers --group dev \

@@ -1,4 +1,4 @@
-# The operator: Python, what locks/operator.txt pins, and marlaas_api + marlaas_operator. No torch, no shell tools of its own.
+# The operator: Python, the packages of locks/operator.txt, marlaas_api and marlaas_operator without their fakes. No torch.
 #   docker build -f images/operator.Dockerfile -t marlaas/operator:0.1.0 .
 # BASE: any image with Python 3.11 to 3.13 and its venv module; the same one for building and for running.
 ARG BASE=python:3.11-slim
@@ -14,6 +14,9 @@ RUN python3 -m venv /opt/marlaas \
  && /opt/marlaas/bin/python3 -m pip uninstall --quiet --yes --disable-pip-version-check setuptools pip
 COPY operator/marlaas_api /build/marlaas_api
 COPY operator/marlaas_operator /build/marlaas_operator
+# Fakes are for tests (tests/operator/test_image.py compares the list).
+RUN cd /build \
+ && rm -r marlaas_api/bus_memory marlaas_api/blobs_memory.py marlaas_operator/cluster/memory.py marlaas_operator/cluster/ownership.py
 # Bytecode that is checked by content: the root file system is read-only, and time stamps do not survive every build.
 RUN site=$(/opt/marlaas/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
  && cp -r /build/marlaas_api /build/marlaas_operator "$site" \

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.reasons_page import main, page
 
 from marlaas_api.kinds.status import Condition
 from marlaas_api.reason_texts import TEXTS, Actor, ReasonStage, text_of
 from marlaas_api.reasons import Reason
-from marlaas_api.reasons_page import main, page
 
 ROOT = Path(__file__).parents[2]
 ORCHESTRATOR = ROOT / "workers" / "marlaas_worker" / "orchestrator"

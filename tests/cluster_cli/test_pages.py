@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from tools.crd import PRESENTATIONS
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
 from marlaas.manifest import load
-from marlaas_api.crd import PRESENTATIONS
 from marlaas_api.reasons import Reason
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from tools.crd import PRESENTATIONS
 
-from marlaas_api.crd import PRESENTATIONS
 from marlaas_api.kinds import GROUP, VERSION, RLJob
 from marlaas_e2e.control_plane import ControlPlane
 

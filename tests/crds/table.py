@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from marlaas_api import crd
 from marlaas_api.kinds import KINDS, Kind
+from tools import crd
 
 CASES = Path(__file__).parent / "cases"
 ENTRY = "key"

@@ -9,9 +9,9 @@ import pytest
 from tests.crds.client import Api, problems
 from tests.crds.table import TABLES
 
-from marlaas_api import crd
 from marlaas_api.kinds import RLJob
 from marlaas_e2e.control_plane import ControlPlane
+from tools import crd
 
 IN_FORCE_S = 30.0
 OLD = "older-than-the-rule"

@@ -1,4 +1,4 @@
-"""Generator of CustomResourceDefinitions from the kinds: `python -m marlaas_api.crd [--check] DIRECTORY`.
+"""Generator of CustomResourceDefinitions from the kinds: `python -m tools.crd [--check] DIRECTORY`.
 
 It converts pydantic's JSON schema to a structural schema of `apiextensions.k8s.io/v1`: references are written out, an
 optional field may be absent (no `null`), and every nested object has a default, so that the API server fills in the
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from marlaas_api.kinds import GROUP, KINDS, VERSION, Kind
-from marlaas_api.structural import kind_schema
+from tools.structural import kind_schema
 
 Schema = dict[str, Any]
 
@@ -195,7 +195,7 @@ def write(directory: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the definitions, or with --check compare them; return 0 on success, 1 if files are stale."""
-    parser = argparse.ArgumentParser(prog="python -m marlaas_api.crd", description="Generate crds/ from the kinds.")
+    parser = argparse.ArgumentParser(prog="python -m tools.crd", description="Generate crds/ from the kinds.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
     options = parser.parse_args(arguments)

@@ -2,9 +2,9 @@
 
 import sys
 
-from marlaas_api.api_docs import write_or_check
 from marlaas_api.reason_texts import TEXTS, ReasonStage
 from marlaas_api.reasons import Reason
+from tools.api_docs import write_or_check
 
 _HEADINGS = {
     ReasonStage.WAITING: (
@@ -24,7 +24,7 @@ _HEADINGS = {
 }
 _PREFACE = """# Reasons: what a status says, and what to do
 
-Generated from `operator/marlaas_api/reason_texts.py` by `python -m marlaas_api.reasons_page docs/reasons.md`; do not edit.
+Generated from `operator/marlaas_api/reason_texts.py` by `make crds`; do not edit.
 
 The REASON column of `kubectl get rljobs`, the conditions of `kubectl describe` and the events use these words and no others.
 `kubectl marlaas why NAME` puts the one that counts now into a sentence, with the message that belongs to it.
@@ -53,7 +53,7 @@ def _cell(text: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with --check compare it; return 0 on success, 1 if the file is stale."""
-    return write_or_check("marlaas_api.reasons_page", page, arguments)
+    return write_or_check("tools.reasons_page", page, arguments)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field
 
-from marlaas_api import crd, structural
 from marlaas_api.kinds import KINDS, ModelPool, RLJob, Tenant
 from marlaas_api.messages import Phase
+from tools import crd, structural
 
 CRDS = Path(__file__).parents[2] / "crds"
 Schema = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Generator of the field reference from the CustomResourceDefinitions: `python -m marlaas_api.api_docs [--check] FILE`."""
+"""Generator of the field reference from the CustomResourceDefinitions: `python -m tools.api_docs [--check] FILE`."""
 
 import argparse
 import sys
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marlaas_api.crd import PRESENTATIONS, Presentation, number_text, value_text
 from marlaas_api.kinds import API_VERSION, KINDS, Kind
 from marlaas_api.kinds.base import expected_text
 from marlaas_api.kinds.status import CONDITIONS
-from marlaas_api.structural import kind_schema
+from tools.crd import PRESENTATIONS, Presentation, number_text, value_text
+from tools.structural import kind_schema
 
 
 def write_or_check(module: str, page: Callable[[], str], arguments: Sequence[str] | None) -> int:
@@ -234,7 +234,7 @@ def _conditions(name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with --check compare it; return 0 on success, 1 if it is stale."""
-    return write_or_check("marlaas_api.api_docs", page, arguments)
+    return write_or_check("tools.api_docs", page, arguments)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tests.crds.table import parts, schema
 
-from marlaas_api import api_docs
 from marlaas_api.kinds import KINDS, Kind
 from marlaas_api.kinds.status import CONDITIONS
+from tools import api_docs
 
 DOCS = Path(__file__).parents[2] / "docs/api.md"
 

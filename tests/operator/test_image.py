@@ -1,0 +1,71 @@
+"""The content of the operator's image: no fakes, no generators, and every package that its programs import."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "images/operator.Dockerfile").read_text()
+PROGRAMS = ("marlaas_operator.__main__", "marlaas_operator.installed", "marlaas_operator.uninstall")
+GENERATORS = {path.name for path in (ROOT / "tools").glob("*.py")} - {"__init__.py"}
+LIST_MODULES = f"""
+import sys, {", ".join(PROGRAMS)}
+for name, module in list(sys.modules.items()):
+    if name.partition(".")[0] in ("marlaas_api", "marlaas_operator"):
+        print(module.__file__)
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Our packages as in the image: those that the Dockerfile copies, less those that it removes."""
+    for package in re.findall(r"^COPY operator/(\w+) ", DOCKERFILE, re.MULTILINE):
+        shutil.copytree(ROOT / "operator" / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (removed,) = re.findall(r"rm -r ([^\n\\]+)", DOCKERFILE)
+    for name in removed.split():
+        path = tmp_path / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return tmp_path
+
+
+def test_the_image_holds_neither_fakes_nor_generators(site: Path) -> None:
+    names = {path.name for path in site.rglob("*.py")} | {path.name for path in site.rglob("*") if path.is_dir()}
+    assert {"marlaas_api", "marlaas_operator", "bus_nats", "api_server.py"} <= names
+    assert {name for name in names if "memory" in name} == set()
+    assert names & GENERATORS == set()
+
+
+def test_the_programs_need_no_fake_and_no_package_outside_of_the_lock(site: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, "-W", "ignore", "-c", LIST_MODULES]
+    listed = subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True, check=True)
+    files = [Path(line) for line in listed.stdout.splitlines()]
+    assert all(file.is_relative_to(site) for file in files)
+    imported = {name for file in files for name in imports(file)} - sys.stdlib_module_names
+    distributions = packages_distributions()
+    needed = {normal(distributions[name][0]) for name in imported if not name.startswith("marlaas")}
+    locked = {normal(name) for name in re.findall(r"(?m)^([\w.-]+)==", (ROOT / "locks/operator.txt").read_text())}
+    assert {"aiohttp", "kopf", "prometheus-client"} <= needed
+    assert needed <= locked
+
+
+def imports(file: Path) -> set[str]:
+    """Names of the packages that a file imports, also inside of functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
