@@ -1,6 +1,20 @@
 """The bus gateway: `Bus` over nats-py and JetStream's API (nats-server 2.11 or newer; tested with 2.15).
 
-Only `link` and `client` import nats-py; the other modules use JetStream's documented subjects and JSON.
+nats-py 2.16 connects, reconnects, parses and subscribes; only `link` and `client` import it. Its JetStream layer
+(`nats.js`) is not used, because it lacks properties that `Bus` promises. File names are those of nats-py 2.16.0:
+
+- A request waits for its timeout when the connection breaks (aio/client.py, `_request_new_style`; nats-io/nats.c#391
+  describes it for the C client). A forbidden request also does (nats-io/nats.c#740).
+- Key-value writes take no message id, so they cannot be repeated after a broken connection; `purge` takes no revision,
+  so it cannot be a compare-and-set (js/kv.py).
+- A key-value watch recovers from a restart of the server after missed heartbeats, in 17.5 s when measured. It then
+  continues behind its last message and does not read the bucket again (js/client.py, `reset_ordered_consumer`).
+- A cancelled `fetch` drops the messages that it has received, until their ack wait has passed (js/client.py, `_fetch_n`).
+- `nak`, `term` and `in_progress` are not confirmed by the server (aio/msg.py).
+- There is no batched direct get (ADR-31), which `replay` and `entries` use.
+- `StreamConfig.from_response` drops settings that it does not know (js/api.py), so an update would reset them.
+
+The modules use JetStream's documented subjects and JSON instead.
 """
 
 import asyncio

@@ -16,10 +16,12 @@ _NEVER = (nats.errors.BadSubjectError, nats.errors.BadHeaderError, nats.errors.M
 class NatsClient(Client):  # type: ignore[misc]
     """nats-py's client with three corrections.
 
-    - An expired token: nats-py closes for good; this client reconnects with the renewed token.
+    - An expired token: nats-py closes for good; this client reconnects with the renewed token (nats-io/nats.py#193,
+      nats-io/nats.py#1019).
     - A rejected connection: nats-py leaves its socket open; this client closes it.
-    - An answer to a ping whose waiter is gone (a `flush` that was cancelled, or too slow): nats-py stops reading, and
-      receives nothing until missing pings are noticed half a minute later; this client discards the answer.
+    - An answer to a ping whose waiter is gone (a `flush` that was cancelled, or too slow): nats-py stops reading, because
+      any unexpected exception ends its read loop (nats-io/nats.py#914), and receives nothing until missing pings are
+      noticed half a minute later; this client discards the answer.
     """
 
     async def _process_err(self, err_msg: str) -> None:

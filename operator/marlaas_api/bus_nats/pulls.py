@@ -20,7 +20,6 @@ class Pull:
 
     def __init__(self, link: Link, call: str, sink: Callable[[Incoming], None]) -> None:
         self.sink = sink
-        self.call = call
         self.ended: str | None = None
         self.failure: Exception | None = None
         self._link = link

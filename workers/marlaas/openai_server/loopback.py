@@ -1,7 +1,9 @@
 """HTTP server on 127.0.0.1: one accepting thread, and one thread per connection.
 
 It handles routes, keys and bodies; completions are the backend's. It stops quickly and leaves no threads, because
-episodes are many and may take milliseconds.
+episodes are many and may take milliseconds. `http.server.ThreadingHTTPServer` does neither: its `shutdown` waits for the
+next poll, up to half a second (python/cpython#88932), and it cannot close a client's idle connection, so that its
+thread would stay.
 """
 
 import contextlib
