@@ -8,11 +8,11 @@ stream's leader confirms it (`Bucket.get_from_leader`).
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from marlaas_api.bus import Bucket, Bus, Entry
+from marlaas_api.bus import Bucket, Entry
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import BusMessage
 from marlaas_api.wire import decode_as
@@ -51,33 +51,33 @@ class BucketCache(Generic[M]):
     """Cache of the keys of a bucket that start with `prefix`. Lookups do no I/O.
 
     Attributes:
-        read_at: when the whole bucket was last read, on the event loop's clock, in seconds. None: never yet, so that
-            a missing key is unknown, not absent.
+        synced: set once the whole bucket was read; before that, a missing key is unknown, not absent.
+        read_at: when the whole bucket was last read, on the event loop's clock, in seconds; None: never yet.
 
     Args:
+        open_bucket: returns the bucket; called once, and again after an error.
         kind: type of the bucket's messages.
         changed: called with the key after each change of its cached state.
         reread_s: interval of the re-reads; None: `REREAD_S`.
     """
 
-    def __init__(  # noqa: PLR0913  # keyword-only settings
+    def __init__(
         self,
-        bus: Bus,
-        bucket: str,
+        open_bucket: Callable[[], Awaitable[Bucket]],
         kind: type[M],
         changed: Callable[[str], None],
         *,
         prefix: str = "",
         reread_s: float | None = None,
     ) -> None:
-        self._bus = bus
-        self._name = bucket
+        self._open_bucket = open_bucket
         self._kind = kind
         self._changed = changed
         self._prefix = prefix
         self._reread_s = reread_s
         self._cached: dict[str, Cached[M]] = {}
         self._bucket: Bucket | None = None
+        self.synced = asyncio.Event()
         self.read_at: float | None = None
 
     def get(self, key: str) -> M | None:
@@ -126,8 +126,8 @@ class BucketCache(Generic[M]):
     async def follow(self) -> None:
         """Keep the cache up to date until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(), name=f"watch {self._name}")
-            group.create_task(self._reread(), name=f"re-read {self._name}")
+            group.create_task(self._watch(), name=f"watch {self._kind.__name__}")
+            group.create_task(self._reread(), name=f"re-read {self._kind.__name__}")
 
     async def refresh(self) -> None:
         """Read the whole bucket once. Raises BusUnavailable, BusRefused."""
@@ -140,6 +140,7 @@ class BucketCache(Generic[M]):
         doubtful = [key for key, cached in before.items() if _is_doubtful(cached, entries.get(key))]
         await self._confirm(bucket, before, doubtful)
         self.read_at = asyncio.get_running_loop().time()
+        self.synced.set()
 
     async def _confirm(self, bucket: Bucket, before: dict[str, Cached[M]], keys: Iterable[str]) -> None:
         """Ask the stream's leader for these keys, and cache its answers."""
@@ -161,7 +162,7 @@ class BucketCache(Generic[M]):
                     async for entry in entries:
                         self.note(entry)
             except MarlaasError as error:
-                _log.warning("watch of %s interrupted: %s", self._name, error)
+                _log.warning("watch of %s keys interrupted: %s", self._kind.__name__, error)
             await asyncio.sleep(_RETRY_S)
 
     async def _reread(self) -> None:
@@ -169,14 +170,14 @@ class BucketCache(Generic[M]):
             try:
                 await self.refresh()
             except MarlaasError as error:
-                _log.warning("re-read of %s failed: %s", self._name, error)
+                _log.warning("re-read of %s keys failed: %s", self._kind.__name__, error)
                 await asyncio.sleep(_RETRY_S)
             else:
                 await asyncio.sleep(self._reread_s or REREAD_S)
 
     async def _open(self) -> Bucket:
         if self._bucket is None:
-            self._bucket = await self._bus.bucket(self._name)
+            self._bucket = await self._open_bucket()
         return self._bucket
 
     def _replace(self, key: str, before: Cached[M] | None, entry: Entry | None) -> None:
@@ -210,7 +211,7 @@ class BucketCache(Generic[M]):
             return decode_as(self._kind, entry.data)
         except Permanent as error:
             level = logging.DEBUG if is_logged else logging.ERROR
-            _log.log(level, "cannot parse %s of bucket %s: %s", entry.key, self._name, error)
+            _log.log(level, "cannot parse the %s of key %s: %s", self._kind.__name__, entry.key, error)
             return None
 
 

@@ -19,7 +19,7 @@ class CacheHarness:
         self.bus = self.server.connect("test")
         self.changes: list[str] = []
         self.changed = asyncio.Event()
-        self.cache = BucketCache(self.bus, subjects.PINS, Pin, self._note, prefix="a.")
+        self.cache = BucketCache(lambda: self.bus.bucket(subjects.PINS), Pin, self._note, prefix="a.")
 
     def _note(self, key: str) -> None:
         self.changes.append(key)

@@ -1,6 +1,7 @@
 """The orchestrator's own process over the bus fake, with a hand-written sandbox and trainer that do just what the messages say."""
 
 import asyncio
+import itertools
 
 import pytest
 from tests.orchestrator.harness import SEAMS, Killed, final, mixed, running
@@ -54,19 +55,18 @@ async def test_a_replica_of_the_bus_that_loses_sight_of_a_document_cancels_no_jo
     caplog.set_level("INFO")
     monkeypatch.setattr(bucket_cache, "REREAD_S", 0.02)
     job = document(steps=5)
-    num_blind = 0
+    reads, seen_often = itertools.count(1), asyncio.Event()
 
     async def blind(bucket: MemoryBucket, prefix: str = "") -> list[Entry]:
-        nonlocal num_blind
-        num_blind += 1
+        if next(reads) == 40:
+            seen_often.set()
         return []
 
     async with running(harness, job, mixed):
         await harness.progress(job, lambda progress: progress.step >= 1)
         with monkeypatch.context() as patched:
             patched.setattr(MemoryBucket, "entries", blind)
-            while num_blind < 40:
-                await asyncio.sleep(0.02)
+            await seen_often.wait()
         progress = await harness.progress(job, final)
     assert (progress.phase, progress.step) == (Phase.SUCCEEDED, 5)
     assert sum("is admitted" in line for line in caplog.messages) == 1, "the job was not cancelled and taken up again"

@@ -1,6 +1,7 @@
 """Life and end of a job, as its trainer sees them."""
 
 import asyncio
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -194,19 +195,18 @@ async def test_a_replica_of_the_bus_that_loses_sight_of_all_keys_ends_no_trainin
     monkeypatch.setattr(bucket_cache, "REREAD_S", 0.02)
     document = job()
     await harness.admit(document)
-    num_blind = 0
+    reads, seen_often = itertools.count(1), asyncio.Event()
 
     async def blind(bucket: MemoryBucket, prefix: str = "") -> list[Entry]:
-        nonlocal num_blind
-        num_blind += 1
+        if next(reads) == 40:
+            seen_often.set()
         return []
 
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         await harness.play(document, 1)
         with monkeypatch.context() as patched:
             patched.setattr(MemoryBucket, "entries", blind)
-            while num_blind < 40:
-                await harness.server.change(0.01, None)
+            await seen_often.wait()
         await harness.play(document, 1, first=1)
     record = await harness.record(document)
     assert (record.version, record.epoch) == (2, 0)

@@ -49,7 +49,9 @@ class LeaderMessage:
     def of(cls, message: Mapping[str, Any]) -> "LeaderMessage":
         """Parse the `message` of a STREAM.MSG.GET reply; data and headers are base64."""
         lines = b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]
-        headers = {name.strip(): value.strip() for name, found, value in (line.partition(":") for line in lines) if found}
+        headers = {
+            name.strip(): value.strip() for name, found, value in (line.partition(":") for line in lines) if found
+        }
         return cls(message["subject"], int(message["seq"]), b64decode(message.get("data", "")), headers)
 
 

@@ -55,9 +55,11 @@ class _Service:
         self._lease = lease
         self._changed = asyncio.Event()
         self._lost = asyncio.Event()
-        self._jobs = BucketCache(context.bus, subjects.JOBS, JobDocument, lambda _: self._changed.set())
-        self._policies = BucketCache(context.bus, subjects.POLICY, PolicyRecord, self._wake_job_of)
-        self._replicas = BucketCache(context.bus, subjects.REPLICAS, ReplicaReport, lambda _: self._wake_all())
+        self._jobs = BucketCache(lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set())
+        self._policies = BucketCache(lambda: context.bus.bucket(subjects.POLICY), PolicyRecord, self._wake_job_of)
+        self._replicas = BucketCache(
+            lambda: context.bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: self._wake_all()
+        )
         self._progress_store = ProgressStore(context.bus)
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)

@@ -59,9 +59,9 @@ class Policies:
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
         self._pool = pool
-        self._jobs = BucketCache(bus, subjects.JOBS, JobDocument, lambda _: changed())
-        self._progress = BucketCache(bus, subjects.PROGRESS, Progress, lambda _: changed())
-        self._policy = BucketCache(bus, subjects.POLICY, PolicyRecord, lambda _: changed())
+        self._jobs = BucketCache(lambda: bus.bucket(subjects.JOBS), JobDocument, lambda _: changed())
+        self._progress = BucketCache(lambda: bus.bucket(subjects.PROGRESS), Progress, lambda _: changed())
+        self._policy = BucketCache(lambda: bus.bucket(subjects.POLICY), PolicyRecord, lambda _: changed())
 
     async def follow(self) -> None:
         """Keep the caches up to date, until cancelled."""

@@ -48,7 +48,7 @@ class Reception:
         self._requests = requests
         self._ready = ready
         self._replicas = BucketCache(
-            self._bus, subjects.REPLICAS, ReplicaReport, lambda _: None, prefix=f"rollout.{pool}."
+            lambda: self._bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=f"rollout.{pool}."
         )
         self._listening: dict[str, AsyncExitStack] = {}
 

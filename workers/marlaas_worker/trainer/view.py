@@ -52,10 +52,12 @@ class TrainerCaches:
         self._notify = changed
         self._decisive: dict[str, Hashable] = {}
         self._prefix = subjects.replica_key("trainer", pool, "")
-        self._jobs = BucketCache(bus, subjects.JOBS, JobDocument, lambda _: changed())
-        self._progress = BucketCache(bus, subjects.PROGRESS, Progress, self._progress_changed)
-        self._policy = BucketCache(bus, subjects.POLICY, PolicyRecord, lambda _: None)
-        self._trainers = BucketCache(bus, subjects.REPLICAS, ReplicaReport, lambda _: None, prefix=self._prefix)
+        self._jobs = BucketCache(lambda: bus.bucket(subjects.JOBS), JobDocument, lambda _: changed())
+        self._progress = BucketCache(lambda: bus.bucket(subjects.PROGRESS), Progress, self._progress_changed)
+        self._policy = BucketCache(lambda: bus.bucket(subjects.POLICY), PolicyRecord, lambda _: None)
+        self._trainers = BucketCache(
+            lambda: bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=self._prefix
+        )
         self._all: Sequence[BucketCache[Any]] = (self._jobs, self._progress, self._policy, self._trainers)
 
     async def load(self) -> None:
