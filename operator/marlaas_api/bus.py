@@ -158,7 +158,18 @@ class Bucket(Protocol):
     connection is retried without writing twice.
     """
 
-    async def get(self, key: str) -> Entry | None: ...
+    async def get(self, key: str) -> Entry | None:
+        """Return a present key. Any replica of the server may answer, so that the answer can be slightly out of date."""
+        ...
+
+    async def get_from_leader(self, key: str) -> Entry | None:
+        """Return the newest entry of a key as the stream's leader has it, which is never out of date.
+
+        The entry of a deleted or expired key has no data. None: the leader has no entry of the key, for example because
+        the key was never written, its delete marker has expired, or the bucket was emptied.
+        """
+        ...
+
     async def put(self, key: str, data: bytes) -> int:
         """Write unconditionally; return the revision."""
         ...
@@ -176,7 +187,10 @@ class Bucket(Protocol):
         ...
 
     async def entries(self, prefix: str = "") -> list[Entry]:
-        """Return all present keys that start with `prefix` (whole dot-separated tokens, e.g. `team-a.`)."""
+        """Return all present keys that start with `prefix` (whole dot-separated tokens, e.g. `team-a.`).
+
+        Any replica of the server may answer: a key that is missing may have been written a moment ago.
+        """
         ...
 
     def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry]]:

@@ -7,9 +7,9 @@ resource version.
 from collections.abc import Callable
 from typing import Any
 
-from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Cluster, Conflict, NotFound, Target
 from marlaas_operator.cluster.resources import OWNED, SECRETS
+from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.plan import Action, AddFinalizer, Apply, Delete, DeleteObject, RemoveFinalizer, WriteDocument
 
@@ -19,13 +19,13 @@ _BY_KIND = {resource.kind: resource for resource in (*OWNED, SECRETS)}
 class Performer:
     """Executes actions against the cluster and the bus, and updates the cache with the results."""
 
-    def __init__(self, cluster: Cluster, cache: ObjectCache, bus: BusView) -> None:
+    def __init__(self, cluster: Cluster, cache: ObjectCache, documents: JobDocuments) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._bus = bus
+        self._documents = documents
 
     async def perform(self, target: Target, action: Action) -> None:
-        """Execute one action for the planned object. Raises the errors of `Cluster` and of `BusView.write`."""
+        """Execute one action for the planned object. Raises the errors of `Cluster` and of `JobDocuments.write`."""
         match action:
             case Apply(manifest):
                 await self._apply(dict(manifest))
@@ -42,7 +42,7 @@ class Performer:
             case RemoveFinalizer(finalizer):
                 await self._finalizers(target, lambda names: [name for name in names if name != finalizer])
             case WriteDocument():
-                await self._bus.write(action)
+                await self._documents.write(action)
 
     async def _apply(self, manifest: Body) -> None:
         after = await self._cluster.apply(manifest)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.errors import MarlaasError
 from marlaas_api.reasons import Reason
-from marlaas_operator.bus_view import Stale
 from marlaas_operator.cluster import Conflict, Forbidden, Invalid, NoAnswer, Target, TooMany
+from marlaas_operator.job_documents import Stale
 from marlaas_operator.plan import Action
 
 REFUSED_AGAIN_S = 30.0

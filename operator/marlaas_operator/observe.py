@@ -12,10 +12,11 @@ from marlaas_api import subjects
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.problems import problems_of
 from marlaas_api.reasons import Reason
+from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.bus_keys import CredentialIssuer
-from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, resource_of, target_of
+from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.object_cache import Group, ObjectCache, namespaces_of, pool_of
 from marlaas_operator.pod_facts import PodFacts, pod_facts
 from marlaas_operator.policies.tenant import by_precedence
@@ -50,10 +51,16 @@ class Observer:
     """Builds snapshots. now: unix seconds."""
 
     def __init__(
-        self, cache: ObjectCache, bus: BusView, credentials: CredentialIssuer, now: Callable[[], float]
+        self,
+        cache: ObjectCache,
+        documents: JobDocuments,
+        health: BusHealth,
+        credentials: CredentialIssuer,
+        now: Callable[[], float],
     ) -> None:
         self._cache = cache
-        self._bus = bus
+        self._documents = documents
+        self._health = health
         self._credentials = credentials
         self._now = now
         self._pools: Remembered[ModelPool | Problem] = Remembered()
@@ -75,12 +82,12 @@ class Observer:
         pool_name = pool_of(body)
         pool_body = self._cache.get(Target(MODELPOOLS, "", pool_name))
         pool = self._pool(pool_body) if pool_body is not None else None
-        progress = self._bus.progress(key)
+        progress = self._documents.progress(key)
         admitted = progress is not None and progress.uid == meta.uid and progress.admitted and not progress.phase.final
         owned, pods = self._belongings(("job", meta.namespace, meta.name))
         return JobSnapshot(
             meta=meta,
-            bus=self._bus.state,
+            bus=self._health.state,
             job=job if isinstance(job, RLJob) else None,
             problem=job if isinstance(job, Problem) else "",
             refusal=trouble[1] if trouble is not None else "",
@@ -91,9 +98,9 @@ class Observer:
             pool_deleting=pool_body is not None and "deletionTimestamp" in pool_body["metadata"],
             tenants=self._all_tenants(),
             tenant_unread=self._is_tenant_unread(meta.namespace),
-            document=self._bus.document(key),
+            document=self._documents.document(key),
             progress=progress,
-            progress_unread=progress is None and self._bus.has_progress(key),
+            progress_unread=progress is None and self._documents.has_progress(key),
             owned=owned,
             pods=_facts([pod for pod in pods if _uid_label(pod) in (None, meta.uid)]),
             pool_pods=_facts(self._belongings(("pool", "", pool_name))[1]),
@@ -111,7 +118,7 @@ class Observer:
         owned, pods = self._belongings(("pool", "", target.name))
         return PoolSnapshot(
             meta=Meta.of(body),
-            bus=self._bus.state,
+            bus=self._health.state,
             pool=pool if isinstance(pool, ModelPool) else None,
             problem=pool if isinstance(pool, Problem) else "",
             refusal=trouble[1] if trouble is not None else "",
@@ -132,7 +139,7 @@ class Observer:
         jobs = [job for job in self._cache.all(RLJOBS) if job["metadata"]["namespace"] in namespaces]
         return TenantSnapshot(
             meta=Meta.of(body),
-            bus=self._bus.state,
+            bus=self._health.state,
             tenant=tenant if isinstance(tenant, Tenant) else None,
             problem=tenant if isinstance(tenant, Problem) else "",
             status=body.get("status"),
@@ -193,11 +200,11 @@ class Observer:
         meta = body["metadata"]
         key = subjects.job_key(meta["namespace"], meta["name"])
         phase = (body.get("status") or {}).get("phase")
-        mark = (meta.get("generation"), phase, self._bus.revisions(key))
+        mark = (meta.get("generation"), phase, self._documents.revisions(key))
 
         def make() -> JobLoad:
             job = parsed(RLJob, body)
-            document, progress = self._bus.document(key), self._bus.progress(key)
+            document, progress = self._documents.document(key), self._documents.progress(key)
             own = document if document is not None and document.uid == meta["uid"] else None
             own_progress = progress if progress is not None and progress.uid == meta["uid"] else None
             if isinstance(job, Problem):

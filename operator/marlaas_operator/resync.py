@@ -9,9 +9,10 @@ import logging
 import time
 
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable
-from marlaas_operator.bus_view import BusView
+from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.cluster import Cluster, Forbidden, NotFound, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, OWNED, RLJOBS
+from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.plan import WriteDocument
 from marlaas_operator.policies.job import plan_orphan
@@ -108,23 +109,23 @@ class Resync:
         return True
 
 
-async def sweep(cluster: Cluster, cache: ObjectCache, bus: BusView) -> None:
+async def sweep(cluster: Cluster, cache: ObjectCache, documents: JobDocuments, health: BusHealth) -> None:
     """Mark the documents of jobs that no longer exist as deleted, until cancelled.
 
     The orchestrator then forgets those jobs.
     """
     while True:
-        for key in bus.keys() if bus.state.available and bus.state.synced else ():
+        for key in documents.keys() if health.state.available and health.state.synced else ():
             try:
-                await _swept(cluster, cache, bus, key)
+                await _swept(cluster, cache, documents, key)
             except MarlaasError as error:
                 log.warning("sweeping %s: %s", key, error)
         await asyncio.sleep(SWEEP_EVERY_S)
 
 
-async def _swept(cluster: Cluster, cache: ObjectCache, bus: BusView, key: str) -> None:
+async def _swept(cluster: Cluster, cache: ObjectCache, documents: JobDocuments, key: str) -> None:
     """Mark one document as deleted if the API server confirms that its job is gone; the cache alone may lag."""
-    document = bus.document(key)
+    document = documents.document(key)
     if document is None or document.deleted:
         return
     target = Target(RLJOBS, document.namespace, document.job)
@@ -139,4 +140,4 @@ async def _swept(cluster: Cluster, cache: ObjectCache, bus: BusView, key: str) -
         log.info("%s is gone (uid %s); its document says so now", target, document.uid)
         for action in plan_orphan(document).actions:
             if isinstance(action, WriteDocument):
-                await bus.write(action)
+                await documents.write(action)

@@ -11,11 +11,12 @@ from prometheus_client import Metric
 
 from marlaas_api.bus import Bus
 from marlaas_operator.apply import Performer
+from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.bus_keys import CredentialIssuer
-from marlaas_operator.bus_view import BusView
 from marlaas_operator.cluster import Body, Cluster, Resource, Target
 from marlaas_operator.cluster.resources import KINDS, RLJOBS
 from marlaas_operator.installation import Installation
+from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.metrics import OperatorMetrics
 from marlaas_operator.object_cache import ObjectCache
 from marlaas_operator.observe import Observer
@@ -56,9 +57,10 @@ class Service:
         self._outside = outside
         self.metrics = OperatorMetrics()
         self.cache = ObjectCache(self._cluster_changed, installation.namespace)
-        self.bus = BusView(outside.open_bus, self._bus_changed, self._bus_state_changed, outside.now)
-        observer = Observer(self.cache, self.bus, outside.credentials, outside.now)
-        performer = Performer(outside.cluster, self.cache, self.bus)
+        self.health = BusHealth(self._everything, outside.now)
+        self.documents = JobDocuments(outside.open_bus, self.health, self._bus_changed)
+        observer = Observer(self.cache, self.documents, self.health, outside.credentials, outside.now)
+        performer = Performer(outside.cluster, self.cache, self.documents)
         around = ReconcilerDependencies(
             cluster=outside.cluster,
             cache=self.cache,
@@ -82,7 +84,7 @@ class Service:
             ExceptionGroup: a background task failed: InvalidInput, or a bug.
         """
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(self.bus.run(), name="bus")]
+            background = [tasks.create_task(self.documents.run(), name="bus")]
             starting = tasks.create_task(self._start(), name="first lists")
             stopping = tasks.create_task(stop.wait(), name="stop")
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +92,7 @@ class Service:
                 working = tasks.create_task(self.queue.run(), name="queue")
                 background += [
                     tasks.create_task(self.resync.run(), name="resync"),
-                    tasks.create_task(sweep(self._outside.cluster, self.cache, self.bus), name="sweep"),
+                    tasks.create_task(self._sweep(), name="sweep"),
                     tasks.create_task(self._watch(), name="watch"),
                 ]
                 await stopping
@@ -111,7 +113,7 @@ class Service:
             "queue_depth": float(len(self.queue.schedule)),
             "queue_running": float(self.queue.schedule.running),
             "objects": float(len(self.cache)),
-            "bus_available": float(self.bus.state.available),
+            "bus_available": float(self.health.state.available),
             "quiet_seconds": time.monotonic() - self._looked_at if self.resync.synced.is_set() else 0.0,
         }
         return self.metrics.families(gauges)
@@ -124,8 +126,11 @@ class Service:
         await self.resync.first()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BUS_PATIENCE_S):
-                await self.bus.usable.wait()
+                await self.health.usable.wait()
         self._everything()
+
+    async def _sweep(self) -> None:
+        await sweep(self._outside.cluster, self.cache, self.documents, self.health)
 
     async def _watch(self) -> None:
         await self._outside.watch(self.cache, self.resync.want, self._watch_told)
@@ -170,9 +175,6 @@ class Service:
 
     def _bus_changed(self, key: str) -> None:
         self._look_at(after_bus_change(self.cache, key))
-
-    def _bus_state_changed(self) -> None:
-        self._everything()
 
     def _look_at(self, wishes: Iterable[Wish]) -> None:
         """Queue the objects, unless the first lists are incomplete.

@@ -1,11 +1,14 @@
 """The orchestrator's own process over the bus fake, with a hand-written sandbox and trainer that do just what the messages say."""
 
 import asyncio
+import itertools
 
 import pytest
 from tests.orchestrator.harness import SEAMS, Killed, final, mixed, running
 
-from marlaas_api import failpoints, subjects
+from marlaas_api import bucket_cache, failpoints, subjects
+from marlaas_api.bus import Entry
+from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.messages import (
     Episode,
     Phase,
@@ -44,6 +47,29 @@ async def test_faults_of_training_are_counted_from_the_records_and_so_across_orc
         level = await harness.progress(job, final)
     assert level.training_faults == {"out-of-memory": 6}
     assert JobState(job, History(steps=tuple(await harness.steps(job)))).training_faults == {"out-of-memory": 6}
+
+
+async def test_a_replica_of_the_bus_that_loses_sight_of_a_document_cancels_no_job(
+    harness, document, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(bucket_cache, "REREAD_S", 0.02)
+    job = document(steps=5)
+    reads, seen_often = itertools.count(1), asyncio.Event()
+
+    async def blind(bucket: MemoryBucket, prefix: str = "") -> list[Entry]:
+        if next(reads) == 40:
+            seen_often.set()
+        return []
+
+    async with running(harness, job, mixed):
+        await harness.progress(job, lambda progress: progress.step >= 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryBucket, "entries", blind)
+            await seen_often.wait()
+        progress = await harness.progress(job, final)
+    assert (progress.phase, progress.step) == (Phase.SUCCEEDED, 5)
+    assert sum("is admitted" in line for line in caplog.messages) == 1, "the job was not cancelled and taken up again"
 
 
 async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harness, document):

@@ -1,6 +1,7 @@
 """Life and end of a job, as its trainer sees them."""
 
 import asyncio
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ import pytest
 from tests.trainer.following import WITHIN_S, report, trained
 from tests.trainer.harness import QUICK, TrainerHarness, job
 
-from marlaas_api import subjects
+from marlaas_api import bucket_cache, subjects
+from marlaas_api.bus import Entry
+from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.messages import Phase
 from marlaas_worker.role import RoleContext
+from marlaas_worker.trainer import view
 from marlaas_worker.trainer.calibration import calibrate
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.model import BaseModel
@@ -167,17 +171,42 @@ async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing
 
 
 async def test_an_outage_of_the_bus_costs_nothing_but_time(
-    harness: TrainerHarness, caplog: pytest.LogCaptureFixture
+    harness: TrainerHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bucket_cache, "REREAD_S", 0.02)
+    monkeypatch.setattr(view, "MAX_AGE_S", 0.5)
     document = job()
     await harness.admit(document)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         await harness.play(document, 1)
         await harness.assign(document, 1, [0, 1])
         harness.server.available = False
-        while "could not report" not in caplog.text or "cannot look" not in caplog.text:
+        while "could not report" not in caplog.text or "no agent is bound or released" not in caplog.text:
             await harness.server.change(0.01, None)
         harness.server.available = True
         await harness.close(document, 1, 2)
         await harness.version(document, 2)
     assert (await harness.record(document)).epoch == 0
+
+
+async def test_a_replica_of_the_bus_that_loses_sight_of_all_keys_ends_no_training(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_cache, "REREAD_S", 0.02)
+    document = job()
+    await harness.admit(document)
+    reads, seen_often = itertools.count(1), asyncio.Event()
+
+    async def blind(bucket: MemoryBucket, prefix: str = "") -> list[Entry]:
+        if next(reads) == 40:
+            seen_often.set()
+        return []
+
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.play(document, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryBucket, "entries", blind)
+            await seen_often.wait()
+        await harness.play(document, 1, first=1)
+    record = await harness.record(document)
+    assert (record.version, record.epoch) == (2, 0)

@@ -6,10 +6,9 @@ import pytest
 from tests.trainer.harness import TrainerHarness, assignment_of, job
 
 from marlaas_api import subjects, wire
-from marlaas_api.bus import Entry
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress
 from marlaas_worker.trainer.assignment import assignments
-from marlaas_worker.trainer.view import Memory, look, what_decides
+from marlaas_worker.trainer.view import TrainerCaches, View, what_decides
 
 
 def level(document: JobDocument, **changes: Any) -> Progress:
@@ -53,16 +52,21 @@ def test_an_agent_with_a_pool_of_its_own_belongs_to_that_pool() -> None:
     assert list(assignments([document], progress, "large")) == ["team-a.sums.policy"]
 
 
-def test_a_new_figure_decides_nothing_and_an_admission_does() -> None:
-    def entry(**changes: Any) -> Entry:
-        return Entry("team-a.sums", wire.encode(level(job(), **changes)), 1)
+async def view_of(harness: TrainerHarness) -> View:
+    caches = TrainerCaches(harness.bus, "tiny", lambda: None)
+    await caches.load()
+    return caches.view()
 
-    assert what_decides(entry(step=3, tokens=500)) == what_decides(entry())
+
+def test_a_new_metric_decides_nothing_and_an_admission_does() -> None:
+    progress = level(job())
+    assert what_decides(level(job(), step=3, tokens=500)) == what_decides(progress)
     for changes in ({"admitted": False}, {"uid": "other"}, {"phase": Phase.FAILED}):
-        assert what_decides(entry(**changes)) != what_decides(entry())
+        assert what_decides(level(job(), **changes)) != what_decides(progress)
+    assert what_decides(None) != what_decides(progress)
 
 
-async def test_a_look_finds_jobs_records_and_living_trainers_and_passes_over_what_it_cannot_read(
+async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_with_unreadable_records(
     harness: TrainerHarness,
 ) -> None:
     good, bad = job("good"), job("bad")
@@ -76,31 +80,29 @@ async def test_a_look_finds_jobs_records_and_living_trainers_and_passes_over_wha
     replicas = await harness.bus.bucket(subjects.REPLICAS)
     for key in (("trainer", "tiny", "trainer-7"), ("trainer", "large", "trainer-8"), ("rollout", "tiny", "rollout-0")):
         await replicas.put(subjects.replica_key(*key), b"a report")
-    view = await look(harness.bus, "tiny", Memory())
+    view = await view_of(harness)
     assert list(view.wanted) == ["team-a.good.policy"]
     assert view.known["team-a.good.policy"].record == record
     assert view.live == {"trainer-7"}
     assert view.holders == {"trainer-7"}
 
 
-async def test_what_has_not_changed_is_not_read_again_and_what_is_gone_is_forgotten(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+async def test_only_changes_that_matter_wake_the_trainer_and_a_deleted_job_is_not_wanted(
+    harness: TrainerHarness,
 ) -> None:
-    read: list[bytes] = []
-    decode = wire.decode
-
-    def counted(data: bytes) -> Any:
-        read.append(data)
-        return decode(data)
-
-    monkeypatch.setattr(wire, "decode", counted)
+    woken: list[int] = []
+    caches = TrainerCaches(harness.bus, "tiny", lambda: woken.append(1))
     for name in ("a", "b"):
         await harness.admit(job(name))
-    memory = Memory()
-    assert len((await look(harness.bus, "tiny", memory)).wanted) == 2
-    assert len(read) == 4
+    await caches.load()
+    assert len(caches.view().wanted) == 2
+    num_woken = len(woken)
+    progress = await harness.bus.bucket(subjects.PROGRESS)
+    await progress.put("team-a.b", wire.encode(level(job("b"), step=2)))
+    await caches.load()
+    assert len(woken) == num_woken
     await (await harness.bus.bucket(subjects.JOBS)).delete("team-a.a")
-    await harness.admit(job("b"))
-    assert list((await look(harness.bus, "tiny", memory)).wanted) == ["team-a.b.policy"]
-    assert len(read) == 6
-    assert await look(harness.bus, "tiny", memory) == await look(harness.bus, "tiny", Memory())
+    await caches.load()
+    assert len(woken) == num_woken + 1
+    assert list(caches.view().wanted) == ["team-a.b.policy"]
+    assert caches.view() == await view_of(harness)

@@ -21,6 +21,10 @@ class MemoryBucket:
         kept = (await self.stream()).last(self._subject(key))
         return None if kept is None or kept.removal else self.entry(kept)
 
+    async def get_from_leader(self, key: str) -> Entry | None:
+        kept = (await self.stream()).last(self._subject(key))
+        return None if kept is None else self.entry(kept)
+
     async def put(self, key: str, data: bytes) -> int:
         return await self._write(key, data)
 

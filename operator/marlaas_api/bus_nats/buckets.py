@@ -31,6 +31,10 @@ class NatsBucket:
         entry = await self._read(key)
         return entry if entry is not None and entry.data is not None else None
 
+    async def get_from_leader(self, key: str) -> Entry | None:
+        message = await self._jetstream.last_at_leader(bucket_stream(self._name), self._subject(key))
+        return None if message is None else self._entry(message.subject, message.sequence, message)
+
     async def put(self, key: str, data: bytes) -> int:
         return await self._write(key, data, {})
 

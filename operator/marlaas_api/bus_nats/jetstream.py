@@ -6,14 +6,16 @@ is exact.
 
 import asyncio
 import json
+from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from marlaas_api.bus import BusRefused, BusUnavailable, RevisionConflict, Stored
 from marlaas_api.bus_nats.link import Link
 from marlaas_api.bus_nats.routes import Incoming, Route, status
-from marlaas_api.bus_nats.verdicts import Lost, Missing, SubjectForbidden, verdict
+from marlaas_api.bus_nats.verdicts import Lost, Missing, NoMessage, SubjectForbidden, verdict
 
 API = "$JS.API"
 _BATCH = 1000
@@ -31,6 +33,26 @@ def sequence(message: Incoming) -> int:
 def stored(message: Incoming) -> Stored:
     """Convert a message from a direct read."""
     return Stored((message.headers or {})["Nats-Subject"], sequence(message), message.data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeaderMessage:
+    """A stored message as the stream's leader returns it."""
+
+    subject: str
+    sequence: int
+    data: bytes
+    headers: Mapping[str, str] | None
+    reply: str = ""
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> "LeaderMessage":
+        """Parse the `message` of a STREAM.MSG.GET reply; data and headers are base64."""
+        lines = b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]
+        headers = {
+            name.strip(): value.strip() for name, found, value in (line.partition(":") for line in lines) if found
+        }
+        return cls(message["subject"], int(message["seq"]), b64decode(message.get("data", "")), headers)
 
 
 class JetStream:
@@ -101,6 +123,14 @@ class JetStream:
                 with suppress(SubjectForbidden):
                     await self.info(stream)
                 raise BusUnavailable(f'NATS: the stream {stream} does not answer for "{subject}"')
+
+    async def last_at_leader(self, stream: str, subject: str) -> LeaderMessage | None:
+        """Return the newest message of exactly this subject at the stream's leader; None if there is none."""
+        try:
+            reply = await self.api(f"STREAM.MSG.GET.{stream}", f'read "{subject}"', {"last_by_subj": subject})
+        except NoMessage:
+            return None
+        return LeaderMessage.of(reply["message"])
 
     async def read(self, stream: str, subject: str, start: int = 1) -> list[Incoming]:
         """Return all messages of a log's subject (wildcards allowed) from a sequence on, up to the stream's last one now."""

@@ -9,10 +9,14 @@ from typing import Protocol
 class Incoming(Protocol):
     """A message as nats-py delivers it."""
 
-    subject: str
-    reply: str
-    data: bytes
-    headers: Mapping[str, str] | None
+    @property
+    def subject(self) -> str: ...
+    @property
+    def reply(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def headers(self) -> Mapping[str, str] | None: ...
 
 
 def status(message: Incoming) -> str:

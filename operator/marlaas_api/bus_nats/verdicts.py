@@ -11,6 +11,7 @@ _NO_STORAGE = frozenset({10023, 10028, 10047, 10072})
 _STORE_FAILED = 10077
 _LIMITS = ("maximum bytes exceeded", "maximum messages exceeded", "maximum messages per subject exceeded")
 _DISK_FULL = ("no space left", "file too large", "disk quota")
+_NO_MESSAGE = 10037
 _NOT_FOUND = frozenset({10014, 10059})
 # Configurations that the server never accepts; it answers 500, which would otherwise mean retryable.
 _BAD_CONFIG = frozenset({10012, 10049, 10052, 10069})
@@ -18,6 +19,10 @@ _BAD_CONFIG = frozenset({10012, 10049, 10052, 10069})
 
 class Missing(BusRefused):
     """The stream or consumer does not exist."""
+
+
+class NoMessage(BusRefused):
+    """The stream has no such message."""
 
 
 class Lost(BusUnavailable):
@@ -38,6 +43,8 @@ def verdict(error: Mapping[str, object], action: str) -> BusUnavailable | BusRef
         return StreamFull(text)
     if kind in _NO_STORAGE or any(words in text for words in _DISK_FULL):
         return BusUnavailable(f"{text}: free disk space on the NATS server, or raise its storage limit")
+    if kind == _NO_MESSAGE:
+        return NoMessage(text)
     if kind in _NOT_FOUND:
         return Missing(text)
     if kind not in _BAD_CONFIG and isinstance(code, int) and (code >= 500 or code == 429):

@@ -154,10 +154,10 @@ def _consumes(*streams: str) -> tuple[str, ...]:
 
 
 def _watches(*buckets: str) -> tuple[str, ...]:
-    """Return the subjects for reading and following keys, by an ephemeral consumer without acks."""
-    calls = ("CREATE.{}.>", "DELETE.{}.*", "MSG.NEXT.{}.*")
+    """Return the subjects for reading and following keys: an ephemeral consumer without acks, and reads at the leader."""
+    calls = ("CONSUMER.CREATE.{}.>", "CONSUMER.DELETE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "STREAM.MSG.GET.{}")
     streams = tuple(f"KV_{bucket}" for bucket in buckets)
-    follows = tuple(f"{API}.CONSUMER.{call.format(stream)}" for stream in streams for call in calls)
+    follows = tuple(f"{API}.{call.format(stream)}" for stream in streams for call in calls)
     return (*_reads(*streams), *follows)
 
 

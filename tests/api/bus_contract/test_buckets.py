@@ -64,6 +64,28 @@ async def test_a_deleted_key_is_absent_and_can_be_created_again(bus: Bus, ns: st
     assert await bucket.get(key) == Entry(key, b"2", second)
 
 
+async def test_the_leader_returns_values_delete_markers_and_nothing_for_unknown_keys(bus: Bus, ns: str) -> None:
+    bucket = await bus.bucket(subjects.JOBS)
+    key = subjects.job_key(ns, "job")
+    assert await bucket.get_from_leader(key) is None
+    revision = await bucket.put(key, b"\x00value")
+    assert await bucket.get_from_leader(key) == Entry(key, b"\x00value", revision)
+    await bucket.delete(key)
+    marker = await bucket.get_from_leader(key)
+    assert marker is not None
+    assert marker.data is None
+    assert marker.revision > revision
+
+
+async def test_the_leader_returns_the_marker_of_an_expired_key(bus: Bus, ns: str) -> None:
+    bucket = await bus.bucket(BRIEF.name)
+    async with bucket.watch(f"{ns}.") as entries:
+        await bucket.put(f"{ns}.a", b"1")
+        assert await take(entries, 2) == [(f"{ns}.a", b"1"), (f"{ns}.a", None)]
+    marker = await bucket.get_from_leader(f"{ns}.a")
+    assert marker is None or marker.data is None
+
+
 async def test_entries_are_the_newest_of_each_key_below_a_prefix(bus: Bus, ns: str) -> None:
     bucket = await bus.bucket(subjects.POLICY)
     for number in range(12):

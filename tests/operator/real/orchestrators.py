@@ -9,7 +9,7 @@ from marlaas_api.bus import Bucket, Bus, Entry, RevisionConflict
 from marlaas_api.errors import Retryable
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.wire import decode_as, encode
-from marlaas_operator.bus_view import LEADER
+from marlaas_operator.bus_health import LEADER
 
 QUEUED = {
     "phase": Phase.QUEUED,

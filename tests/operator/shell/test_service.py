@@ -289,12 +289,12 @@ async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
     async def refused(action: object) -> None:
         raise error
 
-    monkeypatch.setattr(harness.service.bus, "write", refused)
+    monkeypatch.setattr(harness.service.documents, "write", refused)
     await harness.cluster.create(pool("tiny"))
     await harness.cluster.create(job("team-a", "one", "tiny"))
     async with playing(harness):
         await harness.until(lambda: harness.status().get("reason") == "BusUnavailable", "told")
-        assert harness.service.bus.state.available
+        assert harness.service.health.state.available
     assert str(error) in harness.status()["message"]
 
 

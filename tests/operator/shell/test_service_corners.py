@@ -38,8 +38,8 @@ async def test_what_a_newer_orchestrator_says_takes_no_sandbox_away() -> None:
         newer = ormsgpack.packb({"v": SCHEMA_VERSION + 1, "t": "Progress", "d": {}})
         await (await harness.server.connect("newer").bucket(subjects.PROGRESS)).put(key, newer)
         for _ in range(2):
-            await harness.service.bus._read_whole(subjects.PROGRESS)
-        assert (harness.service.bus.progress(key), harness.service.bus.has_progress(key)) == (None, True)
+            await harness.service.documents._progress.refresh()
+        assert (harness.service.documents.progress(key), harness.service.documents.has_progress(key)) == (None, True)
         before = harness.status()
         await harness.service._reconciler(ONE)
         assert SANDBOX in harness.cluster._objects

@@ -2,19 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Container, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Container, Sequence
 from typing import Any
 
 from marlaas_api import subjects
-from marlaas_api.bus import BusUnavailable, Entry
+from marlaas_api.bucket_cache import BucketCache
+from marlaas_api.bus import BusUnavailable
 from marlaas_api.documents import concerns_loop
-from marlaas_api.errors import MarlaasError, Permanent, Retryable
+from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress, ReplicaReport
+from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.reasons import Reason
-from marlaas_api.wire import decode_as
-from marlaas_worker.bucket_cache import BucketCache
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission, capacities, decide
 from marlaas_worker.orchestrator.deletion import Doomed
@@ -57,7 +55,11 @@ class _Service:
         self._lease = lease
         self._changed = asyncio.Event()
         self._lost = asyncio.Event()
-        self._jobs = BucketCache(context.bus, subjects.JOBS, JobDocument, self._changed.set)
+        self._jobs = BucketCache(lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set())
+        self._policies = BucketCache(lambda: context.bus.bucket(subjects.POLICY), PolicyRecord, self._wake_job_of)
+        self._replicas = BucketCache(
+            lambda: context.bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: self._wake_all()
+        )
         self._progress_store = ProgressStore(context.bus)
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
@@ -66,15 +68,14 @@ class _Service:
         self._room = Room()
         self._leftovers = Leftovers(context.bus, context.now)
         self._told: dict[str, tuple[JobDocument, Admission]] = {}
-        self._unreadable: set[str] = set()
         context.metrics.samples = lambda: samples(self._progress_store.all(), leads=True)
 
     async def run(self) -> None:
         """Run all jobs; return when the lease is lost or the process is to stop."""
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._renew(), name="lease"),
-            asyncio.create_task(self._follow(subjects.POLICY), name="watch policy"),
-            asyncio.create_task(self._follow(subjects.REPLICAS), name="watch replicas"),
+            asyncio.create_task(self._policies.follow(), name="follow policy"),
+            asyncio.create_task(self._replicas.follow(), name="follow replicas"),
             asyncio.create_task(self._reconcile_for_ever(), name="reconcile"),
             asyncio.create_task(self._context.stop.wait(), name="stop"),
             asyncio.create_task(self._lost.wait(), name="lost"),
@@ -103,24 +104,15 @@ class _Service:
                 log.warning("the lease cannot be renewed now: %s", error)
             await asyncio.sleep(RENEW_S)
 
-    async def _follow(self, bucket_name: str) -> None:
-        """Watch a bucket. Entries only trigger a new reconcile, which reads the current state."""
-        while True:
-            try:
-                bucket = await self._context.bus.bucket(bucket_name)
-                watch: AbstractAsyncContextManager[AsyncIterator[Entry]] = bucket.watch()
-                async with watch as entries:
-                    async for entry in entries:
-                        self._look(bucket_name, entry)
-            except Retryable as error:
-                log.warning("watching %s: %s", bucket_name, error)
-            await asyncio.sleep(PERIOD_S)
-
-    def _look(self, bucket_name: str, entry: Entry) -> None:
-        if bucket_name != subjects.POLICY:
-            self._changed.set()
+    def _wake_all(self) -> None:
+        """Reconcile, and wake all jobs, because the report of a replica has changed."""
+        self._changed.set()
         for owned, _ in self._owned.values():
-            if bucket_name == subjects.REPLICAS or entry.key.startswith(f"{owned.document.ref.key}."):
+            owned.wake.set()
+
+    def _wake_job_of(self, policy_key: str) -> None:
+        for owned, _ in self._owned.values():
+            if policy_key.startswith(f"{owned.document.ref.key}."):
                 owned.wake.set()
 
     async def _reconcile_for_ever(self) -> None:
@@ -143,6 +135,7 @@ class _Service:
             try:
                 await self._progress_store.load()
                 await self._jobs.refresh()
+                await self._replicas.refresh()
                 self._room.state = await self._context.bus.state(subjects.TURNS)
                 ended = (progress.ref for progress in self._progress_store.all() if progress.phase.final)
                 self._leftovers.ended(self._room.state.last_sequence, *ended)
@@ -153,9 +146,8 @@ class _Service:
 
     async def _reconcile(self) -> None:
         documents = {document.uid: document for _, document, _ in self._jobs.items()}
-        replicas = await (await self._context.bus.bucket(subjects.REPLICAS)).entries()
         self._room.state = await self._context.bus.state(subjects.TURNS)
-        self._reports = [report for entry in replicas if (report := self._report_of(entry)) is not None]
+        self._reports = [report for _, report, _ in self._replicas.items()]
         for uid, (owned, task) in list(self._owned.items()):
             if task.done():
                 await self._settle(uid, owned, task)
@@ -163,16 +155,6 @@ class _Service:
         self._forget(documents)
         await self._admit(documents)
         await self._progress_store.put_all([self._progress(owned) for owned, _ in self._owned.values()])
-
-    def _report_of(self, entry: Entry) -> ReplicaReport | None:
-        """Parse a replica's report; None if it cannot be parsed, for example because another release has written it."""
-        try:
-            return decode_as(ReplicaReport, entry.data or b"")
-        except Permanent as error:
-            if entry.key not in self._unreadable:
-                log.warning("the report of %s cannot be read: %s", entry.key, error)
-            self._unreadable.add(entry.key)
-            return None
 
     async def _settle(self, uid: str, owned: OwnedJob, task: "asyncio.Task[None]") -> None:
         """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from marlaas_api import subjects
+from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.kinds import AgentSpec
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress
 from marlaas_api.names import AdapterRef, JobRef
-from marlaas_worker.bucket_cache import BucketCache
 
 
 class RequestRefused(Permanent):
@@ -59,9 +59,9 @@ class Policies:
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
         self._pool = pool
-        self._jobs = BucketCache(bus, subjects.JOBS, JobDocument, changed)
-        self._progress = BucketCache(bus, subjects.PROGRESS, Progress, changed)
-        self._policy = BucketCache(bus, subjects.POLICY, PolicyRecord, changed)
+        self._jobs = BucketCache(lambda: bus.bucket(subjects.JOBS), JobDocument, lambda _: changed())
+        self._progress = BucketCache(lambda: bus.bucket(subjects.PROGRESS), Progress, lambda _: changed())
+        self._policy = BucketCache(lambda: bus.bucket(subjects.POLICY), PolicyRecord, lambda _: changed())
 
     async def follow(self) -> None:
         """Keep the caches up to date, until cancelled."""

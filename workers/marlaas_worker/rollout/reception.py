@@ -15,10 +15,10 @@ from contextlib import AsyncExitStack
 from hashlib import blake2b
 
 from marlaas_api import subjects, wire
+from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Request
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateRequest, KeepRequest, ReplicaReport
-from marlaas_worker.bucket_cache import BucketCache
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.requests import Requests
 
@@ -47,7 +47,9 @@ class Reception:
         self._pool = pool
         self._requests = requests
         self._ready = ready
-        self._replicas = BucketCache(self._bus, subjects.REPLICAS, ReplicaReport, lambda: None, f"rollout.{pool}.")
+        self._replicas = BucketCache(
+            lambda: self._bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=f"rollout.{pool}."
+        )
         self._listening: dict[str, AsyncExitStack] = {}
 
     async def follow(self) -> None:

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from pathlib import Path
 
+from marlaas_api.bucket_cache import REREAD_S
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import PoolDocument, ReplicaReport
-from marlaas_worker.bucket_cache import REREAD_S
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
 from marlaas_worker.reporter import Reporter

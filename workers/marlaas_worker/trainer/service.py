@@ -1,6 +1,6 @@
 """The trainer role: selection of the agents to train, reports, and shutdown.
 
-Bucket watches wake the reconcile loop, `view.look` reads the current state, and `_reconcile` decides. Each bound
+Changes of cached buckets wake the reconcile loop, and `_reconcile` decides on a view of the caches. Each bound
 agent has its own task; an error in one agent's task ends only that agent's training.
 """
 
@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +30,7 @@ from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.lease import Absences, may_bind
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
-from marlaas_worker.trainer.view import Memory, View, look, what_decides
+from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +83,14 @@ class _Running:
         if self.training is None or not self.training.over:
             self.task.cancel()
 
-    def lost_to(self, record: PolicyRecord | None) -> bool:
-        """Return whether the policy record is gone, belongs to another job, or has a later epoch than this trainer's bind."""
-        if self.training is None:
+    def lost_to(self, known: PolicyEntry | None) -> bool:
+        """Return whether the policy key was deleted, or written by another trainer or for another job, after this trainer's last write.
+
+        The cache may lag behind this trainer's own writes, so only a newer revision counts.
+        """
+        if self.training is None or known is None or known.entry.revision <= self.training.lease.revision:
             return False
-        ours = self.training.lease.record
+        ours, record = self.training.lease.record, known.record
         return record is None or record.uid != ours.uid or record.epoch > ours.epoch
 
 
@@ -114,8 +116,9 @@ class Trainer:
         self._running: dict[str, _Running] = {}
         self._faults: dict[str, _Fault] = {}
         self._absences = Absences()
-        self._memory = Memory()
         self._wake = asyncio.Event()
+        self._is_current = True
+        self._caches = TrainerCaches(self._context.bus, pool, self._wake.set)
         self._started = time.perf_counter()
         self._context.metrics.ready = lambda: not self._context.stop.is_set()
         self._context.metrics.samples = self._samples
@@ -123,16 +126,16 @@ class Trainer:
     async def run(self) -> None:
         """Reconcile until asked to stop; every agent then stays at its last committed version."""
         await patiently(self._reporter.publish, "report", self._timing.retry_s)
+        await patiently(self._caches.load, "read of jobs and policies", self._timing.retry_s)
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(self._reporter.run(), name="report"),
-                tasks.create_task(self._watch(subjects.JOBS), name="watch jobs"),
-                tasks.create_task(self._watch(subjects.PROGRESS), name="watch progress"),
+                tasks.create_task(self._caches.follow(), name="follow buckets"),
                 tasks.create_task(self._wake_to_stop(), name="stop"),
             ]
             while not self._context.stop.is_set():
                 self._wake.clear()
-                await self._reconcile(tasks)
+                self._reconcile(tasks)
                 await wait_for(self._wake, self._timing.reconcile_s)
             for task in beside:
                 task.cancel()
@@ -140,13 +143,14 @@ class Trainer:
                 running.end()
         await self._reporter.withdraw()
 
-    async def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
-        try:
-            view = await look(self._context.bus, self._pool, self._memory)
-        except BusUnavailable as error:
-            log.warning("cannot look at the jobs: %s", error)
+    def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
+        current, self._is_current = self._is_current, self._caches.current()
+        if not self._is_current:
+            if current:
+                log.warning("the bus does not answer; until it does, no agent is bound or released")
             self._absences.forget()
             return
+        view = self._caches.view()
         self._absences.observe(view.holders, view.live, self._context.now())
         self._drop(view)
         self._faults = {
@@ -155,7 +159,7 @@ class Trainer:
         for key, assignment in view.wanted.items():
             known = view.known.get(key)
             if key not in self._running and self._may_train(assignment, known.record if known else None):
-                task = tasks.create_task(self._train(assignment, known.entry if known else None), name=f"train {key}")
+                task = tasks.create_task(self._train(assignment, known), name=f"train {key}")
                 task.add_done_callback(partial(self._ended, key))
                 self._running[key] = _Running(assignment, task)
 
@@ -165,7 +169,7 @@ class Trainer:
             known = view.known.get(key)
             running.over = key not in view.wanted
             same = running.assignment.is_as(view.wanted.get(key))
-            if not same or running.lost_to(known.record if known else None):
+            if not same or running.lost_to(known):
                 running.end()
 
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
@@ -180,11 +184,13 @@ class Trainer:
         del self._running[key]
         self._wake.set()
 
-    async def _train(self, assignment: Assignment, current: Entry | None) -> None:
+    async def _train(self, assignment: Assignment, known: PolicyEntry | None) -> None:
         """Run one agent's task and record its error. Raises DeviceLost only: it affects all agents and ends the role."""
         self._faults.pop(assignment.key, None)
         try:
-            await self._bind_and_train(assignment, current)
+            current = await self._caches.read_policy(assignment.key)
+            if current == known:  # else the decision to bind was made on an outdated record, and is made again
+                await self._bind_and_train(assignment, current.entry if current is not None else None)
         except DeviceLost:
             raise
         except LeaseLost as error:
@@ -245,20 +251,6 @@ class Trainer:
 
     def _until(self) -> float:
         return self._context.now() + self._timing.fault_s
-
-    async def _watch(self, bucket: str) -> None:
-        """Wake the reconcile loop whenever an entry changes in a part that `what_decides` covers."""
-        seen: dict[str, Hashable] = {}
-        while True:
-            try:
-                async with (await self._context.bus.bucket(bucket)).watch() as changes:
-                    async for entry in changes:
-                        if seen.get(entry.key) != (decides := what_decides(entry)):
-                            seen[entry.key] = decides
-                            self._wake.set()
-            except BusUnavailable as error:
-                log.warning("watch of %s: %s", bucket, error)
-            await asyncio.sleep(self._timing.retry_s)
 
     async def _wake_to_stop(self) -> None:
         await self._context.stop.wait()

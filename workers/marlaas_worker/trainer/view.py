@@ -1,25 +1,26 @@
-"""A trainer's inputs, read at one moment: jobs, progress, policy keys, and live trainers."""
+"""A trainer's inputs at one moment: jobs, progress, policy keys, and live trainers, from caches of four buckets."""
 
-import logging
-from collections.abc import Hashable
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from marlaas_api import subjects, wire
+from marlaas_api import subjects
+from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus, Entry
-from marlaas_api.errors import UnsupportedSchema
-from marlaas_api.messages import BusMessage, JobDocument, PolicyRecord, Progress
-from marlaas_api.wire import BadMessage
+from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
 from marlaas_worker.trainer.assignment import Assignment, assignments
 
-log = logging.getLogger(__name__)
+# More than two intervals of re-reads, and less than the lifetime of a live trainer's report.
+MAX_AGE_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """An agent's policy key: its entry, for a compare-and-set, and the parsed record."""
+    """An agent's policy key: its entry, for a compare-and-set, and the parsed record; None if the key is deleted."""
 
     entry: Entry
-    record: PolicyRecord
+    record: PolicyRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,66 +37,75 @@ class View:
     @property
     def holders(self) -> set[str]:
         """Trainers that hold the lease of a wanted agent."""
-        return {known.record.holder for key, known in self.known.items() if key in self.wanted and known.record.holder}
+        records = (known.record for key, known in self.known.items() if key in self.wanted)
+        return {record.holder for record in records if record is not None and record.holder}
 
 
-class Memory:
-    """Cache of parsed messages by bucket, key and revision.
+class TrainerCaches:
+    """The caches. `changed` is called after each change that may change a decision.
 
-    Thousands of waiting jobs are thus parsed once, not at every look.
+    Progress is written far more often than its fields that matter here change.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, tuple[int, BusMessage | None]]] = {}
+    def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
+        self._pool = pool
+        self._notify = changed
+        self._decisive: dict[str, Hashable] = {}
+        self._prefix = subjects.replica_key("trainer", pool, "")
+        self._jobs = BucketCache(lambda: bus.bucket(subjects.JOBS), JobDocument, lambda _: changed())
+        self._progress = BucketCache(lambda: bus.bucket(subjects.PROGRESS), Progress, self._progress_changed)
+        self._policy = BucketCache(lambda: bus.bucket(subjects.POLICY), PolicyRecord, lambda _: None)
+        self._trainers = BucketCache(
+            lambda: bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=self._prefix
+        )
+        self._all: Sequence[BucketCache[Any]] = (self._jobs, self._progress, self._policy, self._trainers)
 
-    def read(self, bucket: str, entries: list[Entry]) -> dict[str, BusMessage | None]:
-        """Return the parsed messages of the given entries by key (None: unreadable); cached keys that are not given are dropped."""
-        before, now = self._known.get(bucket, {}), {}
-        for entry in entries:
-            known = before.get(entry.key)
-            now[entry.key] = (
-                known if known is not None and known[0] == entry.revision else (entry.revision, _read(entry))
-            )
-        self._known[bucket] = now
-        return {key: message for key, (_, message) in now.items()}
+    async def load(self) -> None:
+        """Read all four buckets once, so that no decision depends on partial state. Raises BusUnavailable."""
+        for cache in self._all:
+            await cache.refresh()
+
+    def current(self) -> bool:
+        """Return whether all four buckets were read recently. False: the bus does not answer at present."""
+        oldest = asyncio.get_running_loop().time() - MAX_AGE_S
+        return all(cache.read_at is not None and cache.read_at >= oldest for cache in self._all)
+
+    async def follow(self) -> None:
+        """Keep the caches up to date until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for cache in self._all:
+                group.create_task(cache.follow())
+
+    def view(self) -> View:
+        """Return the state now. An agent whose policy key cannot be parsed is not wanted."""
+        documents = [document for _, document, _ in self._jobs.items()]
+        progress = {key: one for key, one, _ in self._progress.items()}
+        wanted = assignments(documents, progress, self._pool)
+        readable = {key: assignment for key, assignment in wanted.items() if not self._policy.unreadable(key)}
+        known = {key: PolicyEntry(entry, self._policy.get(key)) for key, entry in self._policy.entries()}
+        live = frozenset(key.removeprefix(self._prefix) for key in self._trainers.present())
+        return View(readable, known, live)
+
+    def policy(self, key: str) -> PolicyEntry | None:
+        """Return an agent's policy key; None if none was ever seen."""
+        entry = self._policy.entry(key)
+        return None if entry is None else PolicyEntry(entry, self._policy.get(key))
+
+    async def read_policy(self, key: str) -> PolicyEntry | None:
+        """Read an agent's policy key from the bus's leader, and return it. Raises BusUnavailable."""
+        await self._policy.read(key)
+        return self.policy(key)
+
+    def _progress_changed(self, key: str) -> None:
+        decisive = what_decides(self._progress.get(key))
+        if self._decisive.get(key) != decisive:
+            self._notify()
+        if decisive is None:
+            self._decisive.pop(key, None)
+        else:
+            self._decisive[key] = decisive
 
 
-async def look(bus: Bus, pool: str, memory: Memory) -> View:
-    """Read all keys. An agent whose policy key cannot be parsed is not wanted, and an error is logged. Raises BusUnavailable."""
-    jobs = memory.read(subjects.JOBS, await _entries(bus, subjects.JOBS)).values()
-    found = memory.read(subjects.PROGRESS, await _entries(bus, subjects.PROGRESS))
-    records = await _entries(bus, subjects.POLICY)
-    said_by = memory.read(subjects.POLICY, records)
-    policy = {entry.key: (entry, said_by[entry.key]) for entry in records}
-    prefix = subjects.replica_key("trainer", pool, "")
-    reports = await _entries(bus, subjects.REPLICAS, prefix)
-    documents = [job for job in jobs if isinstance(job, JobDocument)]
-    progress = {key: one for key, one in found.items() if isinstance(one, Progress)}
-    known = {key: PolicyEntry(entry, said) for key, (entry, said) in policy.items() if isinstance(said, PolicyRecord)}
-    wanted = assignments(documents, progress, pool)
-    readable = {key: assignment for key, assignment in wanted.items() if key in known or key not in policy}
-    return View(readable, known, frozenset(entry.key.removeprefix(prefix) for entry in reports))
-
-
-def what_decides(entry: Entry) -> Hashable:
-    """Return a value that changes whenever the entry changes in a way that affects a trainer.
-
-    Progress is written far more often than the fields that matter here.
-    """
-    message = _read(entry)
-    if isinstance(message, Progress):
-        return message.uid, message.admitted, message.phase.final
-    return entry.data
-
-
-async def _entries(bus: Bus, bucket: str, prefix: str = "") -> list[Entry]:
-    entries = await (await bus.bucket(bucket)).entries(prefix)
-    return [entry for entry in entries if entry.data is not None]
-
-
-def _read(entry: Entry) -> BusMessage | None:
-    try:
-        return None if entry.data is None else wire.decode(entry.data)
-    except (BadMessage, UnsupportedSchema) as error:
-        log.error("key %s cannot be read: %s", entry.key, error)
-        return None
+def what_decides(progress: Progress | None) -> Hashable:
+    """Return a value that changes whenever progress changes in a way that affects a trainer."""
+    return None if progress is None else (progress.uid, progress.admitted, progress.phase.final)

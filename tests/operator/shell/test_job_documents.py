@@ -1,19 +1,21 @@
-"""The mirror of the bus: what is on it, what changed, whether it answers; and the only writer of documents."""
+"""Cached documents and progress, the health of the bus, and the only writer of documents."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from marlaas_api import subjects
-from marlaas_api.bus import Bus, BusUnavailable, Entry
+from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.wire import decode_as, encode
-from marlaas_operator import bus_view
-from marlaas_operator.bus_view import BusView, Stale
+from marlaas_operator import bus_health, job_documents
+from marlaas_operator.bus_health import BusHealth
+from marlaas_operator.job_documents import JobDocuments, Stale
 from marlaas_operator.plan import WriteDocument
 
 SPEC = RLJobSpec.model_validate(
@@ -41,14 +43,15 @@ def level(step: int = 0) -> Progress:
     )
 
 
-class BusViewHarness:
-    """A view over a server that a test may take away."""
+class DocumentsHarness:
+    """Documents on a server that a test may make unavailable."""
 
     def __init__(self) -> None:
         self.server = MemoryServer()
         self.changed: asyncio.Queue[str] = asyncio.Queue()
         self.states: asyncio.Queue[bool] = asyncio.Queue()
-        self.view = BusView(self._open, self.changed.put_nowait, self._state)
+        self.health = BusHealth(self._state, time.time)
+        self.documents = JobDocuments(self._open, self.health, self.changed.put_nowait)
 
     async def other(self) -> Bus:
         bus = self.server.connect("other")
@@ -59,17 +62,17 @@ class BusViewHarness:
         return self.server.connect("operator")
 
     def _state(self) -> None:
-        self.states.put_nowait(self.view.state.available and self.view.state.synced)
+        self.states.put_nowait(self.health.state.available and self.health.state.synced)
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[tuple[BusViewHarness, Bus]]:
-    harness = BusViewHarness()
+async def running() -> AsyncIterator[tuple[DocumentsHarness, Bus]]:
+    harness = DocumentsHarness()
     other = await harness.other()
-    task = asyncio.create_task(harness.view.run())
+    task = asyncio.create_task(harness.documents.run())
     try:
         async with asyncio.timeout(10):
-            await harness.view.usable.wait()
+            await harness.health.usable.wait()
         yield harness, other
     finally:
         task.cancel()
@@ -87,16 +90,16 @@ async def test_what_others_write_is_mirrored_and_told() -> None:
         progress = await other.bucket(subjects.PROGRESS)
         await progress.put(KEY, encode(level(1)))
         assert await harness.changed.get() == KEY
-        assert harness.view.progress(KEY) == level(1)
+        assert harness.documents.progress(KEY) == level(1)
         await progress.delete(KEY)
         assert await harness.changed.get() == KEY
-        assert harness.view.progress(KEY) is None
+        assert harness.documents.progress(KEY) is None
 
 
 async def test_a_document_is_written_where_the_plan_saw_none_and_replaced_where_it_saw_that_one() -> None:
     async with running() as (harness, other):
-        await harness.view.write(WriteDocument(document(), None))
-        await harness.view.write(WriteDocument(document(generation=2), document()))
+        await harness.documents.write(WriteDocument(document(), None))
+        await harness.documents.write(WriteDocument(document(generation=2), document()))
         entry = await (await other.bucket(subjects.JOBS)).get(KEY)
         assert entry is not None
         assert entry.data is not None
@@ -105,9 +108,9 @@ async def test_a_document_is_written_where_the_plan_saw_none_and_replaced_where_
 
 async def test_a_plan_from_an_older_document_is_stale() -> None:
     async with running() as (harness, _):
-        await harness.view.write(WriteDocument(document(), None))
+        await harness.documents.write(WriteDocument(document(), None))
         with pytest.raises(Stale):
-            await harness.view.write(WriteDocument(document(generation=3), None))
+            await harness.documents.write(WriteDocument(document(generation=3), None))
 
 
 async def test_somebody_elses_write_is_noticed_by_the_compare_and_set() -> None:
@@ -115,40 +118,40 @@ async def test_somebody_elses_write_is_noticed_by_the_compare_and_set() -> None:
         jobs = await other.bucket(subjects.JOBS)
         await jobs.put(KEY, encode(document("other")))
         with pytest.raises(Stale):
-            await harness.view.write(WriteDocument(document(), None))
-        assert harness.view.document(KEY) == document("other")
-        await harness.view.write(WriteDocument(document(), document("other")))
+            await harness.documents.write(WriteDocument(document(), None))
+        assert harness.documents.document(KEY) == document("other")
+        await harness.documents.write(WriteDocument(document(), document("other")))
 
 
 async def test_a_bus_that_is_away_is_said_to_be_and_refuses_at_once_and_its_mirror_stays() -> None:
     async with running() as (harness, other):
-        await harness.view.write(WriteDocument(document(), None))
+        await harness.documents.write(WriteDocument(document(), None))
         harness.server.available = False
         await until(harness.states, False)
         with pytest.raises(BusUnavailable):
-            await harness.view.write(WriteDocument(document(generation=2), document()))
-        assert harness.view.document(KEY) == document()
+            await harness.documents.write(WriteDocument(document(generation=2), document()))
+        assert harness.documents.document(KEY) == document()
         harness.server.available = True
         await until(harness.states, True)
         await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(2)))
         async with asyncio.timeout(10):
-            while harness.view.progress(KEY) != level(2):
+            while harness.documents.progress(KEY) != level(2):
                 await harness.changed.get()
 
 
 async def test_a_store_that_takes_no_document_is_no_bus_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus_view, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(bus_health, "HEARTBEAT_S", 0.02)
     async with running() as (harness, other):
-        await (await other.bucket(subjects.REPLICAS)).put(bus_view.LEADER, b"somebody")
+        await (await other.bucket(subjects.REPLICAS)).put(bus_health.LEADER, b"somebody")
         async with asyncio.timeout(10):
-            while harness.view.state.leaderless_since is not None:
+            while harness.health.state.leaderless_since is not None:
                 await harness.states.get()
-        monkeypatch.setattr(harness.view._buckets[subjects.JOBS], "create", full)
+        monkeypatch.setattr(await harness.documents._jobs_bucket(), "create", full)
         told = harness.states.qsize()
         for _ in range(3):
             with pytest.raises(BusUnavailable):
-                await harness.view.write(WriteDocument(document(), None))
-        assert harness.view.state.available
+                await harness.documents.write(WriteDocument(document(), None))
+        assert harness.health.state.available
         assert harness.states.qsize() == told
 
 
@@ -160,57 +163,34 @@ async def test_what_is_no_message_of_ours_is_as_if_it_were_not_there_and_is_over
     async with running() as (harness, other):
         await (await other.bucket(subjects.JOBS)).put(KEY, b"rubbish")
         assert await harness.changed.get() == KEY
-        assert harness.view.document(KEY) is None
-        await harness.view.write(WriteDocument(document(), None))
-        assert harness.view.document(KEY) == document()
+        assert harness.documents.document(KEY) is None
+        await harness.documents.write(WriteDocument(document(), None))
+        assert harness.documents.document(KEY) == document()
 
 
 async def test_a_bus_that_lost_everything_is_seen_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus_view, "REREAD_S", 0.05)
+    monkeypatch.setattr(job_documents, "REREAD_S", 0.05)
     async with running() as (harness, other):
         for generation in range(1, 4):
             before = None if generation == 1 else document(generation=generation - 1)
-            await harness.view.write(WriteDocument(document(generation=generation), before))
+            await harness.documents.write(WriteDocument(document(generation=generation), before))
         harness.server.streams.clear()
         await other.ensure()
         async with asyncio.timeout(10):
-            while harness.view.document(KEY) is not None:
+            while harness.documents.document(KEY) is not None:
                 await harness.changed.get()
-        await harness.view.write(WriteDocument(document(), None))
-        assert harness.view.document(KEY) == document()
-
-
-async def test_a_replica_that_answers_a_moment_late_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running() as (harness, other):
-        await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(1)))
-        await harness.changed.get()
-        late = await harness.view._buckets[subjects.PROGRESS].entries()
-        await (await other.bucket(subjects.PROGRESS)).put(KEY, encode(level(2)))
-        await harness.changed.get()
-
-        async def stale() -> list[Entry]:
-            return late.copy()
-
-        with monkeypatch.context() as patched:
-            patched.setattr(harness.view._buckets[subjects.PROGRESS], "entries", stale)
-            assert not await harness.view._read_whole(subjects.PROGRESS), "it is to be read again soon"
-        assert harness.view.progress(KEY) == level(2)
-        assert await harness.view._read_whole(subjects.PROGRESS)
-        assert harness.view.progress(KEY) == level(2)
-        monkeypatch.setattr(harness.view._buckets[subjects.PROGRESS], "entries", stale)
-        for _ in range(2):
-            await harness.view._read_whole(subjects.PROGRESS)
-        assert harness.view.progress(KEY) == level(1), "what it says twice is so: the bus was emptied"
+        await harness.documents.write(WriteDocument(document(), None))
+        assert harness.documents.document(KEY) == document()
 
 
 async def test_whether_an_orchestrator_leads_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus_view, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(bus_health, "HEARTBEAT_S", 0.05)
     async with running() as (harness, other):
         replicas = await other.bucket(subjects.REPLICAS)
         async with asyncio.timeout(10):
-            while harness.view.state.leaderless_since is None:
+            while harness.health.state.leaderless_since is None:
                 await harness.states.get()
-            await replicas.put(bus_view.LEADER, b"somebody")
-            while harness.view.state.leaderless_since is not None:
+            await replicas.put(bus_health.LEADER, b"somebody")
+            while harness.health.state.leaderless_since is not None:
                 await harness.states.get()
-        assert harness.view.state.available
+        assert harness.health.state.available

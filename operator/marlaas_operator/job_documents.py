@@ -1,0 +1,129 @@
+"""Job documents and progress on the bus: cached reads, and the only writer of documents.
+
+While the bus is unavailable, the caches keep their content, and `BusHealth.state` says so. No reconcile waits for the bus.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from marlaas_api import subjects
+from marlaas_api.bucket_cache import BucketCache
+from marlaas_api.bus import Bucket, Bus, BusUnavailable, Entry, RevisionConflict
+from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.messages import JobDocument, Progress
+from marlaas_api.wire import encode
+from marlaas_operator.bus_health import BusHealth
+from marlaas_operator.plan import WriteDocument
+
+log = logging.getLogger(__name__)
+
+REREAD_S = 60.0
+_RETRY_S = 1.0
+
+
+class Stale(Retryable):
+    """The document on the bus is not the one that the plan was made from: observe and plan again."""
+
+
+class JobDocuments:
+    """The buckets `jobs` and `progress`; keys are `<namespace>.<job>`.
+
+    Args:
+        open_bus: connects; called again until it succeeds.
+        health: state of the bus, kept by `run`.
+        changed: called with every key whose document or progress changed.
+    """
+
+    def __init__(
+        self, open_bus: Callable[[], Awaitable[Bus]], health: BusHealth, changed: Callable[[str], None]
+    ) -> None:
+        self._open_bus = open_bus
+        self._health = health
+        self._bus: Bus | None = None
+        self._jobs: Bucket | None = None
+        self._documents = BucketCache(self._jobs_bucket, JobDocument, changed, reread_s=REREAD_S)
+        self._progress = BucketCache(self._progress_bucket, Progress, changed, reread_s=REREAD_S)
+
+    async def run(self) -> None:
+        """Keep the caches and the health current until cancelled."""
+        try:
+            replicas = await self._connected()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._health.follow(replicas), name="bus health")
+                tasks.create_task(self._documents.follow(), name="follow jobs")
+                tasks.create_task(self._progress.follow(), name="follow progress")
+                await self._documents.synced.wait()
+                await self._progress.synced.wait()
+                self._health.mark_synced()
+        finally:
+            if self._bus is not None:
+                await self._bus.close()
+
+    def document(self, key: str) -> JobDocument | None:
+        """Return the job's document, whatever its uid; None if absent or not decodable."""
+        return self._documents.get(key)
+
+    def progress(self, key: str) -> Progress | None:
+        """Return the job's progress, whatever its uid; None if absent or not decodable."""
+        return self._progress.get(key)
+
+    def has_progress(self, key: str) -> bool:
+        """Return whether the key exists, even if its value cannot be decoded."""
+        return self._progress.get(key) is not None or self._progress.unreadable(key)
+
+    def revisions(self, key: str) -> tuple[int, int]:
+        """Return the revisions of the job's document and progress, 0 where none was seen."""
+        document, progress = self._documents.entry(key), self._progress.entry(key)
+        return document.revision if document is not None else 0, progress.revision if progress is not None else 0
+
+    def keys(self) -> list[str]:
+        """Return the keys that have a document."""
+        return self._documents.present()
+
+    async def write(self, action: WriteDocument) -> None:
+        """Write a document if `action.replaces` is still the current one.
+
+        A failed write does not change the bus's state: a full store refuses writes but still answers the heartbeat.
+
+        Raises:
+            Stale: another document is there by now.
+            BusRefused: the bus refuses the write.
+            BusUnavailable: the bus does not answer; raised at once while it is known to be unavailable.
+        """
+        document = action.document
+        key = subjects.job_key(document.namespace, document.job)
+        if not self._health.state.available:
+            raise BusUnavailable("the bus does not answer at present")
+        if self.document(key) != action.replaces:
+            raise Stale(f"the document of {key} has changed meanwhile")
+        bucket, data, entry = await self._jobs_bucket(), encode(document), self._documents.entry(key)
+        try:
+            if entry is None or entry.data is None:
+                revision = await bucket.create(key, data)
+            else:
+                revision = await bucket.update(key, data, entry.revision)
+        except RevisionConflict as error:
+            await self._documents.read(key)
+            raise Stale(f"another writer has changed the document of {key}") from error
+        self._documents.note(Entry(key, data, revision))
+
+    async def _connected(self) -> Bucket:
+        """Connect, and return the bucket `replicas`; retry until every bucket is there."""
+        while True:
+            try:
+                self._bus = self._bus or await self._open_bus()
+                self._jobs = await self._bus.bucket(subjects.JOBS)
+                await self._progress_bucket()
+                return await self._bus.bucket(subjects.REPLICAS)
+            except MarlaasError as error:
+                log.warning("no bus yet: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _jobs_bucket(self) -> Bucket:
+        assert self._jobs is not None, "nothing is read or written before the connection"
+        return self._jobs
+
+    async def _progress_bucket(self) -> Bucket:
+        assert self._bus is not None, "nothing is read before the connection"
+        return await self._bus.bucket(subjects.PROGRESS)
