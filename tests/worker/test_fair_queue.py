@@ -1,0 +1,224 @@
+"""Fairness as the module states it: the bound over random traces, the lift, work conservation, and what gains nothing."""
+
+import itertools
+import random
+from collections import Counter, deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marlaas_worker.fair_queue import FairQueue, Ticket
+
+
+def test_the_smallest_usage_divided_by_weight_is_served_first() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.set_weight("b", 2.0)
+    for number in range(3):
+        queue.push("a", "job", f"a{number}", cost=4)
+        queue.push("b", "job", f"b{number}", cost=4)
+    served = [ticket.item for _ in range(6) if (ticket := queue.pop())]
+    # usage a, b: 0 0 | 4 0 | 4 2 | 4 4 | 8 4 | 8 6
+    assert served == ["a0", "b0", "b1", "a1", "b2", "a2"]
+    assert queue.pop() is None
+    assert (queue.usage("a"), queue.usage("b")) == (12, 6)
+
+
+def test_jobs_of_a_tenant_share_its_service() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(4):
+        queue.push("a", "long", f"long{number}", cost=3)
+        queue.push("a", "short", f"short{number}", cost=1)
+    served = [ticket.item for _ in range(6) if (ticket := queue.pop())]
+    assert served == ["long0", "short0", "short1", "short2", "long1", "short3"]
+
+
+def test_the_real_cost_replaces_the_estimate() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.open("a", "job")
+    queue.push("a", "job", "x", cost=10)
+    ticket = queue.pop()
+    assert ticket is not None
+    assert queue.usage("a") == 10
+    queue.settle(ticket, 4)
+    assert queue.usage("a") == 4
+
+
+def test_a_removed_request_costs_nothing_and_is_not_served() -> None:
+    queue: FairQueue[str] = FairQueue()
+    first, second = (queue.push("a", "job", item, cost=5) for item in "xy")
+    queue.remove(first)
+    assert len(queue) == 1
+    assert queue.pop() is second
+    assert queue.usage("a") == 5
+
+
+def test_an_idle_tenant_saves_up_no_credit() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.open("a", "job")
+    queue.open("b", "job")
+    queue.close("b", "job")
+    queue.charge("a", "job", 100)
+    queue.open("b", "job")
+    assert queue.usage("b") == 100
+    queue.close("a", "job")
+    queue.close("b", "job")
+    queue.open("c", "job")
+    assert queue.usage("c") == 100, "as the last active one"
+
+
+def test_a_tool_call_does_not_erase_credit() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.open("a", "job")
+    queue.open("b", "job")
+    queue.charge("b", "job", 50)
+    queue.push("a", "job", "after the tool call", cost=10)
+    assert queue.usage("a") == 0
+
+
+def test_usage_beyond_the_others_is_not_forgiven_by_leaving() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.open("a", "job")
+    queue.open("b", "job")
+    queue.charge("b", "job", 50)
+    queue.close("b", "job")
+    queue.open("b", "job")
+    assert queue.usage("b") == 50
+
+
+def test_memory_is_bounded_by_what_is_active() -> None:
+    queue: FairQueue[int] = FairQueue()
+    queue.open("stays", "job")
+    for number in range(1000):
+        queue.push(f"tenant-{number}", f"job-{number}", number, cost=1)
+        ticket = queue.pop()
+        assert ticket is not None
+        queue.settle(ticket, 1)
+        queue.charge("stays", "job", 2)
+    assert len(queue._accounts._by_name) <= 2
+    assert len(queue._tenants) <= 2
+
+
+def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_then_waited_for() -> None:
+    queue: FairQueue[str] = FairQueue(max_passed=25)
+    queue.push("a", "job", "giant", cost=1, size=100)
+    for number in range(5):
+        queue.push("b", "job", f"b{number}", cost=50, size=10)
+    assert [ticket.item for _ in range(2) if (ticket := queue.pop(room=50))] == ["b0", "b1"]
+    assert queue.pop(room=50) is None, "30 would pass it"
+    giant = queue.pop(room=100)
+    assert giant is not None
+    assert giant.item == "giant"
+    assert [ticket.item for _ in range(3) if (ticket := queue.pop(room=50))] == ["b2", "b3", "b4"]
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_positive_number_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="tenant a has weight"):
+        FairQueue[str]().set_weight("a", weight)
+
+
+class Trace:
+    """Random service: tenants f and g always have queued requests; others come and go."""
+
+    def __init__(self, seed: int, weights: dict[str, float], most_in_flight: int) -> None:
+        self.random = random.Random(seed)
+        self.queue: FairQueue[float] = FairQueue()
+        self.weights, self.most_in_flight = weights, most_in_flight
+        for tenant, weight in weights.items():
+            self.queue.set_weight(tenant, weight)
+        self.in_flight: deque[Ticket[float]] = deque()
+        self.served: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.largest_cost = self.largest_error = 0.0
+
+    def keep_queued(self, tenant: str) -> None:
+        """Give the tenant ten queued requests in random jobs, with estimates that may be wrong by any factor up to 8."""
+        while (
+            sum(map(len, self.queue._tenants[tenant].queues.values())) < 10 if tenant in self.queue._tenants else True
+        ):
+            cost = float(self.random.randint(1, 100))
+            estimate = cost * 2 ** self.random.uniform(-3, 3)
+            self.queue.push(tenant, f"job-{self.random.randint(0, 3)}", cost, cost=estimate)
+
+    def step(self) -> None:
+        """Serve one request and end a random number of requests in flight."""
+        ticket = self.queue.pop()
+        assert ticket is not None
+        self.in_flight.append(ticket)
+        self.served[ticket.tenant] += ticket.item
+        self.errors[ticket.tenant] += abs(ticket.charged - ticket.item)
+        self.largest_cost = max(self.largest_cost, ticket.item)
+        self.largest_error = max(self.largest_error, *self.errors.values())
+        while len(self.in_flight) > self.random.randint(0, self.most_in_flight):
+            ended = self.in_flight.popleft()
+            self.errors[ended.tenant] -= abs(ended.charged - ended.item)
+            self.queue.settle(ended, ended.item)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    f=st.floats(0.1, 10),
+    g=st.floats(0.1, 10),
+    most_in_flight=st.integers(0, 20),
+)
+def test_the_services_of_two_busy_tenants_differ_by_no_more_than_the_bound(
+    seed: int, f: float, g: float, most_in_flight: int
+) -> None:
+    trace = Trace(seed, {"f": f, "g": g, "other": 1.0}, most_in_flight)
+    for number in range(300):
+        trace.keep_queued("f")
+        trace.keep_queued("g")
+        if trace.random.random() < 0.1:
+            trace.queue.push("other", f"job-{number}", 50.0, cost=50.0)
+        trace.step()
+        difference = abs(trace.served["f"] / f - trace.served["g"] / g)
+        # the estimate of the request that was just served is in flight too
+        bound = (trace.largest_cost + trace.largest_error) * (1 / f + 1 / g)
+        assert difference <= bound * (1 + 1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32), num_jobs=st.integers(1, 100))
+def test_many_jobs_gain_a_tenant_nothing(seed: int, num_jobs: int) -> None:
+    chosen = random.Random(seed)
+    queue: FairQueue[None] = FairQueue()
+    for number in range(400):
+        queue.push("one", "job", None, cost=chosen.randint(1, 9))
+        queue.push("many", f"job-{number % num_jobs}", None, cost=chosen.randint(1, 9))
+    served: Counter[str] = Counter()
+    for _ in range(300):
+        ticket = queue.pop()
+        assert ticket is not None
+        served[ticket.tenant] += int(ticket.charged)
+    assert abs(served["one"] - served["many"]) <= 18
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100)), min_size=1, max_size=60),
+    max_passed=st.integers(0, 200),
+)
+def test_it_conserves_work_and_passes_nobody_for_more_than_allowed(
+    sizes: list[tuple[str, int]], max_passed: int
+) -> None:
+    queue: FairQueue[int] = FairQueue(max_passed)
+    tickets = [queue.push(tenant, "job", number, cost=size, size=size) for number, (tenant, size) in enumerate(sizes)]
+    room, running = 100.0, deque[Ticket[int]]()
+    waiting: dict[int, float] = {}
+    for _ in itertools.repeat(None, 10 * len(tickets)):
+        head = queue._waiting
+        ticket = queue.pop(room)
+        if ticket is not None:
+            room -= ticket.size
+            running.append(ticket)
+            if head is not None and head is not ticket:
+                waiting[head.item] = waiting.get(head.item, 0.0) + ticket.size
+        elif running:
+            room += running[0].size
+            queue.settle(running[0], running.popleft().charged)
+        else:
+            break
+    assert len(queue) == 0, "with all room free, something fits"
+    assert all(passed <= max_passed for passed in waiting.values())
