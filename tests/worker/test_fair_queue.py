@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 
 import pytest
 from hypothesis import given, settings
@@ -128,8 +128,8 @@ class Trace:
         for tenant, weight in weights.items():
             self.queue.set_weight(tenant, weight)
         self.in_flight: deque[Ticket[float]] = deque()
-        self.served: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
+        self.served: defaultdict[str, float] = defaultdict(float)
+        self.errors: defaultdict[str, float] = defaultdict(float)
         self.largest_cost = self.largest_error = 0.0
 
     def keep_queued(self, tenant: str) -> None:
