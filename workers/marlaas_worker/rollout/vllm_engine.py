@@ -1,7 +1,6 @@
 """Production engine: vLLM's `AsyncLLM`, with token ids as input, and token ids and logprobs as output.
 
-Only this package's vLLM modules import vllm, and only when an engine starts. vLLM runs as a core process and
-worker processes below this one; `vllm_incarnation.EngineIncarnation` is one run of them. Uses no tokenizer, job
+Only this package's vLLM modules import vllm, and only when an engine starts. vLLM runs in processes below this one; `vllm_incarnation.EngineIncarnation` is one run of them. Uses no tokenizer, job
 or bus.
 """
 

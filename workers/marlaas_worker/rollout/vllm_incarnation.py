@@ -1,6 +1,6 @@
 """One run of vLLM's processes: start, watch and end them, so that no call waits for an engine that has exited.
 
-vLLM starts a core process, which starts the workers. This module notices when the core exits. If this process
+vLLM starts a core process, which on a GPU starts the workers and on a CPU is the worker. This module notices when the core exits. If this process
 exits, the watch in the workers ends vLLM's processes (`vllm_extension`).
 """
 

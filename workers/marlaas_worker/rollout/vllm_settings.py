@@ -3,6 +3,8 @@
 Pure, except that it checks for a GPU and counts CPU cores. Settings work around problems of vLLM 0.32:
 - Its V2 runner needs a Triton that CPUs lack.
 - Its CPU attention wants blocks of 32.
+- On a CPU its core and worker processes exchange messages through shared memory, and each reader busy-waits for a
+  second after a message (`shm_broadcast.SpinCondition`). So the worker runs inside the core process.
 - Without an explicit KV cache size it takes 92 % of the memory.
 - A host cache no larger than the slots would evict running adapters.
 - If the output head may be adapted, prompt logprobs in a batch of several requests end the engine for all
@@ -78,6 +80,7 @@ def environment(settings: VllmSettings) -> dict[str, str]:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else vLLM's CPU platform forces the executor `mp`; see `engine_arguments`
         "TORCHDYNAMO_DISABLE": "1",  # With LoRA a model runs eagerly on a CPU; compiling one small kernel would delay the first turns.
     }
 
@@ -110,6 +113,7 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
         "log_config_file": str(log_config),
     }
     if not torch.cuda.is_available():
+        arguments["distributed_executor_backend"] = "uni"
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, limits.max_num_seqs, limits.max_model_len)
     return arguments
