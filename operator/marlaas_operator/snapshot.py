@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant
-from marlaas_api.kinds.checks import slots_needed
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts, unix_seconds
@@ -162,7 +161,7 @@ class JobLoad:
             pool=job.spec.pool_ref.name,
             phase=progress.phase if progress is not None else _phase_of(job.status.phase if job.status else None),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=slots_needed(job.spec),
+            slots=job.spec.slots_needed,
             begun=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )
@@ -178,7 +177,7 @@ class JobLoad:
             pool=pool,
             phase=progress.phase if progress is not None else _phase_of((body.get("status") or {}).get("phase")),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=slots_needed(document.spec) if document is not None else 0,
+            slots=document.spec.slots_needed if document is not None else 0,
             begun=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )

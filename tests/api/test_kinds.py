@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant, quantity
+from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant
 from marlaas_api.kinds.fields import did_you_mean, listed, nearest
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.messages import JobDocument

@@ -7,8 +7,8 @@ import math
 from typing import TypeVar
 
 from marlaas_api.kinds import ModelPool, ModelSpec, SandboxBounds, WorkersSpec
-from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import PoolDocument
+from marlaas_api.numeric import quantity
 
 MODEL_MOUNT = "/model"
 """Mount path of a model's PersistentVolumeClaim."""

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marlaas_api.kinds import EnvironmentSpec, SandboxBounds
-from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import JobDocument
+from marlaas_api.numeric import quantity
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import names, pods
 from marlaas_operator.manifests.pods import Part, Placement, Volume, packages_env, packages_volumes, worker_command

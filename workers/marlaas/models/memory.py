@@ -74,7 +74,7 @@ def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_toke
     16-bit model. A micro-batch that needs more than `activationBytes` is recomputed and keeps less
     (`trainer.recompute`).
     """
-    from marlaas_api.kinds import quantity
+    from marlaas_api.numeric import quantity
 
     number = _NUMBER_BYTES[spec.rollout.dtype]
     linear = sum(out + into + rank for shapes in facts.linear_layers.values() for out, into in shapes)
@@ -136,7 +136,7 @@ def _engine(facts: ModelFacts, spec: ModelPoolSpec) -> Demand:
 
     vLLM holds slots + 1 adapters at full rank, and twice as many on the host (see `rollout.vllm_settings`).
     """
-    from marlaas_api.kinds import quantity
+    from marlaas_api.numeric import quantity
 
     number = _NUMBER_BYTES[spec.rollout.dtype]
     adapters = 3 * (spec.adapter_slots + 1) * facts.adapter_parameters(spec.max_rank) * number

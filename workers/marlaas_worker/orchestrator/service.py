@@ -8,10 +8,9 @@ from typing import Any
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
-from marlaas_api.documents import concerns_loop
 from marlaas_api.errors import MarlaasError, Permanent, Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress, ReplicaReport
+from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
 from marlaas_api.wire import decode_as
 from marlaas_worker.bucket_cache import BucketCache
