@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts, unix_seconds
@@ -117,11 +117,11 @@ class JobSnapshot:
         return self.document if self.document is not None and self.document.uid == self.meta.uid else None
 
     @property
-    def job_spec(self) -> RLJobSpec | None:
-        """The job's spec; if the object does not parse, the spec in its published document."""
+    def num_sandboxes(self) -> int | None:
+        """Number of sandboxes in the job's spec; if the object does not parse, in its published document."""
         if self.job is not None:
-            return self.job.spec
-        return self.own_document.spec if self.own_document is not None else None
+            return self.job.spec.environment.replicas
+        return self.own_document.spec.environment.replicas if self.own_document is not None else None
 
     @property
     def own_progress(self) -> Progress | None:
