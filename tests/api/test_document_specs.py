@@ -16,7 +16,11 @@ from marlaas_api.messages import JobDocument, JobSpec, PoolDocument, PoolSpec
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.wire import BadMessage, decode_as, encode
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+MANIFESTS = sorted(
+    [*(Path(__file__).parents[2] / "examples").rglob("*.yaml"), *(Path(__file__).parent / "fixtures").rglob("*.yaml")]
+)
+"""The fixtures have manifests that set every field."""
+
 IDENTITY = {"namespace": "team-a", "job": "sums", "uid": "u", "pool": "tiny", "tenant": "team-a"}
 JOB = {
     "poolRef": {"name": "tiny"},
@@ -142,7 +146,7 @@ def choices(annotation: Any) -> tuple[Any, ...]:
     return tuple(choice for inner in get_args(annotation) for choice in choices(inner))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_workers_see_the_values_of_the_manifest(path: Path) -> None:
     kinds = {kind.__name__: kind for kind in KINDS}
     for body in yaml.safe_load_all(path.read_text()):

@@ -60,8 +60,8 @@ class EnvironmentSettings(SpecPart):
     args: dict[str, Any] = Field(default_factory=dict)
     replicas: int = 1
     concurrency: int = 64
-    episode_timeout_seconds: float = 300
-    turn_timeout_seconds: float = 120
+    episode_timeout_seconds: float = 300.0
+    turn_timeout_seconds: float = 120.0
     memory: QuantityText = "512Mi"
     cpu: QuantityText | None = None
     max_attempts: int = 3
