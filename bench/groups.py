@@ -17,6 +17,7 @@ from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
     GroupReady,
@@ -71,7 +72,7 @@ async def measure(num_jobs: int, num_steps: int) -> None:
 
 
 def document(number: int) -> JobDocument:
-    spec = RLJobSpec.model_validate(SPEC)
+    spec = job_spec(RLJobSpec.model_validate(SPEC))
     return JobDocument(
         namespace="team-a", job=f"job-{number:03d}", uid=f"u{number:03d}", pool="tiny", tenant="team-a", spec=spec
     )

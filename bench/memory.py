@@ -63,6 +63,7 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     import torch
 
     from bench.trainer import document, random_model
+    from marlaas_api.documents import pool_spec
     from marlaas_api.messages import PoolDocument
     from marlaas_worker.adapters import DTYPES as TORCH_DTYPES
     from marlaas_worker.trainer.assignment import Assignment
@@ -104,7 +105,7 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     learners[0].accumulate(_rows(base.vocab_size, num_tokens))
     found[f"trainer: {num_tokens} tokens"] = resident("VmHWM") - before
     learners[0].step(2)
-    calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool(model, dtype)))
+    calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool_spec(pool(model, dtype))))
     before = peak_from_here()
     contents_of(learners[0], calibration, StepResult(1, 1, (), {}, 0.0))
     found["trainer: publishing"] = resident("VmHWM") - before
@@ -138,11 +139,11 @@ def _rows(vocab_size: int, num_tokens: int) -> list[Any]:
 
 def estimate(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     """Return the parts of `marlaas.models.memory`, under the same names."""
-    from bench.trainer import document
+    from bench.trainer import manifest
     from marlaas.models import inspect
     from marlaas.models.memory import activation_bytes, demands, head_bytes
 
-    facts, job, spec = inspect(model), document(num_tokens).spec, pool(model, dtype)
+    facts, job, spec = inspect(model), manifest(num_tokens), pool(model, dtype)
     engine, trains = demands(facts, spec, [job])
     parts = list(trains.parts.values())
     per_agent = 16 * facts.adapter_parameters(RANK)
@@ -165,6 +166,7 @@ async def _engine(model: Path, dtype: str) -> int:
     import psutil
 
     from bench.gpu.engine import write_adapter_of
+    from marlaas_api.documents import pool_spec
     from marlaas_api.kinds import ModelPoolSpec
     from marlaas_worker.rollout.engine import LoadedAdapter, Sampling
     from marlaas_worker.rollout.vllm_engine import VllmEngine
@@ -173,7 +175,7 @@ async def _engine(model: Path, dtype: str) -> int:
         {"model": {"path": str(model)}, "maxRank": RANK, "adapterSlots": SLOTS,
          "rollout": {"dtype": dtype, "kvCacheBytes": KV_CACHE, "maxNumSeqs": 16, "maxModelLen": 512}}
     )  # fmt: skip
-    engine = VllmEngine(model, spec, frozenset(), Path(tempfile.mkdtemp()))
+    engine = VllmEngine(model, pool_spec(spec), frozenset(), Path(tempfile.mkdtemp()))
     await engine.start()
     loaded = [LoadedAdapter(f"a{number}", number + 1, write_adapter_of(model, number)) for number in range(SLOTS)]
     for adapter in loaded:

@@ -18,6 +18,7 @@ from bench import options
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument, ReplicaReport
 from marlaas_api.nats_server import EmbeddedNats
@@ -74,7 +75,7 @@ async def look(bus: Bus, process: psutil.Process, num_jobs: int) -> None:
 
 async def submit(bus: Bus, num_jobs: int, *, deleted: bool) -> None:
     bucket = await bus.bucket(subjects.JOBS)
-    spec = RLJobSpec.model_validate(SPEC)
+    spec = job_spec(RLJobSpec.model_validate(SPEC))
     places = asyncio.Semaphore(64)
 
     async def put(number: int) -> None:

@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from bench.runs import table
 from marlaas.models import prepare
 from marlaas_api.blobs import BlobRef, sha256_hex
+from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Calibration, Manifest, PoolDocument
 from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_digests, write_adapter
@@ -234,7 +235,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
     path = str(prepare(MODELS[options.model]))
     rollout = {"dtype": options.dtype, "maxNumSeqs": 64, "kvCacheBytes": "256Mi", "maxModelLen": 128}
     spec = {"model": {"path": path}, "adapterSlots": options.slots, "maxRank": RANK, "rollout": rollout}
-    pool = PoolDocument(name="bench", model_path=path, spec=ModelPoolSpec.model_validate(spec))
+    pool = PoolDocument(name="bench", model_path=path, spec=pool_spec(ModelPoolSpec.model_validate(spec)))
     publisher = await asyncio.to_thread(Publisher, pool, options.dtype, scratch / "published")
     calibration = publisher.calibration
     print(

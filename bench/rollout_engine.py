@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from marlaas_api.blobs import BlobRef, sha256_hex
+from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Manifest, Probe
 from marlaas_api.wire import pack_ids, pack_logprobs
@@ -214,8 +215,10 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
     manifests = [make_adapter(base, scratch / f"a{n}", n) for n in range(9)]
     del base
     rollout = {"dtype": options.dtype, "maxNumSeqs": REQUESTS, "kvCacheBytes": "1Gi", "threads": options.threads}
-    spec = ModelPoolSpec.model_validate(
-        {"model": {"path": str(model)}, "adapterSlots": 9, "maxRank": RANK, "rollout": rollout}
+    spec = pool_spec(
+        ModelPoolSpec.model_validate(
+            {"model": {"path": str(model)}, "adapterSlots": 9, "maxRank": RANK, "rollout": rollout}
+        )
     )
     engine = VllmEngine(model, spec, frozenset(), scratch / "vllm")
     began = time.perf_counter()

@@ -16,6 +16,7 @@ from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus import Request
 from marlaas_api.bus_nats import NatsBus, connect
+from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import (
     ChatMessage,
@@ -89,13 +90,15 @@ class Bench:
         await (await self.bus.bucket(bucket)).put(key, wire.encode(message))
 
     async def submit(self, number: int) -> None:
-        spec = RLJobSpec.model_validate(
-            {
-                "poolRef": {"name": POOL},
-                "environment": {"name": "reverse"},
-                "training": {"steps": 1},
-                "rollout": {"maxTokens": MOST_TOKENS},
-            }
+        spec = job_spec(
+            RLJobSpec.model_validate(
+                {
+                    "poolRef": {"name": POOL},
+                    "environment": {"name": "reverse"},
+                    "training": {"steps": 1},
+                    "rollout": {"maxTokens": MOST_TOKENS},
+                }
+            )
         )
         job = JobDocument(
             namespace="bench", job=f"job-{number}", uid=f"u{number}", pool=POOL, tenant="t", seed=number, spec=spec
@@ -166,9 +169,9 @@ async def served(scratch: Path) -> AsyncIterator[Bench]:
     del base
     rollout = {"dtype": "float32", "maxNumSeqs": CONCURRENT, "kvCacheBytes": "256Mi", "maxModelLen": 512}
     pool = {"model": {"path": str(model)}, "adapterSlots": JOBS + 1, "maxRank": RANK, "rollout": rollout}
-    engine = VllmEngine(model, ModelPoolSpec.model_validate(pool), frozenset(), scratch / "vllm")
+    engine = VllmEngine(model, pool_spec(ModelPoolSpec.model_validate(pool)), frozenset(), scratch / "vllm")
     tokenizer = PretrainedTokenizer.load(str(model))
-    document = PoolDocument(name=POOL, model_path=str(model), spec=ModelPoolSpec.model_validate(pool))
+    document = PoolDocument(name=POOL, model_path=str(model), spec=pool_spec(ModelPoolSpec.model_validate(pool)))
     calibration = calibrate(BaseModel(str(model)), document)
     async with EmbeddedNats(scratch / "nats") as server:
         buses = [await connect(server.url, name=name) for name in (REPLICA, "sandbox")]

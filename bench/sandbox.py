@@ -19,6 +19,7 @@ from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus, Request
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
     ChatMessage,
@@ -148,8 +149,8 @@ def _reply(request: GenerateRequest) -> GenerateReply:
 
 
 def _document(name: str) -> JobDocument:
-    spec = RLJobSpec.model_validate(
-        {"poolRef": {"name": "tiny"}, "environment": {"name": name}, "training": {"steps": 1}}
+    spec = job_spec(
+        RLJobSpec.model_validate({"poolRef": {"name": "tiny"}, "environment": {"name": name}, "training": {"steps": 1}})
     )
     return JobDocument(namespace="bench", job="job", uid="u1", pool="tiny", tenant="bench", spec=spec)
 

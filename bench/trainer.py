@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from bench import options
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument
 from marlaas_worker.adapters import DTYPES
@@ -72,15 +73,19 @@ def microbatches(parts: list[list[Segment]], pairs_per_token: int, budget: int) 
     return [*full, rest] if rest else full
 
 
-def document(budget: int) -> JobDocument:
+def manifest(budget: int) -> RLJobSpec:
     spec = {
         "poolRef": {"name": "bench"},
         "agents": [{"name": "policy", "adapter": {"rank": RANK, "alpha": ALPHA}}],
         "environment": {"name": "reverse"},
         "training": {"steps": 1, "microbatchTokens": budget},
     }
-    parsed = RLJobSpec.model_validate(spec)
-    return JobDocument(namespace="bench", job="bench", uid="1", pool="bench", tenant="bench", spec=parsed)
+    return RLJobSpec.model_validate(spec)
+
+
+def document(budget: int) -> JobDocument:
+    spec = job_spec(manifest(budget))
+    return JobDocument(namespace="bench", job="bench", uid="1", pool="bench", tenant="bench", spec=spec)
 
 
 def ours(

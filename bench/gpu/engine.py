@@ -31,6 +31,7 @@ def main(words: Sequence[str] = ()) -> None:
 @asynccontextmanager
 async def started(folder: Path, chosen: argparse.Namespace, slots: int, requests: int = 64) -> AsyncIterator[Any]:
     """Start an engine of the chosen dtype."""
+    from marlaas_api.documents import pool_spec
     from marlaas_api.kinds import ModelPoolSpec
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
@@ -39,8 +40,10 @@ async def started(folder: Path, chosen: argparse.Namespace, slots: int, requests
         "maxNumSeqs": requests,
         "kvCacheBytes": "8Gi" if chosen.device == "cuda" else "64Mi",
     }
-    spec = ModelPoolSpec.model_validate(
-        {"model": {"path": str(folder)}, "adapterSlots": slots, "maxRank": shapes.RANK, "rollout": rollout}
+    spec = pool_spec(
+        ModelPoolSpec.model_validate(
+            {"model": {"path": str(folder)}, "adapterSlots": slots, "maxRank": shapes.RANK, "rollout": rollout}
+        )
     )
     engine = VllmEngine(folder, spec, frozenset(), Path(tempfile.mkdtemp()))
     await engine.start()

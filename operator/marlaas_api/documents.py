@@ -1,21 +1,37 @@
-"""Conversion of an RLJob object into a job document, shared by `marlaas run` and the operator. Pure."""
+"""Conversion of manifests into documents, shared by `marlaas run` and the operator. Pure.
+
+A document's field takes the value of the manifest's field of the same name; fields that a document lacks are left out.
+"""
 
 from collections.abc import Iterable
+from typing import TypeVar
 
-from marlaas_api.kinds import RLJob, RLJobSpec, Tenant
-from marlaas_api.messages import JobDocument
+from marlaas_api.kinds import ModelPoolSpec, ModelSpec, RLJob, RLJobSpec, Spec, Tenant
+from marlaas_api.messages import JobDocument, JobSpec, PoolSpec
+from marlaas_api.messages.base import SpecPart
+from marlaas_api.messages.pool_spec import ModelSource
 
-_ASIDE = frozenset(
-    {
-        *("priority", "suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "backoff_limit"),
-        *("export", "adapter_retention"),
-    }
-)
-"""Fields of a job's spec that affect neither episodes nor training.
+P = TypeVar("P", bound=SpecPart)
 
-A change of any other field, including fields added later, restarts the job's loop.
-"""
-_LOOP = tuple(name for name in RLJobSpec.model_fields if name not in _ASIDE)
+
+def job_spec(spec: RLJobSpec) -> JobSpec:
+    """Return the spec of a job's document."""
+    return _converted(JobSpec, spec)
+
+
+def pool_spec(spec: ModelPoolSpec) -> PoolSpec:
+    """Return the spec of a pool's document."""
+    return _converted(PoolSpec, spec)
+
+
+def model_source(model: ModelSpec) -> ModelSource:
+    """Return the base model in a pool's document."""
+    return _converted(ModelSource, model)
+
+
+def _converted(into: type[P], part: Spec) -> P:
+    # Names only: a look-up of the aliases first takes four times as long, and the operator converts at each reconcile.
+    return into.model_validate(part, from_attributes=True, by_alias=False, by_name=True)
 
 
 def job_document(
@@ -38,24 +54,10 @@ def job_document(
         tenant=tenant.metadata.name if tenant is not None else job.metadata.namespace,
         tenant_weight=tenant.spec.weight if tenant is not None else 1.0,
         seed=job.spec.training.seed if seed is None else seed,
-        spec=job.spec,
+        spec=job_spec(job.spec),
     )
 
 
 def tenant_of(namespace: str, tenants: Iterable[Tenant]) -> Tenant | None:
     """Return the first tenant that has the namespace; None: the namespace counts as its own tenant, of weight 1."""
     return next((tenant for tenant in tenants if namespace in tenant.spec.namespaces), None)
-
-
-def concerns_loop(before: JobDocument, after: JobDocument) -> bool:
-    """Whether a change of a job's document requires the orchestrator and the trainer to restart their work on the job.
-
-    Changes of priority, times, limits, the tenant and its weight do not: the orchestrator re-reads them while the job
-    runs. Fields that stop the job (`suspend`, `deleted`, `verdict`) are not compared here.
-    """
-    return before is not after and _loop(before) != _loop(after)
-
-
-def _loop(document: JobDocument) -> tuple[object, ...]:
-    fixed = (document.namespace, document.job, document.uid, document.pool, document.seed)
-    return (*fixed, *(getattr(document.spec, name) for name in _LOOP))

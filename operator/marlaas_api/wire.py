@@ -1,7 +1,8 @@
 """Serialization of messages: msgpack with a type tag and a schema version, and claim-check for large payloads.
 
-A worker refuses messages newer than its own schema version and reads the previous version. A payload above the bus's
-limit is stored as a blob, and the message carries the blob's reference (claim-check).
+A worker refuses messages newer than its own schema version and reads the previous version. A new field needs no new
+schema version: readers ignore fields that they do not know. A payload above the bus's limit is stored as a blob, and the
+message carries the blob's reference (claim-check).
 
 Token ids and logprobs travel as little-endian int32 and float32 bytes, four bytes per token: smaller than lists, and hashable. A float32
 logprob survives the round trip bit for bit.

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant
-from marlaas_api.kinds.checks import slots_needed
+from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts, unix_seconds
@@ -118,11 +117,11 @@ class JobSnapshot:
         return self.document if self.document is not None and self.document.uid == self.meta.uid else None
 
     @property
-    def job_spec(self) -> RLJobSpec | None:
-        """The job's spec; if the object does not parse, the spec in its published document."""
+    def num_sandboxes(self) -> int | None:
+        """Number of sandboxes in the job's spec; if the object does not parse, in its published document."""
         if self.job is not None:
-            return self.job.spec
-        return self.own_document.spec if self.own_document is not None else None
+            return self.job.spec.environment.replicas
+        return self.own_document.spec.environment.replicas if self.own_document is not None else None
 
     @property
     def own_progress(self) -> Progress | None:
@@ -162,7 +161,7 @@ class JobLoad:
             pool=job.spec.pool_ref.name,
             phase=progress.phase if progress is not None else _phase_of(job.status.phase if job.status else None),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=slots_needed(job.spec),
+            slots=job.spec.slots_needed,
             begun=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )
@@ -178,7 +177,7 @@ class JobLoad:
             pool=pool,
             phase=progress.phase if progress is not None else _phase_of((body.get("status") or {}).get("phase")),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=slots_needed(document.spec) if document is not None else 0,
+            slots=document.spec.slots_needed if document is not None else 0,
             begun=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )

@@ -2,10 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant, quantity
+from marlaas_api.documents import job_spec
+from marlaas_api.kinds import ModelPool, RLJob, RLJobSpec, Tenant
 from marlaas_api.kinds.fields import did_you_mean, listed, nearest
 from marlaas_api.kinds.problems import InvalidObject, parse
 from marlaas_api.messages import JobDocument
+from marlaas_api.numeric import quantity
 from marlaas_api.wire import decode, encode
 
 CRDS = Path(__file__).parents[2] / "crds"
@@ -32,7 +34,8 @@ def test_a_whole_number_is_a_quantity_too() -> None:
 
 def test_a_job_survives_the_wire() -> None:
     spec = RLJobSpec.model_validate({**BODY["spec"], "agents": [{"name": "a", "adapter": {"targets": ["q_proj"]}}]})
-    document = JobDocument(namespace="team-a", job="sums", uid="u", pool="tiny", tenant="team-a", spec=spec)
+    identity = {"namespace": "team-a", "job": "sums", "uid": "u"}
+    document = JobDocument(**identity, pool="tiny", tenant="team-a", spec=job_spec(spec))
     assert decode(encode(document)) == document
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 from marlaas.cli.app import build
 from marlaas.local.folder import RunRecord, hold
 from marlaas.models import prepare
+from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -31,9 +32,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = prepare("tiny")
     root = tmp_path_factory.mktemp("runs") / "out"
     body = {"namespace": "a", "job": "one", "uid": "u1", "pool": "tiny", "tenant": "a"}
-    document = JobDocument(**body, spec=RLJobSpec.model_validate(SPEC))
+    document = JobDocument(**body, spec=job_spec(RLJobSpec.model_validate(SPEC)))
     pool = PoolDocument(
-        name="tiny", model_path=str(model), spec=ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}})
+        name="tiny", model_path=str(model), spec=pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
     )
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with hold(root) as folder:

@@ -10,6 +10,7 @@ from marlaas.cli.app import build
 from marlaas.episodes.files import EpisodeWriter
 from marlaas.episodes.record import EpisodeRecord
 from marlaas.local.folder import RunRecord, hold
+from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -27,8 +28,10 @@ def out(tmp_path: Path) -> Path:
     """Job `a/one` with three episodes of rewards 0, 1 and 0.5."""
     ref = JobRef("a", "one", "u1")
     body = {"namespace": "a", "job": "one", "uid": "u1", "pool": "tiny", "tenant": "a"}
-    document = JobDocument(**body, spec=RLJobSpec.model_validate(SPEC))
-    pool = PoolDocument(name="tiny", model_path="/m", spec=ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    document = JobDocument(**body, spec=job_spec(RLJobSpec.model_validate(SPEC)))
+    pool = PoolDocument(
+        name="tiny", model_path="/m", spec=pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    )
     with hold(tmp_path / "out") as folder:
         folder.write_record(RunRecord(jobs=(document,), pools=(pool,)))
         group = train_group(ref, 0)

@@ -5,6 +5,7 @@ from typer.testing import CliRunner, Result
 
 from marlaas.cli.app import build
 from marlaas.local.folder import RunRecord, hold
+from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -20,8 +21,10 @@ def _invoke(*arguments: str) -> Result:
 def outs(tmp_path: Path) -> list[Path]:
     """Two runs of one job that has only begun."""
     body = {"namespace": "a", "job": "one", "uid": "u1", "pool": "tiny", "tenant": "a"}
-    document = JobDocument(**body, spec=RLJobSpec.model_validate(SPEC))
-    pool = PoolDocument(name="tiny", model_path="/m", spec=ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    document = JobDocument(**body, spec=job_spec(RLJobSpec.model_validate(SPEC)))
+    pool = PoolDocument(
+        name="tiny", model_path="/m", spec=pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    )
     for name in ("x", "y"):
         with hold(tmp_path / name) as folder:
             folder.write_record(RunRecord(jobs=(document,), pools=(pool,)))

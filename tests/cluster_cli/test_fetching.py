@@ -17,6 +17,7 @@ from marlaas.cluster.views import ClusterJobView, job_view
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.documents import job_spec
 from marlaas_api.errors import InvalidInput, Permanent
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord
@@ -39,7 +40,9 @@ POD = {
 async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says() -> None:
     bus, blobs = MemoryServer().connect("test"), MemoryBlobs()
     await bus.ensure()
-    job = JobDocument(namespace="a", job="sums", uid="u1", pool="tiny", tenant="a", spec=RLJobSpec.model_validate(SPEC))
+    job = JobDocument(
+        namespace="a", job="sums", uid="u1", pool="tiny", tenant="a", spec=job_spec(RLJobSpec.model_validate(SPEC))
+    )
     manifest = Manifest(
         namespace="a",
         job="sums",

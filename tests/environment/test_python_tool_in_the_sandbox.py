@@ -8,6 +8,7 @@ from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Request
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
     ChatMessage,
@@ -111,7 +112,12 @@ async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path: 
     await server.connect("test").ensure()
     script = Script(server)
     document = JobDocument(
-        namespace="team-a", job="job", uid="u1", pool="tiny", tenant="team-a", spec=RLJobSpec.model_validate(SPEC)
+        namespace="team-a",
+        job="job",
+        uid="u1",
+        pool="tiny",
+        tenant="team-a",
+        spec=job_spec(RLJobSpec.model_validate(SPEC)),
     )
     context = RoleContext("sandbox-0", server.connect("sandbox-0"), MemoryBlobs(), tmp_path)
     async with script.bus.listen(subjects.generation("team-a", "job", "policy"), script.on_request, "rollout"):

@@ -4,13 +4,15 @@ import pytest
 
 from marlaas.episodes.record import joined
 from marlaas.episodes.selection import advantages_of
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
+from marlaas_api.messages import JobSpec
 from marlaas_api.wire import pack_ids
 
 
-def _spec(algorithm: str, **training: object) -> RLJobSpec:
+def _spec(algorithm: str, **training: object) -> JobSpec:
     body = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "rollout": {"maxTokens": 10}}
-    return RLJobSpec.model_validate({**body, "training": {"steps": 3, "algorithm": algorithm, **training}})
+    return job_spec(RLJobSpec.model_validate({**body, "training": {"steps": 3, "algorithm": algorithm, **training}}))
 
 
 @pytest.fixture

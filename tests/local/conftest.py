@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from tests.local.runs import Place, placed
 
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepOutcome, StepRecord
 
@@ -18,7 +19,7 @@ def document() -> Documents:
         content = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
         body = {"namespace": "team-a", "job": name, "uid": f"uid-{name}", "pool": "tiny", "tenant": "team-a"}
         return JobDocument.model_validate(
-            {**body, "spec": RLJobSpec.model_validate({**content, **(spec or {})}), **fields}
+            {**body, "spec": job_spec(RLJobSpec.model_validate({**content, **(spec or {})})), **fields}
         )
 
     return build

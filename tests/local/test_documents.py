@@ -5,10 +5,10 @@ import pytest
 
 from marlaas.local.desired_state import read
 from marlaas.local.documents import CHANGEABLE, differences, merge, refuse_other_models
-from marlaas_api.documents import concerns_loop, job_document
+from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
-from marlaas_api.messages import PoolDocument
+from marlaas_api.messages import PoolDocument, concerns_loop
 
 
 def _job(**training):
@@ -76,13 +76,17 @@ def test_a_job_that_is_taken_up_again_keeps_its_uid_and_generation(document):
         {"priority": 7},
         {"suspend": True},
         {"activeDeadlineSeconds": 60},
-        {"ttlSecondsAfterFinished": 60},
     ],
 )
 def test_what_may_change_makes_a_new_generation_of_the_same_job(document, change):
     (merged,) = merge([document(uid="first")], [document(spec=change, uid="second")])
     assert (merged.uid, merged.generation) == ("first", 2)
     assert merged.spec == document(spec=change).spec
+
+
+@pytest.mark.parametrize("change", [{"ttlSecondsAfterFinished": 60}, {"backoffLimit": 1}], ids=str)
+def test_a_setting_that_no_worker_reads_is_not_in_the_document(document, change):
+    assert merge([document()], [document(spec=change)]) == (document(),)
 
 
 def test_the_jobs_of_a_run_queue_in_the_order_of_their_manifests():
@@ -170,7 +174,7 @@ def test_a_new_job_may_join_those_that_began_earlier(document):
 
 
 def test_a_pool_must_keep_its_base_model_and_nothing_else():
-    stored = PoolDocument(name="tiny", model_path="/models/tiny", spec=_pool().spec)
+    stored = PoolDocument(name="tiny", model_path="/models/tiny", spec=pool_spec(_pool().spec))
     refuse_other_models([stored], [_pool(maxRank=8)])
     with pytest.raises(InvalidInput, match=r"ModelPool tiny: spec\.model has changed"):
         refuse_other_models([stored], [_pool("smollm2-135m-instruct")])

@@ -2,6 +2,7 @@ import pytest
 
 from marlaas.local.folder import RunRecord, hold, write
 from marlaas.local.opened import open_job, open_jobs
+from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import PoolDocument
@@ -10,7 +11,9 @@ from marlaas_api.messages import PoolDocument
 @pytest.fixture
 def out(tmp_path, document, step, evaluation):
     """A run of two jobs, one with records."""
-    pool = PoolDocument(name="tiny", model_path="/m", spec=ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    pool = PoolDocument(
+        name="tiny", model_path="/m", spec=pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    )
     first, second = document("reverse"), document("spell", namespace="team-b", uid="u2")
     with hold(tmp_path / "out") as folder:
         folder.write_record(RunRecord(jobs=(first, second), pools=(pool,)))

@@ -1,13 +1,14 @@
 import pytest
 
 from marlaas.local.plan import ProcessSpec, affected, desired, is_ready, settled
+from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Phase, PoolDocument, ReplicaReport
 
 
 def _pool(name="tiny", rollout=1, trainer=1):
     body = {"model": {"builtin": "tiny"}, "rollout": {"replicas": rollout}, "trainer": {"replicas": trainer}}
-    return PoolDocument(name=name, model_path="/m", spec=ModelPoolSpec.model_validate(body))
+    return PoolDocument(name=name, model_path="/m", spec=pool_spec(ModelPoolSpec.model_validate(body)))
 
 
 def _keys(specs):

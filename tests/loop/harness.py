@@ -13,6 +13,7 @@ from pathlib import Path
 from marlaas_api import failpoints, subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import (
     JobDocument,
@@ -39,14 +40,16 @@ class Killed(BaseException):
 def document(name: str = "reverse", *, seed: int = 7, environment: str = "reverse", **training: object) -> JobDocument:
     """A small job on the pool `tiny`."""
     settings = {"steps": 2, "groupsPerStep": 2, "maxStaleness": 0, "microbatchTokens": 512, "maxRefill": 2} | training
-    spec = RLJobSpec.model_validate(
-        {
-            "poolRef": {"name": "tiny"},
-            "environment": {"name": environment, "concurrency": 8},
-            "rollout": {"groupSize": 4, "maxTokens": 16, "maxTurns": 4},
-            "training": settings | {"optimizer": {"learningRate": 1e-3}},
-            "evaluation": {"tasks": 2, "every": 100},
-        }
+    spec = job_spec(
+        RLJobSpec.model_validate(
+            {
+                "poolRef": {"name": "tiny"},
+                "environment": {"name": environment, "concurrency": 8},
+                "rollout": {"groupSize": 4, "maxTokens": 16, "maxTurns": 4},
+                "training": settings | {"optimizer": {"learningRate": 1e-3}},
+                "evaluation": {"tasks": 2, "every": 100},
+            }
+        )
     )
     uid = hashlib.sha256(f"{name}{seed}".encode()).hexdigest()[:12]
     return JobDocument(namespace="team-a", job=name, uid=uid, pool="tiny", tenant="team-a", seed=seed, spec=spec)
@@ -60,8 +63,10 @@ class Loop:
         self.blobs = MemoryBlobs()
         self._scratch = scratch
         engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256} | rollout
-        spec = ModelPoolSpec.model_validate(
-            {"model": {"path": str(model)}, "adapterSlots": slots, "maxRank": 8, "rollout": engine}
+        spec = pool_spec(
+            ModelPoolSpec.model_validate(
+                {"model": {"path": str(model)}, "adapterSlots": slots, "maxRank": 8, "rollout": engine}
+            )
         )
         self.pool = PoolDocument(name="tiny", model_path=str(model), spec=spec)
         self._keepers: list[asyncio.Task[None]] = []

@@ -7,6 +7,7 @@ import pytest
 from tests.orchestrator.harness import OrchestratorHarness
 
 from marlaas_api import failpoints
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import Episode, FaultClass, JobDocument
 from marlaas_api.names import Split, episode_id, train_group
@@ -24,17 +25,19 @@ def document() -> Callable[..., JobDocument]:
         **training: object,
     ) -> JobDocument:
         settings = {"steps": 3, "groupsPerStep": 2, "maxStaleness": 0, "maxRefill": 1} | training
-        spec = RLJobSpec.model_validate(
-            {
-                "poolRef": {"name": "tiny"},
-                "agents": [{"name": "policy", "adapter": {"rank": rank}}],
-                "environment": {"name": "reverse"},
-                "rollout": {"groupSize": 2},
-                "training": settings,
-                "evaluation": {"tasks": 2, "every": 2},
-                "suspend": suspend,
-                "priority": priority,
-            }
+        spec = job_spec(
+            RLJobSpec.model_validate(
+                {
+                    "poolRef": {"name": "tiny"},
+                    "agents": [{"name": "policy", "adapter": {"rank": rank}}],
+                    "environment": {"name": "reverse"},
+                    "rollout": {"groupSize": 2},
+                    "training": settings,
+                    "evaluation": {"tasks": 2, "every": 2},
+                    "suspend": suspend,
+                    "priority": priority,
+                }
+            )
         )
         identity = {"namespace": "team-a", "job": name, "uid": f"uid-{name}", "created_at": created_at}
         return JobDocument(**identity, pool="tiny", tenant="team-a", spec=spec)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlaas_api.kinds import DataSpec
 from marlaas_api.messages import Difficulty, TaskOutcome
+from marlaas_api.messages.job_spec import DataSettings
 from marlaas_worker.orchestrator.data_order import DataOrder, Walk, permuted
 
 SOLVED, HOPELESS, VARIED = Difficulty.SOLVED, Difficulty.HOPELESS, Difficulty.VARIED
@@ -16,7 +16,7 @@ SOLVED, HOPELESS, VARIED = Difficulty.SOLVED, Difficulty.HOPELESS, Difficulty.VA
 
 def order(tasks: int | None = 4, kind: str = "sequential", seed: int = 7, **skip: object) -> DataOrder:
     spec = {"order": kind} | ({"tasks": tasks} if tasks else {}) | ({"skip": skip} if skip else {})
-    return DataOrder(DataSpec.model_validate(spec), seed)
+    return DataOrder(DataSettings.model_validate(spec), seed)
 
 
 def told(one: DataOrder, *results: tuple[int, Difficulty]) -> DataOrder:

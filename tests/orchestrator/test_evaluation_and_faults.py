@@ -1,17 +1,17 @@
 import pytest
 
-from marlaas_api.kinds import EvaluationSpec
+from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_worker.orchestrator.evaluation import best, due
 from marlaas_worker.orchestrator.faults import FaultWatch
 
 
 @pytest.mark.parametrize(("finished", "expected"), [(0, True), (1, False), (10, True), (25, True), (24, False)])
 def test_evaluations_come_first_last_and_every_so_often(finished, expected):
-    assert due(EvaluationSpec(every=10, tasks=64), finished, steps=25) is expected
+    assert due(EvaluationSettings(every=10, tasks=64), finished, steps=25) is expected
 
 
 def test_no_held_out_tasks_no_evaluation():
-    assert not due(EvaluationSpec(every=1, tasks=0), 0, steps=5)
+    assert not due(EvaluationSettings(every=1, tasks=0), 0, steps=5)
 
 
 def test_promotion_takes_the_last_or_the_best_and_the_later_of_equals():

@@ -15,6 +15,7 @@ from marlaas.plots.series import (
     reward_curve,
     reward_range,
 )
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import EvalRecord, JobDocument, StepOutcome, StepRecord
 
@@ -24,7 +25,7 @@ BODY = {"namespace": "a", "job": "one", "uid": "u"}
 def document(**training: object) -> JobDocument:
     spec = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "rollout": {"groupSize": 4}}
     spec["training"] = {"steps": 3, **training}
-    return JobDocument(**BODY, pool="tiny", tenant="a", spec=RLJobSpec.model_validate(spec))
+    return JobDocument(**BODY, pool="tiny", tenant="a", spec=job_spec(RLJobSpec.model_validate(spec)))
 
 
 def step(number: int, mean: float = 0.5, std: float = 0.5, **fields: object) -> StepRecord:

@@ -14,8 +14,9 @@ from tests.rollout.chats import CHATML, bpe
 
 from marlaas.models.tokenizer import save_tokenizer
 from marlaas_api.blobs import BlobRef, sha256_hex
+from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.messages import Manifest, Probe
+from marlaas_api.messages import Manifest, PoolSpec, Probe
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import AdapterConfig, tensor_digests, tensor_name, write_adapter
 from marlaas_worker.rollout.engine import Engine, LoadedAdapter
@@ -157,11 +158,13 @@ def manifest_of(
 
 
 @pytest.fixture(scope="session")
-def pool() -> ModelPoolSpec:
+def pool() -> PoolSpec:
     """Six slots, rank up to 8: small enough to fill."""
     rollout = {"dtype": "float32", "maxNumSeqs": 32, "kvCacheBytes": "32Mi", "maxModelLen": 128}
-    return ModelPoolSpec.model_validate(
-        {"model": {"path": "/unused"}, "adapterSlots": 6, "maxRank": 8, "rollout": rollout}
+    return pool_spec(
+        ModelPoolSpec.model_validate(
+            {"model": {"path": "/unused"}, "adapterSlots": 6, "maxRank": 8, "rollout": rollout}
+        )
     )
 
 
@@ -173,7 +176,7 @@ def slot_ids() -> Callable[[], int]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def reference(small_model: Path, pool: ModelPoolSpec) -> AsyncIterator[Engine]:
+async def reference(small_model: Path, pool: PoolSpec) -> AsyncIterator[Engine]:
     engine = ReferenceEngine(small_model, pool, END_IDS)
     await engine.start()
     yield engine
@@ -181,9 +184,7 @@ async def reference(small_model: Path, pool: ModelPoolSpec) -> AsyncIterator[Eng
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def vllm(
-    small_model: Path, pool: ModelPoolSpec, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Engine]:
+async def vllm(small_model: Path, pool: PoolSpec, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     """The one real engine of the session; a test that ends it must have started it again."""
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import PoolSpec
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.device_errors import OutOfMemory
 from marlaas_worker.rollout import vllm_extension
@@ -78,7 +78,7 @@ def test_a_version_is_refused_for_what_it_is_and_never_for_an_error_of_the_devic
     assert isinstance(found, Retryable) == (meaning is not LoadFailed)  # what is not, is never loaded again
 
 
-def test_the_log_of_the_life_before_is_kept(small_model: Path, pool: ModelPoolSpec, tmp_path: Path) -> None:
+def test_the_log_of_the_life_before_is_kept(small_model: Path, pool: PoolSpec, tmp_path: Path) -> None:
     settings = vllm_settings(read_base_model(small_model), pool, tmp_path)
     write_log_config(settings)
     settings.log.write_text("died of this")
@@ -89,7 +89,7 @@ def test_the_log_of_the_life_before_is_kept(small_model: Path, pool: ModelPoolSp
 
 
 def test_settings_keep_a_spare_slot_and_the_models_own_window(
-    small_model: Path, pool: ModelPoolSpec, tmp_path: Path
+    small_model: Path, pool: PoolSpec, tmp_path: Path
 ) -> None:
     wide = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"max_model_len": 4096})})
     settings = vllm_settings(read_base_model(small_model), wide, tmp_path)
@@ -111,7 +111,7 @@ def test_dtype_and_threads_are_chosen_by_the_machine_unless_the_pool_says() -> N
 
 
 def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(
-    pool: ModelPoolSpec, small_model: Path, tmp_path: Path
+    pool: PoolSpec, small_model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Permanent, match=r"no base model in .*marlaas models list"):
         read_base_model(tmp_path)
@@ -201,7 +201,7 @@ async def test_a_killed_engine_fails_what_was_pending_and_serves_again_after_a_r
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
 async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(
-    small_model: Path, pool: ModelPoolSpec, tmp_path: Path
+    small_model: Path, pool: PoolSpec, tmp_path: Path
 ) -> None:
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
@@ -215,7 +215,7 @@ async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_start_that_is_cancelled_leaves_no_process(
-    vllm: Any, small_model: Path, pool: ModelPoolSpec, tmp_path: Path
+    vllm: Any, small_model: Path, pool: PoolSpec, tmp_path: Path
 ) -> None:
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 

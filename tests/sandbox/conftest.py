@@ -12,6 +12,7 @@ from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Consumer, Request
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
     CancelRequest,
@@ -99,14 +100,16 @@ class SandboxHarness:
         self._scratch = scratch
 
     def document(self, name: str, *, agents: tuple[str, ...] = ("policy",), **environment: object) -> JobDocument:
-        spec = RLJobSpec.model_validate(
-            {
-                "poolRef": {"name": "tiny"},
-                "agents": [{"name": agent} for agent in agents],
-                "environment": {"name": name, "max_attempts": 1, **environment},
-                "rollout": {"maxTurns": 4},
-                "training": {"steps": 1},
-            }
+        spec = job_spec(
+            RLJobSpec.model_validate(
+                {
+                    "poolRef": {"name": "tiny"},
+                    "agents": [{"name": agent} for agent in agents],
+                    "environment": {"name": name, "max_attempts": 1, **environment},
+                    "rollout": {"maxTurns": 4},
+                    "training": {"steps": 1},
+                }
+            )
         )
         return JobDocument(namespace="team-a", job="job", uid="u1", pool="tiny", tenant="team-a", spec=spec)
 

@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import EvalRecord, JobDocument, StepOutcome, StepRecord
 
@@ -19,7 +20,7 @@ def document() -> Callable[..., JobDocument]:
             "training": {"steps": 3},
             "export": {"trackers": list(trackers)},
         }
-        return JobDocument(**BODY, pool="tiny", tenant="team-a", spec=RLJobSpec.model_validate(spec))
+        return JobDocument(**BODY, pool="tiny", tenant="team-a", spec=job_spec(RLJobSpec.model_validate(spec)))
 
     return build
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from marlaas_api import subjects, wire
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import (
     GroupReady,
@@ -74,7 +75,7 @@ def job(name: str = "sums", *, agent: Mapping[str, Any] | None = None, **trainin
         pool="tiny",
         tenant="team-a",
         seed=3,
-        spec=RLJobSpec.model_validate(spec),
+        spec=job_spec(RLJobSpec.model_validate(spec)),
     )
 
 
@@ -111,7 +112,7 @@ class TrainerHarness:
     @property
     def pool(self) -> PoolDocument:
         """The pool that the trainers are of."""
-        spec = ModelPoolSpec.model_validate({"model": {"path": str(self.model)}, "trainer": {"threads": 1}})
+        spec = pool_spec(ModelPoolSpec.model_validate({"model": {"path": str(self.model)}, "trainer": {"threads": 1}}))
         return PoolDocument(name="tiny", model_path=str(self.model), spec=spec)
 
     # a trainer ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from tests.trainer.harness import TrainerHarness, job
 
 from marlaas_api import subjects, wire
+from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Calibration, PoolDocument
 from marlaas_api.wire import unpack_ids, unpack_logprobs
@@ -25,7 +26,7 @@ IDS = [[3, 9, 27, 17, 5, 40, 8, 2], [1, 60, 33, 12, 7, 7, 21, 50]]
 
 def pool_of(model: Path, dtype: str) -> PoolDocument:
     spec = {"model": {"path": str(model)}, "maxRank": 8, "rollout": {"dtype": dtype}}
-    return PoolDocument(name="tiny", model_path=str(model), spec=ModelPoolSpec.model_validate(spec))
+    return PoolDocument(name="tiny", model_path=str(model), spec=pool_spec(ModelPoolSpec.model_validate(spec)))
 
 
 def with_adapter(model: BaseModel) -> AttachedAdapter:

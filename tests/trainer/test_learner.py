@@ -12,7 +12,7 @@ from tests.trainer.harness import assignment_of, job
 from tests.trainer.sampler import VOCABULARY
 from torch import Tensor
 
-from marlaas_api.kinds import TrainingSpec
+from marlaas_api.messages.job_spec import TrainingSettings
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import Bounds
@@ -171,17 +171,17 @@ def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(
 
 
 def test_a_job_has_its_algorithms_bounds_unless_it_gives_its_own() -> None:
-    plain = loss_config(TrainingSpec(steps=1, algorithm="dapo"), 40)
+    plain = loss_config(TrainingSettings(steps=1, algorithm="dapo"), 40)
     assert (plain.rule, plain.clip_low, plain.clip_high, plain.budget) == (ALGORITHMS["dapo"], 0.2, 0.28, 40)
     assert plain.correction == Bounds("truncated", 2.0, 0.5)
     assert (plain.ratio, plain.kl_estimator, plain.entropy_coefficient) == ("proximal", "k3", 0.0)
-    assert loss_config(TrainingSpec(steps=1, algorithm="cispo"), 40).correction.type == "none"
-    assert loss_config(TrainingSpec(steps=1, ratio="behaviour"), 40).ratio == "behaviour"
+    assert loss_config(TrainingSettings(steps=1, algorithm="cispo"), 40).correction.type == "none"
+    assert loss_config(TrainingSettings(steps=1, ratio="behaviour"), 40).ratio == "behaviour"
     in_reward = {"steps": 1, "kl": {"coefficient": 0.1, "addedTo": "reward"}}
-    config = loss_config(TrainingSpec.model_validate(in_reward), 40)
+    config = loss_config(TrainingSettings.model_validate(in_reward), 40)
     assert (config.kl_coefficient, config.kl_estimator) == (0.0, "k1")
     given = {"steps": 1, "algorithm": "cispo", "clip": {"high": 1.0}, "correction": {"type": "icepop", "floor": 0.25}}
-    config = loss_config(TrainingSpec.model_validate(given), 40)
+    config = loss_config(TrainingSettings.model_validate(given), 40)
     assert (config.clip_low, config.clip_high, config.correction) == (1.0, 1.0, Bounds("icepop", 5.0, 0.25))
 
 

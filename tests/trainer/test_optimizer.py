@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.trainer.test_learner import learner_of, segments, step
 
-from marlaas_api.kinds import OptimizerSpec
+from marlaas_api.messages.job_spec import OptimizerSettings
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.optimizer import GradientInvalid, learning_rate, update
@@ -31,12 +31,12 @@ HALF_ROOT_2 = math.sqrt(2) / 2
     ],
 )
 def test_a_step_has_the_rate_of_its_schedule(spec: dict[str, object], num_steps: int, rates: list[float]) -> None:
-    optimizer = OptimizerSpec.model_validate({"learning_rate": 1.0, **spec})
+    optimizer = OptimizerSettings.model_validate({"learning_rate": 1.0, **spec})
     assert [learning_rate(optimizer, number, num_steps) for number in range(num_steps)] == pytest.approx(rates)
 
 
 def test_a_job_that_is_given_more_steps_goes_on_at_the_rate_of_the_longer_job() -> None:
-    optimizer = OptimizerSpec(learning_rate=1.0, schedule="linear")
+    optimizer = OptimizerSettings(learning_rate=1.0, schedule="linear")
     assert [learning_rate(optimizer, number, 4) for number in (2, 3)] == [0.5, 0.25]
     assert [learning_rate(optimizer, number, 8) for number in (4, 5)] == [0.5, 0.375]
     assert learning_rate(optimizer, 8, 8) == learning_rate(optimizer, 9, 8) == 0.0

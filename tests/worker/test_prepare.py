@@ -11,6 +11,7 @@ from tests.models.hub_server import COMMIT, serving
 from tests.models.model_folders import write_model
 
 from marlaas.models import prepare
+from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import PoolDocument
 
@@ -24,7 +25,7 @@ class Pod:
         self.variables: dict[str, str] = {}
 
     def give(self, **model: object) -> None:
-        spec = ModelPoolSpec.model_validate({"model": model})
+        spec = pool_spec(ModelPoolSpec.model_validate({"model": model}))
         self.pool_file.write_text(PoolDocument(name="small", model_path="", spec=spec).model_dump_json(by_alias=True))
 
     def start(self) -> subprocess.Popen[str]:

@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from marlaas.models import resolve
 from marlaas.models.cache import cache_folder
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import PoolDocument
+from marlaas_api.messages.pool_spec import ModelSource
 from marlaas_worker.process_setup import make_home
 
 MOUNT = "MARLAAS_MODEL_MOUNT"
@@ -51,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _on_this_machine(model: ModelSpec) -> ModelSpec:
+def _on_this_machine(model: ModelSource) -> ModelSource:
     """Replace a model on a volume by the folder where the volume is mounted. Raises InvalidInput."""
     if model.pvc is None:
         return model
     mount = os.environ.get(MOUNT)
     if not mount:
         raise InvalidInput(f"the model lies on a PersistentVolumeClaim: set {MOUNT} to the folder where it is mounted")
-    return ModelSpec(path=str(Path(mount) / model.pvc.path.lstrip("/")))
+    return ModelSource(path=str(Path(mount) / model.pvc.path.lstrip("/")))
 
 
 def _read(path: Path) -> PoolDocument:
@@ -81,7 +81,7 @@ def _write(path: Path, pool: PoolDocument) -> None:
     part.replace(path)
 
 
-def _described(model: ModelSpec) -> str:
+def _described(model: ModelSource) -> str:
     if model.hub is not None:
         return f"{model.hub.id}@{model.hub.revision} of the hub"
     if model.pvc is not None:

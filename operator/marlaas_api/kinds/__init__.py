@@ -1,7 +1,7 @@
 """The kinds of `marlaas.dev/v1alpha1` as pydantic models; `crds/` is generated from them."""
 
 from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom, PoolRef
-from marlaas_api.kinds.base import API_VERSION, GROUP, VERSION, Kind, ObjectMeta, Spec, quantity
+from marlaas_api.kinds.base import API_VERSION, GROUP, VERSION, Kind, ObjectMeta, Spec
 from marlaas_api.kinds.data import DataSpec, SkipSpec
 from marlaas_api.kinds.environment import Egress, EnvironmentSpec, SecretRef
 from marlaas_api.kinds.modelpool import (
@@ -92,5 +92,4 @@ __all__ = [
     "TrainingSpec",
     "WorkersSpec",
     "WorkersStatus",
-    "quantity",
 ]

@@ -8,28 +8,13 @@ from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
 from marlaas_api.names import DNS_LABEL
+from marlaas_api.numeric import QUANTITY
 
 GROUP = "marlaas.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-LARGEST_INTEGER = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly."""
-
 _DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
-_SUFFIXES = {
-    "": 1,
-    "m": 1e-3,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
 
 _EXPECTED: dict[str, str] = {}
 
@@ -71,11 +56,11 @@ DnsLabel = Annotated[
 Quantity = Annotated[
     str,
     BeforeValidator(_quantity_text),
-    matching(_QUANTITY, "a quantity, for example 512Mi, 2 or 0.5", 32),
+    matching(QUANTITY, "a quantity, for example 512Mi, 2 or 0.5", 32),
     WithJsonSchema(
         {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": _QUANTITY,
+            "pattern": QUANTITY,
             "maxLength": 32,
             "minimum": 0,
             "x-kubernetes-int-or-string": True,
@@ -156,9 +141,3 @@ class Kind(Spec):
 
     api_version: Literal["marlaas.dev/v1alpha1"]
     metadata: ObjectMeta
-
-
-def quantity(text: str) -> float:
-    """Parse a Kubernetes quantity: bytes for memory, cores for CPU."""
-    digits = text.rstrip("mkMGTi")
-    return float(digits) * _SUFFIXES[text[len(digits) :]]

@@ -7,12 +7,12 @@ check's docstring names another object.
 import math
 from collections.abc import Iterator, Mapping
 
-from marlaas_api.kinds.base import quantity
 from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
 from marlaas_api.kinds.problems import Loc, Problem
-from marlaas_api.kinds.rljob import RLJob, RLJobSpec
+from marlaas_api.kinds.rljob import RLJob
 from marlaas_api.kinds.tenant import QuotaSpec, Tenant
+from marlaas_api.numeric import quantity
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Linear layers of a Llama-like model, as every builtin model is."""
@@ -177,11 +177,6 @@ def tenant_remarks(tenant: Tenant) -> Iterator[Problem]:
 
 def _left_to_a_cluster(given: Mapping[Loc, bool]) -> Iterator[Problem]:
     return (Problem(loc, "a cluster follows it; `marlaas run` does without") for loc, there in given.items() if there)
-
-
-def slots_needed(spec: RLJobSpec) -> int:
-    """Number of adapter versions in use at once: per agent the newest, up to maxStaleness older ones, and one in evaluation."""
-    return len(spec.agents) * (spec.training.max_staleness + 2)
 
 
 def _namespace(job: RLJob, pool: ModelPool) -> Iterator[Problem]:

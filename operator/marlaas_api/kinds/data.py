@@ -4,7 +4,8 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from marlaas_api.kinds.base import LARGEST_INTEGER, Spec, rules
+from marlaas_api.kinds.base import Spec, rules
+from marlaas_api.numeric import LARGEST_INTEGER
 
 _SKIP_NEEDS_TASKS = "skip needs tasks: in an endless stream every task comes once, so there is none to skip"
 _SHUFFLED_NEEDS_TASKS = "order: shuffled needs tasks: an endless stream has no order to shuffle"

@@ -9,6 +9,7 @@ from marlaas_api.kinds.base import FIXED, Kind, Spec, list_map
 from marlaas_api.kinds.environment import EnvironmentSpec
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, ExportSpec, RolloutSpec, TrainingSpec
+from marlaas_api.numeric import slots_needed
 
 _TEN_YEARS_S = 315_360_000
 
@@ -75,6 +76,11 @@ class RLJobSpec(Spec):
         if len(set(names)) != len(names):
             raise ValueError("agents must have different names")
         return self
+
+    @property
+    def slots_needed(self) -> int:
+        """Number of adapter slots that the job uses at once."""
+        return slots_needed(len(self.agents), self.training.max_staleness)
 
 
 class RLJob(Kind):

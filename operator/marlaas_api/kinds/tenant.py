@@ -4,8 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from marlaas_api.kinds.base import LARGEST_INTEGER, Distinct, DnsLabel, Kind, Quantity, Spec
+from marlaas_api.kinds.base import Distinct, DnsLabel, Kind, Quantity, Spec
 from marlaas_api.kinds.status import TenantStatus
+from marlaas_api.numeric import LARGEST_INTEGER
 
 
 class QuotaSpec(Spec):

@@ -4,9 +4,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from marlaas_api.kinds.base import FIXED, LARGEST_INTEGER, Distinct, PathText, Spec, refuse, rules
+from marlaas_api.kinds.base import FIXED, Distinct, PathText, Spec, refuse, rules
 from marlaas_api.kinds.data import DataSpec
 from marlaas_api.kinds.objective import ClipSpec, CorrectionSpec, EntropySpec, KlSpec, OverlongSpec
+from marlaas_api.numeric import LARGEST_INTEGER
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 """Names of the trackers' own libraries; which server, project and credentials is said to them as ever, by their environment variables."""

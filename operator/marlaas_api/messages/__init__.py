@@ -12,8 +12,10 @@ Writers (docs/architecture.md):
 from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Ending, Episode, FaultClass
 from marlaas_api.messages.groups import GroupReady, StepClosed, TrajectoryRef
-from marlaas_api.messages.jobs import JobDocument, JobEvent, JobVerdict, Phase, Progress
+from marlaas_api.messages.job_spec import JobSpec
+from marlaas_api.messages.jobs import JobDocument, JobEvent, JobVerdict, Phase, Progress, concerns_loop
 from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
+from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_api.messages.pools import AdaptedLayer, Calibration, PoolDocument, ReplicaReport, SelfTestSpec
 from marlaas_api.messages.steps import Difficulty, EvalRecord, EvalSample, StepOutcome, StepRecord, TaskOutcome
 from marlaas_api.messages.tasks import IssueLedger, Pin, TaskMessage
@@ -49,6 +51,7 @@ __all__ = [
     "JobDocument",
     "JobEvent",
     "JobMessage",
+    "JobSpec",
     "JobVerdict",
     "KeepRequest",
     "Manifest",
@@ -57,6 +60,7 @@ __all__ = [
     "Pin",
     "PolicyRecord",
     "PoolDocument",
+    "PoolSpec",
     "Probe",
     "Progress",
     "ReplicaReport",
@@ -71,4 +75,5 @@ __all__ = [
     "ToolCallMessage",
     "TrajectoryRef",
     "Turn",
+    "concerns_loop",
 ]

@@ -1,14 +1,18 @@
 """Base classes of the messages."""
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
 
 from marlaas_api.names import JobRef
 
 
 class BusMessage(BaseModel):
-    """Base of every message on the bus; the class name is its type tag (see `marlaas_api.wire`)."""
+    """Base of every message on the bus; the class name is its type tag (see `marlaas_api.wire`).
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Readers ignore fields that they do not know, because the writer may be of a newer release.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class JobMessage(BusMessage):
@@ -22,3 +26,22 @@ class JobMessage(BusMessage):
     def ref(self) -> JobRef:
         """The job of the message."""
         return JobRef(self.namespace, self.job, self.uid)
+
+
+class SpecPart(BaseModel):
+    """A part of a job's or a pool's document: what readers need of the part of a manifest with the same field names.
+
+    Unknown fields are ignored. Bounds are not checked again: the API server or `marlaas run` has checked the manifest.
+
+    Writers leave out fields that have their default. So a default here never changes, also when the manifest's does;
+    a new field needs the default that keeps the behaviour of documents without it.
+    """
+
+    model_config = ConfigDict(
+        # The camelCase names of manifests: the command shows them to people, and JSON files may have them.
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        frozen=True,
+        extra="ignore",
+    )

@@ -4,8 +4,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages.base import BusMessage, JobMessage
+from marlaas_api.messages.job_spec import JobSpec
 
 
 class JobVerdict(BusMessage):
@@ -32,9 +32,31 @@ class JobDocument(JobMessage):
     tenant: str
     tenant_weight: float = 1.0
     seed: int = 0
-    spec: RLJobSpec
+    spec: JobSpec
     deleted: bool = False
     verdict: JobVerdict | None = None
+
+
+_ASIDE = frozenset({"priority", "suspend", "active_deadline_seconds", "export", "adapter_retention"})
+"""Fields of a job's spec that affect neither episodes nor training.
+
+A change of any other field, including fields added later, restarts the job's loop.
+"""
+_LOOP = tuple(name for name in JobSpec.model_fields if name not in _ASIDE)
+
+
+def concerns_loop(before: JobDocument, after: JobDocument) -> bool:
+    """Whether a change of a job's document requires the orchestrator and the trainer to restart their work on the job.
+
+    Changes of priority, times, limits, the tenant and its weight do not: the orchestrator re-reads them while the job
+    runs. Fields that stop the job (`suspend`, `deleted`, `verdict`) are not compared here.
+    """
+    return before is not after and _loop(before) != _loop(after)
+
+
+def _loop(document: JobDocument) -> tuple[object, ...]:
+    fixed = (document.namespace, document.job, document.uid, document.pool, document.seed)
+    return (*fixed, *(getattr(document.spec, name) for name in _LOOP))
 
 
 class Phase(StrEnum):

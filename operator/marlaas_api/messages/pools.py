@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages.base import BusMessage
 from marlaas_api.messages.policies import Probe
+from marlaas_api.messages.pool_spec import PoolSpec
 
 
 class PoolDocument(BusMessage):
@@ -14,7 +14,7 @@ class PoolDocument(BusMessage):
 
     name: str
     model_path: str
-    spec: ModelPoolSpec
+    spec: PoolSpec
 
 
 class AdaptedLayer(BusMessage):

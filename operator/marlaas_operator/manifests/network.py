@@ -7,8 +7,8 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from marlaas_api.kinds import Egress
 from marlaas_api.kinds.environment import CLOSED_RANGES
+from marlaas_api.messages.job_spec import EgressRule
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.pods import Part
 
@@ -44,12 +44,12 @@ def to_https() -> Part:
     return {"to": blocks, "ports": [_port("TCP", 443)]}
 
 
-def to_destinations(egress: Iterable[Egress]) -> list[Part]:
+def to_destinations(egress: Iterable[EgressRule]) -> list[Part]:
     """Return the rules for the destinations of a job's environment."""
     return [rule for destination in egress for rule in _to_destination(destination)]
 
 
-def _to_destination(destination: Egress) -> list[Part]:
+def _to_destination(destination: EgressRule) -> list[Part]:
     network = ipaddress.ip_network(destination.cidr, strict=False)
     if any(_holds(closed, network) for closed in CLOSED_RANGES):
         return []

@@ -13,9 +13,10 @@ limit; its request covers one child.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marlaas_api.kinds import EnvironmentSpec, SandboxBounds
-from marlaas_api.kinds.base import quantity
+from marlaas_api.kinds import SandboxBounds
 from marlaas_api.messages import JobDocument
+from marlaas_api.messages.job_spec import EnvironmentSettings
+from marlaas_api.numeric import quantity
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import names, pods
 from marlaas_operator.manifests.pods import Part, Placement, Volume, packages_env, packages_volumes, worker_command
@@ -46,7 +47,7 @@ class Sandbox:
     credential: str
 
     @property
-    def environment(self) -> EnvironmentSpec:
+    def environment(self) -> EnvironmentSettings:
         """The job's environment."""
         return self.document.spec.environment
 
@@ -79,7 +80,10 @@ def _spec(sandbox: Sandbox, installation: Installation, volumes: Sequence[Volume
         tolerations=bounds.tolerations,
         runtime_class_name=bounds.runtime_class_name or installation.sandbox.runtime_class_name,
         # The installation's pull secrets work where they were copied into the job's namespace; Kubernetes ignores missing ones.
-        pull_secrets=(*sandbox.environment.image_pull_secrets, *installation.worker_image.pull_secrets),
+        pull_secrets=(
+            *(ref.name for ref in sandbox.environment.image_pull_secrets),
+            *installation.worker_image.pull_secrets,
+        ),
     )
     return pods.pod_spec(sandbox.name, placement, volumes, _GRACE_S)
 

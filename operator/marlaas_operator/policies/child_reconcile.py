@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import JobDocument
+from marlaas_api.numeric import quantity
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.names import DESIRED_HASH, SECRET_HASH, sandbox_name
 from marlaas_operator.manifests.sandbox import sandbox_objects, sandbox_secret

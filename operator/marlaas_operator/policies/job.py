@@ -136,10 +136,9 @@ def _sandbox_ready(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> 
         return ConditionState(SANDBOX_READY, False, Reason.DELETING, told.message)
     if phase.final:
         return ConditionState(SANDBOX_READY, False, Reason.FINISHED, "the job has ended")
-    spec = snapshot.job_spec
-    if progress is None or not progress.admitted or spec is None:
+    wanted = snapshot.num_sandboxes
+    if progress is None or not progress.admitted or wanted is None:
         return ConditionState(SANDBOX_READY, False, Reason.NOT_ADMITTED, "a job has sandboxes once it is admitted")
-    wanted = spec.environment.replicas
     ready = min(wanted, sum(pod.ready and not pod.deleting for pod in snapshot.pods))
     counted = f"{ready} of {wanted} sandboxes are ready"
     if ready == wanted:

@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 from tests.operator.policies.scenes import INSTALLATION, modelpool
 
-from marlaas_api.kinds import Egress
+from marlaas_api.messages.job_spec import EgressRule
 from marlaas_operator.manifests.network import from_metrics_readers, to_destinations, to_https
 from marlaas_operator.manifests.pool import Pool, role_objects
 from marlaas_operator.snapshot import Meta
@@ -47,12 +47,12 @@ def reaches(rules, address, port):
     ],
 )
 def test_egress_opens_what_it_names_but_no_metadata_address(cidr, ports, address, port, open_):
-    assert reaches(to_destinations([Egress(cidr=cidr, ports=ports)]), address, port) is open_
+    assert reaches(to_destinations([EgressRule(cidr=cidr, ports=ports)]), address, port) is open_
 
 
 @pytest.mark.parametrize("cidr", ["169.254.169.254/32", "169.254.0.0/16", "fe80::/64", "168.63.129.16/32"])
 def test_a_metadata_range_that_slipped_past_validation_opens_nothing(cidr):
-    assert to_destinations([Egress.model_construct(cidr=cidr, ports=())]) == []
+    assert to_destinations([EgressRule.model_construct(cidr=cidr, ports=())]) == []
 
 
 def test_workers_reach_the_hub_by_https_and_no_metadata_address():

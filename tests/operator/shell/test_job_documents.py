@@ -10,6 +10,7 @@ import pytest
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.wire import decode_as, encode
@@ -18,8 +19,14 @@ from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.job_documents import JobDocuments, Stale
 from marlaas_operator.plan import WriteDocument
 
-SPEC = RLJobSpec.model_validate(
-    {"poolRef": {"name": "tiny"}, "environment": {"name": "arithmetic"}, "training": {"steps": 4, "groupsPerStep": 2}}
+SPEC = job_spec(
+    RLJobSpec.model_validate(
+        {
+            "poolRef": {"name": "tiny"},
+            "environment": {"name": "arithmetic"},
+            "training": {"steps": 4, "groupsPerStep": 2},
+        }
+    )
 )
 KEY = "team-a.job"
 

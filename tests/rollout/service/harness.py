@@ -17,6 +17,7 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus, Request
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_nats import connect
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
     BusMessage,
@@ -124,7 +125,7 @@ class RolloutHarness:
             pool=POOL,
             tenant="team",
             seed=7,
-            spec=RLJobSpec.model_validate({**fields, **spec}),
+            spec=job_spec(RLJobSpec.model_validate({**fields, **spec})),
         )
         job = Job(document)
         await self.put(subjects.JOBS, document.ref.key, document)

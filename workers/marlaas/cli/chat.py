@@ -15,7 +15,7 @@ from marlaas.chat.speakers import ModelSpeaker
 from marlaas.local.opened import OpenedJob, open_job
 from marlaas.local.preparation import describe
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds.base import LARGEST_INTEGER
+from marlaas_api.numeric import LARGEST_INTEGER
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
 Job = Annotated[str | None, typer.Option(metavar="NAME", help="Which job, if there are several.")]

@@ -12,7 +12,7 @@ from marlaas.local.display import choose
 from marlaas.local.runner import RunRequest
 from marlaas.local.runner import run as run_jobs
 from marlaas_api.errors import MarlaasError
-from marlaas_api.kinds.base import LARGEST_INTEGER
+from marlaas_api.numeric import LARGEST_INTEGER
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests: ModelPools, Tenants and RLJobs.")]
 Out = Annotated[

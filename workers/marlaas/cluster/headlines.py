@@ -5,6 +5,7 @@ from typing import Any
 
 from marlaas.cluster.views import condition, seconds
 from marlaas.local.table import JobView
+from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.problems import parse
 from marlaas_api.kinds.status import RLJobStatus
@@ -21,7 +22,7 @@ def view(body: Mapping[str, Any], now: float) -> JobView:
         generation=job.metadata.generation,
         pool=job.spec.pool_ref.name,
         tenant=(job.status.tenant if job.status is not None else None) or job.metadata.namespace,
-        spec=job.spec,
+        spec=job_spec(job.spec),
     )
     return JobView(document, _progress(document, job.status, now))
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from marlaas.episodes.record import EpisodeRecord
-from marlaas_api.kinds import RLJobSpec
-from marlaas_api.messages import StepRecord
+from marlaas_api.messages import JobSpec, StepRecord
 from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import advantages, overlong_penalty
 from marlaas_worker.rl.algorithms import ALGORITHMS
@@ -128,7 +127,7 @@ def _advantages(group: Sequence[EpisodeRecord], around: JobContext) -> Iterable[
     return by_episode.items()
 
 
-def advantages_of(spec: RLJobSpec) -> Advantages | None:
+def advantages_of(spec: JobSpec) -> Advantages | None:
     """Return the function from a group to its advantages; None if the algorithm compares the rewards of a whole step."""
     rule = ALGORITHMS[spec.training.algorithm]
     if rule.over != "group":

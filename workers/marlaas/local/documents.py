@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from marlaas_api.documents import model_source
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -62,7 +63,7 @@ def _refuse_changes(before: JobDocument, wanted: JobDocument) -> None:
 
 def refuse_other_models(stored: Iterable[PoolDocument], wanted: Iterable[ModelPool]) -> None:
     """Raise InvalidInput if a stored pool now has another base model."""
-    now = {pool.metadata.name: pool.spec.model for pool in wanted}
+    now = {pool.metadata.name: model_source(pool.spec.model) for pool in wanted}
     for pool in stored:
         if now.get(pool.name, pool.spec.model) != pool.spec.model:
             raise InvalidInput(f"ModelPool {pool.name}: spec.model has changed since the jobs began: {_ADVICE}")

@@ -17,6 +17,7 @@ from marlaas.models import prepared, resolve
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.kinds import ModelSpec
 from marlaas_api.last_words import last_words
+from marlaas_api.messages.pool_spec import ModelSource
 
 Waiting = Callable[[str, float | None], None]
 """Called with a text about the current work and its finished share, 0 to 1 (None: unknown)."""
@@ -67,7 +68,7 @@ def _there(model: ModelSpec) -> Path | None:
     return resolve(model) if model.path is not None else None
 
 
-def describe(model: ModelSpec) -> str:
+def describe(model: ModelSpec | ModelSource) -> str:
     """Return the base model's name for users."""
     if model.hub is not None:
         return f"{model.hub.id}@{model.hub.revision}"

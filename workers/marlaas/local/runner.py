@@ -30,6 +30,7 @@ from marlaas.models import prepared
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
+from marlaas_api.documents import pool_spec
 from marlaas_api.errors import first_cause
 from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -137,7 +138,7 @@ class _Run:
         pools = []
         for pool in wanted.pools:
             path = await prepare(pool.spec.model, self._display.waiting, guard)
-            pools.append(PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool.spec))
+            pools.append(PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool_spec(pool.spec)))
         if is_news:
             await asyncio.to_thread(read, self._request.files, self._request.seed)
         return tuple(pools)

@@ -15,7 +15,6 @@ from marlaas_api.kinds.checks import (
     cluster_remarks,
     pool_remarks,
     remarks,
-    slots_needed,
     tenant_remarks,
 )
 from marlaas_api.kinds.fields import did_you_mean, nearest
@@ -152,7 +151,7 @@ def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
     users = [job for job in jobs if job.spec.pool_ref.name == name]
     if jobs and not users:
         yield Problem(("metadata", "name"), f"ModelPool '{name}' is used by no job in these files")
-    needed = sum(slots_needed(job.spec) for job in users)
+    needed = sum(job.spec.slots_needed for job in users)
     if needed > slots:
         text = f"{len(users)} jobs of ModelPool '{name}' need {needed} adapter slots and it has {slots}: some will be queued"
         yield Problem(("spec", "adapterSlots"), text)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marlaas_api.numeric import quantity
+
 if TYPE_CHECKING:
     from marlaas.models.inspection import ModelFacts
     from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
@@ -74,8 +76,6 @@ def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_toke
     16-bit model. A micro-batch that needs more than `activationBytes` is recomputed and keeps less
     (`trainer.recompute`).
     """
-    from marlaas_api.kinds import quantity
-
     number = _NUMBER_BYTES[spec.rollout.dtype]
     linear = sum(out + into + rank for shapes in facts.linear_layers.values() for out, into in shapes)
     norms = 4 * facts.hidden_size * facts.num_layers if number == 2 else 0
@@ -136,8 +136,6 @@ def _engine(facts: ModelFacts, spec: ModelPoolSpec) -> Demand:
 
     vLLM holds slots + 1 adapters at full rank, and twice as many on the host (see `rollout.vllm_settings`).
     """
-    from marlaas_api.kinds import quantity
-
     number = _NUMBER_BYTES[spec.rollout.dtype]
     adapters = 3 * (spec.adapter_slots + 1) * facts.adapter_parameters(spec.max_rank) * number
     parts = {f"weights as {number * 8}-bit numbers": facts.num_parameters * number}

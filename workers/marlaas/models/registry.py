@@ -18,6 +18,7 @@ from marlaas.models.errors import MissingPackage, NotAModel, UnknownModel
 
 if TYPE_CHECKING:
     from marlaas_api.kinds import ModelSpec
+    from marlaas_api.messages.pool_spec import ModelSource
 
 Progress = Callable[[float], None]
 """Called with the finished share of a model's preparation, 0 to 1."""
@@ -115,7 +116,7 @@ def prepare(name: str, *, progress: Progress | None = None) -> Path:
     return build_once(_folder(recipe), build, recipe.model.size_bytes)
 
 
-def resolve(model: ModelSpec, progress: Progress | None = None) -> Path:
+def resolve(model: ModelSpec | ModelSource, progress: Progress | None = None) -> Path:
     """Return the folder of a pool's base model on this machine, in Hugging Face format.
 
     Raises:

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from marlaas_api.kinds.checks import slots_needed
 from marlaas_api.messages import JobDocument, ReplicaReport
 from marlaas_api.reasons import Reason
 
@@ -66,7 +65,7 @@ def decide(
     """
     held: defaultdict[str, list[int]] = defaultdict(list)
     for document in holding:
-        held[document.pool].append(slots_needed(document.spec))
+        held[document.pool].append(document.spec.slots_needed)
     queues: defaultdict[str, list[JobDocument]] = defaultdict(list)
     verdicts: dict[str, Admission] = {}
     for document in waiting:
@@ -110,7 +109,7 @@ def _serve(queue: Sequence[JobDocument], held: Iterable[int], slots: int) -> Ite
     for need in held:
         free, sums = free - need, sums | sums << need
     for document in queue:
-        need = slots_needed(document.spec)
+        need = document.spec.slots_needed
         if need <= free and not (first and _delays(need, first - free, sums)):
             free, sums = free - need, sums | sums << need
             yield document.uid, ADMITTED
@@ -131,7 +130,7 @@ def _delays(need: int, missing: int, sums: int) -> bool:
 def _waits_for_slots(document: JobDocument, slots: int) -> Admission:
     # No number that changes with other jobs: each change would rewrite the progress of thousands of waiting jobs.
     text = (
-        f"needs {slots_needed(document.spec)} of the {slots} adapter slots of pool {document.pool}; running jobs hold too many of them, or a job that "
+        f"needs {document.spec.slots_needed} of the {slots} adapter slots of pool {document.pool}; running jobs hold too many of them, or a job that "
         "was created earlier waits for them"
     )
     return Admission(False, Reason.WAITING_FOR_SLOTS, text)
@@ -158,7 +157,7 @@ def _hindrance(document: JobDocument, pool: PoolCapacity | None) -> Admission | 
 
 def _lacking(document: JobDocument, pool: PoolCapacity) -> str | None:
     """Return which need of the job the serving replicas do not meet, with both numbers; None if they meet all."""
-    rank, need = max(agent.adapter.rank for agent in document.spec.agents), slots_needed(document.spec)
+    rank, need = max(agent.adapter.rank for agent in document.spec.agents), document.spec.slots_needed
     tokens = document.spec.rollout.max_tokens
     if rank > pool.max_rank:
         return f"has adapter rank {rank}, and maxRank is {pool.max_rank}"

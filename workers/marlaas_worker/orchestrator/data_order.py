@@ -12,8 +12,8 @@ resting saves the sampling.
 
 from dataclasses import dataclass, replace
 
-from marlaas_api.kinds import DataSpec, SkipSpec
 from marlaas_api.messages import Difficulty, TaskOutcome
+from marlaas_api.messages.job_spec import DataSettings, SkipSettings
 from marlaas_api.names import derive_seed
 
 _ROUNDS = 4
@@ -38,7 +38,7 @@ class Walk:
 class DataOrder:
     """The order of one job's training tasks, and the known difficulties of the tasks."""
 
-    def __init__(self, spec: DataSpec, seed: int) -> None:
+    def __init__(self, spec: DataSettings, seed: int) -> None:
         self._spec = spec
         self._seed = seed
         self._results: dict[int, dict[int, Difficulty]] = {}
@@ -118,7 +118,7 @@ def permuted(offset: int, size: int, seed: int) -> int:
             return offset
 
 
-def _settled(results: dict[int, Difficulty], skip: SkipSpec) -> Difficulty | None:
+def _settled(results: dict[int, Difficulty], skip: SkipSettings) -> Difficulty | None:
     """Return the difficulty of a task's last groups; None if they differ, vary in reward, or are fewer than `skip.after`."""
     found = set(results.values())
     if len(results) < skip.after or len(found) != 1 or found == {Difficulty.VARIED}:

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass, field
 
-from marlaas_api.kinds import EvaluationSpec
 from marlaas_api.messages import Episode
+from marlaas_api.messages.job_spec import EvaluationSettings
 
 
-def due(spec: EvaluationSpec, finished: int, steps: int) -> bool:
+def due(spec: EvaluationSettings, finished: int, steps: int) -> bool:
     """Return whether the version after `finished` steps is evaluated: the first, the last, and after every `every` steps."""
     return spec.tasks > 0 and (finished == 0 or finished >= steps or finished % spec.every == 0)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.bus import StreamState
-from marlaas_api.kinds import RLJobSpec
+from marlaas_api.messages.job_spec import JobSpec
 
 SHARE = 0.75
 """Share of the stream that jobs may hold by estimate; the rest is a reserve for estimates that are too low."""
@@ -159,7 +159,7 @@ class EpisodeSize:
         self.known = math.ceil(MARGIN * max(self._windows))
         self._began = (now, num_bytes, num_episodes)
 
-    def bytes(self, spec: RLJobSpec, capacity: int) -> int:
+    def bytes(self, spec: JobSpec, capacity: int) -> int:
         """Return the estimate. Before the first measurement: the limits of the job's spec, but at most a small part of the stream."""
         if self.known:
             return self.known
@@ -171,7 +171,7 @@ class EpisodeSize:
 class Share:
     """One job's part of the room. why: the reason why it may not issue groups now; empty if it may."""
 
-    def __init__(self, room: Room, uid: str, spec: RLJobSpec, size: EpisodeSize) -> None:
+    def __init__(self, room: Room, uid: str, spec: JobSpec, size: EpisodeSize) -> None:
         self.size = size
         self.why = ""
         self._room, self._uid, self._spec = room, uid, spec

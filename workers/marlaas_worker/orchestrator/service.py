@@ -8,10 +8,9 @@ from typing import Any
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import BusUnavailable
-from marlaas_api.documents import concerns_loop
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport
+from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission, capacities, decide

@@ -11,8 +11,8 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.kinds import AgentSpec
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import AdapterRef, JobRef
 
 
@@ -29,7 +29,7 @@ class Served:
     """An agent of an admitted job whose turns this pool generates."""
 
     document: JobDocument
-    agent: AgentSpec
+    agent: AgentSettings
 
     @property
     def subject(self) -> str:

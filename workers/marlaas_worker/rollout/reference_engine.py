@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from marlaas_api.errors import Permanent
-from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
+from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, choose_dtype, read_adapter, slot_digest
 from marlaas_worker.rollout.engine import (
     Began,
@@ -45,7 +45,7 @@ Matrices = dict[str, dict[Kind, torch.Tensor]]
 class ReferenceEngine:
     """See `engine.Engine`. `end_ids` end a generation. Raises Permanent if the folder contains no model."""
 
-    def __init__(self, model: Path, spec: ModelPoolSpec, end_ids: frozenset[int]) -> None:
+    def __init__(self, model: Path, spec: PoolSpec, end_ids: frozenset[int]) -> None:
         self._base = read_base_model(model)
         self._end_ids = end_ids
         self._limits = EngineLimits(

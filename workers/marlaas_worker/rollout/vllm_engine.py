@@ -15,8 +15,8 @@ import numpy.typing as npt
 import psutil
 
 from marlaas_api.errors import MarlaasError, Retryable
-from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import StopReason
+from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_worker.adapters import AdapterInvalid, read_config
 from marlaas_worker.device_errors import OutOfMemory, says_lost, says_no_memory
 from marlaas_worker.rollout.engine import (
@@ -53,7 +53,7 @@ class VllmEngine:
     def __init__(
         self,
         model: Path,
-        spec: ModelPoolSpec,
+        spec: PoolSpec,
         end_ids: frozenset[int],
         scratch: Path,
         answer_bound_s: float = ANSWER_BOUND_S,

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from marlaas_api.errors import Permanent
-from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.kinds.base import quantity
+from marlaas_api.messages.pool_spec import PoolSpec
+from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.calibration import is_adaptable
 from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
@@ -40,7 +40,7 @@ class VllmSettings:
     """All inputs of an engine's start, the same for every restart. `scratch` contains its log."""
 
     model: ModelFolder
-    spec: ModelPoolSpec
+    spec: PoolSpec
     limits: EngineLimits
     scratch: Path
 
@@ -50,7 +50,7 @@ class VllmSettings:
         return self.scratch / "vllm.log"
 
 
-def vllm_settings(model: ModelFolder, spec: ModelPoolSpec, scratch: Path) -> VllmSettings:
+def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSettings:
     """Choose the settings that the pool leaves open. Raises Permanent if the pool's spec is not supported."""
     if spec.tensor_parallel_size > 1:
         raise Permanent("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")

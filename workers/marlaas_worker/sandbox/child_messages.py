@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from marlaas.envs.playing import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
-from marlaas_api.kinds.base import LARGEST_INTEGER
 from marlaas_api.messages import ChatMessage
+from marlaas_api.numeric import LARGEST_INTEGER
 
 
 def _printable(name: str) -> str:

@@ -18,8 +18,8 @@ from marlaas_api.background import background
 from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
 from marlaas_api.errors import InvalidInput, UnsupportedSchema
 from marlaas_api.failpoints import failpoint
-from marlaas_api.kinds.base import quantity
 from marlaas_api.messages import Episode, FaultClass, JobDocument, TaskMessage
+from marlaas_api.numeric import quantity
 from marlaas_api.wire import BadMessage, decode_as, encode
 from marlaas_worker.metrics import Sample, of_job
 from marlaas_worker.role import RoleContext, wait_for

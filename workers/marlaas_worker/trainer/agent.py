@@ -13,8 +13,8 @@ from marlaas_api.background import background
 from marlaas_api.blobs import sha256_hex
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import GroupReady, StepClosed
+from marlaas_api.messages.job_spec import JobSpec
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
@@ -40,7 +40,7 @@ from marlaas_worker.trainer.versions import PastVersions, contents_of, known_ada
 T = TypeVar("T")
 
 
-def weighing(spec: RLJobSpec) -> Weighing:
+def weighing(spec: JobSpec) -> Weighing:
     """Return a job's conversion of rewards to advantages: the job's settings, with the algorithm's defaults."""
     rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
     overlong = spec.training.overlong

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from marlaas_api import subjects
-from marlaas_api.documents import concerns_loop
-from marlaas_api.kinds import AgentSpec
-from marlaas_api.messages import JobDocument, PolicyRecord, Progress
+from marlaas_api.messages import JobDocument, PolicyRecord, Progress, concerns_loop
+from marlaas_api.messages.job_spec import AgentSettings
 from marlaas_api.names import AdapterRef, JobRef
 
 
@@ -15,7 +14,7 @@ class Assignment:
     """An agent of a job, with the names of its bus and blob objects."""
 
     document: JobDocument
-    agent: AgentSpec
+    agent: AgentSettings
 
     @property
     def ref(self) -> JobRef:

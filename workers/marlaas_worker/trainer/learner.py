@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from marlaas_api.kinds import TrainingSpec
 from marlaas_api.messages import Probe
+from marlaas_api.messages.job_spec import TrainingSettings
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
 from marlaas_worker.calibration import ids_of
 from marlaas_worker.device_errors import OutOfMemory
@@ -33,7 +33,7 @@ from marlaas_worker.trainer.state import StateInvalid, TrainingState
 log = logging.getLogger(__name__)
 
 
-def loss_config(training: TrainingSpec, max_tokens: int) -> LossConfig:
+def loss_config(training: TrainingSettings, max_tokens: int) -> LossConfig:
     """Return the job's loss: the job's settings, with the algorithm's defaults. max_tokens: limit of a turn."""
     rule, clip, correction = ALGORITHMS[training.algorithm], training.clip, training.correction
     kind = correction.type or rule.correction

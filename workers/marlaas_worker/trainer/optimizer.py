@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from marlaas_api.errors import Permanent
-from marlaas_api.kinds import OptimizerSpec
+from marlaas_api.messages.job_spec import OptimizerSettings
 
 MAX_SKIPPED = 3
 """Number of consecutive steps without a finite gradient at which the agent fails: a single one is skipped, this many mean that training diverges."""
@@ -17,7 +17,7 @@ class GradientInvalid(Permanent):
     """The gradients of too many consecutive steps are not finite."""
 
 
-def learning_rate(optimizer: OptimizerSpec, step: int, num_steps: int) -> float:
+def learning_rate(optimizer: OptimizerSettings, step: int, num_steps: int) -> float:
     """Return the learning rate of a step: linear warm-up to the peak, then the schedule.
 
     With w warm-up steps, N steps, floor f and k the step's number from 0 (steps without signal and skipped updates
@@ -42,7 +42,7 @@ def learning_rate(optimizer: OptimizerSpec, step: int, num_steps: int) -> float:
     return optimizer.learning_rate * (floor + (1.0 - floor) * decay[optimizer.schedule])
 
 
-def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.AdamW:
+def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSettings) -> torch.optim.AdamW:
     """Create the optimizer; `update` sets its learning rate at every step."""
     return torch.optim.AdamW(
         parameters, lr=spec.learning_rate, betas=spec.betas, eps=spec.epsilon, weight_decay=spec.weight_decay

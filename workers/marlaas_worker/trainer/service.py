@@ -15,8 +15,8 @@ from functools import partial
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable
-from marlaas_api.kinds import quantity
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
+from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
 from marlaas_worker.metrics import Sample, of_job, of_report

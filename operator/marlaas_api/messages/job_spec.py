@@ -1,0 +1,216 @@
+"""The spec of a job in its document; `marlaas_api.kinds` documents the meaning of the fields."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from marlaas_api.messages.base import SpecPart
+from marlaas_api.numeric import QUANTITY, slots_needed
+
+QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
+
+
+class NameRef(SpecPart):
+    """A reference to a pool or a Secret by its name."""
+
+    name: str
+
+
+class FolderRef(SpecPart):
+    """A folder that the pool's workers can read."""
+
+    path: str
+
+
+class AdapterSettings(SpecPart):
+    """Shape of an agent's LoRA adapter."""
+
+    rank: int = 8
+    alpha: int = 16
+    targets: tuple[str, ...] = ()
+
+
+class AgentSettings(SpecPart):
+    """One agent of the job."""
+
+    name: str
+    adapter: AdapterSettings = AdapterSettings()
+    trainable: bool = True
+    pool_ref: NameRef | None = None
+    init_from: FolderRef | None = None
+
+
+class EgressRule(SpecPart):
+    """A network destination that the environment may reach."""
+
+    cidr: str
+    ports: tuple[int, ...] = ()
+
+
+class EnvironmentSettings(SpecPart):
+    """The environment, its limits, and its pods.
+
+    The operator creates and repairs the pods of a job that no longer parses from this.
+    """
+
+    name: str | None = None
+    image: str | None = None
+    image_pull_secrets: tuple[NameRef, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    args: dict[str, Any] = Field(default_factory=dict)
+    replicas: int = 1
+    concurrency: int = 64
+    episode_timeout_seconds: float = 300.0
+    turn_timeout_seconds: float = 120.0
+    memory: QuantityText = "512Mi"
+    cpu: QuantityText | None = None
+    max_attempts: int = 3
+    max_fault_share: float = 0.5
+    egress: tuple[EgressRule, ...] = ()
+    secret_refs: tuple[NameRef, ...] = ()
+
+
+class SamplingSettings(SpecPart):
+    """Sampling and the size of groups (`rollout`)."""
+
+    group_size: int = 8
+    max_turns: int = 8
+    max_tokens: int = 256
+    temperature: float = 1.0
+
+
+class OptimizerSettings(SpecPart):
+    """AdamW and its learning rate."""
+
+    learning_rate: float = 1e-4
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    min_learning_rate_ratio: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+class ClipSettings(SpecPart):
+    """Bounds of the clipped ratio. None: the algorithm's own."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+class ReferenceSettings(SpecPart):
+    """Reference policy of the KL penalty. Neither field: version 0."""
+
+    path: str | None = None
+    versions_behind: int | None = None
+
+
+class KlSettings(SpecPart):
+    """KL penalty."""
+
+    coefficient: float = 0.0
+    added_to: Literal["loss", "reward"] = "loss"
+    estimator: Literal["k1", "k2", "k3"] | None = None
+    reference: ReferenceSettings = ReferenceSettings()
+
+
+class EntropySettings(SpecPart):
+    """Entropy bonus."""
+
+    coefficient: float = 0.0
+
+
+class CorrectionSettings(SpecPart):
+    """Correction for the ratio trainer/sampler. None: the algorithm's own."""
+
+    type: Literal["truncated", "masked-token", "masked-sequence", "icepop", "none"] | None = None
+    cap: float | None = None
+    floor: float | None = None
+
+
+class OverlongSettings(SpecPart):
+    """Treatment of overlong replies."""
+
+    tokens: int | None = None
+    filter: bool = False
+
+
+class SkipSettings(SpecPart):
+    """Rules for skipping tasks without signal."""
+
+    after: int = 1
+    passes: int = 2
+    max_share: float = 0.5
+    solved_reward: float = 0.5
+
+
+class DataSettings(SpecPart):
+    """The training tasks and their order."""
+
+    tasks: int | None = None
+    order: Literal["sequential", "shuffled"] = "sequential"
+    skip: SkipSettings | None = None
+
+
+class TrainingSettings(SpecPart):
+    """Algorithm, loss, optimizer and data."""
+
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = "grpo"
+    steps: int
+    groups_per_step: int = 8
+    microbatch_tokens: int = 4096
+    optimizer: OptimizerSettings = OptimizerSettings()
+    max_staleness: int = 1
+    max_refill: int = 2
+    ratio: Literal["proximal", "behaviour"] = "proximal"
+    clip: ClipSettings = ClipSettings()
+    kl: KlSettings = KlSettings()
+    entropy: EntropySettings = EntropySettings()
+    correction: CorrectionSettings = CorrectionSettings()
+    overlong: OverlongSettings = OverlongSettings()
+    data: DataSettings = DataSettings()
+    seed: int = 0
+
+
+class EvaluationSettings(SpecPart):
+    """Held-out tasks and the choice of the promoted version."""
+
+    every: int = 10
+    tasks: int = 64
+    promote: Literal["last", "best"] = "last"
+
+
+class CheckpointSettings(SpecPart):
+    """Number of older versions whose files are kept."""
+
+    keep: int = 2
+
+
+class ExportSettings(SpecPart):
+    """Destinations of the adapter and the metrics; only `marlaas run` reads them."""
+
+    path: str | None = None
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+
+
+class JobSpec(SpecPart):
+    """The part of an RLJob's spec that the roles, the operator's sandboxes and `marlaas run` need."""
+
+    pool_ref: NameRef
+    agents: Annotated[tuple[AgentSettings, ...], Field(min_length=1)] = (AgentSettings(name="policy"),)
+    environment: EnvironmentSettings
+    rollout: SamplingSettings = SamplingSettings()
+    training: TrainingSettings
+    evaluation: EvaluationSettings = EvaluationSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    export: ExportSettings = ExportSettings()
+    adapter_retention: Literal["keep", "delete"] = "keep"
+    priority: int = 0
+    suspend: bool = False
+    active_deadline_seconds: float | None = None
+
+    @property
+    def slots_needed(self) -> int:
+        """Number of adapter slots that the job uses at once."""
+        return slots_needed(len(self.agents), self.training.max_staleness)

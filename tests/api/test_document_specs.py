@@ -1,0 +1,205 @@
+"""The specs in documents: separate from the kinds, tolerant of newer releases, and complete."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import ormsgpack
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from marlaas_api.documents import job_spec, pool_spec
+from marlaas_api.kinds import KINDS, ModelPoolSpec, RLJobSpec
+from marlaas_api.kinds.problems import InvalidObject, parse
+from marlaas_api.messages import JobDocument, JobSpec, PoolDocument, PoolSpec
+from marlaas_api.messages.base import SpecPart
+from marlaas_api.wire import BadMessage, decode_as, encode
+
+MANIFESTS = sorted(
+    [*(Path(__file__).parents[2] / "examples").rglob("*.yaml"), *(Path(__file__).parent / "fixtures").rglob("*.yaml")]
+)
+"""The fixtures have manifests that set every field."""
+
+IDENTITY = {"namespace": "team-a", "job": "sums", "uid": "u", "pool": "tiny", "tenant": "team-a"}
+JOB = {
+    "poolRef": {"name": "tiny"},
+    "agents": [{"name": "policy", "initFrom": {"path": "/adapters/a"}}],
+    "environment": {
+        "name": "reverse",
+        "imagePullSecrets": [{"name": "registry"}],
+        "egress": [{"cidr": "10.1.0.0/16", "ports": [443]}],
+        "secretRefs": [{"name": "token"}],
+    },
+    "training": {"steps": 3, "data": {"tasks": 64, "skip": {"after": 2}}},
+}
+POOL = {"model": {"hub": {"id": "Qwen/Qwen3-0.6B"}}, "maxRank": 8, "trainer": {"threads": 2}}
+
+LEFT_OUT = {
+    "RLJobSpec.ttl_seconds_after_finished": "the operator reads it from the RLJob",
+    "RLJobSpec.backoff_limit": "the operator reads it from the RLJob",
+    "ModelPoolSpec.sandbox": "the operator reads it from the ModelPool",
+    "ModelPoolSpec.namespaces": "the operator reads it from the ModelPool",
+    "HubModel.token_secret_ref": "a variable of the init container",
+    **{
+        f"{workers}.{name}": "a part of the pod"
+        for workers in ("RolloutWorkers", "TrainerWorkers")
+        for name in (
+            *("cpu", "memory", "gpus", "node_selector", "tolerations", "affinity", "priority_class_name", "image"),
+            "image_pull_secrets",
+        )
+    },
+}
+"""Fields of the kinds that documents do not carry, and why."""
+
+
+def document() -> JobDocument:
+    return JobDocument(**IDENTITY, spec=job_spec(RLJobSpec.model_validate(JOB)))
+
+
+def pool_document() -> PoolDocument:
+    return PoolDocument(name="tiny", model_path="/m", spec=pool_spec(ModelPoolSpec.model_validate(POOL)))
+
+
+def of_a_newer_release(value: Any) -> Any:
+    """Add an unknown field to every mapping, also inside lists; `args` has the environment's own keys."""
+    if isinstance(value, dict):
+        grown = {key: item if key == "args" else of_a_newer_release(item) for key, item in value.items()}
+        return {**grown, "sinceTomorrow": {"a": [1]}}
+    return [of_a_newer_release(item) for item in value] if isinstance(value, list) else value
+
+
+def paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every mapping that has fields of a kind."""
+    if isinstance(value, dict):
+        yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(item, dict | list) and key != "args":
+            yield from paths(item, (*path, key))
+
+
+def models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models(inner)
+
+
+def pairs(kind: type[BaseModel], ours: type[BaseModel]) -> Iterator[tuple[type[BaseModel], type[BaseModel]]]:
+    """Yield each part of a kind's spec with the same part of the document's."""
+    yield kind, ours
+    for name, field in ours.model_fields.items():
+        theirs = kind.model_fields.get(name)
+        for one, other in zip(models(theirs.annotation if theirs else None), models(field.annotation), strict=False):
+            yield from pairs(one, other)
+
+
+PARTS = [*pairs(RLJobSpec, JobSpec), *pairs(ModelPoolSpec, PoolSpec)]
+
+
+@pytest.mark.parametrize("message", [document(), pool_document()], ids=["job", "pool"])
+def test_a_document_of_a_newer_release_is_read_without_the_fields_that_are_new(message: Any) -> None:
+    opened = ormsgpack.unpackb(encode(message))
+    newer = ormsgpack.packb({**opened, "d": of_a_newer_release(opened["d"])})
+    assert newer.count(b"sinceTomorrow") >= 5
+    assert decode_as(type(message), newer) == message
+
+
+@pytest.mark.parametrize("path", paths(JOB), ids=lambda path: ".".join(map(str, path)) or "spec")
+def test_a_manifest_with_an_unknown_field_is_refused(path: tuple[str | int, ...]) -> None:
+    spec = yaml.safe_load(yaml.safe_dump(JOB))
+    part = spec
+    for key in path:
+        part = part[key]
+    part["sinceTomorrow"] = 1
+    body = {"apiVersion": "marlaas.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "sums"}, "spec": spec}
+    with pytest.raises(InvalidObject, match="sinceTomorrow"):
+        parse(KINDS[0], body)
+
+
+def test_every_field_of_a_kind_is_carried_or_listed_as_not_needed() -> None:
+    left_out = {
+        f"{kind.__name__}.{name}" for kind, ours in PARTS for name in {*kind.model_fields} - {*ours.model_fields}
+    }
+    assert left_out == set(LEFT_OUT)
+
+
+def test_a_document_has_no_field_that_its_kind_lacks() -> None:
+    """A conversion by name would leave such a field at its default without an error."""
+    for kind, ours in PARTS:
+        assert issubclass(ours, SpecPart)
+        assert set(ours.model_fields) <= set(kind.model_fields), ours
+    assert len({ours for _, ours in PARTS}) > 25
+
+
+def test_a_document_has_every_choice_of_its_kind() -> None:
+    """A conversion would fail at a choice that only the kind has."""
+    for kind, ours in PARTS:
+        for name, field in ours.model_fields.items():
+            if choices(field.annotation):
+                assert choices(field.annotation) == choices(kind.model_fields[name].annotation), (ours, name)
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(choice for inner in get_args(annotation) for choice in choices(inner))
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_workers_see_the_values_of_the_manifest(path: Path) -> None:
+    kinds = {kind.__name__: kind for kind in KINDS}
+    for body in yaml.safe_load_all(path.read_text()):
+        given = kinds[body["kind"]].model_validate(body)
+        if body["kind"] == "RLJob":
+            read = decode_as(JobDocument, encode(JobDocument(**IDENTITY, spec=job_spec(given.spec))))
+            assert_same(given.spec, read.spec)
+        elif body["kind"] == "ModelPool":
+            sent = PoolDocument(name="tiny", model_path="", spec=pool_spec(given.spec))
+            assert_same(given.spec, decode_as(PoolDocument, encode(sent)).spec)
+
+
+def assert_same(given: Any, read: Any) -> None:
+    if isinstance(read, SpecPart):
+        for name in type(read).model_fields:
+            assert_same(getattr(given, name), getattr(read, name))
+    elif isinstance(read, tuple):
+        assert len(given) == len(read)
+        for one, other in zip(given, read, strict=True):
+            assert_same(one, other)
+    else:
+        assert given == read
+
+
+def test_a_field_that_a_document_lacks_has_the_default_of_the_first_release() -> None:
+    """Writers leave out defaults: if one changes, this test must not follow. `SpecPart` explains it."""
+    required = {"pool_ref": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
+    defaults = yaml.safe_load(Path(__file__).with_name("document_defaults.yaml").read_text())
+    assert JobSpec.model_validate(required).model_dump(mode="json") == defaults["job"]
+    assert PoolSpec.model_validate({"model": {"builtin": "tiny"}}).model_dump(mode="json") == defaults["pool"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"agents": []}, "spec.agents"),
+        ({"agents": "policy"}, "spec.agents"),
+        ({"training": {}}, "spec.training.steps"),
+        ({"training": {"steps": 3, "algorithm": "of-tomorrow"}}, "spec.training.algorithm"),
+        ({"environment": {"name": "reverse", "memory": "much"}}, "spec.environment.memory"),
+        ({"rollout": {"group_size": "eight"}}, "spec.rollout.group_size"),
+    ],
+    ids=str,
+)
+def test_a_value_that_no_worker_could_use_is_refused_with_its_field(change: dict[str, object], words: str) -> None:
+    opened = ormsgpack.unpackb(encode(document()))
+    opened["d"]["spec"] |= change
+    with pytest.raises(BadMessage, match=words):
+        decode_as(JobDocument, ormsgpack.packb(opened))
+
+
+def test_a_pool_with_a_source_of_a_newer_release_is_refused() -> None:
+    opened = ormsgpack.unpackb(encode(pool_document()))
+    opened["d"]["spec"]["model"] = {"oci": "registry/model"}
+    with pytest.raises(BadMessage, match="a newer release may have other sources: upgrade"):
+        decode_as(PoolDocument, ormsgpack.packb(opened))
