@@ -18,8 +18,15 @@ from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, resource_of, target_of
 from marlaas_operator.object_cache import Group, ObjectCache, namespaces_of, pool_of
 from marlaas_operator.pod_facts import PodFacts, pod_facts
-from marlaas_operator.policies.tenant import by_precedence
-from marlaas_operator.snapshot import JobLoad, JobSnapshot, Meta, OwnedKey, PoolSnapshot, TenantSnapshot
+from marlaas_operator.snapshot import (
+    JobLoad,
+    JobSnapshot,
+    Meta,
+    OwnedKey,
+    PoolSnapshot,
+    TenantSnapshot,
+    by_precedence,
+)
 
 B = TypeVar("B", bound=Kind)
 T = TypeVar("T")

@@ -7,9 +7,8 @@ from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_operator.installation import Installation
-from marlaas_operator.manifests.names import sandbox_name
-from marlaas_operator.manifests.sandbox import sandbox_objects
-from marlaas_operator.manifests.sandbox_pod import Sandbox
+from marlaas_operator.manifests.pods import sandbox_name
+from marlaas_operator.manifests.sandbox import Sandbox, sandbox_objects
 from marlaas_operator.pod_facts import ContainerFacts, PodFacts
 from marlaas_operator.policies.job import FINALIZER
 from marlaas_operator.snapshot import BusState, JobLoad, JobSnapshot, Meta, PoolSnapshot

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from marlaas_operator.pod_facts import pod_facts
-from marlaas_operator.policies.faults import first_fault, pod_fault, refusal_of
+from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
 
 TRACEBACK = """2026-11-21T16:00:00.000Z INFO sandbox-0 marlaas_worker: sandbox starts
 2026-11-21T16:00:01.000Z CRITICAL sandbox-0 marlaas_worker: no environment is called 'revers'

@@ -8,8 +8,8 @@ from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase
 from marlaas_operator.plan import Plan
 from marlaas_operator.policies.job import plan_orphan
-from marlaas_operator.policies.tenant import by_precedence, plan_tenant
-from marlaas_operator.snapshot import Meta, TenantSnapshot
+from marlaas_operator.policies.tenant import plan_tenant
+from marlaas_operator.snapshot import Meta, TenantSnapshot, by_precedence
 
 OLD, YOUNG = tenant("zoo", "team-a"), tenant("ant", "team-a", "team-b")
 META = Meta(name="ant", uid="t2", created_at=200)

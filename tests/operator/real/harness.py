@@ -34,8 +34,8 @@ from marlaas_operator.cluster.resources import (
     SECRETS,
     target_of,
 )
-from marlaas_operator.events import CONTROLLER
 from marlaas_operator.installation import Installation
+from marlaas_operator.policies.conditions import CONTROLLER
 from marlaas_operator.resync import MANAGED
 
 SYSTEM = "marlaas-system"
