@@ -14,10 +14,9 @@ import kopf
 
 from marlaas_operator.cluster import Body, Resource, Unavailable, target_of
 from marlaas_operator.cluster.api_server import ApiServer, Login
-from marlaas_operator.cluster.resources import KINDS, OWNED
+from marlaas_operator.cluster.resources import KINDS, MANAGED, OWNED
 from marlaas_operator.object_cache import ObjectCache
-from marlaas_operator.resync import MANAGED
-from marlaas_operator.watching import Told, Watcher
+from marlaas_operator.watching import Report, Watcher
 
 WATCH_S = 45.0
 _NAME = "marlaas-operator"  # without an identity, kopf asks for the name of our user, who in a pod has none
@@ -113,24 +112,16 @@ async def observed(event: Any, resource: Any, memo: kopf.Memo, **_: Any) -> None
     memo.sink(kind, event["type"], {**event["object"], "apiVersion": kind.api_version, "kind": kind.kind})
 
 
-async def watch(cache: ObjectCache, begun: Begun, told: Told, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
-    """Watch until cancelled. told: called with the error of a watch that ended, with an empty text once watching works again."""
+async def watch(cache: ObjectCache, begun: Begun, report: Report, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
+    """Watch until cancelled. report: called with the error that ended a watch, with an empty text once the watch works again."""
     loop = asyncio.get_running_loop()
-
-    def see(resource: Resource, kind: str | None, body: Body) -> None:
-        if kind == "DELETED":
-            meta = body["metadata"]
-            cache.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
-            return
-        if kind is None:
-            begun(resource)
-        cache.see(body)
+    into_cache = cache_sink(cache, begun)
 
     def sink(resource: Resource, kind: str | None, body: Body) -> None:
-        loop.call_soon_threadsafe(see, resource, kind, body)
+        loop.call_soon_threadsafe(into_cache, resource, kind, body)
 
     def restarted(error: str) -> None:
-        told(error)
+        report(error)
         for resource in (*KINDS, *OWNED):
             begun(resource)
 
@@ -139,6 +130,21 @@ async def watch(cache: ObjectCache, begun: Begun, told: Told, gateway: ApiServer
 
     _quieten()
     await Watcher(once, restarted).run()
+
+
+def cache_sink(cache: ObjectCache, begun: Begun) -> Sink:
+    """Return the sink that stores events in the cache; call it in the cache's event loop."""
+
+    def store(resource: Resource, kind: str | None, body: Body) -> None:
+        if kind == "DELETED":
+            meta = body["metadata"]
+            cache.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
+            return
+        if kind is None:
+            begun(resource)
+        cache.see(body)
+
+    return store
 
 
 async def watch_once(sink: Sink, gateway: ApiServer, halt: asyncio.Event, watch_s: float) -> None:
@@ -153,7 +159,7 @@ async def watch_once(sink: Sink, gateway: ApiServer, halt: asyncio.Event, watch_
         if halt.is_set():
             return
         if unserved := discovery.result():
-            raise Unavailable(f"the API server does not list {', '.join(unserved)} among what it serves")
+            raise Unavailable(f"the API server does not serve {', '.join(unserved)} yet")
     finally:
         discovery.cancel()
         stopping.cancel()

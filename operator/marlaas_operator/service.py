@@ -4,22 +4,20 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from marlaas_api.bus import Bus
-from marlaas_operator.apply import Performer
-from marlaas_operator.bus_keys import CredentialIssuer
+from marlaas_api.bus_users import CredentialIssuer
 from marlaas_operator.bus_view import BusView
-from marlaas_operator.cluster import Body, Cluster, Resource, Target
-from marlaas_operator.cluster.resources import KINDS, RLJOBS
+from marlaas_operator.cluster import Cluster, Resource, Target
+from marlaas_operator.cluster.resources import KINDS
 from marlaas_operator.installation import Installation
 from marlaas_operator.metrics import OperatorMetrics
-from marlaas_operator.object_cache import ObjectCache
+from marlaas_operator.object_cache import ObjectCache, after_bus_change
 from marlaas_operator.observe import Observer
-from marlaas_operator.reconcile import Reconciler, ReconcilerDependencies
-from marlaas_operator.resync import Resync, sweep
-from marlaas_operator.routes import Wish, after_bus_change, after_change, sums
+from marlaas_operator.reconcile import Performer, Reconciler, ReconcilerDependencies
+from marlaas_operator.watching import Resync, sweep
 from marlaas_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -36,7 +34,7 @@ watch works again.
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ExternalSystems:
     """External systems of the operator. instance: reporter name in events. now: unix seconds."""
 
     cluster: Cluster
@@ -50,28 +48,29 @@ class Outside:
 class Service:
     """The operator: all its parts and background tasks."""
 
-    def __init__(self, outside: Outside, installation: Installation) -> None:
-        self._outside = outside
+    def __init__(self, external: ExternalSystems, installation: Installation) -> None:
+        self._external = external
         self.metrics = OperatorMetrics()
-        self.cache = ObjectCache(self._cluster_changed, installation.namespace)
-        self.bus = BusView(outside.open_bus, self._bus_changed, self._bus_state_changed, outside.now)
-        observer = Observer(self.cache, self.bus, outside.credentials, outside.now)
-        performer = Performer(outside.cluster, self.cache, self.bus)
-        around = ReconcilerDependencies(
-            cluster=outside.cluster,
+        self.cache = ObjectCache(installation.namespace)
+        self.bus = BusView(external.open_bus, self._bus_changed, self._queue_all, external.now)
+        observer = Observer(self.cache, self.bus, external.credentials, external.now)
+        performer = Performer(external.cluster, self.cache, self.bus)
+        dependencies = ReconcilerDependencies(
+            cluster=external.cluster,
             cache=self.cache,
             observer=observer,
             performer=performer,
             installation=installation,
-            instance=outside.instance,
-            now=outside.now,
+            instance=external.instance,
+            now=external.now,
         )
         self._observer = observer
-        self._reconciler = Reconciler(around)
-        self.queue: WorkQueue[Target] = WorkQueue(self._reconcile, now=time.monotonic)
-        self.resync = Resync(outside.cluster, self.cache)
-        self._looked_at = time.monotonic()
-        self._watch_trouble = ""
+        self.cache.gone = observer.forget
+        self._reconciler = Reconciler(dependencies)
+        self.queue: WorkQueue[Target] = WorkQueue(self._reconciler, now=time.monotonic)
+        self.queue.on_end = self._reconciled
+        self.resync = Resync(external.cluster, self.cache)
+        self._watch_error = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then finish the reconciles in progress, for at most `DRAIN_S`.
@@ -88,7 +87,7 @@ class Service:
                 working = tasks.create_task(self.queue.run(), name="queue")
                 background += [
                     tasks.create_task(self.resync.run(), name="resync"),
-                    tasks.create_task(sweep(self._outside.cluster, self.cache, self.bus), name="sweep"),
+                    tasks.create_task(sweep(self._external.cluster, self.cache, self.bus), name="sweep"),
                     tasks.create_task(self._watch(), name="watch"),
                 ]
                 await stopping
@@ -101,7 +100,7 @@ class Service:
         """Return the reason why the operator is not ready; empty when it is ready."""
         if not self.resync.synced.is_set():
             return "the first lists of the API server are not complete"
-        return f"the watches ended: {self._watch_trouble}" if self._watch_trouble else ""
+        return f"the watches ended: {self._watch_error}" if self._watch_error else ""
 
     def metrics_text(self) -> str:
         """Return all metrics in Prometheus' text format."""
@@ -110,7 +109,7 @@ class Service:
             "queue_running": float(self.queue.schedule.running),
             "objects": float(len(self.cache)),
             "bus_available": float(self.bus.state.available),
-            "quiet_seconds": time.monotonic() - self._looked_at if self.resync.synced.is_set() else 0.0,
+            "quiet_seconds": time.monotonic() - self.queue.started_at if self.resync.synced.is_set() else 0.0,
         }
         return self.metrics.text(gauges)
 
@@ -120,16 +119,18 @@ class Service:
         Without the wait, a restart of the operator would publish that the bus is unavailable.
         """
         await self.resync.first()
+        # Not before: until everything was listed, a missing object may be unknown, not absent.
+        self.cache.enqueue = self.queue.add
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BUS_PATIENCE_S):
                 await self.bus.usable.wait()
-        self._everything()
+        self._queue_all()
 
     async def _watch(self) -> None:
-        await self._outside.watch(self.cache, self.resync.want, self._watch_told)
+        await self._external.watch(self.cache, self.resync.request, self._set_watch_error)
 
-    def _watch_told(self, words: str) -> None:
-        self._watch_trouble = words
+    def _set_watch_error(self, error: str) -> None:
+        self._watch_error = error
 
     async def _drain(self, working: asyncio.Task[None]) -> None:
         self.queue.stop()
@@ -138,50 +139,16 @@ class Service:
                 await asyncio.shield(working)
         working.cancel()
 
-    async def _reconcile(self, target: Target) -> float | None:
-        began = time.perf_counter()
-        self._looked_at = time.monotonic()
-        phase, outcome = self._phase(target), "ok"
-        try:
-            return await self._reconciler(target)
-        except Exception as error:
-            outcome = type(error).__name__
-            raise
-        finally:
-            self.metrics.reconciled(target.resource.kind, outcome, time.perf_counter() - began)
-            if phase != self._phase(target):  # own writes trigger no callback
-                self._look_at(sums(self.cache, self.cache.get(target), None))
-
-    def _phase(self, target: Target) -> str | None:
-        """Return the phase in a job's status; None for other kinds."""
-        body = self.cache.get(target) if target.resource == RLJOBS else None
-        return (body.get("status") or {}).get("phase") if body is not None else None
-
-    def _everything(self) -> None:
-        for resource in KINDS:
-            self._look_at((target, 0.0) for target in self.cache.targets(resource))
-
-    def _cluster_changed(self, target: Target, before: Body | None, after: Body | None) -> None:
-        self._look_at(after_change(self.cache, target, before, after))
-        if before is not None and target.resource in KINDS and not _is_same(before, after):
-            self._observer.forget(before)
+    def _reconciled(self, target: Target, error: Exception | None, seconds: float) -> None:
+        self.metrics.reconciled(target.resource.kind, "ok" if error is None else type(error).__name__, seconds)
 
     def _bus_changed(self, key: str) -> None:
-        self._look_at(after_bus_change(self.cache, key))
-
-    def _bus_state_changed(self) -> None:
-        self._everything()
-
-    def _look_at(self, wishes: Iterable[Wish]) -> None:
-        """Queue the objects, unless the first lists are incomplete.
-
-        Until everything was listed, a missing object may be unknown, not absent.
-        """
         if self.resync.synced.is_set():
-            for target, delay_s in wishes:
+            for target, delay_s in after_bus_change(self.cache, key):
                 self.queue.add(target, delay_s)
 
-
-def _is_same(before: Body, after: Body | None) -> bool:
-    """Return whether both bodies have the same uid, so are not two objects of the same name."""
-    return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]
+    def _queue_all(self) -> None:
+        if self.resync.synced.is_set():
+            for resource in KINDS:
+                for target in self.cache.targets(resource):
+                    self.queue.add(target)

@@ -18,10 +18,18 @@ from marlaas_api.errors import MarlaasError
 from marlaas_api.kinds import GROUP
 from marlaas_operator.cluster import Body, Cluster, Conflict, Forbidden, Invalid, NotFound, Target, target_of
 from marlaas_operator.cluster.api_server import connect
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, OWNED, PODS, RLJOBS, SECRETS, STATEFULSETS
+from marlaas_operator.cluster.resources import (
+    DEPLOYMENTS,
+    MANAGED,
+    MODELPOOLS,
+    OWNED,
+    PODS,
+    RLJOBS,
+    SECRETS,
+    STATEFULSETS,
+)
 from marlaas_operator.installation import Installation, load
 
-_MADE_BY_AN_OPERATOR = "app.kubernetes.io/managed-by=marlaas-operator"
 _TRIES = 60
 _PAUSE_S = 0.5
 
@@ -122,7 +130,7 @@ async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
     for resource in OWNED:
         if resource == PODS:
             continue
-        for body in await cluster.list(resource, labels=f"{_MADE_BY_AN_OPERATOR},app.kubernetes.io/instance={release}"):
+        for body in await cluster.list(resource, labels=f"{MANAGED},app.kubernetes.io/instance={release}"):
             target = target_of(body)
             if resource in (DEPLOYMENTS, STATEFULSETS):
                 await _delete_secret(cluster, target)

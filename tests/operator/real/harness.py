@@ -28,6 +28,7 @@ from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.cluster.resources import (
     EVENTS,
     KINDS,
+    MANAGED,
     MODELPOOLS,
     OWNED,
     RLJOBS,
@@ -36,7 +37,6 @@ from marlaas_operator.cluster.resources import (
 )
 from marlaas_operator.installation import Installation
 from marlaas_operator.policies.conditions import CONTROLLER
-from marlaas_operator.resync import MANAGED
 
 SYSTEM = "marlaas-system"
 PATIENCE_S = 60.0
