@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         installation = load(options.installation)
         logging.getLogger().setLevel(installation.log_level)
         asyncio.run(_serve(options, installation))
-        log.info("drained")
+        log.info("the operator has drained")
         return 0
     except Exception as error:
         cause = first_cause(error)

@@ -32,7 +32,7 @@ _PULLING = frozenset(
 )
 _PULL_ERROR = "ErrImagePull: "
 _NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError", "PostStartHookError", "StartError"})
-_ONLY_A_PERSON_CAN_HELP = 2
+_INVALID_INPUT = 2
 """Exit code of our own processes for invalid input (`marlaas_worker.__main__`)."""
 _KILLED = 137
 
@@ -118,12 +118,12 @@ def pod_facts(body: Mapping[str, Any]) -> PodFacts:
         deleting=meta.get("deletionTimestamp") is not None,
         reason=status.get("reason") or "",
         message=visible(status.get("message") or ""),
-        unschedulable=_words(scheduled) if scheduled.get("status") == "False" else "",
+        unschedulable=_unscheduled_message(scheduled) if scheduled.get("status") == "False" else "",
         containers=tuple(_containers(status)),
     )
 
 
-def _words(condition: Mapping[str, Any]) -> str:
+def _unscheduled_message(condition: Mapping[str, Any]) -> str:
     return str(condition.get("message") or condition.get("reason") or "no node")
 
 
@@ -164,7 +164,7 @@ class PodFault:
 def first_fault(pods: Iterable[PodFacts], owner: str = "") -> PodFault | None:
     """Return the fault of the first pod that has one. owner: text that names the pods' owner, for the message."""
     listed = sorted(pods, key=lambda pod: (pod.ended, pod.name))
-    found = ((pod, pod_fault(pod)) for pod in listed if not _is_made_up_for(pod, listed))
+    found = ((pod, pod_fault(pod)) for pod in listed if not _is_replaced(pod, listed))
     for pod, fault in found:
         if fault is not None:
             return PodFault(fault.reason, f"{pod.name}{owner}: {fault.message}", fault.restarts)
@@ -186,7 +186,7 @@ def pod_fault(pod: PodFacts) -> PodFault | None:
     return None
 
 
-def _is_made_up_for(pod: PodFacts, pods: Iterable[PodFacts]) -> bool:
+def _is_replaced(pod: PodFacts, pods: Iterable[PodFacts]) -> bool:
     """Return whether a pod has ended and a later one of its component is ready.
 
     The record of an evicted pod stays for a long time.
@@ -204,16 +204,16 @@ def refusal_of(workload: Mapping[str, Any] | None) -> PodFault | None:
     return None
 
 
-def _unscheduled(words: str) -> PodFault:
-    missing = "persistentvolumeclaim" in words and "not found" in words
-    return PodFault(Reason.CONFIG_MISSING if missing else Reason.POD_UNSCHEDULABLE, words)
+def _unscheduled(message: str) -> PodFault:
+    missing = "persistentvolumeclaim" in message and "not found" in message
+    return PodFault(Reason.CONFIG_MISSING if missing else Reason.POD_UNSCHEDULABLE, message)
 
 
 def _container_fault(container: ContainerFacts) -> tuple[Reason, str] | None:
     if container.waiting in _PULLING:
-        return Reason.IMAGE_CANNOT_BE_PULLED, _pull_words(container)
+        return Reason.IMAGE_CANNOT_BE_PULLED, _pull_message(container)
     if container.waiting == "CreateContainerConfigError":
-        return Reason.CONFIG_MISSING, container.message or "a Secret or ConfigMap that it names is not there"
+        return Reason.CONFIG_MISSING, container.message or "a Secret or ConfigMap that it refers to does not exist"
     if container.waiting in _NOT_STARTED:
         return Reason.CONTAINER_CRASHING, container.message or container.waiting
     if container.exit_code in (None, 0) or (container.init and container.ready):
@@ -223,24 +223,24 @@ def _container_fault(container: ContainerFacts) -> tuple[Reason, str] | None:
 
 def _crash(container: ContainerFacts) -> tuple[Reason, str]:
     if container.exit_reason == "OOMKilled":
-        return Reason.CONTAINER_OUT_OF_MEMORY, f"container {container.name} took more memory than its limit"
-    words = last_words(container.last_words) if container.last_words.strip() else _silent(container)
-    if container.name == PREPARE and container.exit_code == _ONLY_A_PERSON_CAN_HELP:
-        return Reason.MODEL_NOT_FOUND, words
-    return Reason.CONTAINER_CRASHING, words
+        return Reason.CONTAINER_OUT_OF_MEMORY, f"container {container.name} exceeded its memory limit"
+    message = last_words(container.last_words) if container.last_words.strip() else _exit_message(container)
+    if container.name == PREPARE and container.exit_code == _INVALID_INPUT:
+        return Reason.MODEL_NOT_FOUND, message
+    return Reason.CONTAINER_CRASHING, message
 
 
-def _silent(container: ContainerFacts) -> str:
+def _exit_message(container: ContainerFacts) -> str:
     if container.exit_code == _KILLED:
         return f"container {container.name} was killed"
-    return f"container {container.name} ended with exit code {container.exit_code} and said nothing"
+    return f"container {container.name} ended with exit code {container.exit_code} and wrote no message"
 
 
-def _pull_words(container: ContainerFacts) -> str:
+def _pull_message(container: ContainerFacts) -> str:
     """Return a text that is the same while the kubelet pulls and while it backs off.
 
     The message names the cause in both states.
     """
     cause = container.message.rpartition(_PULL_ERROR)[2] if _PULL_ERROR in container.message else container.message
-    told = "" if cause.startswith("Back-off") else cause
-    return f"image {container.image}{f': {told}' if told else ''}"
+    cause = "" if cause.startswith("Back-off") else cause
+    return f"image {container.image}{f': {cause}' if cause else ''}"

@@ -150,7 +150,7 @@ class JobLoad:
 
     Attributes:
         slots: adapter slots that it needs.
-        begun: its document is on the bus.
+        published: its document is on the bus.
     """
 
     namespace: str
@@ -159,7 +159,7 @@ class JobLoad:
     phase: Phase
     admitted: bool
     slots: int
-    begun: bool
+    published: bool
     tokens_per_s: float = 0.0
 
     @classmethod
@@ -172,7 +172,7 @@ class JobLoad:
             phase=progress.phase if progress is not None else _phase_of(job.status.phase if job.status else None),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
             slots=slots_needed(job.spec),
-            begun=document is not None,
+            published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )
 
@@ -188,7 +188,7 @@ class JobLoad:
             phase=progress.phase if progress is not None else _phase_of((body.get("status") or {}).get("phase")),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
             slots=slots_needed(document.spec) if document is not None else 0,
-            begun=document is not None,
+            published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )
 

@@ -117,7 +117,7 @@ async def _stop_operator(cluster: Cluster, installation: Installation) -> None:
         if not await cluster.list(PODS, namespace=installation.namespace, labels=labels):
             return
         await asyncio.sleep(_PAUSE_S)
-    raise StillRunning(f"the pod of {name} still runs {_TRIES * _PAUSE_S:.0f} s after it was told to end")
+    raise StillRunning(f"the pod of {name} still runs {_TRIES * _PAUSE_S:.0f} s after its Deployment was scaled to 0")
 
 
 async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
@@ -168,7 +168,7 @@ async def _release(cluster: Cluster, target: Target) -> None:
             continue
         except NotFound:
             return
-    raise LeftBehind(f"{target} changed {_TRIES} times while its finalizer was to be taken off, and still has it")
+    raise LeftBehind(f"{target} changed {_TRIES} times while its finalizer was being removed; run the cleanup again")
 
 
 def _without_ours(body: Body) -> Body | None:

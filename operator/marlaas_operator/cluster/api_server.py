@@ -170,8 +170,8 @@ class ApiServer:
             status, headers, text = await self._exchange(verb, path, content)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError, asyncio.IncompleteReadError) as error:
             self.observe(verb, what, 0)
-            words = str(error) or type(error).__name__
-            raise NoAnswer(f"cannot {action}: the API server does not answer ({words})") from error
+            cause = str(error) or type(error).__name__
+            raise NoAnswer(f"cannot {action}: the API server does not answer ({cause})") from error
         self.observe(verb, what, status)
         if status >= HTTPStatus.BAD_REQUEST:
             raise api_error(status, text, f"cannot {action}", headers.get("Retry-After"))
@@ -192,4 +192,4 @@ def _parsed(text: bytes, action: str) -> Body:
     try:
         return dict(json.loads(text))
     except ValueError as error:
-        raise Unavailable(f"cannot {action}: the answer is no JSON ({text[:80]!r})") from error
+        raise Unavailable(f"cannot {action}: the response is not JSON ({text[:80]!r})") from error

@@ -236,7 +236,7 @@ def _probe(path: str, period_s: int) -> Part:
 
 def _placed(placement: Placement) -> Part:
     named = (secret if isinstance(secret, str) else secret.name for secret in placement.pull_secrets)
-    said: Part = {
+    fields: Part = {
         "nodeSelector": dict(placement.node_selector),
         "tolerations": [_toleration(toleration) for toleration in placement.tolerations],
         "affinity": dict(placement.affinity),
@@ -244,7 +244,7 @@ def _placed(placement: Placement) -> Part:
         "runtimeClassName": placement.runtime_class_name,
         "imagePullSecrets": [{"name": name} for name in dict.fromkeys(named)],
     }
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _toleration(toleration: Toleration) -> Part:

@@ -139,7 +139,7 @@ def _admitted(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> Co
     if summary.reason == Reason.DELETING:
         return ConditionState(ADMITTED, False, Reason.DELETING, summary.message)
     if phase.final:
-        return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds nothing")
+        return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds no adapter slots")
     if progress is None:
         return ConditionState(ADMITTED, False, summary.reason, summary.message)
     if progress.admitted:
@@ -177,7 +177,7 @@ def crash_verdict(snapshot: JobSnapshot) -> JobVerdict | None:
     if crashes <= limit:
         return None
     fault = first_fault(snapshot.pods)
-    last = f"; the last: {fault.message}" if fault is not None else ""
+    last = f"; the last crash: {fault.message}" if fault is not None else ""
     text = f"its sandboxes have crashed {crashes} times, and backoffLimit is {limit}{last}"
     return JobVerdict(reason=Reason.BACKOFF_LIMIT_EXCEEDED, message=text)
 
@@ -282,8 +282,8 @@ def _sandbox_check_s(snapshot: JobSnapshot) -> float | None:
     if not snapshot.sandbox_wanted:
         return None
     pods = [pod for pod in snapshot.pods if not pod.ended]
-    begun = snapshot.credential is not None and bool(pods) and all(pod.ready for pod in pods)
-    return CREDENTIAL_CHECK_S if begun else STUCK_S
+    is_running = snapshot.credential is not None and bool(pods) and all(pod.ready for pod in pods)
+    return CREDENTIAL_CHECK_S if is_running else STUCK_S
 
 
 def soonest(*waits_s: float | None) -> float | None:

@@ -31,8 +31,10 @@ LEADER_PATIENCE_S = 3.0
 """Time for a new orchestrator to take the lease, which itself expires 10 s after the last renewal."""
 FIRST_WORD_S = 2.0
 """Wait of a new job's first status for the orchestrator, so that a queued job costs one patch."""
-_LEADER = "no orchestrator is at work; what it has given out is played and trained, and nothing is lost"
-_BUS = "NATS does not answer; what runs goes on as far as it can, and nothing is lost"
+_LEADER = (
+    "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost"
+)
+_BUS = "NATS does not answer; running work continues as far as it can, and no data is lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,13 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
     if snapshot.pool is None or snapshot.pool_deleting:
         absent = f"cannot be read ({snapshot.pool_problem})" if snapshot.pool_problem else "does not exist"
         state = "is being deleted" if snapshot.pool is not None else absent
-        text = f"ModelPool '{snapshot.job.spec.pool_ref.name}' {state}; the job begins when there is one of this name"
+        text = f"ModelPool '{snapshot.job.spec.pool_ref.name}' {state}; the job starts when a pool of this name exists"
         return PublishRefusal(Phase.QUEUED, Reason.POOL_NOT_FOUND, text)
     misfit = _misfit(snapshot.job, snapshot.pool)
     if misfit is not None:
         return misfit
     if snapshot.document is not None:
-        text = "an earlier job of the same name is being cleaned up; this one begins when that is done"
+        text = "an earlier job of the same name is being deleted; this one starts after that"
         return PublishRefusal(Phase.QUEUED, Reason.WAITING_FOR_ORCHESTRATOR, text)
     return None
 
@@ -87,7 +89,7 @@ def is_over(snapshot: JobSnapshot) -> bool:
     return status.get("phase") in (Phase.SUCCEEDED, Phase.FAILED)
 
 
-def outgrown(snapshot: JobSnapshot) -> PublishRefusal | None:
+def unfit_now(snapshot: JobSnapshot) -> PublishRefusal | None:
     """Return why a job with a published document no longer fits the pool's spec.
 
     None if it fits, or if there is no pool.
@@ -103,7 +105,7 @@ def _misfit(job: RLJob, pool: ModelPool) -> PublishRefusal | None:
     if not problems:
         return None
     foreign = problems[0].loc[0] == "metadata"
-    text = f"{_sentences(problems)}. The job begins if the pool is changed so that it fits"
+    text = f"{_sentences(problems)}. The job starts once the pool is changed so that it fits"
     return PublishRefusal(Phase.QUEUED, Reason.NAMESPACE_NOT_ALLOWED if foreign else Reason.NEVER_FITS, text)
 
 
@@ -185,7 +187,7 @@ def status_summary(snapshot: JobSnapshot, now: float) -> StatusSummary | None:
         return StatusSummary(None, snapshot.refusal_reason, snapshot.refusal)
     if not snapshot.bus.synced or now - snapshot.first_seen_at < FIRST_WORD_S:
         return None
-    return StatusSummary(None, Reason.WAITING_FOR_ORCHESTRATOR, "the orchestrator has not spoken of the job yet")
+    return StatusSummary(None, Reason.WAITING_FOR_ORCHESTRATOR, "the orchestrator has not read the job yet")
 
 
 def look_again_s(snapshot: JobSnapshot, now: float) -> float | None:
@@ -229,7 +231,7 @@ def _unparsed(snapshot: JobSnapshot, progress: Progress) -> StatusSummary | None
     """Return the summary for an object that no longer parses although its document is published."""
     if snapshot.job is not None or progress.phase.final:
         return None
-    text = f"{snapshot.problem}; until that is corrected, the job goes on as it was when it was valid"
+    text = f"{snapshot.problem}; until this is corrected, the job continues with its last valid spec"
     return StatusSummary(progress.phase, Reason.INVALID_SPEC, text)
 
 
@@ -249,7 +251,7 @@ def late_worker(pods: Sequence[PodFacts], pool: str) -> tuple[Reason, str] | Non
         if not any(pod.ready for pod in mine):
             first = min((pod.name for pod in mine), default="")
             awaited = f"{first} of pool {pool} is starting" if first else f"pool {pool} has no {role} worker yet"
-            return reason, f"{awaited}; the job goes on when it serves"
+            return reason, f"{awaited}; the job continues when it is ready"
     return None
 
 
@@ -266,7 +268,7 @@ def _activity(snapshot: JobSnapshot, progress: Progress) -> StatusSummary:
     if progress.admitted and busy and not any(pod.ready for pod in snapshot.pods):
         return StatusSummary(progress.phase, Reason.SANDBOX_STARTING, "its sandbox is starting")
     late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
-    misfit = outgrown(snapshot) if progress.reason == Reason.WAITING_FOR_POOL else None
+    misfit = unfit_now(snapshot) if progress.reason == Reason.WAITING_FOR_POOL else None
     if misfit is not None:
         return StatusSummary(misfit.phase, misfit.reason, misfit.message)
     if progress.reason == Reason.WAITING_FOR_POOL and late is not None:

@@ -45,7 +45,7 @@ def holders(snapshot: PoolSnapshot) -> list[JobLoad]:
 
     While the bus was not read, every job that has not ended counts.
     """
-    return [job for job in snapshot.jobs if not job.phase.final and (job.begun or not snapshot.bus.synced)]
+    return [job for job in snapshot.jobs if not job.phase.final and (job.published or not snapshot.bus.synced)]
 
 
 def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def _serving(snapshot: PoolSnapshot, pool: ModelPool) -> Iterator[ConditionState
     if late is not None:
         yield ConditionState("Ready", False, late.reason, late.message)
     else:
-        yield ConditionState("Ready", True, Reason.READY, "every worker serves")
+        yield ConditionState("Ready", True, Reason.READY, "all workers are ready")
 
 
 def _role(snapshot: PoolSnapshot, role: str, pool: ModelPool) -> ConditionState:
     type_ = f"{role.capitalize()}Ready"
     wanted = pool.spec.rollout.replicas if role == "rollout" else pool.spec.trainer.replicas
     ready = min(_num_ready(snapshot, role), wanted)
-    counted = f"{ready} of {wanted} {role} workers serve"
+    counted = f"{ready} of {wanted} {role} workers are ready"
     if ready == wanted:
         return ConditionState(type_, True, _READY[role], counted)
     if snapshot.refusal:
@@ -108,7 +108,7 @@ def _deleting(snapshot: PoolSnapshot) -> ConditionState:
     if not held:
         return ConditionState("Deleting", True, Reason.DELETING, "its workers are being stopped")
     more = f" and {len(held) - _MANY} more" if len(held) > _MANY else ""
-    text = f"jobs that have not ended use it: {', '.join(held[:_MANY])}{more}; it goes when they are gone"
+    text = f"jobs that have not ended use it: {', '.join(held[:_MANY])}{more}; the pool is deleted when they have ended"
     return ConditionState("Deleting", False, Reason.IN_USE, text)
 
 

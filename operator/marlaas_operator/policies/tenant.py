@@ -38,7 +38,7 @@ def _active(snapshot: TenantSnapshot) -> ConditionState:
         return ConditionState(
             "Active", False, Reason.CONFLICTING_TENANTS, f"{'; '.join(lost)}; remove it from one of them"
         )
-    return ConditionState("Active", True, Reason.ACTIVE, "its namespaces are its own")
+    return ConditionState("Active", True, Reason.ACTIVE, "its namespaces belong to it")
 
 
 def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def crashed(words: str = "boom", restarts: int = 1, component: str = "sandbox", 
 
 def load(name: str = "sums", phase: Phase = Phase.RUNNING, **fields: Any) -> JobLoad:
     plain = {"namespace": "team-a", "name": name, "pool": "tiny", "admitted": phase is Phase.RUNNING}
-    return JobLoad(**{**plain, "phase": phase, "slots": 3, "begun": True, **fields})
+    return JobLoad(**{**plain, "phase": phase, "slots": 3, "published": True, **fields})
 
 
 def pool_snapshot(**fields: Any) -> PoolSnapshot:

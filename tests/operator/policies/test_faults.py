@@ -62,13 +62,13 @@ CASES = [
     (
         "silent crash",
         one(ended(3)),
-        ("ContainerCrashing", "container supervisor ended with exit code 3 and said nothing"),
+        ("ContainerCrashing", "container supervisor ended with exit code 3 and wrote no message"),
     ),
     ("killed", one({"running": {}}, ended(137)), ("ContainerCrashing", "container supervisor was killed")),
     (
         "out of memory",
         one(BACK_OFF, ended(137, "OOMKilled")),
-        ("ContainerOutOfMemory", "container supervisor took more memory than its limit"),
+        ("ContainerOutOfMemory", "container supervisor exceeded its memory limit"),
     ),
     (
         "pull refused",

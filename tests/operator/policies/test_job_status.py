@@ -155,7 +155,7 @@ QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", 
         ({"pods": (PULLING,)}, "ImageCannotBePulled", "sandbox-0: image x:1: no such image"),
         ({"pods": (NO_NODE,)}, "PodUnschedulable", "Insufficient cpu"),
         ({"pods": (NO_SECRET,)}, "ConfigMissing", 'secret "k" not found'),
-        ({"pods": (OOM,)}, "ContainerOutOfMemory", "supervisor took more memory than its limit"),
+        ({"pods": (OOM,)}, "ContainerOutOfMemory", "supervisor exceeded its memory limit"),
         ({"pods": (crashed("KeyError: 'x'"),)}, "ContainerCrashing", "sandbox-0: KeyError: 'x'"),
         ({"pods": (), "refusal": "exceeded quota"}, "PodRefused", "exceeded quota"),
         ({"pool_pods": (NO_MODEL,)}, "ModelNotFound", "rollout-0 of pool tiny: no model at /m"),
@@ -205,18 +205,18 @@ LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
         (
             {"pool_pods": (STARTING, *serving("trainer"))},
             "RolloutStarting",
-            "rollout-0 of pool tiny is starting; the job goes on when it serves",
+            "rollout-0 of pool tiny is starting; the job continues when it is ready",
         ),
         (
             {"pool_pods": serving("rollout")},
             "TrainerStarting",
-            "pool tiny has no trainer worker yet; the job goes on when it serves",
+            "pool tiny has no trainer worker yet; the job continues when it is ready",
         ),
         ({"pool_pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}, "Training", None),
         (
             {"bus": LEADERLESS},
             "WaitingForOrchestrator",
-            "no orchestrator is at work; what it has given out is played and trained, and nothing is lost",
+            "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost",
         ),
         ({"bus": replace(LEADERLESS, leaderless_since=NOW - 1)}, "Training", None),
     ],
@@ -234,7 +234,7 @@ def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
 def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
     waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
     found = status(replace(waits, pool_pods=(STARTING,)))
-    expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job goes on when it serves"
+    expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job continues when it is ready"
     assert (found["reason"], found["message"]) == ("WaitingForPool", expected)
 
 
@@ -300,7 +300,7 @@ def test_a_job_that_does_not_fit_its_pool_is_told_once_with_a_warning_and_its_co
     assert [(event.type, event.reason) for event in found.events] == [("Warning", reason)]
     [admitted] = [one for one in found.status["conditions"] if one["type"] == "Admitted"]
     assert (admitted["status"], admitted["reason"]) == ("False", reason)
-    assert "The job begins if the pool is changed" in admitted["message"]
+    assert "The job starts once the pool is changed" in admitted["message"]
     assert events(misfit, misfit) == []
 
 
