@@ -29,11 +29,14 @@ K = TypeVar("K", bound=Hashable)
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 60.0
 CHANGED_RETRY_S = 1.0
+"""Longest backoff of a key that was added while it failed."""
+REFUSED_AGAIN_S = 30.0
+"""Refused actions are retried after this time."""
+LASTING_S = 10.0
+"""A transient error is reported in the status once it has lasted this long. A refusal is reported at once."""
 _CONFLICT_S = 0.05
 _PERMANENT_FROM_S = 5.0
 _FEW = 64
-REFUSED_AGAIN_S = 30.0
-LASTING_S = 10.0
 
 Actions = tuple[Action, ...]
 
