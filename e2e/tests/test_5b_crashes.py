@@ -64,4 +64,4 @@ def test_a_trainer_that_takes_more_memory_than_it_may_says_so(platform: Platform
 
     message = platform.until(told, "the pool says that its trainer has too little memory", SECONDS)["message"]
     assert f"{POOL}-trainer-0" in message
-    assert "took more memory than its limit" in message
+    assert "exceeded its memory limit" in message

@@ -19,17 +19,17 @@ from pathlib import Path
 from marlaas_api.background import stop_on_signals
 from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect as connect_bus
-from marlaas_api.bus_users import BusKeys, OperatorUser
+from marlaas_api.bus_users import BusKeys, CredentialIssuer, OperatorUser
 from marlaas_api.errors import InvalidInput, MarlaasError, Retryable, first_cause
 from marlaas_api.health import HealthEndpoints, serve_health
-from marlaas_operator.bus_keys import CredentialIssuer, ensure_keys, renew_platform
+from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Cluster, Forbidden, Invalid, Resource
 from marlaas_operator.cluster.api_server import ApiServer, connect
+from marlaas_operator.cluster.resources import MANAGED
 from marlaas_operator.handlers import WATCH_S, watch
 from marlaas_operator.installation import Installation, load
 from marlaas_operator.object_cache import ObjectCache
-from marlaas_operator.resync import MANAGED
-from marlaas_operator.service import Outside, Service
+from marlaas_operator.service import ExternalSystems, Service
 
 log = logging.getLogger("marlaas_operator")
 
@@ -86,12 +86,12 @@ def _service(
             installation.nats_url, name="operator", creds=creds if keys is not None else None, connect_timeout_s=5.0
         )
 
-    async def watching(cache: ObjectCache, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
-        await watch(cache, begun, told, gateway, options.watch_seconds)
+    async def watching(cache: ObjectCache, begun: Callable[[Resource], None], report: Callable[[str], None]) -> None:
+        await watch(cache, begun, report, gateway, options.watch_seconds)
 
     instance = os.environ.get("POD_NAME") or socket.gethostname()
-    outside = Outside(gateway, open_bus, watching, CredentialIssuer(keys, time.time), instance)
-    return Service(outside, installation)
+    external = ExternalSystems(gateway, open_bus, watching, CredentialIssuer(keys, time.time), instance)
+    return Service(external, installation)
 
 
 async def _keys(gateway: ApiServer, installation: Installation) -> BusKeys | None:
@@ -106,9 +106,9 @@ async def _keys(gateway: ApiServer, installation: Installation) -> BusKeys | Non
             await renew_platform(gateway, installation, keys, time.time())
             return keys
         except (Forbidden, Invalid) as error:  # Invalid: refused by an admission policy
-            raise InvalidInput(f"{error}; the chart's Role allows it, for a Secret with the label {MANAGED}") from error
+            raise InvalidInput(f"{error}; the chart's Role allows it for a Secret with the label {MANAGED}") from error
         except Retryable as error:
-            log.warning("%s (again soon)", error)
+            log.warning("bus keys are not available: %s (retry in %.0f s)", error, _RETRY_S)
             await asyncio.sleep(_RETRY_S)
 
 
@@ -147,7 +147,9 @@ async def _renewing(
             try:
                 await renew_platform(gateway, installation, keys, time.time())
             except MarlaasError as error:
-                log.warning("%s (again in ten minutes)", error)
+                log.warning(
+                    "renewal of the platform's bus credentials failed: %s (retry in %.0f s)", error, _RENEW_EVERY_S
+                )
 
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(renew(), name="renew credentials")
@@ -164,12 +166,22 @@ def _write(creds: Path, text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m marlaas_operator", description=__doc__)
-    parser.add_argument("--installation", required=True, type=Path, metavar="FILE", help="what the chart wrote")
+    parser.add_argument(
+        "--installation", required=True, type=Path, metavar="FILE", help="settings that the chart wrote"
+    )
     parser.add_argument("--health", type=int, metavar="PORT", help="serve /livez, /readyz and /metrics there")
-    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster: whom to be, and where")
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="outside a cluster: file with the API server's address and credentials",
+    )
     parser.add_argument("--kubeconfig-context", metavar="NAME", help="context of the kubeconfig")
     parser.add_argument(
-        "--watch-seconds", type=float, default=WATCH_S, help="how long a watch lasts; one that died is noticed then"
+        "--watch-seconds",
+        type=float,
+        default=WATCH_S,
+        help="duration of a watch; a dead connection is noticed at its end",
     )
     return parser
 

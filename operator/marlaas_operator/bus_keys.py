@@ -1,14 +1,12 @@
-"""The bus's signing keys, created once in the installation's Secret, and the credentials that they sign.
+"""The bus's signing keys, created once in the installation's Secret, and the platform's credentials beside them.
 
-The keys are never overwritten: after `helm upgrade`, the server and running pods still use them. The platform's
-own credentials in the Secret are renewed in place.
+The keys are never overwritten: after `helm upgrade`, the server and running pods still use them. The credentials
+of operator and orchestrator are renewed in place.
 """
 
 import base64
 import json
 import logging
-from collections.abc import Mapping
-from typing import Protocol
 
 from marlaas_api.bus_users import (
     BusKeys,
@@ -16,11 +14,7 @@ from marlaas_api.bus_users import (
     KeyInvalid,
     OperatorUser,
     OrchestratorUser,
-    RolloutUser,
-    SandboxUser,
-    TrainerUser,
     mint,
-    renew_at,
     server_config,
 )
 from marlaas_api.errors import InvalidInput
@@ -37,52 +31,6 @@ _PLATFORM: dict[str, BusUser] = {"operator.creds": OperatorUser(), "orchestrator
 _MAX_STORE_BYTES = 4 << 40
 
 
-class Clock(Protocol):
-    """Returns unix seconds."""
-
-    def __call__(self) -> float: ...
-
-
-class CredentialIssuer:
-    """Issues credentials for jobs and pools, one per user and time window.
-
-    keys None: the bus has no users, so there are no credentials.
-    """
-
-    def __init__(self, keys: BusKeys | None, now: Clock) -> None:
-        self._keys = keys
-        self._now = now
-        self._kept: dict[BusUser, tuple[float, str]] = {}
-
-    def of(self, user: BusUser) -> str | None:
-        """Return the text of a user's credential; None without keys."""
-        if self._keys is None:
-            return None
-        until, text = self._kept.get(user, (0.0, ""))
-        now = self._now()
-        if now >= until:
-            until, text = self._kept[user] = renew_at(user, now), mint(self._keys, user, now)
-        return text
-
-    def sandbox(self, namespace: str, job: str, uid: str) -> str | None:
-        """Return the credential of a job's sandbox."""
-        return self.of(SandboxUser(namespace, job, uid))
-
-    def forget_sandbox(self, namespace: str, job: str, uid: str) -> None:
-        """Drop the credential of a deleted job."""
-        self._kept.pop(SandboxUser(namespace, job, uid), None)
-
-    def forget_pool(self, name: str) -> None:
-        """Drop the credentials of a deleted pool."""
-        for user in (RolloutUser(name), TrainerUser(name)):
-            self._kept.pop(user, None)
-
-    def pool(self, name: str) -> Mapping[str, str]:
-        """Return the credentials of a pool's workers, by role; empty without keys."""
-        texts = {"rollout": self.of(RolloutUser(name)), "trainer": self.of(TrainerUser(name))}
-        return {role: text for role, text in texts.items() if text is not None}
-
-
 async def ensure_keys(cluster: Cluster, installation: Installation) -> BusKeys:
     """Return the installation's keys; create them if there are none.
 
@@ -92,11 +40,11 @@ async def ensure_keys(cluster: Cluster, installation: Installation) -> BusKeys:
     target = Target(SECRETS, installation.namespace, installation.bus_secret)
     secret = await _found(cluster, target)
     if secret is None and installation.nats_pod_selector is None:
-        raise InvalidInput(f"{target} is absent: an external bus's keys are yours to put there, under the key {KEYS}")
+        raise InvalidInput(f"{target} does not exist; create it with the keys of the external bus under the key {KEYS}")
     if secret is None:
         try:
             secret = await cluster.create(await _fresh(cluster, installation, target))
-            log.info("made the bus's keys: %s", target)
+            log.info("created the keys of the bus in %s", target)
         except AlreadyExists:
             secret = await cluster.get(target)
     return _keys_of(secret, target)
@@ -148,7 +96,7 @@ def _server(keys: BusKeys) -> str:
 def _keys_of(secret: Body, target: Target) -> BusKeys:
     text = (secret.get("data") or {}).get(KEYS)
     if text is None:
-        raise InvalidInput(f"{target} has no key {KEYS}: without it no credential can be made for a sandbox")
+        raise InvalidInput(f"{target} has no key {KEYS}; without it the operator cannot issue credentials")
     try:
         return BusKeys.load(json.loads(base64.b64decode(text)))
     except (ValueError, KeyInvalid) as error:

@@ -1,8 +1,8 @@
 """kopf handlers: every event of the kinds below goes into the object cache. The only module that imports kopf.
 
-kopf watches and writes nothing: no finalizers, annotations, events or peering; docs/architecture.md ("The control plane") says why. It runs in a
+kopf watches and writes nothing: no finalizers, annotations, events or peering; docs/architecture.md ("The control plane") gives the reasons. It runs in a
 thread and an event loop of its own, since it cancels every other task of its loop when it ends, and `Watcher` restarts it with backoff. A
-watch ends after `watch_s` and resumes, so that a connection that died silently is noticed.
+watch ends after `watch_s` and resumes, so that a dead connection is noticed.
 """
 
 import asyncio
@@ -14,17 +14,16 @@ import kopf
 
 from marlaas_operator.cluster import Body, Resource, Unavailable, target_of
 from marlaas_operator.cluster.api_server import ApiServer, Login
-from marlaas_operator.cluster.resources import KINDS, OWNED
+from marlaas_operator.cluster.resources import KINDS, MANAGED, OWNED
 from marlaas_operator.object_cache import ObjectCache
-from marlaas_operator.resync import MANAGED
-from marlaas_operator.watching import Told, Watcher
+from marlaas_operator.watching import Report, Watcher
 
 WATCH_S = 45.0
-_NAME = "marlaas-operator"  # without an identity, kopf asks for the name of our user, who in a pod has none
+_NAME = "marlaas-operator"  # without an identity, kopf reads the name of our user, which has none in a pod
 _GRACE_S = 5.0
 _RESOURCES = {(one.group, one.version, one.plural): one for one in (*KINDS, *OWNED)}
 
-Begun = Callable[[Resource], None]
+WatchBegun = Callable[[Resource], None]
 """Called with a kind whose watch begins. kopf lists before it watches and does not report what was deleted before."""
 
 Sink = Callable[[Resource, str | None, Body], None]
@@ -113,24 +112,18 @@ async def observed(event: Any, resource: Any, memo: kopf.Memo, **_: Any) -> None
     memo.sink(kind, event["type"], {**event["object"], "apiVersion": kind.api_version, "kind": kind.kind})
 
 
-async def watch(cache: ObjectCache, begun: Begun, told: Told, gateway: ApiServer, watch_s: float = WATCH_S) -> None:
-    """Watch until cancelled. told: called with the error of a watch that ended, with an empty text once watching works again."""
+async def watch(
+    cache: ObjectCache, begun: WatchBegun, report: Report, gateway: ApiServer, watch_s: float = WATCH_S
+) -> None:
+    """Watch until cancelled. report: called with the error that ended a watch, with an empty text once the watch works again."""
     loop = asyncio.get_running_loop()
-
-    def see(resource: Resource, kind: str | None, body: Body) -> None:
-        if kind == "DELETED":
-            meta = body["metadata"]
-            cache.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
-            return
-        if kind is None:
-            begun(resource)
-        cache.see(body)
+    into_cache = cache_sink(cache, begun)
 
     def sink(resource: Resource, kind: str | None, body: Body) -> None:
-        loop.call_soon_threadsafe(see, resource, kind, body)
+        loop.call_soon_threadsafe(into_cache, resource, kind, body)
 
     def restarted(error: str) -> None:
-        told(error)
+        report(error)
         for resource in (*KINDS, *OWNED):
             begun(resource)
 
@@ -139,6 +132,21 @@ async def watch(cache: ObjectCache, begun: Begun, told: Told, gateway: ApiServer
 
     _quieten()
     await Watcher(once, restarted).run()
+
+
+def cache_sink(cache: ObjectCache, begun: WatchBegun) -> Sink:
+    """Return the sink that stores events in the cache; call it in the cache's event loop."""
+
+    def store(resource: Resource, kind: str | None, body: Body) -> None:
+        if kind == "DELETED":
+            meta = body["metadata"]
+            cache.lose(target_of(body), meta["uid"], int(meta["resourceVersion"]))
+            return
+        if kind is None:
+            begun(resource)
+        cache.see(body)
+
+    return store
 
 
 async def watch_once(sink: Sink, gateway: ApiServer, halt: asyncio.Event, watch_s: float) -> None:
@@ -153,7 +161,7 @@ async def watch_once(sink: Sink, gateway: ApiServer, halt: asyncio.Event, watch_
         if halt.is_set():
             return
         if unserved := discovery.result():
-            raise Unavailable(f"the API server does not list {', '.join(unserved)} among what it serves")
+            raise Unavailable(f"the API server does not serve {', '.join(unserved)} yet")
     finally:
         discovery.cancel()
         stopping.cancel()
@@ -167,7 +175,10 @@ async def watch_once(sink: Sink, gateway: ApiServer, halt: asyncio.Event, watch_
 
 
 async def _unserved(gateway: ApiServer) -> list[str]:
-    """Ask over a connection of this thread's own: the gateway's belongs to another event loop."""
+    """Return the kinds that the API server does not serve.
+
+    Uses a connection of its own, because the gateway's belongs to another event loop.
+    """
     own = ApiServer(gateway.configuration)
     try:
         return [resource.plural for resource in await own.unserved((*KINDS, *OWNED))]
@@ -176,6 +187,6 @@ async def _unserved(gateway: ApiServer) -> list[str]:
 
 
 def _quieten() -> None:
-    """kopf logs every event, and the signals that it leaves to us."""
+    """Set log levels: kopf would log every event, and the signals that it leaves to us."""
     for name, level in (("kopf", logging.WARNING), ("kopf.objects", logging.WARNING), ("kopf._core", logging.ERROR)):
         logging.getLogger(name).setLevel(level)

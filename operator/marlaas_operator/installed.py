@@ -18,7 +18,7 @@ from marlaas_operator.cluster.api_server import connect
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, TENANTS
 from marlaas_operator.installation import Installation, load
 
-Finding = Callable[[], Awaitable[str]]
+Check = Callable[[], Awaitable[str]]
 """One check; returns a sentence. Raises MarlaasError if the check fails."""
 
 
@@ -35,26 +35,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster")
     options = parser.parse_args(arguments)
-    return asyncio.run(_ask_all(load(options.installation), options.creds, options.kubeconfig))
+    return asyncio.run(_run_checks(load(options.installation), options.creds, options.kubeconfig))
 
 
-async def _ask_all(installation: Installation, creds: Path, kubeconfig: Path | None) -> int:
+async def _run_checks(installation: Installation, creds: Path, kubeconfig: Path | None) -> int:
     cluster = await connect(kubeconfig)
     try:
-        findings = (
+        checks = (
             lambda: kinds_served(cluster),
             lambda: available(cluster, installation, "operator"),
             lambda: available(cluster, installation, "orchestrator"),
             lambda: bus_answers(installation, creds),
         )
-        return 0 if all([await _told(finding) for finding in findings]) else 1
+        return 0 if all([await _is_ok(check) for check in checks]) else 1
     finally:
         await cluster.close()
 
 
-async def _told(finding: Finding) -> bool:
+async def _is_ok(check: Check) -> bool:
+    """Run a check and print its result."""
     try:
-        sys.stdout.write(f"ok: {await finding()}\n")
+        sys.stdout.write(f"ok: {await check()}\n")
     except MarlaasError as error:
         sys.stdout.write(f"FAILED: {error}\n")
         return False
@@ -77,7 +78,7 @@ async def available(cluster: Cluster, installation: Installation, component: str
     deployment = await cluster.get(Target(DEPLOYMENTS, installation.namespace, name))
     condition = _condition(deployment, "Available")
     if condition.get("status") != "True":
-        raise NotWorking(f"{name} is not available: {condition.get('message', 'nothing is known of it yet')}")
+        raise NotWorking(f"{name} is not available: {condition.get('message', 'its status has no such condition yet')}")
     return f"{name} is available"
 
 

@@ -1,20 +1,33 @@
 """Cache of the watched Kubernetes objects: raw bodies by target, indexed by the job or pool that they belong to.
 
 The cache may lag behind the API server. A body is replaced by an older one only if the API server itself was
-restored to an older state.
+restored to an older state. Every change queues the objects that it may affect (`after_change`).
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from marlaas_operator.cluster import Body, Resource, Target
-from marlaas_operator.cluster.resources import RLJOBS, target_of
+from marlaas_operator.cluster.resources import (
+    KINDS,
+    MODELPOOLS,
+    PODS,
+    RLJOBS,
+    TENANTS,
+    namespaces_of,
+    pool_of,
+    target_of,
+)
+from marlaas_operator.pod_facts import pod_facts
 
-Changed = Callable[[Target, Body | None, Body | None], None]
-"""Callback for a change: the object, its body before (None: it did not exist) and after (None: deleted)."""
+Request = tuple[Target, float]
+"""An object to reconcile, and the delay in seconds. Objects with totals of many wait, to take several changes at
+once.
+"""
+
+COUNT_AFTER_S = 1.0
 
 Group = tuple[str, str, str]
 """(`job`, `pool` or `jobs of pool`, namespace or empty, name): the job or pool that an object belongs to."""
@@ -42,10 +55,16 @@ class ObjectCache:
 
     release_namespace: namespace of the pools' objects. Pool labels in other namespaces are ignored, because
     tenants may set any label there.
+
+    Attributes:
+        enqueue: called with each object that a change may affect, and the delay in seconds; None: changes queue
+            nothing.
+        gone: called with the last body of a custom resource that was deleted or replaced.
     """
 
-    def __init__(self, changed: Changed, release_namespace: str) -> None:
-        self._changed = changed
+    def __init__(self, release_namespace: str) -> None:
+        self.enqueue: Callable[[Target, float], None] | None = None
+        self.gone: Callable[[Body], None] = lambda body: None
         self._release_namespace = release_namespace
         self._lost: dict[str, float] = {}
         self._bodies: dict[Resource, dict[Target, Body]] = defaultdict(dict)
@@ -70,11 +89,11 @@ class ObjectCache:
     def see(self, body: Body, *, own: bool = False) -> None:
         """Store a body that the server sent, unless it is older than the cached one or than a known deletion.
 
-        own: the body is the result of our own write; do not call `changed`.
+        own: the body is the result of our own write: do not queue the object itself.
         """
         target = target_of(body)
         before = self.get(target)
-        if self._is_late(body) or (before is not None and not _newer(body, before)):
+        if self._is_late(body) or (before is not None and _version(body) <= _version(before)):
             return
         body = _slim(body)
         self._forget(target)
@@ -83,6 +102,8 @@ class ObjectCache:
             self._groups[group].add(target)
         if not own:
             self._changed(target, before, body)
+        if before is not None and target.resource == RLJOBS and _phase(before) != _phase(body):
+            self._enqueue(counters(self, body, None))  # the watch may report our own write before its response arrives
 
     def lose(self, target: Target, uid: str, version: float = math.inf) -> None:
         """Remove the object with this uid.
@@ -92,9 +113,9 @@ class ObjectCache:
         """
         before = self.get(target)
         if before is None or uid != before["metadata"]["uid"]:
-            self._bury(uid, version)
+            self._mark_lost(uid, version)
             return
-        self._bury(uid, max(version, _version(before)))
+        self._mark_lost(uid, max(version, _version(before)))
         self._forget(target)
         self._changed(target, before, None)
 
@@ -139,6 +160,16 @@ class ObjectCache:
         elif POOL_LABEL in labels and target.namespace == self._release_namespace:
             yield "pool", "", labels[POOL_LABEL]
 
+    def _changed(self, target: Target, before: Body | None, after: Body | None) -> None:
+        self._enqueue(after_change(self, target, before, after))
+        if before is not None and target.resource in KINDS and not _is_same(before, after):
+            self.gone(before)
+
+    def _enqueue(self, requests: Iterable[Request]) -> None:
+        if self.enqueue is not None:
+            for target, delay_s in requests:
+                self.enqueue(target, delay_s)
+
     def _is_late(self, body: Body) -> bool:
         """Return whether the body predates the object's deletion.
 
@@ -164,7 +195,7 @@ class ObjectCache:
             self._forget(target)
             self._changed(target, known, None)
 
-    def _bury(self, uid: str, version: float) -> None:
+    def _mark_lost(self, uid: str, version: float) -> None:
         self._lost[uid] = max(version, self._lost.pop(uid, version))
         if len(self._lost) > _LOST_KEPT:
             del self._lost[next(iter(self._lost))]
@@ -177,33 +208,91 @@ class ObjectCache:
                 del self._groups[group]
 
 
-def pool_of(job: Body) -> str:
-    """Return the name of the job's pool; empty if it names none.
-
-    A stored job may predate the rules of its kind.
-    """
-    reference = _mapping(_mapping(job.get("spec")).get("poolRef"))
-    return str(reference.get("name") or "")
-
-
-def namespaces_of(tenant: Body) -> tuple[str, ...]:
-    """Return the namespaces in a Tenant's spec, even if the Tenant does not parse."""
-    listed = _mapping(tenant.get("spec")).get("namespaces")
-    return tuple(map(str, listed)) if isinstance(listed, list) else ()
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _newer(body: Body, known: Body) -> bool:
-    """Compare resource versions: those of one kind increase monotonically (guaranteed since Kubernetes 1.35)."""
-    return _version(body) > _version(known)
-
-
 def _version(body: Body) -> int:
+    """Return the resource version; those of one kind increase monotonically (guaranteed since Kubernetes 1.35)."""
     return int(body["metadata"]["resourceVersion"])
+
+
+def _is_same(before: Body, after: Body | None) -> bool:
+    """Return whether both bodies have the same uid, so are not two objects of the same name."""
+    return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]
+
+
+def _phase(job: Body) -> str | None:
+    return (job.get("status") or {}).get("phase")
 
 
 def _slim(body: Body) -> Body:
     return {**body, "metadata": {key: value for key, value in body["metadata"].items() if key not in _DROPPED}}
+
+
+def after_change(cache: ObjectCache, target: Target, before: Body | None, after: Body | None) -> Iterator[Request]:
+    """Yield the objects that a change in the cluster may affect."""
+    if target.resource == RLJOBS:
+        yield target, 0.0
+        if _identity(before) != _identity(after):
+            yield from counters(cache, before, after)
+    elif target.resource == MODELPOOLS:
+        yield target, 0.0
+        if _identity(before) != _identity(after):
+            yield from _jobs_of_pool(cache, target.name)
+    elif target.resource == TENANTS:
+        if _identity(before) != _identity(after):
+            yield from _jobs_of_tenant(cache, before, after)
+        yield from ((target_of(tenant), 0.0) for tenant in cache.all(TENANTS))
+    else:
+        yield from _owners(cache, target, before, after)
+
+
+def after_bus_change(cache: ObjectCache, key: str) -> Iterator[Request]:
+    """Yield the objects that a change of a job's document or progress may affect."""
+    namespace, _, name = key.partition(".")
+    target = Target(RLJOBS, namespace, name)
+    body = cache.get(target)
+    if body is not None:
+        yield target, 0.0
+        yield from counters(cache, body, None)
+
+
+def counters(cache: ObjectCache, before: Body | None, after: Body | None) -> Iterator[Request]:
+    """Yield the pools and tenants whose status counts a job."""
+    for body in (before, after):
+        if body is not None:
+            yield Target(MODELPOOLS, "", pool_of(body)), COUNT_AFTER_S
+            namespace = body["metadata"]["namespace"]
+            for tenant in cache.all(TENANTS):
+                if namespace in namespaces_of(tenant):
+                    yield target_of(tenant), COUNT_AFTER_S
+
+
+def _jobs_of_pool(cache: ObjectCache, name: str) -> Iterator[Request]:
+    """Return every job that names a pool."""
+    return ((target_of(job), 0.0) for job in cache.group(("jobs of pool", "", name)))
+
+
+def _jobs_of_tenant(cache: ObjectCache, before: Body | None, after: Body | None) -> Iterator[Request]:
+    """Return every job whose weight may have changed with a Tenant."""
+    bodies = [body for body in (before, after) if body is not None]
+    namespaces = {namespace for body in bodies for namespace in namespaces_of(body)}
+    return ((target_of(job), 0.0) for job in cache.all(RLJOBS) if job["metadata"]["namespace"] in namespaces)
+
+
+def _owners(cache: ObjectCache, target: Target, before: Body | None, after: Body | None) -> Iterator[Request]:
+    if target.resource == PODS and before is not None and after is not None and pod_facts(before) == pod_facts(after):
+        return
+    for body in (before, after):
+        for what, namespace, name in cache.groups_of(target, body) if body is not None else ():
+            if what == "job":
+                yield Target(RLJOBS, namespace, name), 0.0
+            elif what == "pool":
+                yield Target(MODELPOOLS, "", name), 0.0
+                if target.resource == PODS:
+                    yield from _jobs_of_pool(cache, name)
+
+
+def _identity(body: Body | None) -> object:
+    """Return uid, generation and deletion time, which change with the spec or a deletion but not with the status."""
+    if body is None:
+        return None
+    meta = body["metadata"]
+    return meta["uid"], meta.get("generation"), meta.get("deletionTimestamp")

@@ -9,37 +9,54 @@ from typing import Generic, TypeVar
 from pydantic import ValidationError
 
 from marlaas_api import subjects
+from marlaas_api.bus_users import CredentialIssuer
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.problems import problems_of
 from marlaas_api.reasons import Reason
 from marlaas_operator.bus_health import BusHealth
-from marlaas_operator.bus_keys import CredentialIssuer
 from marlaas_operator.cluster import Body, Target
-from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, TENANTS, resource_of, target_of
+from marlaas_operator.cluster.resources import (
+    MODELPOOLS,
+    PODS,
+    RLJOBS,
+    TENANTS,
+    namespaces_of,
+    pool_of,
+    resource_of,
+    target_of,
+)
 from marlaas_operator.job_documents import JobDocuments
-from marlaas_operator.object_cache import Group, ObjectCache, namespaces_of, pool_of
+from marlaas_operator.object_cache import Group, ObjectCache
 from marlaas_operator.pod_facts import PodFacts, pod_facts
-from marlaas_operator.policies.tenant import by_precedence
-from marlaas_operator.snapshot import JobLoad, JobSnapshot, Meta, OwnedKey, PoolSnapshot, TenantSnapshot
+from marlaas_operator.snapshot import (
+    JobLoad,
+    JobSnapshot,
+    Meta,
+    OwnedKey,
+    PoolSnapshot,
+    TenantSnapshot,
+    by_precedence,
+)
 
 B = TypeVar("B", bound=Kind)
 T = TypeVar("T")
 Problem = str
-Trouble = tuple[Reason, str]
+ActionError = tuple[Reason, str]
+"""Reason and message of the error that keeps an object's actions from being executed."""
 _UID_LABEL = "marlaas.dev/job-uid"
 
 
-class Remembered(Generic[T]):
-    """Memoizes one value per object; recomputes it when the mark of its source differs."""
+class Memo(Generic[T]):
+    """Memoizes one value per object; recomputes it when the version of its source differs."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[object, T]] = {}
 
-    def of(self, uid: str, mark: object, make: Callable[[], T]) -> T:
-        """Return the value for this uid; call `make` if there is none for this mark."""
+    def of(self, uid: str, version: object, make: Callable[[], T]) -> T:
+        """Return the value for this uid; call `make` if there is none for this version."""
         kept = self._kept.get(uid)
-        if kept is None or kept[0] != mark:
-            kept = self._kept[uid] = mark, make()
+        if kept is None or kept[0] != version:
+            kept = self._kept[uid] = version, make()
         return kept[1]
 
     def forget(self, uid: str) -> None:
@@ -63,17 +80,14 @@ class Observer:
         self._health = health
         self._credentials = credentials
         self._now = now
-        self._pools: Remembered[ModelPool | Problem] = Remembered()
-        self._tenants: Remembered[Tenant | Problem] = Remembered()
-        self._loads: Remembered[JobLoad] = Remembered()
+        self._pools: Memo[ModelPool | Problem] = Memo()
+        self._tenants: Memo[Tenant | Problem] = Memo()
+        self._loads: Memo[JobLoad] = Memo()
         self._first_seen: dict[str, float] = {}
         self._going_since: dict[str, float] = {}
 
-    def job(self, target: Target, trouble: Trouble | None = None) -> JobSnapshot | None:
-        """Return the snapshot of an RLJob, None if there is none.
-
-        trouble: reason and message of the error that keeps the job's actions from being executed.
-        """
+    def job(self, target: Target, error: ActionError | None = None) -> JobSnapshot | None:
+        """Return the snapshot of an RLJob, None if there is none."""
         body = self._cache.get(target)
         if body is None:
             return None
@@ -90,8 +104,8 @@ class Observer:
             bus=self._health.state,
             job=job if isinstance(job, RLJob) else None,
             problem=job if isinstance(job, Problem) else "",
-            refusal=trouble[1] if trouble is not None else "",
-            refusal_reason=trouble[0] if trouble is not None else Reason.POD_REFUSED,
+            refusal=error[1] if error is not None else "",
+            refusal_reason=error[0] if error is not None else Reason.POD_REFUSED,
             status=body.get("status"),
             pool=pool if isinstance(pool, ModelPool) else None,
             pool_problem=pool if isinstance(pool, Problem) else "",
@@ -102,15 +116,15 @@ class Observer:
             progress=progress,
             progress_unread=progress is None and self._documents.has_progress(key),
             owned=owned,
-            pods=_facts([pod for pod in pods if _uid_label(pod) in (None, meta.uid)]),
+            pods=_facts([pod for pod in pods if _job_uid(pod) in (None, meta.uid)]),
             pool_pods=_facts(self._belongings(("pool", "", pool_name))[1]),
             credential=self._credentials.sandbox(meta.namespace, meta.name, meta.uid) if admitted else None,
             first_seen_at=self._first_seen.setdefault(meta.uid, self._now()),
             deletion_seen_at=self._deletion_seen(meta),
         )
 
-    def pool(self, target: Target, trouble: Trouble | None = None) -> PoolSnapshot | None:
-        """Return the snapshot of a ModelPool, None if there is none. trouble: as in `job`."""
+    def pool(self, target: Target, error: ActionError | None = None) -> PoolSnapshot | None:
+        """Return the snapshot of a ModelPool, None if there is none."""
         body = self._cache.get(target)
         if body is None:
             return None
@@ -121,7 +135,7 @@ class Observer:
             bus=self._health.state,
             pool=pool if isinstance(pool, ModelPool) else None,
             problem=pool if isinstance(pool, Problem) else "",
-            refusal=trouble[1] if trouble is not None else "",
+            refusal=error[1] if error is not None else "",
             status=body.get("status"),
             jobs=self._loads_of(self._cache.group(("jobs of pool", "", target.name))),
             owned=owned,
@@ -200,7 +214,7 @@ class Observer:
         meta = body["metadata"]
         key = subjects.job_key(meta["namespace"], meta["name"])
         phase = (body.get("status") or {}).get("phase")
-        mark = (meta.get("generation"), phase, self._documents.revisions(key))
+        version = (meta.get("generation"), phase, self._documents.revisions(key))
 
         def make() -> JobLoad:
             job = parsed(RLJob, body)
@@ -211,7 +225,7 @@ class Observer:
                 return JobLoad.of_unread(body, pool_of(body), own, own_progress)
             return JobLoad.of(job, own, own_progress)
 
-        return self._loads.of(meta["uid"], mark, make)
+        return self._loads.of(meta["uid"], version, make)
 
 
 def parsed(kind: type[B], body: Body) -> B | Problem:
@@ -229,7 +243,7 @@ def _identity(body: Body) -> tuple[str, object]:
     return str(body["metadata"]["uid"]), body["metadata"]["resourceVersion"]
 
 
-def _uid_label(pod: Body) -> str | None:
+def _job_uid(pod: Body) -> str | None:
     return (pod["metadata"].get("labels") or {}).get(_UID_LABEL)
 
 

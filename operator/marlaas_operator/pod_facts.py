@@ -1,17 +1,40 @@
-"""Pod fields that policies need, parsed once from the API server's body. Pure.
+"""Pods: the fields that policies need, parsed once from the API server's body, and why a pod is not ready. Pure.
 
 Termination messages and image names come from tenants: terminal control characters in them are escaped here,
 before they reach statuses and events.
+
+A fault lasts until the pod is ready. A container that crashed and runs again counts as faulty until its pod is ready, so that a crash loop
+emits one event, not one per restart.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from marlaas_api.last_words import visible
+from marlaas_api.kinds.status import unix_seconds
+from marlaas_api.last_words import last_words, visible
+from marlaas_api.reasons import Reason
 
 COMPONENT = "app.kubernetes.io/component"
+PREPARE = "model"
+"""Name of the init container that prepares a pool's model."""
+
+_PULLING = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+_PULL_ERROR = "ErrImagePull: "
+_NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError", "PostStartHookError", "StartError"})
+_INVALID_INPUT = 2
+"""Exit code of our own processes for invalid input (`marlaas_worker.__main__`)."""
+_KILLED = 137
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +118,12 @@ def pod_facts(body: Mapping[str, Any]) -> PodFacts:
         deleting=meta.get("deletionTimestamp") is not None,
         reason=status.get("reason") or "",
         message=visible(status.get("message") or ""),
-        unschedulable=_words(scheduled) if scheduled.get("status") == "False" else "",
+        unschedulable=_unscheduled_message(scheduled) if scheduled.get("status") == "False" else "",
         containers=tuple(_containers(status)),
     )
 
 
-def unix_seconds(time: str | None) -> float | None:
-    """Parse a Kubernetes time to unix seconds; None for None."""
-    return None if time is None else datetime.fromisoformat(time).timestamp()
-
-
-def _words(condition: Mapping[str, Any]) -> str:
+def _unscheduled_message(condition: Mapping[str, Any]) -> str:
     return str(condition.get("message") or condition.get("reason") or "no node")
 
 
@@ -132,3 +150,97 @@ def _container(status: Mapping[str, Any], *, init: bool) -> ContainerFacts:
         exit_reason=ended.get("reason") or "",
         last_words=visible(ended.get("message") or ""),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PodFault:
+    """Reason why a pod is not ready. restarts: of its containers so far."""
+
+    reason: Reason
+    message: str
+    restarts: int = 0
+
+
+def first_fault(pods: Iterable[PodFacts], owner: str = "") -> PodFault | None:
+    """Return the fault of the first pod that has one. owner: text that names the pods' owner, for the message."""
+    listed = sorted(pods, key=lambda pod: (pod.ended, pod.name))
+    found = ((pod, pod_fault(pod)) for pod in listed if not _is_replaced(pod, listed))
+    for pod, fault in found:
+        if fault is not None:
+            return PodFault(fault.reason, f"{pod.name}{owner}: {fault.message}", fault.restarts)
+    return None
+
+
+def pod_fault(pod: PodFacts) -> PodFault | None:
+    """Return why a pod is not ready; None if it is ready, starting normally, ended or being deleted."""
+    if pod.overran and not pod.deleting:
+        return PodFault(Reason.CONTAINER_CRASHING, f"it was evicted: {pod.message.strip()}", pod.restarts)
+    if pod.ready or pod.deleting or pod.ended:
+        return None
+    if pod.unschedulable:
+        return _unscheduled(pod.unschedulable)
+    for container in pod.containers:
+        fault = _container_fault(container)
+        if fault is not None:
+            return PodFault(*fault, pod.restarts)
+    return None
+
+
+def _is_replaced(pod: PodFacts, pods: Iterable[PodFacts]) -> bool:
+    """Return whether a pod has ended and a later one of its component is ready.
+
+    The record of an evicted pod stays for a long time.
+    """
+    later = (other for other in pods if other.component == pod.component and other.created_at > pod.created_at)
+    return pod.ended and any(other.ready for other in later)
+
+
+def refusal_of(workload: Mapping[str, Any] | None) -> PodFault | None:
+    """Return why a Deployment may not create pods (quota, admission); None if it may."""
+    status = (workload or {}).get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return PodFault(Reason.POD_REFUSED, str(condition.get("message") or condition.get("reason") or "refused"))
+    return None
+
+
+def _unscheduled(message: str) -> PodFault:
+    missing = "persistentvolumeclaim" in message and "not found" in message
+    return PodFault(Reason.CONFIG_MISSING if missing else Reason.POD_UNSCHEDULABLE, message)
+
+
+def _container_fault(container: ContainerFacts) -> tuple[Reason, str] | None:
+    if container.waiting in _PULLING:
+        return Reason.IMAGE_CANNOT_BE_PULLED, _pull_message(container)
+    if container.waiting == "CreateContainerConfigError":
+        return Reason.CONFIG_MISSING, container.message or "a Secret or ConfigMap that it refers to does not exist"
+    if container.waiting in _NOT_STARTED:
+        return Reason.CONTAINER_CRASHING, container.message or container.waiting
+    if container.exit_code in (None, 0) or (container.init and container.ready):
+        return None
+    return _crash(container)
+
+
+def _crash(container: ContainerFacts) -> tuple[Reason, str]:
+    if container.exit_reason == "OOMKilled":
+        return Reason.CONTAINER_OUT_OF_MEMORY, f"container {container.name} exceeded its memory limit"
+    message = last_words(container.last_words) if container.last_words.strip() else _exit_message(container)
+    if container.name == PREPARE and container.exit_code == _INVALID_INPUT:
+        return Reason.MODEL_NOT_FOUND, message
+    return Reason.CONTAINER_CRASHING, message
+
+
+def _exit_message(container: ContainerFacts) -> str:
+    if container.exit_code == _KILLED:
+        return f"container {container.name} was killed"
+    return f"container {container.name} ended with exit code {container.exit_code} and wrote no message"
+
+
+def _pull_message(container: ContainerFacts) -> str:
+    """Return a text that is the same while the kubelet pulls and while it backs off.
+
+    The message names the cause in both states.
+    """
+    cause = container.message.rpartition(_PULL_ERROR)[2] if _PULL_ERROR in container.message else container.message
+    cause = "" if cause.startswith("Back-off") else cause
+    return f"image {container.image}{f': {cause}' if cause else ''}"

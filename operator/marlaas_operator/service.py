@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from prometheus_client import Metric
 
 from marlaas_api.bus import Bus
-from marlaas_operator.apply import Performer
+from marlaas_api.bus_users import CredentialIssuer
 from marlaas_operator.bus_health import BusHealth
-from marlaas_operator.bus_keys import CredentialIssuer
-from marlaas_operator.cluster import Body, Cluster, Resource, Target
-from marlaas_operator.cluster.resources import KINDS, RLJOBS
+from marlaas_operator.cluster import Cluster, Resource, Target
+from marlaas_operator.cluster.resources import KINDS
 from marlaas_operator.installation import Installation
 from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.metrics import OperatorMetrics
-from marlaas_operator.object_cache import ObjectCache
+from marlaas_operator.object_cache import ObjectCache, after_bus_change
 from marlaas_operator.observe import Observer
-from marlaas_operator.reconcile import Reconciler, ReconcilerDependencies
-from marlaas_operator.resync import Resync, sweep
-from marlaas_operator.routes import Wish, after_bus_change, after_change, sums
+from marlaas_operator.reconcile import Performer, Reconciler, ReconcilerDependencies
+from marlaas_operator.watching import Resync, sweep
 from marlaas_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -39,7 +37,7 @@ watch works again.
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ExternalSystems:
     """External systems of the operator. instance: reporter name in events. now: unix seconds."""
 
     cluster: Cluster
@@ -53,29 +51,30 @@ class Outside:
 class Service:
     """The operator: all its parts and background tasks."""
 
-    def __init__(self, outside: Outside, installation: Installation) -> None:
-        self._outside = outside
+    def __init__(self, external: ExternalSystems, installation: Installation) -> None:
+        self._external = external
         self.metrics = OperatorMetrics()
-        self.cache = ObjectCache(self._cluster_changed, installation.namespace)
-        self.health = BusHealth(self._everything, outside.now)
-        self.documents = JobDocuments(outside.open_bus, self.health, self._bus_changed)
-        observer = Observer(self.cache, self.documents, self.health, outside.credentials, outside.now)
-        performer = Performer(outside.cluster, self.cache, self.documents)
-        around = ReconcilerDependencies(
-            cluster=outside.cluster,
+        self.cache = ObjectCache(installation.namespace)
+        self.health = BusHealth(self._queue_all, external.now)
+        self.documents = JobDocuments(external.open_bus, self.health, self._bus_changed)
+        observer = Observer(self.cache, self.documents, self.health, external.credentials, external.now)
+        performer = Performer(external.cluster, self.cache, self.documents)
+        dependencies = ReconcilerDependencies(
+            cluster=external.cluster,
             cache=self.cache,
             observer=observer,
             performer=performer,
             installation=installation,
-            instance=outside.instance,
-            now=outside.now,
+            instance=external.instance,
+            now=external.now,
         )
         self._observer = observer
-        self._reconciler = Reconciler(around)
-        self.queue: WorkQueue[Target] = WorkQueue(self._reconcile, now=time.monotonic)
-        self.resync = Resync(outside.cluster, self.cache)
-        self._looked_at = time.monotonic()
-        self._watch_trouble = ""
+        self.cache.gone = observer.forget
+        self._reconciler = Reconciler(dependencies)
+        self.queue: WorkQueue[Target] = WorkQueue(self._reconciler, now=time.monotonic)
+        self.queue.on_end = self._reconciled
+        self.resync = Resync(external.cluster, self.cache)
+        self._watch_error = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then finish the reconciles in progress, for at most `DRAIN_S`.
@@ -105,7 +104,7 @@ class Service:
         """Return the reason why the operator is not ready; empty when it is ready."""
         if not self.resync.synced.is_set():
             return "the first lists of the API server are not complete"
-        return f"the watches ended: {self._watch_trouble}" if self._watch_trouble else ""
+        return f"the watches ended: {self._watch_error}" if self._watch_error else ""
 
     def metric_families(self) -> Iterable[Metric]:
         """Return all metrics."""
@@ -114,7 +113,7 @@ class Service:
             "queue_running": float(self.queue.schedule.running),
             "objects": float(len(self.cache)),
             "bus_available": float(self.health.state.available),
-            "quiet_seconds": time.monotonic() - self._looked_at if self.resync.synced.is_set() else 0.0,
+            "quiet_seconds": time.monotonic() - self.queue.started_at if self.resync.synced.is_set() else 0.0,
         }
         return self.metrics.families(gauges)
 
@@ -124,19 +123,21 @@ class Service:
         Without the wait, a restart of the operator would publish that the bus is unavailable.
         """
         await self.resync.first()
+        # Not before: until everything was listed, a missing object may be unknown, not absent.
+        self.cache.enqueue = self.queue.add
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BUS_PATIENCE_S):
                 await self.health.usable.wait()
-        self._everything()
+        self._queue_all()
 
     async def _sweep(self) -> None:
-        await sweep(self._outside.cluster, self.cache, self.documents, self.health)
+        await sweep(self._external.cluster, self.cache, self.documents, self.health)
 
     async def _watch(self) -> None:
-        await self._outside.watch(self.cache, self.resync.want, self._watch_told)
+        await self._external.watch(self.cache, self.resync.request, self._set_watch_error)
 
-    def _watch_told(self, words: str) -> None:
-        self._watch_trouble = words
+    def _set_watch_error(self, error: str) -> None:
+        self._watch_error = error
 
     async def _drain(self, working: asyncio.Task[None]) -> None:
         self.queue.stop()
@@ -145,47 +146,16 @@ class Service:
                 await asyncio.shield(working)
         working.cancel()
 
-    async def _reconcile(self, target: Target) -> float | None:
-        began = time.perf_counter()
-        self._looked_at = time.monotonic()
-        phase, outcome = self._phase(target), "ok"
-        try:
-            return await self._reconciler(target)
-        except Exception as error:
-            outcome = type(error).__name__
-            raise
-        finally:
-            self.metrics.reconciled(target.resource.kind, outcome, time.perf_counter() - began)
-            if phase != self._phase(target):  # own writes trigger no callback
-                self._look_at(sums(self.cache, self.cache.get(target), None))
-
-    def _phase(self, target: Target) -> str | None:
-        """Return the phase in a job's status; None for other kinds."""
-        body = self.cache.get(target) if target.resource == RLJOBS else None
-        return (body.get("status") or {}).get("phase") if body is not None else None
-
-    def _everything(self) -> None:
-        for resource in KINDS:
-            self._look_at((target, 0.0) for target in self.cache.targets(resource))
-
-    def _cluster_changed(self, target: Target, before: Body | None, after: Body | None) -> None:
-        self._look_at(after_change(self.cache, target, before, after))
-        if before is not None and target.resource in KINDS and not _is_same(before, after):
-            self._observer.forget(before)
+    def _reconciled(self, target: Target, error: Exception | None, seconds: float) -> None:
+        self.metrics.reconciled(target.resource.kind, "ok" if error is None else type(error).__name__, seconds)
 
     def _bus_changed(self, key: str) -> None:
-        self._look_at(after_bus_change(self.cache, key))
-
-    def _look_at(self, wishes: Iterable[Wish]) -> None:
-        """Queue the objects, unless the first lists are incomplete.
-
-        Until everything was listed, a missing object may be unknown, not absent.
-        """
         if self.resync.synced.is_set():
-            for target, delay_s in wishes:
+            for target, delay_s in after_bus_change(self.cache, key):
                 self.queue.add(target, delay_s)
 
-
-def _is_same(before: Body, after: Body | None) -> bool:
-    """Return whether both bodies have the same uid, so are not two objects of the same name."""
-    return after is not None and before["metadata"]["uid"] == after["metadata"]["uid"]
+    def _queue_all(self) -> None:
+        if self.resync.synced.is_set():
+            for resource in KINDS:
+                for target in self.cache.targets(resource):
+                    self.queue.add(target)

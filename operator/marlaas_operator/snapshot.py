@@ -3,14 +3,15 @@
 `status` and owned objects are raw, because they are only compared. Everything else is parsed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
+from marlaas_api.kinds.status import unix_seconds
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.reasons import Reason
-from marlaas_operator.pod_facts import PodFacts, unix_seconds
+from marlaas_operator.pod_facts import PodFacts
 
 OwnedKey = tuple[str, str]
 """(kind, name) of an owned object; its owner determines its namespace."""
@@ -73,7 +74,7 @@ class JobSnapshot:
         job: None if the stored object does not parse; `problem` is then the reason.
         status: as stored, None if never written.
         pool: the ModelPool that the job names, None if absent or invalid; pool_problem: why it does not parse.
-        tenants: all that parse, in order of precedence (`policies.tenant.by_precedence`).
+        tenants: all that parse, in order of precedence (`by_precedence`).
         tenant_unread: a Tenant that does not parse lists the job's namespace, so the namespace's tenant is
             unknown.
         document, progress: entries on the bus under the job's key, whatever their uid.
@@ -133,6 +134,14 @@ class JobSnapshot:
         """Whether a missing progress is really absent, not unread."""
         return self.bus.synced and not self.progress_unread
 
+    @property
+    def sandbox_wanted(self) -> bool | None:
+        """Whether the job should have a sandbox; None if its progress is unknown."""
+        progress = self.own_progress
+        if progress is None:
+            return False if self.progress_known else None
+        return progress.admitted and not progress.phase.final
+
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
@@ -140,7 +149,7 @@ class JobLoad:
 
     Attributes:
         slots: adapter slots that it needs.
-        begun: its document is on the bus.
+        published: its document is on the bus.
     """
 
     namespace: str
@@ -149,7 +158,7 @@ class JobLoad:
     phase: Phase
     admitted: bool
     slots: int
-    begun: bool
+    published: bool
     tokens_per_s: float = 0.0
 
     @classmethod
@@ -162,7 +171,7 @@ class JobLoad:
             phase=progress.phase if progress is not None else _phase_of(job.status.phase if job.status else None),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
             slots=job.spec.slots_needed,
-            begun=document is not None,
+            published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )
 
@@ -178,7 +187,7 @@ class JobLoad:
             phase=progress.phase if progress is not None else _phase_of((body.get("status") or {}).get("phase")),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
             slots=document.spec.slots_needed if document is not None else 0,
-            begun=document is not None,
+            published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
         )
 
@@ -225,3 +234,8 @@ class TenantSnapshot:
     status: Mapping[str, Any] | None = None
     tenants: tuple[Tenant, ...] = ()
     jobs: tuple[JobLoad, ...] = ()
+
+
+def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:
+    """Return the tenants by precedence for a namespace that several of them list: the oldest first."""
+    return tuple(tenant for _, tenant in sorted(tenants, key=lambda pair: (pair[0].created_at, pair[0].name)))

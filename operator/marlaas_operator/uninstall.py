@@ -18,10 +18,18 @@ from marlaas_api.errors import MarlaasError
 from marlaas_api.kinds import GROUP
 from marlaas_operator.cluster import Body, Cluster, Conflict, Forbidden, Invalid, NotFound, Target, target_of
 from marlaas_operator.cluster.api_server import connect
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, OWNED, PODS, RLJOBS, SECRETS, STATEFULSETS
+from marlaas_operator.cluster.resources import (
+    DEPLOYMENTS,
+    MANAGED,
+    MODELPOOLS,
+    OWNED,
+    PODS,
+    RLJOBS,
+    SECRETS,
+    STATEFULSETS,
+)
 from marlaas_operator.installation import Installation, load
 
-_MADE_BY_AN_OPERATOR = "app.kubernetes.io/managed-by=marlaas-operator"
 _TRIES = 60
 _PAUSE_S = 0.5
 
@@ -109,7 +117,7 @@ async def _stop_operator(cluster: Cluster, installation: Installation) -> None:
         if not await cluster.list(PODS, namespace=installation.namespace, labels=labels):
             return
         await asyncio.sleep(_PAUSE_S)
-    raise StillRunning(f"the pod of {name} still runs {_TRIES * _PAUSE_S:.0f} s after it was told to end")
+    raise StillRunning(f"the pod of {name} still runs {_TRIES * _PAUSE_S:.0f} s after its Deployment was scaled to 0")
 
 
 async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
@@ -122,7 +130,7 @@ async def _delete_owned(cluster: Cluster, release: str) -> list[str]:
     for resource in OWNED:
         if resource == PODS:
             continue
-        for body in await cluster.list(resource, labels=f"{_MADE_BY_AN_OPERATOR},app.kubernetes.io/instance={release}"):
+        for body in await cluster.list(resource, labels=f"{MANAGED},app.kubernetes.io/instance={release}"):
             target = target_of(body)
             if resource in (DEPLOYMENTS, STATEFULSETS):
                 await _delete_secret(cluster, target)
@@ -160,7 +168,7 @@ async def _release(cluster: Cluster, target: Target) -> None:
             continue
         except NotFound:
             return
-    raise LeftBehind(f"{target} changed {_TRIES} times while its finalizer was to be taken off, and still has it")
+    raise LeftBehind(f"{target} changed {_TRIES} times while its finalizer was being removed; run the cleanup again")
 
 
 def _without_ours(body: Body) -> Body | None:

@@ -1,6 +1,7 @@
 """Work queue of objects to reconcile: each key runs at most once at a time, and failures are retried with backoff.
 
-`Schedule` decides (pure, the time is an argument); `WorkQueue` waits and runs the handler.
+`Schedule` decides when a key is due and `FailureBackoff` when an object's error is reported and its actions are
+retried (pure, the time is an argument); `WorkQueue` waits and runs the handler.
 """
 
 import asyncio
@@ -9,11 +10,17 @@ import heapq
 import itertools
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.errors import MarlaasError, Retryable
-from marlaas_operator.cluster.errors import Conflict, TooMany
+from marlaas_api.reasons import Reason
+from marlaas_operator.cluster import Conflict, Forbidden, Invalid, NoAnswer, Target, TooMany
+from marlaas_operator.job_documents import Stale
+from marlaas_operator.plan import Action
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +28,17 @@ K = TypeVar("K", bound=Hashable)
 
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 60.0
-NEWS_AGAIN_S = 1.0
+CHANGED_RETRY_S = 1.0
+"""Longest backoff of a key that was added while it failed."""
+REFUSED_AGAIN_S = 30.0
+"""Refused actions are retried after this time."""
+LASTING_S = 10.0
+"""A transient error is reported in the status once it has lasted this long. A refusal is reported at once."""
 _CONFLICT_S = 0.05
 _PERMANENT_FROM_S = 5.0
 _FEW = 64
+
+Actions = tuple[Action, ...]
 
 
 def backoff_s(failures: int, error: Exception) -> float:
@@ -91,7 +105,7 @@ class Schedule(Generic[K]):
     def failed(self, key: K, error: Exception, now: float) -> float:
         """Record a failure; schedule the key again and return the backoff in seconds.
 
-        If the key was added meanwhile, the backoff is at most `NEWS_AGAIN_S`: the change may be a deletion.
+        If the key was added meanwhile, the backoff is at most `CHANGED_RETRY_S`: the change may be a deletion.
         After a 429, no key starts before its `Retry-After`.
         """
         self._failures[key] = failures = self._failures.get(key, 0) + 1
@@ -99,7 +113,7 @@ class Schedule(Generic[K]):
         if isinstance(error, TooMany):
             self._closed_until = max(self._closed_until, now + error.retry_after_s)
         if self._due.pop(key, None) is not None:
-            wait_s = min(wait_s, NEWS_AGAIN_S)
+            wait_s = min(wait_s, CHANGED_RETRY_S)
         self._end(key, now + wait_s)
         return wait_s
 
@@ -135,22 +149,27 @@ Handler = Callable[[K], Awaitable[float | None]]
 class WorkQueue(Generic[K]):
     """A schedule with workers.
 
-    now: seconds of any monotonic clock. on_failure: called with every failed key and its error.
+    now: seconds of any monotonic clock.
+
+    Attributes:
+        on_end: called after each run with the key, the error (None: success) and the duration in seconds.
+        started_at: when the last run began, by `now`.
     """
 
     def __init__(self, handler: Handler[K], *, now: Callable[[], float], num_workers: int = 16) -> None:
         self.schedule: Schedule[K] = Schedule()
-        self.on_failure: Callable[[K, Exception], None] = lambda key, error: None
+        self.on_end: Callable[[K, Exception | None, float], None] = lambda key, error, seconds: None
+        self.started_at = now()
         self._handler = handler
         self._now = now
         self._num_workers = num_workers
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._stopping = False
 
     def add(self, key: K, delay_s: float = 0.0) -> None:
         """Schedule a key after `delay_s`; calls until then are merged into one run."""
         self.schedule.add(key, self._now() + delay_s)
-        self._news.set()
+        self._changed.set()
 
     async def run(self) -> None:
         """Start handlers until `stop`, then wait for those in progress.
@@ -163,38 +182,104 @@ class WorkQueue(Generic[K]):
                 if key is None:
                     await self._wait()
                 else:
-                    workers.create_task(self._one(key))
+                    workers.create_task(self._run_one(key), name=f"reconcile {key}")
 
     def stop(self) -> None:
         """Start no more handlers."""
         self._stopping = True
-        self._news.set()
+        self._changed.set()
 
     @property
     def _has_room(self) -> bool:
         return self.schedule.running < self._num_workers
 
-    async def _one(self, key: K) -> None:
+    async def _run_one(self, key: K) -> None:
+        self.started_at, began, failure = self._now(), time.perf_counter(), None
         try:
             requeue_s = await self._handler(key)
         except Exception as error:  # task boundary: an error of one object must not stop the others
-            wait_s = self.schedule.failed(key, error, self._now())
-            self._tell(key, error, wait_s)
+            failure = error
+            self._log(key, error, self.schedule.failed(key, error, self._now()))
         else:
             self.schedule.done(key, None if requeue_s is None else self._now() + requeue_s)
-        self._news.set()
+        self.on_end(key, failure, time.perf_counter() - began)
+        self._changed.set()
 
-    def _tell(self, key: K, error: Exception, wait_s: float) -> None:
-        self.on_failure(key, error)
+    def _log(self, key: K, error: Exception, wait_s: float) -> None:
         if isinstance(error, MarlaasError):
             level = logging.DEBUG if isinstance(error, Conflict) else logging.WARNING
-            log.log(level, "%s: %s (again in %.1f s)", key, error, wait_s)
+            log.log(level, "reconcile of %s failed: %s (retry in %.1f s)", key, error, wait_s)
         else:
-            log.error("%s: this is a bug of the operator (again in %.1f s)", key, wait_s, exc_info=error)
+            log.error("reconcile of %s failed by a bug of the operator (retry in %.1f s)", key, wait_s, exc_info=error)
 
     async def _wait(self) -> None:
-        self._news.clear()
+        self._changed.clear()
         at = self.schedule.next_at() if self._has_room else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if at is None else max(at - self._now(), 0.001)):
-                await self._news.wait()
+                await self._changed.wait()
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Last error of an object.
+
+    Attributes:
+        since: start of the failures, unix seconds.
+        actions: refused actions, not retried before `until` (unix seconds).
+    """
+
+    since: float
+    error: MarlaasError
+    actions: Actions = ()
+    until: float = 0.0
+
+
+class FailureBackoff:
+    """Current errors of all objects."""
+
+    def __init__(self) -> None:
+        self._known: dict[Target, _Failure] = {}
+
+    def record(self, target: Target, error: MarlaasError, now: float) -> None:
+        """Record the error of an action."""
+        known = self._known.get(target)
+        self._known[target] = _Failure(known.since if known is not None else now, error)
+
+    def defer(self, target: Target, actions: Actions, now: float) -> None:
+        """Do not retry these actions for `REFUSED_AGAIN_S`, because they were refused."""
+        known = self._known[target]
+        known.actions, known.until = actions, now + REFUSED_AGAIN_S
+
+    def deferred_s(self, target: Target, actions: Actions, now: float) -> float | None:
+        """Return for how many seconds the actions must not be retried; None if they may be."""
+        known = self._known.get(target)
+        if known is None or known.actions != actions:
+            return None
+        left_s = known.until - now
+        return left_s if 0 < left_s <= REFUSED_AGAIN_S else None  # longer: the clock was set back
+
+    def clear(self, target: Target) -> bool:
+        """Forget the object's error: all actions succeeded, or the object is gone. Return whether there was one."""
+        return self._known.pop(target, None) is not None
+
+    def reportable(self, target: Target, now: float) -> tuple[Reason, str] | None:
+        """Return reason and message of the object's error for its status.
+
+        None if there is no error, or a transient one that has not lasted `LASTING_S`.
+        """
+        known = self._known.get(target)
+        if known is None or not (is_refusal(known.error) or now - known.since >= LASTING_S):
+            return None
+        of_bus = isinstance(known.error, BusRefused | BusUnavailable)
+        return Reason.BUS_UNAVAILABLE if of_bus else Reason.POD_REFUSED, str(known.error)
+
+
+def is_refusal(error: MarlaasError) -> bool:
+    """Return whether a retry would be refused again."""
+    return isinstance(error, Invalid | Forbidden | BusRefused)
+
+
+def is_transient(error: MarlaasError) -> bool:
+    """Return whether the error is transient and says nothing about the object: observe again, or wait."""
+    return isinstance(error, Conflict | Stale | TooMany | NoAnswer)

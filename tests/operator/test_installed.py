@@ -49,7 +49,7 @@ async def test_an_available_deployment_is_fine() -> None:
     ("condition", "sentence"),
     [
         ({"status": "False", "message": "no minimum availability"}, "not available: no minimum availability"),
-        ({}, "not available: nothing is known of it yet"),
+        ({}, "not available: its status has no such condition yet"),
     ],
 )
 async def test_one_that_is_not_says_why(condition: dict[str, str], sentence: str) -> None:

@@ -4,6 +4,7 @@ A server with `server_config(keys)` accepts only credentials made by `mint(keys,
 """
 
 from marlaas_api.bus_users.keys import BusKeys as BusKeys
+from marlaas_api.bus_users.keys import CredentialIssuer as CredentialIssuer
 from marlaas_api.bus_users.keys import mint as mint
 from marlaas_api.bus_users.keys import renew_at as renew_at
 from marlaas_api.bus_users.keys import server_config as server_config

@@ -1,6 +1,6 @@
 """The keys of one bus, the server configuration made from them, and users' credentials."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Self
 
@@ -8,7 +8,7 @@ from marlaas_api.bus_users import accounts, nkey
 from marlaas_api.bus_users.nkey import KeyInvalid, KeyKind
 from marlaas_api.bus_users.permissions import permissions
 from marlaas_api.bus_users.tokens import credentials_text, signed
-from marlaas_api.bus_users.users import BusUser, SandboxUser, term
+from marlaas_api.bus_users.users import BusUser, RolloutUser, SandboxUser, TrainerUser, term
 
 _SANDBOX_SUBSCRIPTIONS = 1000
 # A client's first line carries its token, which contains its permissions; the default limit of NATS is 4 KiB.
@@ -102,3 +102,43 @@ def mint(keys: BusKeys, user: BusUser, now: float) -> str:
 def renew_at(user: BusUser, now: float) -> float:
     """Return the time, in unix seconds, from which `mint` returns a new text: renew the credentials then."""
     return term(user).start(now) + term(user).window_s
+
+
+class CredentialIssuer:
+    """Issues credentials for jobs and pools, one per user and time window.
+
+    keys None: the bus has no users, so there are no credentials. now: returns unix seconds.
+    """
+
+    def __init__(self, keys: BusKeys | None, now: Callable[[], float]) -> None:
+        self._keys = keys
+        self._now = now
+        self._issued: dict[BusUser, tuple[float, str]] = {}
+
+    def of(self, user: BusUser) -> str | None:
+        """Return the text of a user's credential; None without keys."""
+        if self._keys is None:
+            return None
+        until, text = self._issued.get(user, (0.0, ""))
+        now = self._now()
+        if now >= until:
+            until, text = self._issued[user] = renew_at(user, now), mint(self._keys, user, now)
+        return text
+
+    def sandbox(self, namespace: str, job: str, uid: str) -> str | None:
+        """Return the credential of a job's sandbox."""
+        return self.of(SandboxUser(namespace, job, uid))
+
+    def forget_sandbox(self, namespace: str, job: str, uid: str) -> None:
+        """Drop the credential of a deleted job."""
+        self._issued.pop(SandboxUser(namespace, job, uid), None)
+
+    def forget_pool(self, name: str) -> None:
+        """Drop the credentials of a deleted pool."""
+        for user in (RolloutUser(name), TrainerUser(name)):
+            self._issued.pop(user, None)
+
+    def pool(self, name: str) -> Mapping[str, str]:
+        """Return the credentials of a pool's workers, by role; empty without keys."""
+        texts = {"rollout": self.of(RolloutUser(name)), "trainer": self.of(TrainerUser(name))}
+        return {role: text for role, text in texts.items() if text is not None}

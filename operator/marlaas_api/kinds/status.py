@@ -1,5 +1,6 @@
 """The status that the operator writes. Readers ignore unknown fields, so that old readers can read newer statuses."""
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -149,3 +150,8 @@ class TenantStatus(ObjectStatus):
     storage_bytes: _Count | None = Field(
         None, description="Bytes of adapters and checkpoints. This version does not measure it: always absent."
     )
+
+
+def unix_seconds(time: str | None) -> float | None:
+    """Parse a Kubernetes time to unix seconds; None for None."""
+    return None if time is None else datetime.fromisoformat(time).timestamp()

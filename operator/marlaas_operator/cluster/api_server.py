@@ -21,9 +21,8 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from marlaas_api.errors import InvalidInput
 from marlaas_operator.cluster import FIELD_MANAGER, Body, Resource, Target
-from marlaas_operator.cluster.errors import Gone, NoAnswer, NotFound, Unavailable
+from marlaas_operator.cluster.errors import Gone, NoAnswer, NotFound, Unavailable, api_error
 from marlaas_operator.cluster.resources import target_of
-from marlaas_operator.cluster.verdicts import verdict
 
 _load_in_cluster: Callable[..., None] = load_incluster_config
 _load_kubeconfig: Callable[..., Awaitable[object]] = load_kube_config
@@ -171,11 +170,11 @@ class ApiServer:
             status, headers, text = await self._exchange(verb, path, content)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError, asyncio.IncompleteReadError) as error:
             self.observe(verb, what, 0)
-            words = str(error) or type(error).__name__
-            raise NoAnswer(f"cannot {action}: the API server does not answer ({words})") from error
+            cause = str(error) or type(error).__name__
+            raise NoAnswer(f"cannot {action}: the API server does not answer ({cause})") from error
         self.observe(verb, what, status)
         if status >= HTTPStatus.BAD_REQUEST:
-            raise verdict(status, text, f"cannot {action}", headers.get("Retry-After"))
+            raise api_error(status, text, f"cannot {action}", headers.get("Retry-After"))
         return _parsed(text, action)
 
     async def _exchange(self, verb: str, path: str, content: tuple[str, Body] | None) -> tuple[int, Any, bytes]:
@@ -193,4 +192,4 @@ def _parsed(text: bytes, action: str) -> Body:
     try:
         return dict(json.loads(text))
     except ValueError as error:
-        raise Unavailable(f"cannot {action}: the answer is no JSON ({text[:80]!r})") from error
+        raise Unavailable(f"cannot {action}: the response is not JSON ({text[:80]!r})") from error

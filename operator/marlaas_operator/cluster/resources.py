@@ -1,5 +1,6 @@
 """Kinds that the operator uses, and their URL paths."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,8 @@ EVENTS = Resource("events.k8s.io/v1", "Event", "events")
 NAMESPACES = Resource("v1", "Namespace", "namespaces", namespaced=False)
 CRDS = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 
+MANAGED = "app.kubernetes.io/managed-by=marlaas-operator"
+"""Label selector of the objects that the operator creates."""
 KINDS = (RLJOBS, MODELPOOLS, TENANTS)
 """Our custom resources, which people write."""
 OWNED = (
@@ -101,3 +104,22 @@ def target_of(body: Body) -> Target:
     """Return the target of a body."""
     resource, metadata = resource_of(body), body["metadata"]
     return Target(resource, str(metadata.get("namespace", "")) if resource.namespaced else "", str(metadata["name"]))
+
+
+def pool_of(job: Body) -> str:
+    """Return the name of the job's pool; empty if it names none.
+
+    A stored job may predate the rules of its kind.
+    """
+    reference = _mapping(_mapping(job.get("spec")).get("poolRef"))
+    return str(reference.get("name") or "")
+
+
+def namespaces_of(tenant: Body) -> tuple[str, ...]:
+    """Return the namespaces in a Tenant's spec, even if the Tenant does not parse."""
+    listed = _mapping(tenant.get("spec")).get("namespaces")
+    return tuple(map(str, listed)) if isinstance(listed, list) else ()
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -16,32 +16,17 @@ from typing import Any
 from marlaas_api.messages import JobDocument
 from marlaas_api.numeric import quantity
 from marlaas_operator.installation import Installation
-from marlaas_operator.manifests.names import DESIRED_HASH, SECRET_HASH, sandbox_name
-from marlaas_operator.manifests.sandbox import sandbox_objects, sandbox_secret
-from marlaas_operator.manifests.sandbox_pod import Sandbox
+from marlaas_operator.manifests.pods import DESIRED_HASH, SECRET_HASH, sandbox_name
+from marlaas_operator.manifests.sandbox import Sandbox, sandbox_objects, sandbox_secret
 from marlaas_operator.plan import Action, Apply, Delete, Manifest
 from marlaas_operator.pod_facts import PodFacts
-from marlaas_operator.policies import child_reconcile
 from marlaas_operator.snapshot import JobSnapshot, Owned
-
-
-def is_wanted(snapshot: JobSnapshot) -> bool | None:
-    """Return whether the job should have a sandbox; None if its progress is unknown."""
-    progress = snapshot.own_progress
-    if progress is None:
-        return False if snapshot.progress_known else None
-    return progress.admitted and not progress.phase.final
 
 
 def plan_sandbox(
     snapshot: JobSnapshot, wanted: JobDocument | None, installation: Installation, now: float
 ) -> tuple[Action, ...]:
-    """Return the actions that create, update or delete the job's sandbox."""
-    should = is_wanted(snapshot)
-    if should is None:
-        return ()
-    if not should:
-        return tuple(removal(snapshot))
+    """Return the actions that create and update the sandbox of an admitted job."""
     document = wanted or snapshot.own_document  # for a job that no longer parses: the published document
     if document is None or snapshot.credential is None:
         return ()
@@ -49,8 +34,8 @@ def plan_sandbox(
         return ()
     sandbox = Sandbox(snapshot.meta, document, snapshot.pool.spec.sandbox, snapshot.credential)
     objects = sandbox_objects(sandbox, installation)
-    secret = child_reconcile.Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
-    return tuple(child_reconcile.towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))
+    secret = Mounted(sandbox_secret(sandbox, installation), snapshot.pods)
+    return tuple(towards(objects, snapshot.owned, snapshot.meta.uid, secret, now))
 
 
 def removal(snapshot: JobSnapshot) -> Iterator[Action]:
@@ -60,15 +45,15 @@ def removal(snapshot: JobSnapshot) -> Iterator[Action]:
     name = sandbox_name(snapshot.meta.name)
     deployment = snapshot.owned.get(("Deployment", name))
     if deployment is not None:
-        yield from _delete("Deployment", deployment)
+        yield from delete("Deployment", deployment)
     elif not snapshot.pods:
         yield Delete("Secret", snapshot.meta.namespace, name)
         for kind in ("NetworkPolicy", "ServiceAccount"):
-            yield from _delete(kind, snapshot.owned.get((kind, name)))
+            yield from delete(kind, snapshot.owned.get((kind, name)))
 
 
-def _delete(kind: str, observed: Mapping[str, Any] | None) -> Iterator[Action]:
-    """Delete an object, unless it is absent or already being deleted."""
+def delete(kind: str, observed: Mapping[str, Any] | None) -> Iterator[Action]:
+    """Yield the deletion of an object, unless it is absent or already being deleted."""
     meta = observed["metadata"] if observed is not None else {}
     if meta and not meta.get("deletionTimestamp"):
         yield Delete(kind, meta["namespace"], meta["name"], meta["uid"])

@@ -1,17 +1,51 @@
-"""Conditions by the Kubernetes API conventions, and the merge patch from the stored to the computed status.
+"""From an object's stored and computed status: the conditions, the merge patch, and the events. Pure.
 
-Each condition has a reason and the observed generation; its transition time changes only with its status.
+Each condition has a reason and the observed generation; its transition time changes only with its status. There
+is one event per transition; it depends only on the stored and the new status, so that a restarted operator emits
+none twice.
 """
 
+import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel
 
+from marlaas_api.reasons import Reason
+from marlaas_operator.plan import Event
+from marlaas_operator.policies.job_phase import MISFITS
+
 _URGENT = ("phase", "reason", "conditions", "observedGeneration", "finishedAt")
+_LONGEST_MESSAGE = 4096
+
+RawCondition = Mapping[str, Any]
+
+FAULTS = frozenset(
+    {
+        Reason.BUS_UNAVAILABLE,
+        Reason.IMAGE_CANNOT_BE_PULLED,
+        Reason.POD_UNSCHEDULABLE,
+        Reason.POD_REFUSED,
+        Reason.CONFIG_MISSING,
+        Reason.MODEL_NOT_FOUND,
+        Reason.CONTAINER_CRASHING,
+        Reason.CONTAINER_OUT_OF_MEMORY,
+        Reason.INVALID_SPEC,
+    }
+)
+"""Reasons that are reported by a Warning event when they begin, and by `Recovered` when they end."""
+_CONSEQUENCES = frozenset({Reason.FINISHED, Reason.NOT_ADMITTED, Reason.DELETING, Reason.SUSPENDED})
+"""Reasons of a condition that became false as a consequence of a change that has an event of its own."""
+_SILENT = frozenset(("False", reason) for reason in _CONSEQUENCES)
+_ALARMS = frozenset({Reason.IN_USE, Reason.CONFLICTING_TENANTS, Reason.POOL_NOT_FOUND, Reason.UNSUPPORTED, *MISFITS})
+"""Reasons that emit a Warning even if the condition's status did not change, because a person must act."""
+_LONGEST_EVENT_BYTES, _LONGEST_NOTE = 1000, 1024
+"""Longest message in bytes, and longest note of an Event in characters."""
+CONTROLLER = "marlaas.dev/operator"
+_LONGEST_NAME = 220
 
 
 def status_patch(
@@ -53,11 +87,6 @@ def _merged(before: Any, after: Any) -> Any:
     return after
 
 
-RawCondition = Mapping[str, Any]
-
-_MOST_CHARS = 4096
-
-
 @dataclass(frozen=True, slots=True)
 class ConditionState:
     """Current state of one condition of an object."""
@@ -84,7 +113,7 @@ def rfc3339(seconds: float) -> str:
 
 def clipped(message: str) -> str:
     """Cut a message to the length that a status may have; an environment's error text may be very long."""
-    return message if len(message) <= _MOST_CHARS else f"{message[: _MOST_CHARS - 3]}..."
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[: _LONGEST_MESSAGE - 3]}..."
 
 
 def _condition(finding: ConditionState, before: RawCondition, generation: int, now: float) -> dict[str, Any]:
@@ -97,4 +126,109 @@ def _condition(finding: ConditionState, before: RawCondition, generation: int, n
         "message": clipped(finding.message),
         "lastTransitionTime": rfc3339(now) if moved else before["lastTransitionTime"],
         "observedGeneration": generation,
+    }
+
+
+def events(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> tuple[Event, ...]:
+    """Return the events for a status that changes from `before` to `after`; one per reason."""
+    found: dict[str, Event] = {}
+    for event in (*_faults(before or {}, after), *_turned(before or {}, after), *_moved(before or {}, after)):
+        found.setdefault(event.reason, replace(event, message=_cut(event.message)))
+    return tuple(found.values())
+
+
+def _faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield the events for a fault that begins, changes or ends."""
+    old, new = _fault(before), _fault(after)
+    if new and new != old:
+        yield Event("Warning", new, _fault_message(after, new))
+    if old and not new and after.get("phase") not in ("Failed", "Succeeded"):
+        yield Event("Normal", Reason.RECOVERED, f"{old} is over")
+
+
+def _turned(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield the events for conditions that changed, or that have a new reason that a person must act on."""
+    was = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
+    for condition in after.get("conditions") or ():
+        status, reason = condition["status"], condition["reason"]
+        old_status, old_reason = was.get(condition["type"], ("False", ""))
+        alarming = reason in _ALARMS and reason != old_reason
+        if (status == old_status and not alarming) or reason in FAULTS or (status, reason) in _SILENT:
+            continue
+        bad = condition["type"] == "Failed" or reason in _ALARMS
+        yield Event("Warning" if bad else "Normal", reason, condition["message"] or condition["type"])
+
+
+def _moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield the events for suspension and deletion, which no condition covers.
+
+    A renewed admission emits the event of its own condition.
+    """
+    phases = (before.get("phase"), after.get("phase"))
+    resting = phases[0] is not None and phases[0] != phases[1] and "Suspended" in phases
+    resting = resting and not (_is_admitted(after) and not _is_admitted(before))
+    going = after.get("reason") == Reason.DELETING != before.get("reason")
+    if resting or going:
+        yield Event("Normal", str(after.get("reason")), str(after.get("message") or after.get("reason")))
+
+
+def _is_admitted(status: Mapping[str, Any]) -> bool:
+    return any(c["type"] == "Admitted" and c["status"] == "True" for c in status.get("conditions") or ())
+
+
+def _fault(status: Mapping[str, Any]) -> str:
+    """Return the fault in a status; empty if there is none.
+
+    It is the status's reason, or (for kinds without one) that of a condition.
+    """
+    reasons = [status.get("reason"), *(condition["reason"] for condition in status.get("conditions") or ())]
+    return next((str(reason) for reason in reasons if reason in FAULTS), "")
+
+
+def _cut(message: str) -> str:
+    return message.encode()[:_LONGEST_EVENT_BYTES].decode(errors="ignore")
+
+
+def _fault_message(status: Mapping[str, Any], reason: str) -> str:
+    texts = [(status.get("reason"), status.get("message"))]
+    texts += [(condition["reason"], condition["message"]) for condition in status.get("conditions") or ()]
+    return next((str(text) for found, text in texts if found == reason and text), reason)
+
+
+def event_bodies(
+    regarding: Mapping[str, Any], events: Sequence[Event], instance: str, now: float
+) -> list[dict[str, Any]]:
+    """Return the Event objects about `regarding`, in order.
+
+    An Event's name is derived from the observed object and the event, so that each is created only once. kubectl sorts
+    Events by a timestamp that events.k8s.io/v1 may lack, and then by name; so the names are in chronological order.
+    """
+    return [_event_body(regarding, (place, event), instance, now) for place, event in enumerate(events)]
+
+
+def _event_body(regarding: Mapping[str, Any], placed: tuple[int, Event], instance: str, now: float) -> dict[str, Any]:
+    meta = regarding["metadata"]
+    place, event = placed
+    content = "|".join((meta["uid"], str(meta["resourceVersion"]), event.type, event.reason, event.message))
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    name = f"{meta['name'][:_LONGEST_NAME]}.{int(meta['resourceVersion']):016x}{place:02x}{digest}"
+    namespace = meta.get("namespace") or "default"
+    reference = {
+        "apiVersion": regarding["apiVersion"],
+        "kind": regarding["kind"],
+        "name": meta["name"],
+        "uid": meta["uid"],
+    }
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": namespace},
+        "eventTime": datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "reportingController": CONTROLLER,
+        "reportingInstance": instance[:128],
+        "regarding": reference | ({"namespace": meta["namespace"]} if meta.get("namespace") else {}),
+        "action": event.reason,
+        "reason": event.reason,
+        "note": event.message[:_LONGEST_NOTE],
+        "type": event.type,
     }

@@ -8,28 +8,36 @@ from dataclasses import replace
 from typing import Any
 
 from marlaas_api.kinds import RLJob
-from marlaas_api.kinds.status import RLJobStatus
-from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.kinds.status import RLJobStatus, unix_seconds
+from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
 from marlaas_api.reasons import Reason
 from marlaas_operator.installation import Installation
-from marlaas_operator.manifests.names import sandbox_name
-from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer, soonest
-from marlaas_operator.pod_facts import unix_seconds
-from marlaas_operator.policies import child_reconcile, document_publishing, events, faults
+from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer
+from marlaas_operator.pod_facts import first_fault
+from marlaas_operator.policies import child_reconcile
 from marlaas_operator.policies.child_reconcile import STUCK_S
 from marlaas_operator.policies.conditions import (
     ConditionState,
     clipped,
     conditions,
+    events,
     figure,
     is_urgent,
     rfc3339,
     status_patch,
     without_none,
 )
-from marlaas_operator.policies.document_publishing import MISFITS, forget
-from marlaas_operator.policies.faults import sandbox_crashes
-from marlaas_operator.policies.status_summary import StatusSummary, look_again_s, sandbox_fault, status_summary
+from marlaas_operator.policies.job_phase import (
+    MISFITS,
+    StatusSummary,
+    forget,
+    is_over,
+    look_again_s,
+    publish_document,
+    sandbox_fault,
+    status_summary,
+    wanted_document,
+)
 from marlaas_operator.snapshot import JobSnapshot
 
 ADMITTED, SANDBOX_READY, COMPLETE, FAILED = "Admitted", "SandboxReady", "Complete", "Failed"
@@ -39,29 +47,29 @@ _FIGURES = (
 )
 
 
-def job_status(snapshot: JobSnapshot, told: StatusSummary, wanted: JobDocument | None, now: float) -> dict[str, Any]:
+def job_status(snapshot: JobSnapshot, summary: StatusSummary, wanted: JobDocument | None, now: float) -> dict[str, Any]:
     """Return the complete status.
 
     Args:
-        told: phase, reason and message.
+        summary: phase, reason and message.
         wanted: the job's document, which names its tenant; None keeps the stored tenant.
         now: unix seconds.
     """
     before: Mapping[str, Any] = snapshot.status or {}
-    phase = told.phase or Phase(before.get("phase") or Phase.QUEUED)
+    phase = summary.phase or Phase(before.get("phase") or Phase.QUEUED)
     progress = snapshot.own_progress
     figures = _figures(snapshot.job, progress) if progress is not None else {k: before.get(k) for k in _FIGURES}
     status = {
         "observedGeneration": snapshot.meta.generation,
         "phase": str(phase),
-        "reason": str(told.reason) or None,
-        "message": clipped(told.message) or None,
+        "reason": str(summary.reason) or None,
+        "message": clipped(summary.message) or None,
         "tenant": wanted.tenant if wanted is not None else before.get("tenant"),
         **figures,
         "sandboxCrashes": sandbox_crashes(snapshot) or None,
         "finishedAt": _finished_at(progress, before, now) if phase.final else None,
         "conditions": conditions(
-            _findings(snapshot, told, phase), before.get("conditions") or (), snapshot.meta.generation, now
+            _findings(snapshot, summary, phase), before.get("conditions") or (), snapshot.meta.generation, now
         ),
     }
     return without_none(status)
@@ -101,39 +109,49 @@ def _agent(name: str, progress: Progress) -> dict[str, Any]:
     )
 
 
+def sandbox_crashes(snapshot: JobSnapshot) -> int:
+    """Return the number of crashes of the job's sandboxes so far.
+
+    A pod that was evicted because it wrote too much counts one crash more than its restarts. Replaced pods no
+    longer show their restarts, so the stored number is a lower bound.
+    """
+    stored: Mapping[str, Any] = snapshot.status or {}
+    return max(int(stored.get("sandboxCrashes") or 0), sum(pod.restarts + pod.overran for pod in snapshot.pods))
+
+
 def _finished_at(progress: Progress | None, before: Mapping[str, Any], now: float) -> str:
     if progress is not None and progress.finished_at is not None:
         return rfc3339(progress.finished_at)
     return str(before.get("finishedAt") or rfc3339(now))
 
 
-def _findings(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> Iterator[ConditionState]:
-    yield _admitted(snapshot, told, phase)
-    yield _sandbox_ready(snapshot, told, phase)
+def _findings(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> Iterator[ConditionState]:
+    yield _admitted(snapshot, summary, phase)
+    yield _sandbox_ready(snapshot, summary, phase)
     seen = {condition.get("type") for condition in (snapshot.status or {}).get("conditions") or ()}
     for type_, final in ((COMPLETE, Phase.SUCCEEDED), (FAILED, Phase.FAILED)):
         if phase is final or type_ in seen:
-            yield ConditionState(type_, phase is final, told.reason, told.message)
+            yield ConditionState(type_, phase is final, summary.reason, summary.message)
 
 
-def _admitted(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> ConditionState:
+def _admitted(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> ConditionState:
     progress = snapshot.own_progress
-    if told.reason == Reason.DELETING:
-        return ConditionState(ADMITTED, False, Reason.DELETING, told.message)
+    if summary.reason == Reason.DELETING:
+        return ConditionState(ADMITTED, False, Reason.DELETING, summary.message)
     if phase.final:
-        return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds nothing")
+        return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds no adapter slots")
     if progress is None:
-        return ConditionState(ADMITTED, False, told.reason, told.message)
+        return ConditionState(ADMITTED, False, summary.reason, summary.message)
     if progress.admitted:
         return ConditionState(ADMITTED, True, Reason.ADMITTED, "the job holds its adapter slots")
-    said = told if told.reason in MISFITS else progress
-    return ConditionState(ADMITTED, False, said.reason, said.message)
+    waiting = summary if summary.reason in MISFITS else progress
+    return ConditionState(ADMITTED, False, waiting.reason, waiting.message)
 
 
-def _sandbox_ready(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> ConditionState:
+def _sandbox_ready(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> ConditionState:
     progress = snapshot.own_progress
-    if told.reason == Reason.DELETING:
-        return ConditionState(SANDBOX_READY, False, Reason.DELETING, told.message)
+    if summary.reason == Reason.DELETING:
+        return ConditionState(SANDBOX_READY, False, Reason.DELETING, summary.message)
     if phase.final:
         return ConditionState(SANDBOX_READY, False, Reason.FINISHED, "the job has ended")
     wanted = snapshot.num_sandboxes
@@ -143,10 +161,24 @@ def _sandbox_ready(snapshot: JobSnapshot, told: StatusSummary, phase: Phase) -> 
     counted = f"{ready} of {wanted} sandboxes are ready"
     if ready == wanted:
         return ConditionState(SANDBOX_READY, True, Reason.SANDBOX_READY, counted)
-    fault = sandbox_fault(snapshot, sandbox_name(snapshot.meta.name))
+    fault = sandbox_fault(snapshot)
     if fault is not None:
         return ConditionState(SANDBOX_READY, False, fault.reason, f"{counted}; {fault.message}")
     return ConditionState(SANDBOX_READY, False, Reason.SANDBOX_STARTING, counted)
+
+
+def crash_verdict(snapshot: JobSnapshot) -> JobVerdict | None:
+    """Return the verdict that stops a job with too many sandbox crashes; None if it may continue."""
+    progress, job = snapshot.own_progress, snapshot.job
+    if job is None or progress is None or not progress.admitted or progress.phase.final:
+        return None
+    crashes, limit = sandbox_crashes(snapshot), job.spec.backoff_limit
+    if crashes <= limit:
+        return None
+    fault = first_fault(snapshot.pods)
+    last = f"; the last crash: {fault.message}" if fault is not None else ""
+    text = f"its sandboxes have crashed {crashes} times, and backoffLimit is {limit}{last}"
+    return JobVerdict(reason=Reason.BACKOFF_LIMIT_EXCEEDED, message=text)
 
 
 def plan_orphan(document: JobDocument) -> Plan:
@@ -171,20 +203,28 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
     """Return the plan for a job. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return _plan_deletion(snapshot, now)
-    wanted = document_publishing.wanted_document(snapshot, faults.crash_verdict(snapshot))
-    write = document_publishing.publish_document(snapshot, wanted)
+    wanted = wanted_document(snapshot, crash_verdict(snapshot))
+    write = publish_document(snapshot, wanted)
     due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0
     actions: tuple[Action, ...] = (
         *((AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()),
         *((write,) if write is not None else ()),
-        *child_reconcile.plan_sandbox(snapshot, wanted, installation, now),
+        *_sandbox_actions(snapshot, wanted, installation, now),
         *((DeleteObject(snapshot.meta.uid),) if due else ()),
     )
-    told = status_summary(snapshot, sandbox_name(snapshot.meta.name), now)
-    after = job_status(snapshot, told, wanted, now) if told is not None else snapshot.status
+    summary = status_summary(snapshot, now)
+    after = job_status(snapshot, summary, wanted, now) if summary is not None else snapshot.status
     expires_s = EXPIRE_AGAIN_S if due else _expires_s(replace(snapshot, status=after), now)
     requeue_s = soonest(expires_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
-    return _telling(Plan(actions, requeue_s=requeue_s), snapshot, after)
+    return _with_status(Plan(actions, requeue_s=requeue_s), snapshot, after)
+
+
+def _sandbox_actions(
+    snapshot: JobSnapshot, wanted: JobDocument | None, installation: Installation, now: float
+) -> tuple[Action, ...]:
+    if snapshot.sandbox_wanted:
+        return child_reconcile.plan_sandbox(snapshot, wanted, installation, now)
+    return tuple(child_reconcile.removal(snapshot)) if snapshot.sandbox_wanted is False and snapshot.owned else ()
 
 
 def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
@@ -195,23 +235,23 @@ def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
     left_s = snapshot.deletion_seen_at + FORGET_S - now
     if left_s <= 0:  # alone: a permanently refused action must not block it
         return Plan((RemoveFinalizer(FINALIZER),))
-    write = document_publishing.forget(own) if own is not None and bus.synced and bus.available else None
+    write = forget(own) if own is not None and bus.synced and bus.available else None
     forgotten = bus.synced and bus.available and own is None
     gone = forgotten and not snapshot.owned and not snapshot.pods
     actions: list[Action] = [*((write,) if write is not None else ()), *child_reconcile.removal(snapshot)]
     if gone:
         return Plan((RemoveFinalizer(FINALIZER),))
-    told = StatusSummary(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
-    return _telling(Plan(tuple(actions), requeue_s=left_s), snapshot, job_status(snapshot, told, own, now))
+    summary = StatusSummary(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
+    return _with_status(Plan(tuple(actions), requeue_s=left_s), snapshot, job_status(snapshot, summary, own, now))
 
 
-def _telling(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | None) -> Plan:
+def _with_status(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | None) -> Plan:
     """Return the plan with the new status and its events; unchanged if the status is None or does not differ."""
     patch = status_patch(snapshot.status, after, RLJobStatus) if after is not None else None
     if after is None or patch is None:
         return plan
     urgent = is_urgent(snapshot.status, after)
-    return Plan(plan.actions, patch, urgent, events.events(snapshot.status, after), plan.requeue_s)
+    return Plan(plan.actions, patch, urgent, events(snapshot.status, after), plan.requeue_s)
 
 
 def _expires_s(snapshot: JobSnapshot, now: float) -> float | None:
@@ -228,7 +268,7 @@ def _has_ended(snapshot: JobSnapshot) -> bool:
     """
     progress, job = snapshot.own_progress, snapshot.job
     if progress is None:
-        return snapshot.progress_known and document_publishing.is_over(snapshot)
+        return snapshot.progress_known and is_over(snapshot)
     more = progress.phase is Phase.SUCCEEDED and job is not None and job.spec.training.steps > progress.step
     return progress.phase.final and not more
 
@@ -238,8 +278,14 @@ def _sandbox_check_s(snapshot: JobSnapshot) -> float | None:
 
     A credential is renewed by time; a missing credential and a pod that cannot start are checked sooner.
     """
-    if not child_reconcile.is_wanted(snapshot):
+    if not snapshot.sandbox_wanted:
         return None
     pods = [pod for pod in snapshot.pods if not pod.ended]
-    begun = snapshot.credential is not None and bool(pods) and all(pod.ready for pod in pods)
-    return CREDENTIAL_CHECK_S if begun else STUCK_S
+    is_running = snapshot.credential is not None and bool(pods) and all(pod.ready for pod in pods)
+    return CREDENTIAL_CHECK_S if is_running else STUCK_S
+
+
+def soonest(*waits_s: float | None) -> float | None:
+    """Return the shortest of the given waits, at least 0; None if all are None."""
+    known = [max(0.0, wait) for wait in waits_s if wait is not None]
+    return min(known, default=None)

@@ -4,20 +4,26 @@ The pool owns its workers for as long as it exists, with or without jobs: loadin
 the jobs that hold it have ended.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from marlaas_api.kinds import ModelPool, ModelSpec
-from marlaas_api.kinds.status import ModelPoolStatus
+from marlaas_api.kinds.status import ModelPoolStatus, unix_seconds
 from marlaas_api.reasons import Reason
 from marlaas_operator.installation import Installation
-from marlaas_operator.manifests.names import ROLES, workers_name
+from marlaas_operator.manifests.pods import ROLES, workers_name
 from marlaas_operator.manifests.pool import Pool, role_objects, role_secret, shared_objects
 from marlaas_operator.plan import Action, AddFinalizer, Delete, Plan, RemoveFinalizer
-from marlaas_operator.pod_facts import unix_seconds
-from marlaas_operator.policies import child_reconcile, events
-from marlaas_operator.policies.conditions import ConditionState, conditions, is_urgent, status_patch, without_none
-from marlaas_operator.policies.faults import first_fault
+from marlaas_operator.pod_facts import first_fault
+from marlaas_operator.policies import child_reconcile
+from marlaas_operator.policies.conditions import (
+    ConditionState,
+    conditions,
+    events,
+    is_urgent,
+    status_patch,
+    without_none,
+)
 from marlaas_operator.policies.job import CREDENTIAL_CHECK_S
 from marlaas_operator.snapshot import JobLoad, PoolSnapshot
 
@@ -39,7 +45,7 @@ def holders(snapshot: PoolSnapshot) -> list[JobLoad]:
 
     While the bus was not read, every job that has not ended counts.
     """
-    return [job for job in snapshot.jobs if not job.phase.final and (job.begun or not snapshot.bus.synced)]
+    return [job for job in snapshot.jobs if not job.phase.final and (job.published or not snapshot.bus.synced)]
 
 
 def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
@@ -79,20 +85,20 @@ def _serving(snapshot: PoolSnapshot, pool: ModelPool) -> Iterator[ConditionState
     if late is not None:
         yield ConditionState("Ready", False, late.reason, late.message)
     else:
-        yield ConditionState("Ready", True, Reason.READY, "every worker serves")
+        yield ConditionState("Ready", True, Reason.READY, "all workers are ready")
 
 
 def _role(snapshot: PoolSnapshot, role: str, pool: ModelPool) -> ConditionState:
     type_ = f"{role.capitalize()}Ready"
     wanted = pool.spec.rollout.replicas if role == "rollout" else pool.spec.trainer.replicas
     ready = min(_num_ready(snapshot, role), wanted)
-    counted = f"{ready} of {wanted} {role} workers serve"
+    counted = f"{ready} of {wanted} {role} workers are ready"
     if ready == wanted:
         return ConditionState(type_, True, _READY[role], counted)
     if snapshot.refusal:
         return ConditionState(type_, False, Reason.POD_REFUSED, f"{counted}; {snapshot.refusal}")
-    fault = first_fault(pod for pod in snapshot.pods if pod.component == role)
-    if fault is not None:
+    pods = [pod for pod in snapshot.pods if pod.component == role]
+    if pods and (fault := first_fault(pods)) is not None:
         return ConditionState(type_, False, fault.reason, f"{counted}; {fault.message}")
     return ConditionState(type_, False, _STARTING[role], counted)
 
@@ -102,7 +108,7 @@ def _deleting(snapshot: PoolSnapshot) -> ConditionState:
     if not held:
         return ConditionState("Deleting", True, Reason.DELETING, "its workers are being stopped")
     more = f" and {len(held) - _MANY} more" if len(held) > _MANY else ""
-    text = f"jobs that have not ended use it: {', '.join(held[:_MANY])}{more}; it goes when they are gone"
+    text = f"jobs that have not ended use it: {', '.join(held[:_MANY])}{more}; the pool is deleted when they have ended"
     return ConditionState("Deleting", False, Reason.IN_USE, text)
 
 
@@ -134,13 +140,13 @@ def plan_pool(snapshot: PoolSnapshot, installation: Installation, now: float) ->
             return Plan()
         if not holders(snapshot):
             return _plan_removal(snapshot, installation, now)
-    begin = (AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()
-    actions = (*begin, *_upkeep(snapshot, installation, now))
+    first = (AddFinalizer(FINALIZER),) if FINALIZER not in snapshot.meta.finalizers else ()
+    actions = (*first, *_worker_actions(snapshot, installation, now))
     ready = bool(snapshot.credentials) and bool(snapshot.pods) and all(pod.ready for pod in snapshot.pods)
     return _with_status(actions, snapshot, now, CREDENTIAL_CHECK_S if ready else child_reconcile.STUCK_S)
 
 
-def _upkeep(snapshot: PoolSnapshot, installation: Installation, now: float) -> Iterator[Action]:
+def _worker_actions(snapshot: PoolSnapshot, installation: Installation, now: float) -> Iterator[Action]:
     if snapshot.pool is None:
         return
     uid = snapshot.meta.uid
@@ -179,19 +185,13 @@ def _stopping_since(snapshot: PoolSnapshot) -> float | None:
 def _removal(snapshot: PoolSnapshot, installation: Installation) -> Iterator[Action]:
     sets = [body for (kind, _), body in snapshot.owned.items() if kind == "StatefulSet"]
     for body in sets:
-        yield from _delete("StatefulSet", body)
+        yield from child_reconcile.delete("StatefulSet", body)
     if sets or snapshot.pods or not snapshot.owned:
         return
     for role in ROLES:
         yield Delete("Secret", installation.namespace, workers_name(snapshot.meta.name, role))
     for (kind, _), body in sorted(snapshot.owned.items(), key=lambda item: (item[0][0] == "ServiceAccount", item[0])):
-        yield from _delete(kind, body)
-
-
-def _delete(kind: str, observed: Mapping[str, Any]) -> Iterator[Action]:
-    meta = observed["metadata"]
-    if not meta.get("deletionTimestamp"):
-        yield Delete(kind, meta["namespace"], meta["name"], meta["uid"])
+        yield from child_reconcile.delete(kind, body)
 
 
 def _with_status(actions: tuple[Action, ...], snapshot: PoolSnapshot, now: float, requeue_s: float) -> Plan:
@@ -199,5 +199,4 @@ def _with_status(actions: tuple[Action, ...], snapshot: PoolSnapshot, now: float
     patch = status_patch(snapshot.status, after, ModelPoolStatus)
     if patch is None:
         return Plan(actions, requeue_s=requeue_s)
-    told = events.events(snapshot.status, after)
-    return Plan(actions, patch, is_urgent(snapshot.status, after), told, requeue_s)
+    return Plan(actions, patch, is_urgent(snapshot.status, after), events(snapshot.status, after), requeue_s)

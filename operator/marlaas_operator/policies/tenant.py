@@ -1,24 +1,16 @@
 """Plan for a Tenant: its status, with the namespaces that belong to it and the usage of its jobs."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from marlaas_api.documents import tenant_of
-from marlaas_api.kinds import Tenant
 from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase
 from marlaas_api.reasons import Reason
 from marlaas_operator.plan import Plan
-from marlaas_operator.policies import events
-from marlaas_operator.policies.conditions import ConditionState, conditions, is_urgent, status_patch
-from marlaas_operator.snapshot import JobLoad, Meta, TenantSnapshot
+from marlaas_operator.policies.conditions import ConditionState, conditions, events, is_urgent, status_patch
+from marlaas_operator.snapshot import JobLoad, TenantSnapshot
 
 _HELD = ("jobs", "queued", "adapterSlots", "tokensPerSecond")
-
-
-def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:
-    """Return the tenants by precedence for a namespace that several of them list: the oldest first."""
-    return tuple(tenant for _, tenant in sorted(tenants, key=lambda pair: (pair[0].created_at, pair[0].name)))
 
 
 def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
@@ -31,7 +23,7 @@ def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
     patch = status_patch(snapshot.status, after, TenantStatus)
     if patch is None:
         return Plan()
-    return Plan((), patch, is_urgent(snapshot.status, after), events.events(snapshot.status, after))
+    return Plan((), patch, is_urgent(snapshot.status, after), events(snapshot.status, after))
 
 
 def _active(snapshot: TenantSnapshot) -> ConditionState:
@@ -46,7 +38,7 @@ def _active(snapshot: TenantSnapshot) -> ConditionState:
         return ConditionState(
             "Active", False, Reason.CONFLICTING_TENANTS, f"{'; '.join(lost)}; remove it from one of them"
         )
-    return ConditionState("Active", True, Reason.ACTIVE, "its namespaces are its own")
+    return ConditionState("Active", True, Reason.ACTIVE, "its namespaces belong to it")
 
 
 def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:

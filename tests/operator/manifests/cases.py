@@ -14,8 +14,7 @@ from marlaas_api.kinds import ModelPool, RLJob, SandboxBounds
 from marlaas_api.kinds.problems import parse
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.pool import Pool, role_objects, role_secret, shared_objects
-from marlaas_operator.manifests.sandbox import sandbox_objects, sandbox_secret
-from marlaas_operator.manifests.sandbox_pod import Sandbox
+from marlaas_operator.manifests.sandbox import Sandbox, sandbox_objects, sandbox_secret
 from marlaas_operator.plan import Manifest
 from marlaas_operator.snapshot import Meta
 

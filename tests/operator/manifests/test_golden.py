@@ -7,7 +7,7 @@ import yaml
 from tests.operator.manifests.cases import CASES, GOLDEN, manifests, pods
 from tests.operator.manifests.restricted import beyond, violations
 
-from marlaas_operator.manifests.names import DESIRED_HASH, MANAGED_BY
+from marlaas_operator.manifests.pods import DESIRED_HASH, MANAGED_BY
 
 PODS = [(case, kind, pod) for case in CASES for kind, pod in pods(case)]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marlaas_operator.manifests.names import sandbox_name, stamped, workers_name
+from marlaas_operator.manifests.pods import sandbox_name, stamped, workers_name
 
 
 def test_a_short_name_is_itself():

@@ -3,7 +3,7 @@
 import pytest
 from tests.operator.policies.scenes import modelpool
 
-from marlaas_operator.manifests.pool_document import pool_document
+from marlaas_operator.manifests.pool import pool_document
 
 
 @pytest.mark.parametrize(

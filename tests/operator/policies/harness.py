@@ -10,7 +10,7 @@ from tests.operator.policies.scenes import AWAKE, INSTALLATION, META, NOW, model
 
 from marlaas_api.kinds import RLJob
 from marlaas_api.messages import JobDocument, Phase, Progress
-from marlaas_operator.manifests.names import sandbox_name
+from marlaas_operator.manifests.pods import sandbox_name
 from marlaas_operator.plan import (
     Action,
     AddFinalizer,

@@ -7,9 +7,8 @@ from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_operator.installation import Installation
-from marlaas_operator.manifests.names import sandbox_name
-from marlaas_operator.manifests.sandbox import sandbox_objects
-from marlaas_operator.manifests.sandbox_pod import Sandbox
+from marlaas_operator.manifests.pods import sandbox_name
+from marlaas_operator.manifests.sandbox import Sandbox, sandbox_objects
 from marlaas_operator.pod_facts import ContainerFacts, PodFacts
 from marlaas_operator.policies.job import FINALIZER
 from marlaas_operator.snapshot import BusState, JobLoad, JobSnapshot, Meta, PoolSnapshot
@@ -139,7 +138,7 @@ def crashed(words: str = "boom", restarts: int = 1, component: str = "sandbox", 
 
 def load(name: str = "sums", phase: Phase = Phase.RUNNING, **fields: Any) -> JobLoad:
     plain = {"namespace": "team-a", "name": name, "pool": "tiny", "admitted": phase is Phase.RUNNING}
-    return JobLoad(**{**plain, "phase": phase, "slots": 3, "begun": True, **fields})
+    return JobLoad(**{**plain, "phase": phase, "slots": 3, "published": True, **fields})
 
 
 def pool_snapshot(**fields: Any) -> PoolSnapshot:

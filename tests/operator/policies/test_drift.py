@@ -5,7 +5,7 @@ import copy
 import pytest
 import yaml
 
-from marlaas_operator.manifests.names import stamped
+from marlaas_operator.manifests.pods import stamped
 from marlaas_operator.policies.child_reconcile import differs
 
 DESIRED = stamped(

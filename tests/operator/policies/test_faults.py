@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from marlaas_operator.pod_facts import pod_facts
-from marlaas_operator.policies.faults import first_fault, pod_fault, refusal_of
+from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
 
 TRACEBACK = """2026-11-21T16:00:00.000Z INFO sandbox-0 marlaas_worker: sandbox starts
 2026-11-21T16:00:01.000Z CRITICAL sandbox-0 marlaas_worker: no environment is called 'revers'
@@ -63,13 +62,13 @@ CASES = [
     (
         "silent crash",
         one(ended(3)),
-        ("ContainerCrashing", "container supervisor ended with exit code 3 and said nothing"),
+        ("ContainerCrashing", "container supervisor ended with exit code 3 and wrote no message"),
     ),
     ("killed", one({"running": {}}, ended(137)), ("ContainerCrashing", "container supervisor was killed")),
     (
         "out of memory",
         one(BACK_OFF, ended(137, "OOMKilled")),
-        ("ContainerOutOfMemory", "container supervisor took more memory than its limit"),
+        ("ContainerOutOfMemory", "container supervisor exceeded its memory limit"),
     ),
     (
         "pull refused",

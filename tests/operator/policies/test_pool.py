@@ -128,7 +128,7 @@ def test_the_status_says_who_serves_and_what_is_taken():
 
 def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
     told = settled(jobs=(load("a"),))
-    unread = replace(told, bus=replace(AWAKE, synced=False), jobs=(load("a", Phase.QUEUED, begun=False),))
+    unread = replace(told, bus=replace(AWAKE, synced=False), jobs=(load("a", Phase.QUEUED, published=False),))
     assert (told.status["jobs"], told.status["freeSlots"]) == (1, 5)
     assert plan(unread).status is None
     assert "jobs" not in plan(replace(unread, status=None)).status
@@ -225,14 +225,14 @@ def test_that_a_pool_is_being_stopped_is_said_before_anything_is_removed():
     assert conditions(found)["Deleting"] == ("True", "Deleting")
 
 
-@pytest.mark.parametrize("job", [load(phase=Phase.FAILED), load(phase=Phase.QUEUED, begun=False)])
+@pytest.mark.parametrize("job", [load(phase=Phase.FAILED), load(phase=Phase.QUEUED, published=False)])
 def test_jobs_that_have_ended_or_never_begun_do_not_hold_a_pool(job):
     assert Delete("StatefulSet", "marlaas-system", "tiny-rollout", "o1") in plan(stopping(jobs=(job,))).actions
 
 
 def test_before_the_bus_was_read_every_job_may_hold_a_pool():
     unread = BusState(available=True, since=NOW, synced=False)
-    job = load(phase=Phase.QUEUED, begun=False)
+    job = load(phase=Phase.QUEUED, published=False)
     assert plan(stopping(jobs=(job,), bus=unread)).actions == ()
     assert plan(stopping(jobs=(job,), bus=AWAKE)).actions != ()
 

@@ -8,8 +8,8 @@ from marlaas_api.kinds.status import TenantStatus
 from marlaas_api.messages import Phase
 from marlaas_operator.plan import Plan
 from marlaas_operator.policies.job import plan_orphan
-from marlaas_operator.policies.tenant import by_precedence, plan_tenant
-from marlaas_operator.snapshot import Meta, TenantSnapshot
+from marlaas_operator.policies.tenant import plan_tenant
+from marlaas_operator.snapshot import Meta, TenantSnapshot, by_precedence
 
 OLD, YOUNG = tenant("zoo", "team-a"), tenant("ant", "team-a", "team-b")
 META = Meta(name="ant", uid="t2", created_at=200)
@@ -75,6 +75,6 @@ def test_a_document_without_a_job_is_marked_deleted_once():
 
 def test_before_the_bus_was_read_nothing_new_is_said_of_what_jobs_hold():
     told = plan_tenant(scene(jobs=(load("a"),)), NOW).status
-    unread = scene(status=told, bus=replace(AWAKE, synced=False), jobs=(load("a", Phase.QUEUED, begun=False),))
+    unread = scene(status=told, bus=replace(AWAKE, synced=False), jobs=(load("a", Phase.QUEUED, published=False),))
     assert plan_tenant(unread, NOW).status is None
     assert "jobs" not in plan_tenant(replace(unread, status=None), NOW).status

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 
 from marlaas_api.bus_nats import NatsBus
 from marlaas_api.bus_nats import connect as connect_bus
@@ -28,19 +29,20 @@ from marlaas_operator.cluster.api_server import ApiServer, connect
 from marlaas_operator.cluster.resources import (
     EVENTS,
     KINDS,
+    MANAGED,
     MODELPOOLS,
     OWNED,
     RLJOBS,
     SECRETS,
     target_of,
 )
-from marlaas_operator.events import CONTROLLER
 from marlaas_operator.installation import Installation
-from marlaas_operator.resync import MANAGED
+from marlaas_operator.policies.conditions import CONTROLLER
 
 SYSTEM = "marlaas-system"
 PATIENCE_S = 60.0
-_DOOR = re.compile(r"health and metrics on port (\d+)\n")
+SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sandbox", "ServiceAccount one-sandbox"}
+_PORT = re.compile(r"health and metrics on port (\d+)\n")
 
 
 def pool(name: str, **spec: object) -> Body:
@@ -72,7 +74,7 @@ def namespace(name: str) -> Body:
 
 @dataclass
 class OperatorHarness:
-    """The pieces. `gateway` is the administrator's; the operator has its own. health: its door's port, 0 until it is asked for."""
+    """The pieces. `gateway` is the administrator's; the operator has its own. health: port of its HTTP server, 0 until it is read from the log."""
 
     plane: ControlPlane
     gateway: ApiServer
@@ -149,6 +151,19 @@ class OperatorHarness:
         found: Body = await eventually(self, f"{namespace}/{name} is {phases}", look)
         return found
 
+    async def queue_job(self, **operator: Any) -> Body:
+        """Create the pool `tiny`, start an operator and create the job `team-a/one`; return its status once it is queued."""
+        await self.gateway.create(pool("tiny"))
+        self.start_operator(**operator)
+        await self.gateway.create(job("team-a", "one", "tiny"))
+        return await self.phase("team-a", "one", "Queued")
+
+    async def run_job(self, orchestrator: ScriptedOrchestrator, **operator: Any) -> None:
+        """Queue the job `team-a/one` and have it admitted; return once it runs."""
+        await self.queue_job(**operator)
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await self.phase("team-a", "one", "Running")
+
     async def gone(self, target: Target, timeout_s: float = PATIENCE_S) -> None:
         """Wait until an object does not exist any more."""
 
@@ -167,7 +182,7 @@ class OperatorHarness:
         return total
 
     def endpoints(self, path: str) -> str:
-        """What the operator's HTTP door answers; empty if it does not, or is not open yet."""
+        """Response of the operator's HTTP server; empty if it does not answer or listen yet."""
         if not self._is_open():
             return ""
         try:
@@ -177,10 +192,10 @@ class OperatorHarness:
             return ""
 
     def _is_open(self) -> bool:
-        """Whether the operator has said where its door is."""
+        """Whether the operator has logged the port of its HTTP server."""
         if not self.health and self.operator is not None:
-            told = _DOOR.search(self.operator.log.read_text(errors="replace"))
-            self.health = int(told[1]) if told else 0
+            found = _PORT.search(self.operator.log.read_text(errors="replace"))
+            self.health = int(found[1]) if found else 0
         return self.health != 0
 
     async def connect_orchestrator(self) -> NatsBus:

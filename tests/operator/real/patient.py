@@ -3,9 +3,9 @@
 import sys
 
 import marlaas_operator.__main__ as entry
-from marlaas_operator.policies import status_summary
+from marlaas_operator.policies import job_phase
 
-status_summary.FIRST_WORD_S = 60.0
-status_summary.BUS_PATIENCE_S = 60.0
+job_phase.FIRST_WORD_S = 60.0
+job_phase.BUS_PATIENCE_S = 60.0
 
 sys.exit(entry.main())

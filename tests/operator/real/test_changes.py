@@ -18,12 +18,7 @@ SUCCEEDED = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "mes
 @pytest.fixture
 async def running(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> OperatorHarness:
     """A job at work, with its sandbox."""
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await harness.phase("team-a", "one", "Running")
+    await harness.run_job(orchestrator)
     return harness
 
 

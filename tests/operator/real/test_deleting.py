@@ -2,8 +2,8 @@
 
 import pytest
 from tests.operator.conftest import install_kinds
-from tests.operator.real.harness import OperatorHarness, eventually, job, namespace, pool, rigged
-from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.harness import OperatorHarness, eventually, job, namespace, rigged
+from tests.operator.real.orchestrators import ScriptedOrchestrator
 
 from marlaas_api import subjects
 from marlaas_e2e.control_plane import ControlPlane
@@ -14,15 +14,6 @@ from marlaas_operator.cluster.resources import MODELPOOLS, NAMESPACES, RLJOBS
 __all__ = ["control_plane_with_controllers"]
 
 ONE = Target(RLJOBS, "team-a", "one")
-
-
-async def running_job(harness: OperatorHarness, orchestrator: ScriptedOrchestrator, *, variant: str = "") -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator(variant=variant)
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await harness.phase("team-a", "one", "Running")
 
 
 async def nothing_is_left(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
@@ -39,10 +30,7 @@ async def nothing_is_left(harness: OperatorHarness, orchestrator: ScriptedOrches
 
 
 async def test_a_queued_job_goes(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
+    await harness.queue_job()
     await harness.gateway.delete(ONE)
     await nothing_is_left(harness, orchestrator)
 
@@ -50,7 +38,7 @@ async def test_a_queued_job_goes(harness: OperatorHarness, orchestrator: Scripte
 async def test_a_running_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(harness, orchestrator)
+    await harness.run_job(orchestrator)
     await harness.gateway.delete(ONE)
     await harness.gateway.delete(ONE)
     await nothing_is_left(harness, orchestrator)
@@ -62,7 +50,7 @@ async def test_a_running_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its
 async def test_a_job_deleted_while_the_operator_is_down_goes_when_it_is_back(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(harness, orchestrator)
+    await harness.run_job(orchestrator)
     harness.started[-1].kill()
     await harness.gateway.delete(ONE)
     assert (await harness.job("team-a", "one")) is not None
@@ -74,7 +62,7 @@ async def test_a_job_deleted_while_the_operator_is_down_goes_when_it_is_back(
 async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_when_it_is_back(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(harness, orchestrator, variant="hasty")
+    await harness.run_job(orchestrator, variant="hasty")
     await harness.nats.kill()
     await harness.gateway.delete(ONE)
     await harness.gone(ONE, 100.0)
@@ -86,7 +74,7 @@ async def test_a_job_goes_although_the_bus_is_away_and_its_document_is_swept_whe
 async def test_a_document_whose_job_went_while_nobody_looked_is_swept_at_the_start(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(harness, orchestrator)
+    await harness.run_job(orchestrator)
     harness.started[-1].kill()
     orchestrator.forgets = False
     await harness.gateway.patch(ONE, {"metadata": {"finalizers": None}})
@@ -102,7 +90,7 @@ async def test_a_document_whose_job_went_while_nobody_looked_is_swept_at_the_sta
 async def test_a_pool_with_a_job_on_it_stays_until_the_job_is_gone_and_says_why(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await running_job(harness, orchestrator)
+    await harness.run_job(orchestrator)
     await harness.gateway.delete(Target(MODELPOOLS, "", "tiny"))
 
     async def told() -> bool:
@@ -123,7 +111,7 @@ async def test_a_namespace_goes_with_its_jobs(control_plane_with_controllers: Co
         bus = await harness.connect_orchestrator()
         async with ScriptedOrchestrator(bus).running() as orchestrator:
             await harness.gateway.apply(namespace("team-a"))
-            await running_job(harness, orchestrator)
+            await harness.run_job(orchestrator)
             await harness.gateway.delete(Target(NAMESPACES, "", "team-a"))
             await harness.gone(Target(NAMESPACES, "", "team-a"), 100.0)
 

@@ -1,8 +1,8 @@
 """Drift: what we own is put back when somebody deletes or edits it; what others added to it is left alone."""
 
 import pytest
-from tests.operator.real.harness import OperatorHarness, eventually, job, pool
-from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
+from tests.operator.real.harness import OperatorHarness, eventually
+from tests.operator.real.orchestrators import ScriptedOrchestrator
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import (
@@ -33,12 +33,7 @@ OURS = [
 @pytest.fixture
 async def settled(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> OperatorHarness:
     """A pool and a running job, with all that they own."""
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await harness.phase("team-a", "one", "Running")
+    await harness.run_job(orchestrator)
 
     async def complete() -> bool:
         return all([await harness.get(target) for target in OURS])

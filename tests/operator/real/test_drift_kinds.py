@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.operator.real.harness import SYSTEM, OperatorHarness, eventually, job, pool
+from tests.operator.real.harness import SYSTEM, OperatorHarness, eventually
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 
 from marlaas_operator.cluster import Target
@@ -41,10 +41,7 @@ EDITS: list[tuple[Target, dict[str, Any]]] = [
 @pytest.fixture
 async def settled(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> OperatorHarness:
     """A pool and a running job, with all that they own."""
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
+    await harness.queue_job()
     await orchestrator.say("team-a", "one", **ADMITTED)
 
     async def complete() -> bool:

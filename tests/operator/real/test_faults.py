@@ -4,14 +4,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiohttp import web
-from tests.operator.real.harness import OperatorHarness, eventually, job, pool
+from tests.operator.real.harness import SANDBOX, OperatorHarness, eventually, job
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 from tests.operator.real.proxy import GONE, RESET, SILENT, Fault, Proxy, answer, is_watch
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS
-
-SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sandbox", "ServiceAccount one-sandbox"}
 
 
 @pytest.fixture
@@ -42,6 +40,10 @@ def watches(request: web.Request) -> bool:
 
 def jobs_watch(request: web.Request) -> bool:
     return is_watch(request) and request.path.endswith("/rljobs")
+
+
+async def is_refused(harness: OperatorHarness) -> bool:
+    return (await harness.status("team-a", "one")).get("reason") == "PodRefused"
 
 
 async def struck(harness: OperatorHarness, proxy: Proxy, times: int) -> None:
@@ -79,21 +81,15 @@ async def test_a_fault_passes(
     times: int,
     matches: Callable[[web.Request], bool],
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    await harness.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(times, fault, matches)
-    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
-    await harness.phase("team-a", "one", "Queued")
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await harness.phase("team-a", "one", "Running")
+    await harness.run_job(orchestrator, kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
 
     async def has_sandbox() -> bool:
         return set(await harness.owned("team-a")) == SANDBOX
 
     await eventually(harness, "the sandbox is there", has_sandbox, 90.0)
-    await struck(
-        harness, proxy, times
-    )  # the operator lists at its start: it may get so far before it has begun to watch
+    # The operator lists at its start, so the job may run before the first watch.
+    await struck(harness, proxy, times)
     await harness.gateway.create(job("team-a", "two", "tiny"))
     await harness.phase("team-a", "two", "Queued")
     assert harness.started[-1].alive
@@ -101,46 +97,32 @@ async def test_a_fault_passes(
 
 
 @pytest.mark.slow
-async def test_a_refusal_that_stays_is_told_and_is_not_asked_for_again_and_again(
+async def test_a_lasting_refusal_is_reported_and_not_retried_in_a_hot_loop(
     harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    await harness.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(1_000_000, answer(422, "Invalid"), sandbox_apply)
-    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder))
-    await harness.phase("team-a", "one", "Queued")
+    await harness.queue_job(kubeconfig=proxy.kubeconfig(harness.folder))
     await orchestrator.say("team-a", "one", **ADMITTED)
 
-    async def told() -> bool:
-        return (await harness.status("team-a", "one")).get("reason") == "PodRefused"
-
-    await eventually(harness, "the refusal is told", told)
+    await eventually(harness, "the refusal is reported", lambda: is_refused(harness))
     assert "injected" in (await harness.status("team-a", "one"))["message"]
     assert proxy.faults <= 2
     assert await harness.get(Target(DEPLOYMENTS, "team-a", "one-sandbox")) is None
 
 
 @pytest.mark.slow
-async def test_a_trouble_that_lasts_is_told_in_the_servers_words_and_is_over_when_it_is(
+async def test_a_lasting_error_is_reported_with_the_servers_message_until_it_ends(
     harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    await harness.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(1_000_000, answer(500, "InternalError"), sandbox_apply)
-    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
-    await harness.phase("team-a", "one", "Queued")
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await harness.phase("team-a", "one", "Running")
+    await harness.run_job(orchestrator, kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
 
-    async def told() -> bool:
-        return (await harness.status("team-a", "one")).get("reason") == "PodRefused"
-
-    await eventually(harness, "what keeps failing is told", told)
+    await eventually(harness, "the error is reported", lambda: is_refused(harness))
     assert "injected" in (await harness.status("team-a", "one"))["message"]
     proxy.decide = lambda request: None
 
     async def over() -> bool:
-        return set(await harness.owned("team-a")) == SANDBOX and not await told()
+        return set(await harness.owned("team-a")) == SANDBOX and not await is_refused(harness)
 
     await eventually(harness, "the sandbox is there and nothing is wrong any more", over, 90.0)
 
@@ -149,10 +131,7 @@ async def test_a_trouble_that_lasts_is_told_in_the_servers_words_and_is_over_whe
 async def test_a_watch_that_silently_died_is_noticed(
     harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder), watch_s=3)
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
+    await harness.queue_job(kubeconfig=proxy.kubeconfig(harness.folder), watch_s=3)
     proxy.times(1, SILENT, jobs_watch)
     await struck(harness, proxy, 1)
     await harness.gateway.create(job("team-a", "two", "tiny"))
@@ -163,10 +142,7 @@ async def test_a_watch_that_silently_died_is_noticed(
 async def test_an_api_server_that_was_killed_is_waited_for(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
+    await harness.queue_job()
     harness.plane.kill_apiserver()
     await orchestrator.say("team-a", "one", **ADMITTED)
     harness.plane.start_apiserver()

@@ -97,11 +97,8 @@ async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wa
 async def test_a_watch_that_is_refused_for_ever_is_begun_seldom_and_is_there_again_afterwards(
     harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator, refusal: Fault, most: int
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    await harness.gateway.create(job("team-a", "one", "tiny"))
     proxy.times(1_000_000, refusal, lambda request: is_watch(request) and request.path.endswith("/rljobs"))
-    harness.start_operator(kubeconfig=proxy.kubeconfig(harness.folder))
-    await harness.phase("team-a", "one", "Queued")
+    await harness.queue_job(kubeconfig=proxy.kubeconfig(harness.folder))
 
     async def refused() -> bool:
         return proxy.faults > 0

@@ -120,7 +120,7 @@ TROUBLES: list[tuple[Body, tuple[str, str]]] = [
     ),
     (
         {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "before": TOO_LARGE, "restarts": 1},
-        ("ContainerOutOfMemory", "container supervisor took more memory than its limit"),
+        ("ContainerOutOfMemory", "container supervisor exceeded its memory limit"),
     ),
 ]
 

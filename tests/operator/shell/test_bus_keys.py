@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from marlaas_api.bus_users import BusKeys, read_credentials
+from marlaas_api.bus_users import BusKeys, CredentialIssuer, read_credentials
 from marlaas_api.errors import InvalidInput
-from marlaas_operator.bus_keys import CredentialIssuer, ensure_keys, renew_platform
+from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
@@ -56,7 +56,7 @@ async def test_keys_are_made_once_and_go_with_the_installation() -> None:
 async def test_an_external_bus_brings_its_own_keys() -> None:
     cluster = MemoryCluster(SYSTEM)
     external = installation(natsPodSelector=None)
-    with pytest.raises(InvalidInput, match=r"marlaas-bus is absent.*keys\.json"):
+    with pytest.raises(InvalidInput, match=r"marlaas-bus does not exist.*keys\.json"):
         await ensure_keys(cluster, external)
     keys = BusKeys.make()
     data = {"keys.json": base64.b64encode(json.dumps(keys.dump()).encode()).decode()}
@@ -116,5 +116,5 @@ def test_credentials_of_what_is_gone_are_forgotten() -> None:
     before = credentials.sandbox("team-a", "two", "uid-two")
     credentials.forget_sandbox("team-a", "one", "uid-one")
     credentials.forget_pool("one")
-    assert len(credentials._kept) == 3
+    assert len(credentials._issued) == 3
     assert credentials.sandbox("team-a", "two", "uid-two") == before

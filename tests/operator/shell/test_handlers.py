@@ -89,7 +89,7 @@ def ignored(resource: Resource, kind: str | None, body: Body) -> None:
 
 async def test_a_kind_that_is_not_listed_yet_ends_the_watching_which_is_begun_anew() -> None:
     async with asyncio.timeout(60), Server("rljobs", "pods").running() as server:
-        with pytest.raises(Unavailable, match="does not list rljobs, pods among"):
+        with pytest.raises(Unavailable, match="does not serve rljobs, pods yet"):
             await watch_once(ignored, server.gateway, asyncio.Event(), 45.0)
     assert server.asked == set()
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.operator.real.harness import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.test_service import ONE, ServiceHarness, playing
+from tests.operator.shell.harness import ONE, ServiceHarness, playing
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, STATEFULSETS, TENANTS

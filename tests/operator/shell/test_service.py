@@ -1,21 +1,18 @@
 """The whole operator in one process, between the fakes of API server and bus: fast, for what needs no real server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 from tests.operator.real.harness import job, pool
-from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.shell.test_bus_keys import SYSTEM, installation
+from tests.operator.real.orchestrators import ADMITTED
+from tests.operator.shell.harness import ONE, ServiceHarness, playing
+from tests.operator.shell.test_bus_keys import installation
 
-from marlaas_api.bus import Bus, BusRefused, BusUnavailable
-from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.bus_users import BusKeys
+from marlaas_api.bus import BusRefused, BusUnavailable
+from marlaas_api.bus_users import BusKeys, CredentialIssuer
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.health import HealthEndpoints, serve_health
-from marlaas_operator import failure_backoff
-from marlaas_operator.bus_keys import CredentialIssuer
+from marlaas_operator import work_queue
 from marlaas_operator.cluster import (
     Body,
     Conflict,
@@ -23,76 +20,13 @@ from marlaas_operator.cluster import (
     Invalid,
     NoAnswer,
     NotFound,
-    Resource,
     Target,
     Terminating,
     TooMany,
     Unavailable,
 )
-from marlaas_operator.cluster.memory import MemoryCluster
-from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS, target_of
-from marlaas_operator.object_cache import ObjectCache
-from marlaas_operator.service import Outside, Service
-
-ONE = Target(RLJOBS, "team-a", "one")
-
-
-class ServiceHarness:
-    """Fakes around one operator. deaf: its watches say nothing."""
-
-    def __init__(self) -> None:
-        self.cluster = MemoryCluster("team-a", SYSTEM)
-        self.server = MemoryServer()
-        self.deaf = False
-        self.changed = asyncio.Event()
-        self.cluster.listeners.append(lambda what, body: self.changed.set())
-        outside = Outside(self.cluster, self._open_bus, self._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9))
-        self.service = Service(outside, installation())
-        self.stop = asyncio.Event()
-
-    async def _open_bus(self) -> Bus:
-        return self.server.connect("operator")
-
-    async def _watch(self, cache: ObjectCache, begun: Callable[[Resource], None], told: Callable[[str], None]) -> None:
-        def hear(what: str, body: Body) -> None:
-            if self.deaf:
-                return
-            target = target_of(body)
-            if what == "DELETED":
-                cache.lose(target, body["metadata"]["uid"])
-            else:
-                cache.see(body)
-
-        self.cluster.listeners.append(hear)
-        await asyncio.Event().wait()
-
-    async def until(self, look: Callable[[], bool], what: str) -> None:
-        """Wait for a change of the cluster that makes it so."""
-        async with asyncio.timeout(20):
-            while not look():
-                self.changed.clear()
-                await self.changed.wait()
-
-    def status(self, target: Target = ONE) -> Body:
-        body = self.cluster._objects.get(target) or {}
-        return dict(body.get("status") or {})
-
-    def count(self, verb: str, plural: str = "") -> int:
-        return sum(called == verb and target.resource.plural == plural for called, target in self.cluster.calls)
-
-
-@asynccontextmanager
-async def playing(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator]:
-    bus = harness.server.connect("orchestrator")
-    await bus.ensure()
-    async with ScriptedOrchestrator(bus).running() as orchestrator:
-        task = asyncio.create_task(harness.service.run(harness.stop))
-        try:
-            yield orchestrator
-        finally:
-            harness.stop.set()
-            async with asyncio.timeout(20):
-                await task
+from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS
+from marlaas_operator.service import ExternalSystems, Service
 
 
 async def test_a_job_is_queued_with_one_status_run_and_forgotten() -> None:
@@ -171,7 +105,9 @@ async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() 
     second = ServiceHarness()
     second.cluster, second.server = first.cluster, first.server
     second.cluster.calls.clear()
-    outside = Outside(second.cluster, second._open_bus, second._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9))
+    outside = ExternalSystems(
+        second.cluster, second._open_bus, second._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
+    )
     second.service = Service(outside, installation())
     async with playing(second):
         async with asyncio.timeout(20):
@@ -245,7 +181,7 @@ async def test_what_cannot_be_made_for_now_does_not_keep_the_status_from_being_t
 
 
 async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_backoff, "LASTING_S", 0.3)
+    monkeypatch.setattr(work_queue, "LASTING_S", 0.3)
     harness = ServiceHarness()
     await harness.cluster.create(pool("tiny"))
     await harness.cluster.create(job("team-a", "one", "tiny"))
@@ -283,7 +219,7 @@ async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> No
 async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(
     error: MarlaasError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_backoff, "LASTING_S", 0.3)
+    monkeypatch.setattr(work_queue, "LASTING_S", 0.3)
     harness = ServiceHarness()
 
     async def refused(action: object) -> None:

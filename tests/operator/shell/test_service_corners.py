@@ -6,18 +6,17 @@ import ormsgpack
 import pytest
 from tests.operator.real.harness import job, pool
 from tests.operator.real.orchestrators import ADMITTED
+from tests.operator.shell.harness import ONE, ServiceHarness, playing
 from tests.operator.shell.test_bus_keys import installation
-from tests.operator.shell.test_service import ONE, ServiceHarness, playing
 
 from marlaas_api import subjects
-from marlaas_api.bus_users import BusKeys
+from marlaas_api.bus_users import BusKeys, CredentialIssuer
 from marlaas_api.errors import MarlaasError
 from marlaas_api.wire import SCHEMA_VERSION
-from marlaas_operator import resync
-from marlaas_operator.bus_keys import CredentialIssuer
+from marlaas_operator import watching
 from marlaas_operator.cluster import Body, Forbidden, NotFound, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, TENANTS
-from marlaas_operator.service import Outside, Service
+from marlaas_operator.service import ExternalSystems, Service
 
 SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
 
@@ -94,7 +93,7 @@ async def test_a_clock_that_is_set_back_does_not_keep_figures_from_being_told() 
     now = [1.8e9]
     minted = CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
     harness.service = Service(
-        Outside(harness.cluster, harness._open_bus, harness._watch, minted, now=lambda: now[0]), installation()
+        ExternalSystems(harness.cluster, harness._open_bus, harness._watch, minted, now=lambda: now[0]), installation()
     )
     await harness.cluster.create(pool("tiny"))
     await harness.cluster.create(job("team-a", "one", "tiny"))
@@ -124,7 +123,7 @@ async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> 
 async def test_a_list_that_is_refused_for_a_moment_does_not_end_an_operator_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resync, "_SOON_S", 0.01)
+    monkeypatch.setattr(watching, "_SOON_S", 0.01)
     harness = ServiceHarness()
     refused = asyncio.Event()
     answers: list[MarlaasError] = [Forbidden("cannot list"), NotFound("no such kind")]
@@ -141,7 +140,7 @@ async def test_a_list_that_is_refused_for_a_moment_does_not_end_an_operator_that
         async with asyncio.timeout(20):
             await harness.service.resync.synced.wait()
         harness.cluster.fail = fail
-        harness.service.resync.want(PODS)
+        harness.service.resync.request(PODS)
         async with asyncio.timeout(20):
             await refused.wait()
         await harness.cluster.create(pool("tiny"))
@@ -155,7 +154,7 @@ async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() ->
     other.cluster, other.server = harness.cluster, harness.server
     minted = CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
     for one in (harness, other):
-        one.service = Service(Outside(one.cluster, one._open_bus, one._watch, minted), installation())
+        one.service = Service(ExternalSystems(one.cluster, one._open_bus, one._watch, minted), installation())
     await harness.cluster.create(pool("tiny"))
     await harness.cluster.create(job("team-a", "one", "tiny"))
     async with playing(harness) as orchestrator, asyncio.TaskGroup() as tasks:

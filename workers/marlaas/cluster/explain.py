@@ -168,7 +168,7 @@ def _warning(events: Sequence[ClusterEventView], told: str, now: float) -> Itera
 
 
 def _is_over(warning: ClusterEventView, events: Sequence[ClusterEventView]) -> bool:
-    """Return whether the operator has since emitted a recovery event for this warning (`marlaas_operator.policies.events`)."""
+    """Return whether the operator has since emitted a recovery event for this warning (`marlaas_operator.policies.conditions`)."""
     return any(
         event.reason == Reason.RECOVERED and event.at >= warning.at and event.message.startswith(warning.reason)
         for event in events

@@ -3,7 +3,7 @@
 An admitted job keeps its slots until it ends or is suspended. The others queue by pool and creation time.
 Nothing is refused here: the current replicas do not show what their pool will offer later, so a job that does
 not fit waits. A job that can never fit the pool's spec is refused earlier
-(`marlaas_operator.policies.document_publishing`, `marlaas validate`). A scheduler with fairness or preemption
+(`marlaas_operator.policies.job_phase`, `marlaas validate`). A scheduler with fairness or preemption
 can replace `decide` behind the same signature.
 """
 

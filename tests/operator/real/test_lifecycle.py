@@ -4,22 +4,17 @@ import asyncio
 import os
 import signal
 
-from tests.operator.real.harness import PATIENCE_S, OperatorHarness, eventually, job, pool
+from tests.operator.real.harness import PATIENCE_S, SANDBOX, OperatorHarness, eventually, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import RLJOBS
 
-SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sandbox", "ServiceAccount one-sandbox"}
-
 
 async def test_a_queued_job_owns_nothing_and_costs_one_status(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator(variant="patient")  # or a late first word costs a status of its own
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    status = await harness.phase("team-a", "one", "Queued")
+    status = await harness.queue_job(variant="patient")  # or a late first word costs a status of its own
     assert status["reason"] == "WaitingForPool"
     assert status["progress"] == "0/4"
     assert await harness.owned("team-a") == {}
@@ -35,12 +30,7 @@ async def test_a_queued_job_owns_nothing_and_costs_one_status(
 async def test_an_admitted_job_gets_its_sandbox_shows_its_progress_and_gives_the_sandbox_back(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await harness.phase("team-a", "one", "Running")
+    await harness.run_job(orchestrator)
     assert set(await harness.owned("team-a")) == SANDBOX
     await orchestrator.say("team-a", "one", **ADMITTED, step=3, reward=0.5, versions={"policy": 3})
 
@@ -86,10 +76,7 @@ async def test_a_pool_gets_its_workers_and_says_how_many_are_ready(
 async def test_a_changed_spec_reaches_the_orchestrator(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
+    await harness.queue_job()
     await harness.gateway.patch(Target(RLJOBS, "team-a", "one"), {"spec": {"priority": 7}})
 
     async def heard() -> bool:

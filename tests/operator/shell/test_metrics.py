@@ -5,7 +5,7 @@ import time
 import pytest
 from tests.operator.real.harness import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.test_service import ServiceHarness, playing
+from tests.operator.shell.harness import ServiceHarness, playing
 
 from marlaas_operator import reconcile
 

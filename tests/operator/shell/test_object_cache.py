@@ -2,8 +2,7 @@
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, TENANTS
-from marlaas_operator.object_cache import ObjectCache
-from marlaas_operator.routes import after_bus_change, after_change
+from marlaas_operator.object_cache import ObjectCache, after_bus_change, after_change
 
 JOB = Target(RLJOBS, "team-a", "one")
 POOL = Target(MODELPOOLS, "", "tiny")
@@ -23,7 +22,7 @@ def a_job(version: int, **metadata: object) -> Body:
 
 
 def remembered(*bodies: Body) -> ObjectCache:
-    cache = ObjectCache(lambda target, before, after: None, "marlaas-system")
+    cache = ObjectCache("marlaas-system")
     for one in bodies:
         cache.see(one)
     return cache
@@ -55,12 +54,24 @@ def test_a_list_drops_what_was_known_before_it_was_asked_for_and_is_not_in_it() 
 
 
 def test_our_own_write_is_no_news() -> None:
-    told: list[Target] = []
-    cache = ObjectCache(lambda target, before, after: told.append(target), "marlaas-system")
+    queued: list[Target] = []
+    cache = ObjectCache("marlaas-system")
     cache.see(a_job(10))
+    cache.enqueue = lambda target, delay_s: queued.append(target)
     cache.see(a_job(11), own=True)
     cache.see(a_job(11))
-    assert told == [JOB]
+    assert queued == []
+
+
+def test_a_new_phase_queues_the_pool_and_tenants_that_count_the_job_whoever_reports_it() -> None:
+    tenant = Target(TENANTS, "", "a")
+    queued: list[Target] = []
+    cache = remembered(a_job(10), body(tenant, 1, spec={"namespaces": ["team-a"]}))
+    cache.enqueue = lambda target, delay_s: queued.append(target)
+    cache.see({**a_job(11), "status": {"phase": "Queued"}}, own=True)
+    assert queued == [POOL, tenant]
+    cache.see({**a_job(12), "status": {"phase": "Running"}})
+    assert queued[2:] == [JOB, POOL, tenant]
 
 
 def test_belongings_are_found_by_label() -> None:
@@ -133,13 +144,13 @@ def version(cache: ObjectCache) -> str:
 
 
 def test_a_server_whose_store_was_restored_is_believed_when_it_lists() -> None:
-    told: list[bool] = []
-    cache = ObjectCache(lambda target, before, after: told.append(after is not None), "marlaas-system")
-    cache.see(a_job(100))
+    gone: list[Body] = []
+    cache = remembered(a_job(100))
+    cache.gone = gone.append
     cache.see(a_job(40))
     assert version(cache) == "100", "a late event is no restored store"
     assert cache.replace([a_job(40)], cache.known(RLJOBS)) == 1
-    assert (version(cache), told) == ("40", [True, False, True])
+    assert (version(cache), len(gone)) == ("40", 1)
     cache.see(a_job(41))
     assert version(cache) == "41"
 

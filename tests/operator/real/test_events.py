@@ -1,8 +1,8 @@
-"""`kubectl describe` of a job that has seen much: every transition once, in the order in which it happened."""
+"""`kubectl describe` of a job shows every transition once, in order."""
 
 import asyncio
 
-from tests.operator.real.harness import OperatorHarness, eventually, job, pool
+from tests.operator.real.harness import OperatorHarness, eventually
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 
 from marlaas_operator.cluster import Target
@@ -11,7 +11,7 @@ from marlaas_operator.cluster.resources import MODELPOOLS
 SUSPENDED = {"phase": "Suspended", "admitted": False, "reason": "Suspended", "message": "spec.suspend is true"}
 QUEUED_AGAIN = {"phase": "Queued", "admitted": False, "reason": "WaitingForSlots", "message": "1 of 8 slots is free"}
 SUCCEEDED = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "message": "done", "step": 4}
-LIFE = [
+TRANSITIONS = [
     (ADMITTED, "Running", "Admitted"),
     (SUSPENDED, "Suspended", "Suspended"),
     (QUEUED_AGAIN, "Queued", "WaitingForSlots"),
@@ -22,9 +22,9 @@ LIFE = [
 ]
 
 
-def told(harness: OperatorHarness, *words: str) -> list[str]:
+def event_reasons(harness: OperatorHarness, *object_: str) -> list[str]:
     """The reasons of the events, from the top of what `kubectl describe` prints."""
-    text = harness.plane.kubectl("describe", *(words or ("rljob", "one", "--namespace", "team-a")))
+    text = harness.plane.kubectl("describe", *(object_ or ("rljob", "one", "--namespace", "team-a")))
     _, _, table = text.partition("\nEvents:")
     return [line.split()[1] for line in table.splitlines() if line.split()[:1] in (["Normal"], ["Warning"])]
 
@@ -32,34 +32,26 @@ def told(harness: OperatorHarness, *words: str) -> list[str]:
 async def test_a_job_is_described_in_the_order_of_its_life(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
-    for words, phase, _ in LIFE:
-        await orchestrator.say("team-a", "one", **words)
+    await harness.queue_job()
+    for progress, phase, _ in TRANSITIONS:
+        await orchestrator.say("team-a", "one", **progress)
         await harness.phase("team-a", "one", phase)
-    expected = [event for _, _, event in LIFE]
+    expected = [event for _, _, event in TRANSITIONS]
 
-    async def all_told() -> bool:
-        return len(await asyncio.to_thread(told, harness)) >= len(expected)
+    async def all_emitted() -> bool:
+        return len(await asyncio.to_thread(event_reasons, harness)) >= len(expected)
 
-    await eventually(harness, "every transition is told", all_told)
-    assert told(harness) == expected
+    await eventually(harness, "every transition has its event", all_emitted)
+    assert event_reasons(harness) == expected
 
 
 async def test_a_pool_is_described_too_though_it_is_in_no_namespace(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await harness.gateway.create(pool("tiny"))
-    harness.start_operator()
-    await harness.gateway.create(job("team-a", "one", "tiny"))
-    await harness.phase("team-a", "one", "Queued")
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await harness.phase("team-a", "one", "Running")
+    await harness.run_job(orchestrator)
     await harness.gateway.delete(Target(MODELPOOLS, "", "tiny"))
 
     async def in_use() -> bool:
-        return await asyncio.to_thread(told, harness, "modelpool", "tiny") == ["InUse"]
+        return await asyncio.to_thread(event_reasons, harness, "modelpool", "tiny") == ["InUse"]
 
     await eventually(harness, "the pool says that it is in use", in_use)

@@ -1,0 +1,280 @@
+"""Where a job stands: whether its document may be published, and the phase, reason and message of its status.
+
+The orchestrator decides admission and the phase. A published document is kept: a later change or deletion of the
+pool does not stop a running job. A job that does not fit its pool's spec stays queued with a reason, and is checked
+again whenever the pool changes: the job may have been created just before the pool's update. A job fails for good
+only if no change of a pool could help.
+
+The operator adds what only it observes: missing objects, pods that are not ready, an unavailable bus. Incomplete
+observations leave the status unchanged.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from marlaas_api.documents import job_document
+from marlaas_api.kinds import ModelPool, RLJob
+from marlaas_api.kinds.checks import check_fit, check_supported
+from marlaas_api.kinds.problems import Problem
+from marlaas_api.messages import JobDocument, JobVerdict, Phase, Progress
+from marlaas_api.reasons import Reason
+from marlaas_operator.manifests.pods import sandbox_name
+from marlaas_operator.plan import WriteDocument
+from marlaas_operator.pod_facts import PodFacts, PodFault, first_fault, refusal_of
+from marlaas_operator.snapshot import JobSnapshot
+
+MISFITS = frozenset({Reason.NEVER_FITS, Reason.NAMESPACE_NOT_ALLOWED})
+"""Reasons to queue a job although its pool exists: the pool's spec does not allow what the job requests."""
+BUS_PATIENCE_S = 10.0
+"""Unavailability of the bus that is not reported: a restart takes less."""
+LEADER_PATIENCE_S = 3.0
+"""Time for a new orchestrator to take the lease, which itself expires 10 s after the last renewal."""
+FIRST_WORD_S = 2.0
+"""Wait of a new job's first status for the orchestrator, so that a queued job costs one patch."""
+_LEADER = (
+    "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost"
+)
+_BUS = "NATS does not answer; running work continues as far as it can, and no data is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRefusal:
+    """Reason why a job's document is not published.
+
+    phase None: unchanged; Queued: until the cause is gone; Failed: for good.
+    """
+
+    phase: Phase | None
+    reason: Reason
+    message: str
+
+
+def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
+    """Return why the job's document is not published.
+
+    None if it is published, may be published, or the bus was not read yet and may have it.
+    """
+    if snapshot.own_document is not None or not snapshot.bus.synced:
+        return None
+    if snapshot.job is None:
+        return PublishRefusal(None, Reason.INVALID_SPEC, snapshot.problem)
+    unsupported = tuple(check_supported(snapshot.job))
+    if unsupported:
+        return PublishRefusal(Phase.FAILED, Reason.UNSUPPORTED, _sentences(unsupported))
+    if snapshot.pool is None or snapshot.pool_deleting:
+        absent = f"cannot be read ({snapshot.pool_problem})" if snapshot.pool_problem else "does not exist"
+        state = "is being deleted" if snapshot.pool is not None else absent
+        text = f"ModelPool '{snapshot.job.spec.pool_ref.name}' {state}; the job starts when a pool of this name exists"
+        return PublishRefusal(Phase.QUEUED, Reason.POOL_NOT_FOUND, text)
+    misfit = _misfit(snapshot.job, snapshot.pool)
+    if misfit is not None:
+        return misfit
+    if snapshot.document is not None:
+        text = "an earlier job of the same name is being deleted; this one starts after that"
+        return PublishRefusal(Phase.QUEUED, Reason.WAITING_FOR_ORCHESTRATOR, text)
+    return None
+
+
+def is_over(snapshot: JobSnapshot) -> bool:
+    """Return whether the stored status is final and the bus has no progress of the job.
+
+    A finished job is not started again because the bus lost its data. A succeeded job whose `steps` were raised
+    is not over.
+    """
+    status = snapshot.status or {}
+    if snapshot.own_progress is not None:
+        return False
+    if status.get("phase") == Phase.SUCCEEDED and snapshot.job is not None:
+        return snapshot.job.spec.training.steps <= int(status.get("step") or 0)
+    return status.get("phase") in (Phase.SUCCEEDED, Phase.FAILED)
+
+
+def unfit_now(snapshot: JobSnapshot) -> PublishRefusal | None:
+    """Return why a job with a published document no longer fits the pool's spec.
+
+    None if it fits, or if there is no pool.
+    """
+    if snapshot.job is None or snapshot.pool is None:
+        return None
+    return _misfit(snapshot.job, snapshot.pool)
+
+
+def _misfit(job: RLJob, pool: ModelPool) -> PublishRefusal | None:
+    """Return what the pool's spec does not allow; None if the job fits."""
+    problems = tuple(check_fit(job, pool))
+    if not problems:
+        return None
+    foreign = problems[0].loc[0] == "metadata"
+    text = f"{_sentences(problems)}. The job starts once the pool is changed so that it fits"
+    return PublishRefusal(Phase.QUEUED, Reason.NAMESPACE_NOT_ALLOWED if foreign else Reason.NEVER_FITS, text)
+
+
+def _sentences(problems: Iterable[Problem]) -> str:
+    return "; ".join(str(problem) for problem in problems)
+
+
+def wanted_document(snapshot: JobSnapshot, verdict: JobVerdict | None) -> JobDocument | None:
+    """Return the document that the bus should have; None if the object does not parse."""
+    if snapshot.job is None:
+        return None
+    meta, own = snapshot.meta, snapshot.own_document
+    update: dict[str, object] = {"generation": meta.generation, "verdict": _verdict(snapshot, verdict)}
+    if own is not None and snapshot.tenant_unread:
+        update |= {"tenant": own.tenant, "tenant_weight": own.tenant_weight}
+    return job_document(snapshot.job, snapshot.tenants, meta.uid, None, meta.created_at).model_copy(update=update)
+
+
+def _verdict(snapshot: JobSnapshot, found: JobVerdict | None) -> JobVerdict | None:
+    """Return the verdict to publish: the first one is kept.
+
+    It is dropped if it no longer applies (a limit was raised) while the job is still admitted and running.
+    """
+    own, progress = snapshot.own_document, snapshot.own_progress
+    given = own.verdict if own is not None else None
+    is_undecided = progress is not None and progress.admitted and not progress.phase.final
+    return found if given is None or (found is None and is_undecided) else given
+
+
+def publish_document(snapshot: JobSnapshot, wanted: JobDocument | None) -> WriteDocument | None:
+    """Return the write that brings the document up to date.
+
+    None if it is up to date, refused, or the bus is unavailable or was not read yet. A document of an earlier
+    job of the same name is not overwritten: it is marked as deleted, so that the orchestrator first forgets
+    that job.
+    """
+    published = snapshot.document
+    if not snapshot.bus.synced or not snapshot.bus.available:
+        return None
+    if published is not None and published.uid != snapshot.meta.uid:
+        return forget(published)
+    if wanted is None or wanted == published or refused(snapshot) is not None:
+        return None
+    if published is None and is_over(snapshot):
+        return None
+    return WriteDocument(wanted, published)
+
+
+def forget(document: JobDocument) -> WriteDocument | None:
+    """Return the write that marks a document as deleted; None if it is marked already.
+
+    The orchestrator then stops the job and forgets it.
+    """
+    return None if document.deleted else WriteDocument(document.model_copy(update={"deleted": True}), document)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSummary:
+    """Phase, reason and message of a job. phase None: unchanged."""
+
+    phase: Phase | None
+    reason: str
+    message: str
+
+
+def status_summary(snapshot: JobSnapshot, now: float) -> StatusSummary | None:
+    """Return the summary of a job; None if there is no new information."""
+    progress = snapshot.own_progress
+    if progress is not None:
+        return _fault(snapshot, progress, now) or _unparsed(snapshot, progress) or _activity(snapshot, progress)
+    if is_over(snapshot) or snapshot.progress_unread:
+        return None
+    refusal = refused(snapshot)
+    if refusal is not None:
+        return StatusSummary(refusal.phase, refusal.reason, refusal.message)
+    if _is_lost(snapshot, now):
+        return StatusSummary(None, Reason.BUS_UNAVAILABLE, _BUS)
+    if snapshot.refusal:
+        return StatusSummary(None, snapshot.refusal_reason, snapshot.refusal)
+    if not snapshot.bus.synced or now - snapshot.first_seen_at < FIRST_WORD_S:
+        return None
+    return StatusSummary(None, Reason.WAITING_FOR_ORCHESTRATOR, "the orchestrator has not read the job yet")
+
+
+def look_again_s(snapshot: JobSnapshot, now: float) -> float | None:
+    """Return the seconds until the summary may change by time alone; None if it does not."""
+    waits = []
+    if snapshot.own_progress is None and not snapshot.status:
+        waits.append(snapshot.first_seen_at + FIRST_WORD_S - now)
+    if not snapshot.bus.available:
+        waits.append(snapshot.bus.since + BUS_PATIENCE_S - now)
+    if snapshot.bus.leaderless_since is not None:
+        waits.append(snapshot.bus.leaderless_since + LEADER_PATIENCE_S - now)
+    return min((wait for wait in waits if wait > 0), default=None)
+
+
+def _is_lost(snapshot: JobSnapshot, now: float) -> bool:
+    return not snapshot.bus.available and now - snapshot.bus.since >= BUS_PATIENCE_S
+
+
+def _fault(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSummary | None:
+    """Return the fault that stops a job; it takes precedence over the orchestrator's reason.
+
+    Faults of the bus count for every job that has not ended; others only for admitted jobs and those that wait
+    for their pool.
+    """
+    if progress.phase.final:
+        return None
+    if snapshot.refusal and snapshot.refusal_reason == Reason.BUS_UNAVAILABLE:
+        return StatusSummary(progress.phase, snapshot.refusal_reason, snapshot.refusal)
+    if not (progress.admitted or progress.reason == Reason.WAITING_FOR_POOL):
+        return None
+    if progress.admitted and _is_lost(snapshot, now):
+        return StatusSummary(progress.phase, Reason.BUS_UNAVAILABLE, _BUS)
+    fault = sandbox_fault(snapshot) if progress.admitted else None
+    fault = fault or first_fault(snapshot.pool_pods, f" of pool {_pool_name(snapshot)}")
+    if fault is not None:
+        return StatusSummary(progress.phase, fault.reason, fault.message)
+    return _absent(snapshot, progress, now) if progress.admitted and snapshot.job is not None else None
+
+
+def _unparsed(snapshot: JobSnapshot, progress: Progress) -> StatusSummary | None:
+    """Return the summary for an object that no longer parses although its document is published."""
+    if snapshot.job is not None or progress.phase.final:
+        return None
+    text = f"{snapshot.problem}; until this is corrected, the job continues with its last valid spec"
+    return StatusSummary(progress.phase, Reason.INVALID_SPEC, text)
+
+
+def _absent(snapshot: JobSnapshot, progress: Progress, now: float) -> StatusSummary | None:
+    """Return the summary if no orchestrator or no worker of a role is ready, without a known fault; else None."""
+    since = snapshot.bus.leaderless_since
+    if since is not None and now - since >= LEADER_PATIENCE_S:
+        return StatusSummary(progress.phase, Reason.WAITING_FOR_ORCHESTRATOR, _LEADER)
+    late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
+    return None if late is None else StatusSummary(progress.phase, *late)
+
+
+def late_worker(pods: Sequence[PodFacts], pool: str) -> tuple[Reason, str] | None:
+    """Return the first role without a ready worker, as reason and message; None if each role has one."""
+    for role, reason in (("rollout", Reason.ROLLOUT_STARTING), ("trainer", Reason.TRAINER_STARTING)):
+        mine = [pod for pod in pods if pod.component == role and not pod.deleting]
+        if not any(pod.ready for pod in mine):
+            first = min((pod.name for pod in mine), default="")
+            awaited = f"{first} of pool {pool} is starting" if first else f"pool {pool} has no {role} worker yet"
+            return reason, f"{awaited}; the job continues when it is ready"
+    return None
+
+
+def sandbox_fault(snapshot: JobSnapshot) -> PodFault | None:
+    """Return the sandbox's fault: a refused action, a fault of its pods, or pods that its Deployment may not create."""
+    if snapshot.refusal:
+        return PodFault(snapshot.refusal_reason, snapshot.refusal)
+    workload = snapshot.owned.get(("Deployment", sandbox_name(snapshot.meta.name)))
+    return first_fault(snapshot.pods) or refusal_of(workload)
+
+
+def _activity(snapshot: JobSnapshot, progress: Progress) -> StatusSummary:
+    busy = progress.reason in (Reason.ADMITTED, Reason.TRAINING, Reason.EVALUATING)
+    if progress.admitted and busy and not any(pod.ready for pod in snapshot.pods):
+        return StatusSummary(progress.phase, Reason.SANDBOX_STARTING, "its sandbox is starting")
+    late = late_worker(snapshot.pool_pods, _pool_name(snapshot))
+    misfit = unfit_now(snapshot) if progress.reason == Reason.WAITING_FOR_POOL else None
+    if misfit is not None:
+        return StatusSummary(misfit.phase, misfit.reason, misfit.message)
+    if progress.reason == Reason.WAITING_FOR_POOL and late is not None:
+        return StatusSummary(progress.phase, progress.reason, f"{progress.message}: {late[1]}")
+    return StatusSummary(progress.phase, progress.reason, progress.message)
+
+
+def _pool_name(snapshot: JobSnapshot) -> str:
+    return snapshot.document.pool if snapshot.document is not None else ""

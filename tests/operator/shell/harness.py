@@ -1,0 +1,81 @@
+"""The whole operator in one process, between the fakes of API server and bus: fast, for what needs no real server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from tests.operator.real.orchestrators import ScriptedOrchestrator
+from tests.operator.shell.test_bus_keys import SYSTEM, installation
+
+from marlaas_api.bus import Bus
+from marlaas_api.bus_memory import MemoryServer
+from marlaas_api.bus_users import BusKeys, CredentialIssuer
+from marlaas_operator.cluster import Body, Resource, Target
+from marlaas_operator.cluster.memory import MemoryCluster
+from marlaas_operator.cluster.resources import RLJOBS, target_of
+from marlaas_operator.object_cache import ObjectCache
+from marlaas_operator.service import ExternalSystems, Service
+
+ONE = Target(RLJOBS, "team-a", "one")
+
+
+class ServiceHarness:
+    """Fakes around one operator. deaf: its watches report nothing."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster("team-a", SYSTEM)
+        self.server = MemoryServer()
+        self.deaf = False
+        self.changed = asyncio.Event()
+        self.cluster.listeners.append(lambda what, body: self.changed.set())
+        external = ExternalSystems(
+            self.cluster, self._open_bus, self._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
+        )
+        self.service = Service(external, installation())
+        self.stop = asyncio.Event()
+
+    async def _open_bus(self) -> Bus:
+        return self.server.connect("operator")
+
+    async def _watch(
+        self, cache: ObjectCache, begun: Callable[[Resource], None], report: Callable[[str], None]
+    ) -> None:
+        def hear(what: str, body: Body) -> None:
+            if self.deaf:
+                return
+            target = target_of(body)
+            if what == "DELETED":
+                cache.lose(target, body["metadata"]["uid"])
+            else:
+                cache.see(body)
+
+        self.cluster.listeners.append(hear)
+        await asyncio.Event().wait()
+
+    async def until(self, look: Callable[[], bool], what: str) -> None:
+        """Wait for a change of the cluster that makes it so."""
+        async with asyncio.timeout(20):
+            while not look():
+                self.changed.clear()
+                await self.changed.wait()
+
+    def status(self, target: Target = ONE) -> Body:
+        body = self.cluster._objects.get(target) or {}
+        return dict(body.get("status") or {})
+
+    def count(self, verb: str, plural: str = "") -> int:
+        return sum(called == verb and target.resource.plural == plural for called, target in self.cluster.calls)
+
+
+@asynccontextmanager
+async def playing(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator]:
+    bus = harness.server.connect("orchestrator")
+    await bus.ensure()
+    async with ScriptedOrchestrator(bus).running() as orchestrator:
+        task = asyncio.create_task(harness.service.run(harness.stop))
+        try:
+            yield orchestrator
+        finally:
+            harness.stop.set()
+            async with asyncio.timeout(20):
+                await task
