@@ -28,7 +28,7 @@ from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox import service
-from marlaas_worker.sandbox.server import ChildrenConfig
+from marlaas_worker.sandbox.server_start import ChildrenConfig
 from marlaas_worker.sandbox.service import serve
 from marlaas_worker.sandbox.turns import Patience
 

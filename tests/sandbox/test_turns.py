@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from marlaas_api.messages import ChatMessage, Ending, FaultClass, StopReason
-from marlaas_worker.sandbox import attempt, service
+from marlaas_worker.sandbox import attempt, service, session
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnWaited
 
 
@@ -83,7 +83,9 @@ async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against
     def answer(request):
         return [harness.rollout.result(request, "1") if len(asked) > 2 else harness.rollout.beat(request)]
 
-    monkeypatch.setattr(attempt, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600.0 * len(asked)))
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 600.0 * len(asked))
+    for module in (attempt, session):
+        monkeypatch.setattr(module, "time", clock)
     harness.rollout.answer = answer
     harness.patience = replace(harness.patience, heard_s=0.2)
     (episode,) = await harness.play("asks", turn_timeout_seconds=0.1)
@@ -195,5 +197,5 @@ async def test_nobody_there_is_told_at_the_end_of_the_wait(harness) -> None:
     await harness.bus.ensure()
     await harness.play("asks")
     async with TurnClient(harness.bus, replace(harness.patience, wait_s=0.1)) as client:
-        with pytest.raises(TurnWaited, match="nobody answered"):
+        with pytest.raises(TurnWaited, match="no reply"):
             await client.generate(harness.rollout.requests[0], 0.01)

@@ -69,7 +69,7 @@ async def test_two_questions_of_one_name_at_once_get_no_common_answer(harness: A
 async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notice_nothing(
     harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "MOST_CHARACTERS", 3)
+    monkeypatch.setattr(requests, "MAX_CHARACTERS", 3)
     await harness.replica(engine=shut_engine)
     job, neighbour = await harness.job(), await harness.job("neighbour")
     async with harness.asking(job.request()) as first, harness.asking(neighbour.request()) as others:
@@ -85,7 +85,7 @@ async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notic
 async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was_asked_for_last(
     harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "MOST_INBOXES", 2)
+    monkeypatch.setattr(requests, "MAX_INBOXES", 2)
     await harness.replica(engine=shut_engine)
     job = await harness.job()
     async with (
@@ -229,7 +229,7 @@ async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(harness: 
     await harness.verified("rollout-0", job.adapter(0))
     reply = await harness.ask(job.request(deadline_s=2.0))
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, True)
-    assert "was over while it was being generated" in reply.error
+    assert "passed while it was being generated" in reply.error
     await shut_engine.aborted.wait()
 
 
@@ -253,10 +253,10 @@ async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(
     await harness.replica(engine=shut_engine)
     job = await harness.job()
     await harness.verified("rollout-0", job.adapter(0))
-    monkeypatch.setattr(requests, "LONGEST_DEADLINE_S", 1.0)
+    monkeypatch.setattr(requests, "MAX_DEADLINE_S", 1.0)
     async with harness.asking(job.request()) as kept, harness.asking(job.request(index=1)) as forgotten:
         await forgotten.until(ReplyPhase.ACCEPTED)
-        monkeypatch.setattr(requests, "LONGEST_DEADLINE_S", 3600.0)
+        monkeypatch.setattr(requests, "MAX_DEADLINE_S", 3600.0)
         async with harness.asking(cancel(job, KeepRequest)):
             ended = await forgotten.end()
         assert (ended.phase, ended.retryable, ended.waits) == (ReplyPhase.FAILED, True, True)

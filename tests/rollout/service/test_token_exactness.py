@@ -31,7 +31,7 @@ from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.sandbox.child_messages import TurnMessage
-from marlaas_worker.sandbox.ledger import TurnLedger
+from marlaas_worker.sandbox.session import TurnLedger
 from marlaas_worker.sandbox.turns import Patience, TurnClient
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group, segments_of
