@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,12 +17,12 @@ from types import CodeType, FrameType
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = ROOT / "docs/architecture.md"
 SOURCES = (ROOT / "operator", ROOT / "workers")
-NOT_COUNTED = (
-    *("bus.py", "bus_memory/", "bus_nats/", "blobs.py", "blobs_memory.py", "failpoints.py", "background.py"),
-    *("messages/", "wire.py", "names.py", "subjects.py", "errors.py"),
+_SHARED = (
+    *("bus.py", "bus_memory/", "bus_nats/", "bucket_cache.py", "blobs.py", "blobs_memory.py", "background.py"),
+    *("messages/", "wire.py", "names.py", "subjects.py", "errors.py", "failpoints.py"),
 )
-"""Modules of marlaas_api that every way uses: the bus and the blob store, messages, names and errors."""
-BUS_CACHE = "workers/marlaas_worker/bucket_cache.py"
+NOT_COUNTED = (*(f"operator/marlaas_api/{module}" for module in _SHARED), "workers/marlaas_worker/bucket_cache.py")
+"""What every way uses: the bus and its cache, the blob store, messages, names and errors."""
 _IS_ON_THE_WAY: ContextVar[bool] = ContextVar("is_on_the_way", default=False)
 
 
@@ -31,30 +30,24 @@ _IS_ON_THE_WAY: ContextVar[bool] = ContextVar("is_on_the_way", default=False)
 class Way:
     """The files whose functions were called, in order of the first call, and the calls from one file to another.
 
-    Paths are relative to the repository. Only calls in a context in which `enter` was called count, so background
-    tasks do not. Resuming a coroutine is not a call.
+    Paths are relative to the repository. Only calls in contexts that entered the way count (`files_on_the_way`,
+    `enter_way`), so background tasks do not. Resuming a coroutine is not a call.
 
-    left_out: more files that do not count.
+    left_out: more files that do not count, or beginnings of their paths.
     """
 
     left_out: tuple[str, ...] = ()
     files: list[str] = field(default_factory=list)
     calls: set[tuple[str, str]] = field(default_factory=set)
 
-    def enter(self) -> None:
-        """Count the calls of the current context, and of the tasks and threads that it starts."""
-        _IS_ON_THE_WAY.set(True)
-
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record calls in this thread, and in threads that begin inside this context."""
-        threading.setprofile(self.on_event)
+        """Record calls in this thread, while the context is open."""
         sys.setprofile(self.on_event)
         try:
             yield
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)
 
     def file_of(self, code: CodeType) -> str | None:
         """Return the path of a function's file; None for module and class bodies, and for files that do not count."""
@@ -62,10 +55,7 @@ class Way:
         if not code.co_flags & inspect.CO_OPTIMIZED or not any(path.is_relative_to(source) for source in SOURCES):
             return None
         name = path.relative_to(ROOT).as_posix()
-        shared = name.removeprefix("operator/marlaas_api/")
-        if name in self.left_out or (shared != name and shared.startswith(NOT_COUNTED)):
-            return None
-        return name
+        return None if name.startswith((*NOT_COUNTED, *self.left_out)) else name
 
     def on_event(self, frame: FrameType, event: str, _: object) -> None:
         """Handle an event of `sys.setprofile`."""
@@ -86,6 +76,25 @@ class Way:
         for caller, called in self.calls:
             called_by.setdefault(called, set()).add(caller)
         TopologicalSorter(called_by).prepare()
+
+
+@contextlib.contextmanager
+def files_on_the_way(*left_out: str) -> Iterator[Way]:
+    """Record the files that are called inside this context, and in tasks that it starts.
+
+    left_out: more files that do not count, or beginnings of their paths.
+    """
+    way, entered = Way(left_out), _IS_ON_THE_WAY.set(True)
+    try:
+        with way.recorded():
+            yield way
+    finally:
+        _IS_ON_THE_WAY.reset(entered)
+
+
+def enter_way() -> None:
+    """Count the calls of the current context, and of tasks that it starts, as on the way; for tasks that began earlier."""
+    _IS_ON_THE_WAY.set(True)
 
 
 def listed_files(heading: str) -> list[str]:

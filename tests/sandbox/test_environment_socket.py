@@ -110,8 +110,8 @@ async def test_the_sandbox_is_ready_once_the_environment_is_loaded(harness, cont
     [
         ("rogues:nothing", "rogues has no 'nothing'"),
         ("no_such_module:play", "there is no module 'no_such_module'"),
-        ("rogues:Broken", "the data set is missing"),
-        ("rogues:EndsItself", "the process exited while it loaded the environment"),
+        ("unloadable:Broken", "the data set is missing"),
+        ("unloadable:EndsItself", "the process exited while it loaded the environment"),
     ],
 )
 async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
@@ -164,7 +164,7 @@ async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(h
             start = {"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}
             body = json.dumps(start).encode()
             child.writer.write(len(body).to_bytes(4, "big") + body)
-            await child.output.mentions(b"ready", 30.0)
+            await child.output.wait_for_text(b"ready", 30.0)
             keeper, episode, _ = map(int, child.output.text().removesuffix("ready").split())
             fds = [os.pidfd_open(pid) for pid in (keeper, episode)]
             container.kill()

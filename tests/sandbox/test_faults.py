@@ -123,8 +123,8 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("rogues:Broken", ["OSError: the data set is missing", "rogues.py", "trying hard"]),
-        ("rogues:EndsItself", ["exited while it loaded"]),
+        ("unloadable:Broken", ["OSError: the data set is missing", "unloadable.py", "trying hard"]),
+        ("unloadable:EndsItself", ["exited while it loaded"]),
         ("rogues:asks_", ["did you mean 'asks'"]),
         ("nowhere:play", ["no module 'nowhere'"]),
     ],
@@ -138,7 +138,7 @@ async def test_an_environment_that_cannot_be_loaded_says_why(harness, name: str,
 
 async def test_loading_for_ever_is_a_fault(harness) -> None:
     harness.load_timeout_s = None
-    (episode,) = await harness.play("NeverReady", episode_timeout_seconds=0.5)
+    (episode,) = await harness.play("unloadable:NeverReady", episode_timeout_seconds=0.5)
     assert "loading the environment took longer than 0.5 s" in episode.fault_text
 
 

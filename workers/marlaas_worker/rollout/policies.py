@@ -157,9 +157,10 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
         raise RequestRefused(
             f"episode {request.episode[:_QUOTED]!r} is not of member {request.member} of group {group!r}"
         )
-    if not 0 <= request.turn < len(spec.agents) * spec.rollout.max_turns:
+    max_turns = len(spec.agents) * spec.rollout.max_turns
+    if not 0 <= request.turn < max_turns:
         raise RequestRefused(
-            f"turn {request.turn} is beyond the turns of {len(spec.agents)} agents at maxTurns {spec.rollout.max_turns}"
+            f"turn {request.turn} is out of range: an episode has at most {max_turns} turns (maxTurns)"
         )
     if request.parent is not None and not 0 <= request.parent < request.turn:
         raise RequestRefused(f"turn {request.turn} cannot follow turn {request.parent}")

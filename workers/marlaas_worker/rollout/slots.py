@@ -176,8 +176,8 @@ def to_yield(running: Iterable[str], resident: Iterable[str], waiting: Iterable[
     never free its slot.
     """
     have = set(resident)
-    homeless = sum(name not in have for name in waiting)
-    return frozenset(list(running)[:homeless])
+    missing = sum(name not in have for name in waiting)
+    return frozenset(list(running)[:missing])
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from marlaas_worker.sandbox.attempt import Attempt, AttemptDependencies, unplaye
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables, given_variables, secluded
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server, start_server
-from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
+from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
 
 BEAT_S = 3.0
 DRAIN_S = 5.0
@@ -42,7 +42,10 @@ log = logging.getLogger(__name__)
 
 
 async def serve(
-    context: RoleContext, document: JobDocument, patience: Patience = PATIENCE, environment_socket: Path | None = None
+    context: RoleContext,
+    document: JobDocument,
+    timeouts: TurnTimeouts = TURN_TIMEOUTS,
+    environment_socket: Path | None = None,
 ) -> None:
     """Play the job's tasks until `context.stop`, then finish those that end within `DRAIN_S` and nak the others.
 
@@ -60,7 +63,7 @@ async def serve(
         else partial(connect_server, config, environment_socket)
     )
     try:
-        async with TurnClient(context.bus, patience) as turns:
+        async with TurnClient(context.bus, timeouts) as turns:
             await _Supervisor(context, AttemptDependencies(document, children, turns)).run()
     finally:
         await children.close()

@@ -35,7 +35,7 @@ class TurnOverran(TurnFailed):
 
 
 class TurnWaited(Retryable):
-    """The turn waited for its place longer than `Patience.wait_s`. Nothing failed."""
+    """The turn waited for its place longer than `TurnTimeouts.wait_s`. Nothing failed."""
 
 
 class TurnTooLong(Permanent):
@@ -43,25 +43,25 @@ class TurnTooLong(Permanent):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TurnTimeouts:
     """Timeouts and retry intervals of turns, in seconds.
 
     Attributes:
-        heard_s: silence after which the same request is sent again (a busy replica sends a heartbeat every
+        silence_s: silence after which the same request is sent again (a busy replica sends a heartbeat every
             second).
         first_retry_s, max_retry_s: first and longest backoff.
         keep_s: interval at which the request's lease is renewed.
         wait_s: longest wait of a turn.
     """
 
-    heard_s: float = 5.0
+    silence_s: float = 5.0
     first_retry_s: float = 0.1
     max_retry_s: float = 2.0
     keep_s: float = LEASE_S / 3
     wait_s: float = WAIT_S
 
 
-PATIENCE = Patience()
+TURN_TIMEOUTS = TurnTimeouts()
 _EPISODE = {"namespace", "job", "uid", "agent", "episode"}
 
 
@@ -137,9 +137,9 @@ class TurnClock:
 class TurnClient:
     """Requests all turns of one supervisor; replies arrive on one inbox. Use as an async context."""
 
-    def __init__(self, bus: Bus, patience: Patience = PATIENCE) -> None:
+    def __init__(self, bus: Bus, timeouts: TurnTimeouts = TURN_TIMEOUTS) -> None:
         self._bus = bus
-        self._patience = patience
+        self._timeouts = timeouts
         self._inbox = bus.new_inbox()
         self._waiting: dict[str, _Waiting] = {}
         self._exits = contextlib.AsyncExitStack()
@@ -160,15 +160,15 @@ class TurnClient:
 
         Raises:
             TurnFailed: a failure that a retry cannot fix; TurnOverran: no result in time.
-            TurnWaited: no place for the turn within `Patience.wait_s`.
+            TurnWaited: no place for the turn within `TurnTimeouts.wait_s`.
             TurnTooLong: the request is larger than the bus's limit.
         """
         size = len(encode(request))
         if size > self._bus.max_payload_bytes:
             raise TurnTooLong(f"a turn of {size} bytes; a message has at most {self._bus.max_payload_bytes}")
         name = names.request_id(request.episode, request.turn)
-        clock = TurnClock(timeout_s, self._patience.wait_s, _now())
-        waiting = self._waiting[name] = _Waiting(request, clock, self._patience)
+        clock = TurnClock(timeout_s, self._timeouts.wait_s, _now())
+        waiting = self._waiting[name] = _Waiting(request, clock, self._timeouts)
         try:
             return await self._request_until_final(waiting)
         except (TurnOverran, TurnWaited, asyncio.CancelledError):
@@ -179,7 +179,7 @@ class TurnClient:
 
     async def _request_until_final(self, waiting: "_Waiting") -> GenerateReply:
         """Send the request; resend it after silence, and with backoff after a retryable failure."""
-        pause_s = self._patience.first_retry_s
+        pause_s = self._timeouts.first_retry_s
         while True:
             await self._send(waiting.request, waiting.request, self._inbox)
             reply = await self._next_decision(waiting)
@@ -190,18 +190,18 @@ class TurnClient:
             if not reply.retryable:
                 raise TurnFailed(f"{reply.replica}: {reply.error}")
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._patience.max_retry_s)
+            pause_s = min(2 * pause_s, self._timeouts.max_retry_s)
 
     async def _next_decision(self, waiting: "_Waiting") -> GenerateReply | None:
         """Return the next result or failure, None after a silence; renew the request's lease meanwhile."""
-        keep_at = _now() + self._patience.keep_s
+        keep_at = _now() + self._timeouts.keep_s
         while True:
             reply = await waiting.next()
             if reply is None or reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
                 return reply
             if _now() >= keep_at:
                 await self._notify(waiting.request, KeepRequest)
-                keep_at = _now() + self._patience.keep_s
+                keep_at = _now() + self._timeouts.keep_s
 
     async def _notify(self, request: GenerateRequest, kind: type[CancelRequest] | type[KeepRequest]) -> None:
         """Send a keep or cancel message for a request; nothing depends on its arrival."""
@@ -230,10 +230,10 @@ class TurnClient:
 class _Waiting:
     """One request in progress: its clock and the replies so far."""
 
-    def __init__(self, request: GenerateRequest, clock: TurnClock, patience: Patience) -> None:
+    def __init__(self, request: GenerateRequest, clock: TurnClock, timeouts: TurnTimeouts) -> None:
         self.request = request
         self._clock = clock
-        self._patience = patience
+        self._timeouts = timeouts
         self._last_reply = "no reply"
         self._replies: asyncio.Queue[GenerateReply] = asyncio.Queue()
 
@@ -243,14 +243,14 @@ class _Waiting:
 
     async def next(self) -> GenerateReply | None:
         """Return the next reply, None after a silence. Raises TurnOverran, TurnWaited."""
-        silence_s, left_s = self._patience.heard_s, self._clock.left_s
+        silence_s, left_s = self._timeouts.silence_s, self._clock.left_s
         reply = await self._within(min(silence_s, left_s))
         if reply is None and left_s <= silence_s:
             self._clock.advance(_now())
-            raise self._over()
+            raise self._timed_out()
         self._count(reply)
         if self._clock.left_s <= 0 and not (reply is not None and _is_final(reply)):
-            raise self._over()
+            raise self._timed_out()
         return reply
 
     async def _within(self, seconds: float) -> GenerateReply | None:
@@ -268,7 +268,7 @@ class _Waiting:
         elif reply.phase is ReplyPhase.FAILED:
             clock.failed(reply.waits, now)
 
-    def _over(self) -> Retryable:
+    def _timed_out(self) -> Retryable:
         clock, agent = self._clock, self.request.agent
         if clock.counts:
             text = f"no turn of agent {agent!r} within {clock.timeout_s:g} s, waits not counted (turnTimeoutSeconds)"
