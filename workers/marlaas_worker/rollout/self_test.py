@@ -55,9 +55,7 @@ def judge(expected: Expected, zero: Scores, large: Scores) -> str:
         )
     shift, least = mean_gap(large, zero), LEAST_SHIFT * expected.zero_tolerance
     if not shift >= least:
-        return (
-            f"a large random adapter moves the logprobs by {shift:.2e}, expected at least {least:.2e}: it is not applied"
-        )
+        return f"a large random adapter moves the logprobs by {shift:.2e}, expected at least {least:.2e}: it is not applied"
     gap = mean_gap(large, expected.large)
     if not gap <= expected.large_tolerance:
         return (
