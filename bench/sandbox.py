@@ -33,10 +33,10 @@ from marlaas_api.messages import (
 from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, encode
 from marlaas_worker.role import RoleContext
-from marlaas_worker.sandbox import frames
+from marlaas_worker.sandbox.channel import encode_frame, read_frame
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables
-from marlaas_worker.sandbox.server import ChildrenConfig, start_server
+from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 from marlaas_worker.sandbox.service import serve
 
 NUM_FORKS = 200
@@ -70,8 +70,8 @@ async def _measure_children(name: str, args: dict[str, Any]) -> None:
                 started = time.perf_counter()
                 async with children.child() as child:
                     start = {"split": "train", "index": index, "seed": 0, "agents": ["policy"]}
-                    child.writer.write(frames.encode(start))
-                    await frames.read(child.reader)
+                    child.writer.write(encode_frame(start))
+                    await read_frame(child.reader)
                     latencies.append(time.perf_counter() - started)
                     await asyncio.sleep(0.01)  # the fork server's own report may be behind
                     memory = _memory(child.server.pids[child.number])

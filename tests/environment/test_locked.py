@@ -258,7 +258,7 @@ def test_a_kernel_without_landlock_runs_nothing(monkeypatch: pytest.MonkeyPatch,
     ("line", "found"),
     [
         ("    seccomp.install()\n", "network, processes$"),
-        ('    landlock.restrict(readable, ".")\n', "reading, writing"),
+        ('    privileges.restrict_files(readable, ".")\n', "reading, writing"),
     ],
 )
 def test_a_lock_that_is_left_open_is_found(
@@ -274,7 +274,7 @@ def test_older_kernels_locks_hold_too(known: int, monkeypatch: pytest.MonkeyPatc
     """The child takes the kernel for an older one, whose Landlock knows less."""
     if landlock.version() < known:
         pytest.skip(f"this kernel's Landlock is of version {landlock.version()}")
-    start = without(tmp_path, "landlock.py", "    known = version()\n", f"    known = {known}\n")
+    start = without(tmp_path, "privileges.py", "    known = landlock.version()\n", f"    known = {known}\n")
     monkeypatch.setattr(program_module, "_START", start)
     prove()
     ran = run("import os, sys", "os.open(sys.executable, os.O_RDONLY | os.O_TRUNC)")

@@ -4,9 +4,8 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.messages import ChatMessage, GenerateRequest
 from marlaas_worker.rollout.conversation import NO_IDS, Conversation
-from marlaas_worker.rollout.histories import Histories, key_of
-from marlaas_worker.rollout.record import TurnLog
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
+from marlaas_worker.rollout.turn_log import Histories, TurnLog, key_of
 
 
 def asked(member: int) -> GenerateRequest:

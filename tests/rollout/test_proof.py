@@ -118,7 +118,7 @@ async def test_logprobs_unlike_the_trainers_are_refused_with_the_numbers(harness
     forged = published.manifest.model_copy(update={"probes": (moved,)})
     failure = await refused(harness, forged, harness.slot_for(published))
     assert failure.check is Check.PROBES
-    assert "1.00e-02 over 31 tokens, at most 1.00e-03 is noise of this base model in float32" in str(failure)
+    assert "1.00e-02 over 31 tokens, the tolerance in float32 is 1.00e-03" in str(failure)
     await load_proven(harness.engine, forged.model_copy(update={"probe_tolerance": 0.02}), harness.slot_for(published))
 
 

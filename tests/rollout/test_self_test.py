@@ -137,10 +137,10 @@ async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(
     [
         (
             Deaf,
-            r"slot 1 of 6: a large random adapter moves the logprobs by 0\.00e\+00, at least 1\.00e-03 was due: it is not applied",
+            r"slot 1 of 6: a large random adapter moves the logprobs by 0\.00e\+00, expected at least 1\.00e-03: it is not applied",
         ),
         (LastSlotDeaf, r"slot 6 of 6: .* it is not applied"),
-        (Leaking, r"slot 1 of 6: without an adapter's effect .* rows that another slot's adapter reaches"),
+        (Leaking, r"slot 1 of 6: with an adapter of zeros .* another slot's adapter is applied to these rows"),
     ],
 )
 async def test_slots_that_are_not_applied_to_their_own_rows_are_found(
@@ -185,10 +185,10 @@ async def test_an_engine_that_refuses_the_adapter_fails_with_its_words(reference
     [
         (-2.0, -3.0, ""),
         (-2.05, -3.1, ""),
-        (-2.2, -3.0, "without an adapter's effect .* is 2.00e-01, at most 1.00e-01 is noise"),
-        (-2.0, -2.9, "moves the logprobs by 9.00e-01, at least 1.00e\\+00 was due"),
-        (-2.0, -3.5, "under a large random adapter .* is 5.00e-01, at most 3.00e-01 is noise"),
-        (float("nan"), -3.0, "without an adapter's effect"),
+        (-2.2, -3.0, "with an adapter of zeros .* is 2.00e-01, the tolerance is 1.00e-01"),
+        (-2.0, -2.9, "moves the logprobs by 9.00e-01, expected at least 1.00e\\+00"),
+        (-2.0, -3.5, "under a large random adapter .* is 5.00e-01, the tolerance is 3.00e-01"),
+        (float("nan"), -3.0, "with an adapter of zeros"),
         (-2.0, float("nan"), "it is not applied"),
     ],
 )

@@ -13,7 +13,7 @@ from marlaas_api.bus import StreamFull
 from marlaas_api.bus_nats import NatsBus, connect
 from marlaas_api.messages import Meter, StopReason, Turn
 from marlaas_api.nats_server import EmbeddedNats
-from marlaas_worker.rollout.record import TurnLog
+from marlaas_worker.rollout.turn_log import TurnLog
 
 (TURNS,) = [spec for spec in subjects.STREAMS if spec.name == subjects.TURNS]
 

@@ -1,4 +1,4 @@
-"""A stage for the sandbox role: a bus in memory, real child processes, and a hand-written rollout role."""
+"""Fixtures of the sandbox role's tests: a memory bus, real child processes, and a hand-written rollout role."""
 
 import asyncio
 import contextlib
@@ -29,12 +29,12 @@ from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox import service
-from marlaas_worker.sandbox.server import ChildrenConfig
+from marlaas_worker.sandbox.server_start import ChildrenConfig
 from marlaas_worker.sandbox.service import serve
-from marlaas_worker.sandbox.turns import Patience
+from marlaas_worker.sandbox.turns import TurnTimeouts
 
 Answer = Callable[[GenerateRequest], list[GenerateReply]]
-QUICK_RETRIES = Patience(first_retry_s=0.01, max_retry_s=0.02)
+QUICK_RETRIES = TurnTimeouts(first_retry_s=0.01, max_retry_s=0.02)
 
 
 def _reply(request: GenerateRequest, phase: ReplyPhase) -> GenerateReply:
@@ -94,7 +94,7 @@ class SandboxHarness:
         self.server = MemoryServer()
         self.bus = self.server.connect("test")
         self.rollout = Rollout(self.server)
-        self.patience = QUICK_RETRIES
+        self.timeouts = QUICK_RETRIES
         self.load_timeout_s: float | None = 60.0
         """How long the environment may take to load, however little an episode may take; None: as long as an episode."""
         self._scratch = scratch
@@ -154,7 +154,7 @@ class SandboxHarness:
         await self.open_tasks()
         context = RoleContext(name, self.server.connect(name), MemoryBlobs(), self._scratch / name)
         async with self.rollout_role(*(agent.name for agent in document.spec.agents)), asyncio.TaskGroup() as group:
-            group.create_task(serve(context, document, self.patience, socket))
+            group.create_task(serve(context, document, self.timeouts, socket))
             try:
                 yield context
             finally:

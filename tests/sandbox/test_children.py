@@ -5,7 +5,8 @@ from pathlib import Path
 
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables
-from marlaas_worker.sandbox.server import Child, ChildrenConfig, start_server
+from marlaas_worker.sandbox.server import Child
+from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 
 
 async def test_whoever_is_cancelled_again_while_a_child_dies_leaves_none_of_its_pipes_open(tmp_path: Path) -> None:

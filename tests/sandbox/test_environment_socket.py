@@ -17,8 +17,8 @@ import pytest
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import FaultClass, JobDocument
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.environment_socket import connect_server
-from marlaas_worker.sandbox.server import BrokenEnvironment, ChildrenConfig, ForkServerLost
+from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
+from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server
 
 MEMORY_BYTES = 1 << 29
 
@@ -110,8 +110,8 @@ async def test_the_sandbox_is_ready_once_the_environment_is_loaded(harness, cont
     [
         ("rogues:nothing", "rogues has no 'nothing'"),
         ("no_such_module:play", "there is no module 'no_such_module'"),
-        ("rogues:Broken", "the data set is missing"),
-        ("rogues:EndsItself", "the process died while it loaded the environment"),
+        ("unloadable:Broken", "the data set is missing"),
+        ("unloadable:EndsItself", "the process exited while it loaded the environment"),
     ],
 )
 async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
@@ -164,7 +164,7 @@ async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(h
             start = {"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}
             body = json.dumps(start).encode()
             child.writer.write(len(body).to_bytes(4, "big") + body)
-            await child.output.mentions(b"ready", 30.0)
+            await child.output.wait_for_text(b"ready", 30.0)
             keeper, episode, _ = map(int, child.output.text().removesuffix("ready").split())
             fds = [os.pidfd_open(pid) for pid in (keeper, episode)]
             container.kill()
@@ -268,7 +268,7 @@ async def test_a_socket_of_another_kind_is_no_server_of_environments(container, 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(container.socket))
         listener.listen()
-        with pytest.raises(BrokenEnvironment, match=r"no server of environments: Protocol wrong type"):
+        with pytest.raises(BrokenEnvironment, match=r"not the socket of an environment server: Protocol wrong type"):
             await connect_server(config(), container.socket)
 
 

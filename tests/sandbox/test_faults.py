@@ -26,12 +26,12 @@ async def test_an_episode_is_played_and_published(harness) -> None:
         ("returns_nan", ["finite number"]),
         ("paints_the_terminal", [r"\x1b]52;c;ZXZpbA==\x07\x1b[2Jall is well\u202e"]),
         ("returns_too_much", ["1.7e+308", "from -1e+30 to 1e+30"]),
-        ("earns_too_much_in_a_tool", ["no message", "less than or equal to 1000000"]),
+        ("earns_too_much_in_a_tool", ["invalid message", "less than or equal to 1000000"]),
         ("rewards_a_stranger", ["'stranger'", "agents are policy"]),
-        ("writes_garbage", ["no message"]),
-        ("writes_a_lot", ["no message"]),
-        ("claims_a_foreign_turn", ["turn 5, which it never took"]),
-        ("closes_everything", ["closed its pipe"]),
+        ("writes_garbage", ["invalid message"]),
+        ("writes_a_lot", ["invalid message"]),
+        ("claims_a_foreign_turn", ["turn 5, which is not one of its turns"]),
+        ("closes_everything", ["closed its connection"]),
         ("floods", ["after the flood", "bytes cut"]),
         ("forks_a_lot", ["too many processes"]),
     ],
@@ -123,8 +123,8 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("rogues:Broken", ["OSError: the data set is missing", "rogues.py", "trying hard"]),
-        ("rogues:EndsItself", ["died while it loaded"]),
+        ("unloadable:Broken", ["OSError: the data set is missing", "unloadable.py", "trying hard"]),
+        ("unloadable:EndsItself", ["exited while it loaded"]),
         ("rogues:asks_", ["did you mean 'asks'"]),
         ("nowhere:play", ["no module 'nowhere'"]),
     ],
@@ -138,7 +138,7 @@ async def test_an_environment_that_cannot_be_loaded_says_why(harness, name: str,
 
 async def test_loading_for_ever_is_a_fault(harness) -> None:
     harness.load_timeout_s = None
-    (episode,) = await harness.play("NeverReady", episode_timeout_seconds=0.5)
+    (episode,) = await harness.play("unloadable:NeverReady", episode_timeout_seconds=0.5)
     assert "loading the environment took longer than 0.5 s" in episode.fault_text
 
 

@@ -22,17 +22,17 @@ SUPERVISOR = """
 import asyncio, sys
 from functools import partial
 from pathlib import Path
-from marlaas_worker.sandbox import frames
+from marlaas_worker.sandbox.channel import encode_frame
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.server import ChildrenConfig, start_server
+from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 from marlaas_worker.sandbox.seclusion import clean_variables
 import os
 
 async def main():
     config = ChildrenConfig("rogues:hangs_with_a_child", {}, 1 << 29, 30.0, Path(sys.argv[1]), clean_variables(os.environ))
     async with Children(partial(start_server, config)).child() as child:
-        child.writer.write(frames.encode({"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}))
-        await child.output.mentions(b"ready", 30.0)
+        child.writer.write(encode_frame({"split": "train", "index": 0, "seed": 0, "agents": ["policy"], "temperature": 1.0}))
+        await child.output.wait_for_text(b"ready", 30.0)
         print(child.output.text().removesuffix("ready"), flush=True)
         await asyncio.Event().wait()
 

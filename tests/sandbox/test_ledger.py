@@ -3,9 +3,10 @@ import signal
 import pytest
 
 from marlaas_api.messages import Ending, FaultClass, StopReason
-from marlaas_worker.sandbox.child_messages import BadChildMessage, ScoreMessage, TurnMessage, parse
-from marlaas_worker.sandbox.ledger import TurnLedger, judge
+from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
+from marlaas_worker.sandbox.faults import fault_of_exit
 from marlaas_worker.sandbox.server import Ended
+from marlaas_worker.sandbox.session import BadChildMessage, TurnLedger, parse
 
 
 def asked(agent: str, parent: int | None = None) -> TurnMessage:
@@ -31,7 +32,7 @@ def test_leaves_are_the_turns_from_which_none_goes_on() -> None:
 
 @pytest.mark.parametrize("parent", [1, 2, 7])
 def test_an_agent_goes_on_from_its_own_turns_only(parent: int) -> None:
-    with pytest.raises(BadChildMessage, match="never took"):
+    with pytest.raises(BadChildMessage, match="not one of its turns"):
         ledger(("a", None), ("b", None)).admits(asked("a", parent))
 
 
@@ -61,9 +62,9 @@ def test_an_ending_is_what_the_supervisor_saw() -> None:
         (Ended(None, "fork server"), FaultClass.INFRA, False),
     ],
 )
-def test_deaths_are_judged(ended: Ended, fault: FaultClass, by_policy: bool) -> None:
-    death = judge(ended, "64Mi")
-    assert (death.fault, death.by_policy) == (fault, by_policy)
+def test_the_exit_of_a_child_determines_the_fault(ended: Ended, fault: FaultClass, by_policy: bool) -> None:
+    found = fault_of_exit(ended, "64Mi")
+    assert (found.fault, found.by_policy) == (fault, by_policy)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +90,12 @@ def test_deaths_are_judged(ended: Ended, fault: FaultClass, by_policy: bool) -> 
         b'{"kind":"score","rewards":{"a":1},"metrics":{},"ending":"completed","tool_s":0,"bill":0}',
     ],
 )
-def test_what_a_child_says_is_checked(body: bytes) -> None:
+def test_messages_of_a_child_are_validated(body: bytes) -> None:
     with pytest.raises(BadChildMessage):
         parse(body, ("a",))
 
 
-def test_good_sayings_are_understood() -> None:
-    saying = parse(b'{"kind":"score","rewards":{"a":1},"metrics":{"n":2},"ending":"completed","tool_s":0}', ("a",))
-    assert isinstance(saying, ScoreMessage)
-    assert saying.rewards == {"a": 1.0}
+def test_valid_messages_are_parsed() -> None:
+    message = parse(b'{"kind":"score","rewards":{"a":1},"metrics":{"n":2},"ending":"completed","tool_s":0}', ("a",))
+    assert isinstance(message, ScoreMessage)
+    assert message.rewards == {"a": 1.0}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from marlaas_api.messages import ChatMessage, Ending, FaultClass, StopReason
-from marlaas_worker.sandbox import attempt, service
+from marlaas_worker.sandbox import attempt, service, session
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnWaited
 
 
@@ -43,7 +43,7 @@ async def test_silence_is_answered_by_asking_again_with_the_same_name(harness) -
     harness.rollout.answer = lambda request: (
         [harness.rollout.result(request, "1")] if len(harness.rollout.requests) > 2 else []
     )
-    harness.patience = replace(harness.patience, heard_s=0.2)
+    harness.timeouts = replace(harness.timeouts, silence_s=0.2)
     (episode,) = await harness.play("asks")
     assert episode.rewards == {"policy": 1.0}
     assert {(request.episode, request.turn) for request in harness.rollout.requests} == {("u1-t0-0-1", 0)}
@@ -83,9 +83,11 @@ async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against
     def answer(request):
         return [harness.rollout.result(request, "1") if len(asked) > 2 else harness.rollout.beat(request)]
 
-    monkeypatch.setattr(attempt, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600.0 * len(asked)))
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 600.0 * len(asked))
+    for module in (attempt, session):
+        monkeypatch.setattr(module, "time", clock)
     harness.rollout.answer = answer
-    harness.patience = replace(harness.patience, heard_s=0.2)
+    harness.timeouts = replace(harness.timeouts, silence_s=0.2)
     (episode,) = await harness.play("asks", turn_timeout_seconds=0.1)
     assert (episode.fault, episode.prior_faults, episode.rewards) == (None, (), {"policy": 1.0})
     assert episode.duration_s > 1800
@@ -96,7 +98,7 @@ async def test_a_turn_that_never_gets_its_place_is_played_again_and_is_no_fault(
     harness, monkeypatch: pytest.MonkeyPatch, answers: str
 ) -> None:
     monkeypatch.setattr(service, "_PAUSE_S", 0.01)
-    harness.patience = replace(harness.patience, wait_s=0.1)
+    harness.timeouts = replace(harness.timeouts, wait_s=0.1)
 
     def answer(request):
         if request.episode == "u1-t0-0-1":
@@ -115,7 +117,7 @@ async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(
     harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_PAUSE_S", 0.01)
-    harness.patience = replace(harness.patience, wait_s=0.02)
+    harness.timeouts = replace(harness.timeouts, wait_s=0.02)
     harness.rollout.answer = lambda request: (
         [harness.rollout.result(request, "1")]
         if len({request.episode for request in harness.rollout.requests}) > 3
@@ -130,7 +132,7 @@ async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(
 
 
 async def test_a_request_that_waits_is_kept_alive(harness) -> None:
-    harness.patience = replace(harness.patience, heard_s=0.2, keep_s=0.0)
+    harness.timeouts = replace(harness.timeouts, silence_s=0.2, keep_s=0.0)
     harness.rollout.answer = lambda request: [
         harness.rollout.result(request, "1") if harness.rollout.kept else harness.rollout.beat(request)
     ]
@@ -182,7 +184,7 @@ async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(harness) -> 
     await harness.play("asks")
     request = harness.rollout.requests[0]
     client_bus = harness.server.connect("client")
-    async with harness.rollout_role("policy"), TurnClient(client_bus, harness.patience) as client:
+    async with harness.rollout_role("policy"), TurnClient(client_bus, harness.timeouts) as client:
         harness.server.available = False
         asking = asyncio.create_task(client.generate(request, 20.0))
         await asyncio.wait({asking}, timeout=0.05)
@@ -194,6 +196,6 @@ async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(harness) -> 
 async def test_nobody_there_is_told_at_the_end_of_the_wait(harness) -> None:
     await harness.bus.ensure()
     await harness.play("asks")
-    async with TurnClient(harness.bus, replace(harness.patience, wait_s=0.1)) as client:
-        with pytest.raises(TurnWaited, match="nobody answered"):
+    async with TurnClient(harness.bus, replace(harness.timeouts, wait_s=0.1)) as client:
+        with pytest.raises(TurnWaited, match="no reply"):
             await client.generate(harness.rollout.requests[0], 0.01)

@@ -1,16 +1,24 @@
-"""A job as its sandbox names things, and what is heard of a request."""
+"""A job with the requests of its sandbox, and the replies to a request."""
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from marlaas_api.messages import ChatMessage, GenerateReply, GenerateRequest, JobDocument, ReplyPhase
+from marlaas_api.messages import (
+    CancelRequest,
+    ChatMessage,
+    GenerateReply,
+    GenerateRequest,
+    JobDocument,
+    KeepRequest,
+    ReplyPhase,
+)
 from marlaas_api.names import AdapterRef, episode_id, train_group
 
 
 @dataclass
 class Job:
-    """A job in the town, and how its sandbox names things."""
+    """A job, and the requests that its sandbox sends."""
 
     document: JobDocument
 
@@ -38,10 +46,19 @@ class Job:
         }
         return GenerateRequest(**{**fields, **changes})
 
+    def cancel(self) -> CancelRequest:
+        return CancelRequest(**self._episode())
+
+    def keep(self) -> KeepRequest:
+        return KeepRequest(**self._episode())
+
+    def _episode(self) -> dict[str, Any]:
+        return self.request().model_dump(include={"namespace", "job", "uid", "agent", "episode"})
+
 
 @dataclass
 class Asked:
-    """A request's answers as they come."""
+    """The replies to a request, in order of arrival."""
 
     heard: list[GenerateReply] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,4 +1,4 @@
-"""What the rollout role's tests share: a town of replicas on one memory bus, or on a real server, and engines for them."""
+"""Fixtures of the rollout role's tests: replicas on a memory bus or on a real server, and engines for them."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rollout.service.harness import NatsTown, RolloutHarness
+from tests.rollout.service.harness import NatsRolloutHarness, RolloutHarness
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
 
 from marlaas_api.bus_nats import connect
@@ -22,11 +22,11 @@ async def harness(tmp_path: Path) -> AsyncIterator[RolloutHarness]:
 
 
 @pytest.fixture
-async def nats_town(tmp_path: Path) -> AsyncIterator[NatsTown]:
+async def nats_harness(tmp_path: Path) -> AsyncIterator[NatsRolloutHarness]:
     async with EmbeddedNats(tmp_path / "nats") as nats:
         bus = await connect(nats.url, name="test")
         await bus.ensure()
-        made = NatsTown(tmp_path, nats, bus)
+        made = NatsRolloutHarness(tmp_path, nats, bus)
         yield made
         await made.close()
         await bus.close()

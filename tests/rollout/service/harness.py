@@ -243,7 +243,7 @@ class RolloutHarness:
                 await replica.kill()
 
 
-class NatsTown(RolloutHarness):
+class NatsRolloutHarness(RolloutHarness):
     """The same on a real nats-server, which can be killed."""
 
     def __init__(self, scratch: Path, nats: EmbeddedNats, bus: Bus) -> None:

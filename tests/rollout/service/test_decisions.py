@@ -6,11 +6,10 @@ from collections import Counter
 import pytest
 
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_worker.rollout.metering import EngineMeter
 from marlaas_worker.rollout.reception import owner
-from marlaas_worker.rollout.request_limiter import RequestLimiter, Rotation
-from marlaas_worker.rollout.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
-from marlaas_worker.rollout.waits import to_yield
+from marlaas_worker.rollout.slots import to_yield
+from marlaas_worker.rollout.supervised_engine import EngineMeter, RequestLimiter, Rotation
+from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 
 EPISODES = [f"u-t{number}-0-1" for number in range(600)]
 
@@ -104,9 +103,9 @@ def test_what_may_succeed_later_is_tried_again_ever_more_rarely() -> None:
     retries = Retries()
     waits = []
     for _ in range(12):
-        trouble = retries.failed("v1", Retryable("away"), 100.0)
-        assert trouble.retry_at is not None
-        waits.append(trouble.retry_at - 100.0)
+        failure = retries.failed("v1", Retryable("away"), 100.0)
+        assert failure.retry_at is not None
+        waits.append(failure.retry_at - 100.0)
     assert waits[:3] == pytest.approx([FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S])
     assert waits[-1] == pytest.approx(LONGEST_WAIT_S)
     assert not retries.may_try("v1", 109.0)
@@ -117,9 +116,8 @@ def test_what_may_succeed_later_is_tried_again_ever_more_rarely() -> None:
 
 
 def test_what_never_succeeds_is_refused_until_everything_begins_anew() -> None:
-    retries, error = Retries(), Permanent("corrupt")
-    retries.failed("v1", error, 0.0)
-    assert retries.refusal("v1") is error
+    retries = Retries()
+    assert retries.failed("v1", Permanent("corrupt"), 0.0).retry_at is None
     assert not retries.may_try("v1", 1e9)
     assert retries.next_in_s(["v1"], 0.0) is None
     retries.clear()

@@ -5,8 +5,8 @@ from typing import Any
 from marlaas_api.messages import ReplyPhase
 
 
-async def test_turns_and_versions_over_a_real_server(nats_town: Any) -> None:
-    harness = nats_town
+async def test_turns_and_versions_over_a_real_server(nats_harness: Any) -> None:
+    harness = nats_harness
     await harness.replica()
     job = await harness.job()
     await harness.verified("rollout-0", job.adapter(0))
@@ -20,8 +20,10 @@ async def test_turns_and_versions_over_a_real_server(nats_town: Any) -> None:
     assert (await harness.story("VersionVerified")).uid == job.uid
 
 
-async def test_a_killed_server_loses_no_turn_and_costs_no_second_generation(nats_town: Any, shut_engine: Any) -> None:
-    harness = nats_town
+async def test_a_killed_server_loses_no_turn_and_costs_no_second_generation(
+    nats_harness: Any, shut_engine: Any
+) -> None:
+    harness = nats_harness
     await harness.replica(engine=shut_engine)
     job = await harness.job()
     async with harness.asking(job.request()):
@@ -34,8 +36,8 @@ async def test_a_killed_server_loses_no_turn_and_costs_no_second_generation(nats
     assert len(shut_engine.calls) == 1
 
 
-async def test_a_replica_taken_over_on_a_real_server_goes_on_with_the_conversation(nats_town: Any) -> None:
-    harness = nats_town
+async def test_a_replica_taken_over_on_a_real_server_goes_on_with_the_conversation(nats_harness: Any) -> None:
+    harness = nats_harness
     first = await harness.replica("rollout-0")
     job = await harness.job()
     await harness.ask(job.request(turn=0))

@@ -5,8 +5,8 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
 from marlaas_api.messages import Meter, StopReason, Turn
 from marlaas_api.wire import pack_ids, pack_logprobs
-from marlaas_worker.rollout import record
-from marlaas_worker.rollout.record import TurnLog
+from marlaas_worker.rollout import turn_log
+from marlaas_worker.rollout.turn_log import TurnLog
 
 
 def turn(number: int, text: str = "yes", append: str = "text") -> Turn:
@@ -79,7 +79,7 @@ class AwayTwice(MemoryBlobs):
 
 
 async def test_recording_waits_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(turn_log, "_FIRST_WAIT_S", 0.001)
     bus, blobs = await ready_bus(), AwayTwice()
     large = turn(0, append="x" * bus.max_payload_bytes)
     assert await TurnLog(bus, blobs).record(large) == large

@@ -5,12 +5,8 @@ from typing import Any
 import pytest
 
 from marlaas_api import subjects, wire
-from marlaas_api.messages import CancelRequest, KeepRequest, ReplyPhase
-from marlaas_worker.rollout import requests, service
-
-
-def cancel(job: Any, kind: type[CancelRequest] | type[KeepRequest] = CancelRequest) -> CancelRequest | KeepRequest:
-    return kind(**job.request().model_dump(include={"namespace", "job", "uid", "agent", "episode"}))
+from marlaas_api.messages import ReplyPhase
+from marlaas_worker.rollout import requests
 
 
 async def test_a_request_asked_twice_is_generated_once_and_answered_twice(harness: Any, shut_engine: Any) -> None:
@@ -48,10 +44,10 @@ async def test_another_question_under_the_name_of_a_recorded_turn_is_refused(
     first = await harness.ask(job.request())
     other = await harness.ask(job.request(**changes), of="rollout-0")
     assert (other.phase, other.retryable) == (ReplyPhase.FAILED, False)
-    assert "recorded as the answer to something else" in other.error
+    assert "recorded with another parent or text" in other.error
     await earlier.kill()
     later = await harness.replica()
-    assert "something else" in (await harness.ask(job.request(**changes), of="rollout-0")).error
+    assert "another parent or text" in (await harness.ask(job.request(**changes), of="rollout-0")).error
     assert (await harness.ask(job.request())).text == first.text
     assert later.engine.calls == []
 
@@ -69,7 +65,7 @@ async def test_two_questions_of_one_name_at_once_get_no_common_answer(harness: A
 async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notice_nothing(
     harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "MOST_CHARACTERS", 3)
+    monkeypatch.setattr(requests, "MAX_CHARACTERS", 3)
     await harness.replica(engine=shut_engine)
     job, neighbour = await harness.job(), await harness.job("neighbour")
     async with harness.asking(job.request()) as first, harness.asking(neighbour.request()) as others:
@@ -85,7 +81,7 @@ async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notic
 async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was_asked_for_last(
     harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "MOST_INBOXES", 2)
+    monkeypatch.setattr(requests, "MAX_INBOXES", 2)
     await harness.replica(engine=shut_engine)
     job = await harness.job()
     async with (
@@ -199,7 +195,7 @@ async def test_a_cancelled_episode_is_aborted_within_the_engine(harness: Any, sh
         while len(shut_engine.calls) < 2:
             await shut_engine.called.wait()
             shut_engine.called.clear()
-        async with harness.asking(cancel(job)):
+        async with harness.asking(job.cancel()):
             await shut_engine.aborted.wait()
         shut_engine.open.set()
         assert (await other.end()).phase is ReplyPhase.RESULT
@@ -214,132 +210,13 @@ async def test_a_cancel_reaches_whichever_replica_is_at_it(harness: Any, shut_en
         await shut_engine.called.wait()
         await harness.until(lambda: len(listeners(harness, job)) == 2)
         for _ in listeners(harness, job):
-            async with harness.asking(cancel(job)):
+            async with harness.asking(job.cancel()):
                 await shut_engine.aborted.wait()
 
 
 def listeners(harness: Any, job: Any) -> list[Any]:
     subject = subjects.generation("team", job.document.job, "policy")
     return [listener for listener in harness.server.listeners if listener.subject == subject]
-
-
-async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(harness: Any, shut_engine: Any) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
-    await harness.verified("rollout-0", job.adapter(0))
-    reply = await harness.ask(job.request(deadline_s=2.0))
-    assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, True)
-    assert "was over while it was being generated" in reply.error
-    await shut_engine.aborted.wait()
-
-
-async def test_asking_again_prolongs_the_deadline(harness: Any, shut_engine: Any) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
-    impatient = job.request(index=1, deadline_s=1.0)
-    async with (
-        harness.asking(job.request(deadline_s=1.0)) as asked,
-        harness.asking(job.request()),
-        harness.asking(impatient) as one,
-    ):
-        assert (await one.end()).phase is ReplyPhase.FAILED
-        shut_engine.open.set()
-        assert (await asked.end()).phase is ReplyPhase.RESULT
-
-
-async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
-    await harness.verified("rollout-0", job.adapter(0))
-    monkeypatch.setattr(requests, "LONGEST_DEADLINE_S", 1.0)
-    async with harness.asking(job.request()) as kept, harness.asking(job.request(index=1)) as forgotten:
-        await forgotten.until(ReplyPhase.ACCEPTED)
-        monkeypatch.setattr(requests, "LONGEST_DEADLINE_S", 3600.0)
-        async with harness.asking(cancel(job, KeepRequest)):
-            ended = await forgotten.end()
-        assert (ended.phase, ended.retryable, ended.waits) == (ReplyPhase.FAILED, True, True)
-        shut_engine.open.set()
-        assert (await kept.end()).phase is ReplyPhase.RESULT
-
-
-async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropped, let_go = asyncio.Event(), shut_engine._let_go
-
-    async def slowly() -> None:
-        try:
-            await let_go()
-        except asyncio.CancelledError:
-            await dropped.wait()
-            raise
-
-    monkeypatch.setattr(shut_engine, "_let_go", slowly)
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
-    await harness.verified("rollout-0", job.adapter(0))
-    async with harness.asking(job.request(deadline_s=0.5)) as first:
-        await shut_engine.aborted.wait()
-        async with harness.asking(cancel(job, KeepRequest)), harness.asking(job.request()) as again:
-            await again.until(ReplyPhase.ACCEPTED)
-            dropped.set()
-            assert ((await first.end()).waits, (await again.end()).waits) == (True, True)
-    shut_engine.open.set()
-    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
-
-
-async def test_an_agent_without_a_version_is_named_at_the_deadline(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job(agents=[{"name": "policy"}, {"name": "critic"}])
-    reply = await harness.ask(job.request(agent="critic", deadline_s=0.1))
-    assert (reply.retryable, "no version of agent critic was verified yet" in reply.error) == (True, True)
-
-
-async def test_a_record_that_the_bus_does_not_take_waits_and_is_not_generated_again(
-    harness: Any, shut_engine: Any
-) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
-    async with harness.asking(job.request()) as asked:
-        await shut_engine.called.wait()
-        harness.server.available = False
-        shut_engine.open.set()
-        failing = asyncio.get_running_loop().create_task(asked.end())
-        while not harness.server.available:
-            await harness.server.change(0.3, None)
-            harness.server.available = True
-        assert (await failing).phase is ReplyPhase.RESULT
-    assert len(shut_engine.calls) == 1
-
-
-async def test_a_stopping_replica_ends_what_it_began_and_takes_nothing_new(harness: Any, shut_engine: Any) -> None:
-    replica, job = await harness.replica(engine=shut_engine), await harness.job()
-    async with harness.asking(job.request()) as asked:
-        await shut_engine.called.wait()
-        replica.context.stop.set()
-        await harness.report("rollout-0", lambda report: not report.ready)
-        refused = await harness.ask(job.request(index=1), of="rollout-0")
-        assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
-        shut_engine.open.set()
-        assert (await asked.end()).phase is ReplyPhase.RESULT
-        await replica.task
-    assert await (await harness.bus.bucket(subjects.REPLICAS)).entries() == []
-    assert not await shut_engine.healthy()
-
-
-async def test_what_does_not_end_in_time_is_handed_back(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "DRAIN_S", 0.05)
-    replica, job = await harness.replica(engine=shut_engine), await harness.job()
-    async with harness.asking(job.request()) as asked:
-        await shut_engine.called.wait()
-        await replica.stop()
-        reply = await asked.end()
-    assert (reply.retryable, reply.waits) == (True, True)
-    assert "is stopping while it was being generated" in reply.error
 
 
 async def test_a_finished_job_is_no_longer_listened_to(harness: Any) -> None:

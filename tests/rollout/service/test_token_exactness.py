@@ -31,8 +31,8 @@ from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.sandbox.child_messages import TurnMessage
-from marlaas_worker.sandbox.ledger import TurnLedger
-from marlaas_worker.sandbox.turns import Patience, TurnClient
+from marlaas_worker.sandbox.session import TurnLedger
+from marlaas_worker.sandbox.turns import TurnClient, TurnTimeouts
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import Expectation, Trajectory, read_group, segments_of
 
@@ -232,7 +232,7 @@ async def test_what_was_generated_is_what_is_trained_token_for_token(
     )
     job = await harness.job(rollout={"maxTokens": 64})
     num_rewritten = full = 0
-    async with serving(harness, tokenizer, engine), TurnClient(harness.bus, Patience(heard_s=0.5)) as client:
+    async with serving(harness, tokenizer, engine), TurnClient(harness.bus, TurnTimeouts(silence_s=0.5)) as client:
         for group in range(num_episodes // MEMBERS):
             plays = [Play(client, job, group, member, tools=name == FORGETFUL) for member in range(MEMBERS)]
             refs = await asyncio.gather(*(play.run() for play in plays))

@@ -54,7 +54,9 @@ class AdapterCache:
         while manifest.version > adapter.version:
             manifest = await self._parent(manifest)
         if manifest.version != adapter.version:
-            raise WrongManifest(f"{adapter} was never published: after v{manifest.version} comes a later version")
+            raise WrongManifest(
+                f"{adapter} was never published: the parents of its later versions lead to v{manifest.version}"
+            )
         return manifest
 
     async def fetch(self, manifest: Manifest) -> Path:
@@ -88,7 +90,7 @@ class AdapterCache:
         try:
             manifest = wire.decode_as(Manifest, await self._blobs.get(ref))
         except wire.BadMessage as error:
-            raise BlobCorrupt(f"{ref.name} is no manifest: {error}") from error
+            raise BlobCorrupt(f"{ref.name} cannot be parsed as a manifest: {error}") from error
         self._manifests[ref.sha256] = manifest
         if len(self._manifests) > _MANIFESTS_KEPT:
             self._manifests.popitem(last=False)

@@ -28,7 +28,7 @@ class Calibrations:
 
     async def wait(self) -> Calibration:
         """Poll until the calibration exists, and return it."""
-        told = ""
+        logged = ""
         while self._found is None:
             try:
                 self._found, reason = await self._look()
@@ -36,9 +36,9 @@ class Calibrations:
                 reason = f"the calibration of pool {self._pool} cannot be read: {error}"
             if self._found is not None:
                 break
-            if reason != told:
+            if reason != logged:
                 _log.info("%s", reason)
-            self.reason = told = reason
+            self.reason = logged = reason
             await asyncio.sleep(POLL_S)
         return self._found
 

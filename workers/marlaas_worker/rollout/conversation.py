@@ -5,9 +5,14 @@ far is tokenized. Every turn checks, on text, that the rendering begins with the
 the reply and its end token. If it does not (the template trims, drops reasoning, changes a date), the turn
 opens a new segment with a new, complete prompt.
 
+The turns of all jobs share one stream, so recorded text is bounded. Text that is fed to the engine is bounded by the
+context window and costs its job engine time; `extend` refuses text that the template hides, and `beginning` shortens
+text that was not fed.
+
 Pure: uses neither transformers nor the bus. Conversations are immutable, so several turns can branch from one.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,11 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import ChatMessage, StopReason, Turn
+from marlaas_api.messages import ChatMessage, GenerateRequest, StopReason, Turn
 from marlaas_api.wire import unpack_ids
 
 Ids = npt.NDArray[np.int32]
 NO_IDS: Ids = np.empty(0, np.int32)
+
+Append = tuple[ChatMessage, ...] | str
+"""Appended chat messages, or raw text."""
+Tools = tuple[str, ...] | None
+"""JSON texts of functions that the template shows from then on; None keeps the earlier ones."""
+
+KEPT_CHARACTERS = 1024
+_HIDDEN_CHARACTERS = 64 << 10
+_CHARACTERS_PER_ID = 64
+"""More characters per id than any tokenized text has, except for long runs of white space."""
 
 
 class BadAppend(Permanent):
@@ -111,8 +126,8 @@ class Prompt:
 def extend(
     tokenizer: Tokenizer,
     parent: Conversation | None,
-    append: tuple[ChatMessage, ...] | str,
-    tools: tuple[str, ...] | None = None,
+    append: Append,
+    tools: Tools = None,
 ) -> Prompt:
     """Append to a conversation. Raises BadAppend.
 
@@ -125,7 +140,19 @@ def extend(
     prompt = Prompt(draft, past, _ids(_fresh_ids(tokenizer, draft)), full=parent is not None and parent.full)
     if not prompt.full and len(past) + len(prompt.appended) == 0:
         raise BadAppend("there is nothing to generate from: append a message or some text")
+    num_ids, length = len(past) + len(prompt.appended), num_characters(append, tools)
+    # The limit has a fixed allowance, because tools may be sent with every turn but are tokens of the first turn only.
+    if length > _HIDDEN_CHARACTERS + _CHARACTERS_PER_ID * num_ids:
+        raise BadAppend(
+            f"{length} characters and only {num_ids} tokens: the model's chat template shows little of them"
+        )
     return prompt
+
+
+def num_characters(append: Append, tools: Tools) -> int:
+    """Return the number of characters of all text in a request, tools included."""
+    texts = [append] if isinstance(append, str) else [text for message in append for text in _texts(message)]
+    return sum(map(len, (*texts, *(tools or ()))))
 
 
 def read_reply(tokenizer: Tokenizer, output_ids: Sequence[int], stop_reason: StopReason) -> str:
@@ -153,6 +180,22 @@ def restore(tokenizer: Tokenizer, parent: Conversation | None, turn: Turn) -> Co
     return _concluded(_draft(tokenizer, parent, turn.append, turn.tools), ids, turn.text, end, full)
 
 
+def beginning(request: GenerateRequest) -> tuple[Append, Tools]:
+    """Return the part to record of a request that was not fed to the engine.
+
+    Short text is recorded whole; of long text, the beginning and a digest of the whole.
+    """
+    length = num_characters(request.append, request.tools)
+    if length <= KEPT_CHARACTERS:
+        return request.append, request.tools
+    digest = hashlib.sha256(request.model_dump_json(include={"append", "tools"}).encode()).hexdigest()
+    append = request.append
+    first = append if isinstance(append, str) else append[0].content if append else ""
+    note = f"[{length} characters that did not fit the context window; sha256 {digest}]"
+    text = f"{first[: KEPT_CHARACTERS // 2]}… {note}"
+    return text if isinstance(append, str) else (ChatMessage(role="user", content=text),), None
+
+
 def _concluded(draft: Draft, ids: Ids, text: str, end: int | None, full: bool) -> Conversation:
     return Conversation(draft.history, draft.begun + text, draft.text + text, ids, end, full, draft.tools)
 
@@ -160,8 +203,8 @@ def _concluded(draft: Draft, ids: Ids, text: str, end: int | None, full: bool) -
 def _draft(
     tokenizer: Tokenizer,
     parent: Conversation | None,
-    append: tuple[ChatMessage, ...] | str,
-    tools: tuple[str, ...] | None,
+    append: Append,
+    tools: Tools,
 ) -> Draft:
     if isinstance(append, str):
         return _text_draft(tokenizer, parent, append)
@@ -216,3 +259,8 @@ def _end_text(tokenizer: Tokenizer, conversation: Conversation) -> str:
 
 def _ids(ids: Sequence[int]) -> Ids:
     return np.asarray(ids, dtype=np.int32)
+
+
+def _texts(message: ChatMessage) -> tuple[str, ...]:
+    calls = (text for call in message.tool_calls for text in (call.name, call.arguments, call.id))
+    return (message.content, message.name or "", message.tool_call_id or "", *calls)

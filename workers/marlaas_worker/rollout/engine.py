@@ -7,8 +7,9 @@ replacement: it runs transformers, one sequence at a time, so a result depends o
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -168,6 +169,60 @@ class Engine(Protocol):
         After False the engine counts as down: pending calls raise EngineDown, and only `restart` helps.
         """
         ...
+
+
+@dataclass(slots=True)
+class Residents:
+    """An engine's own record of its slots. It checks every call, independent of the role's `slots.SlotTable`."""
+
+    num_slots: int
+    _held: dict[int, LoadedAdapter] = field(default_factory=dict)
+    _running: dict[int, int] = field(default_factory=dict)
+    _past: set[int] = field(default_factory=set)
+
+    def admit(self, adapter: LoadedAdapter) -> None:
+        """Note an adapter before its load.
+
+        Raises LoadFailed if all slots are taken, the name is loaded, or the number was used before.
+        """
+        if len(self._held) >= self.num_slots:
+            raise LoadFailed(f"all {self.num_slots} adapter slots are taken")
+        if any(held.name == adapter.name for held in self._held.values()):
+            raise LoadFailed(f"{adapter.name} is loaded already")
+        if adapter.slot_id < 1 or adapter.slot_id in self._past:
+            raise LoadFailed(f"{adapter.name}: slot number {adapter.slot_id} was used before")
+        self._past.add(adapter.slot_id)
+        self._held[adapter.slot_id] = adapter
+
+    def remove(self, adapter: LoadedAdapter) -> bool:
+        """Remove an adapter; return False if it was not loaded. Raises LoadFailed while it is in use."""
+        if self._running.get(adapter.slot_id):
+            raise LoadFailed(f"{adapter.name} still runs {self._running[adapter.slot_id]} requests")
+        held = self._held.get(adapter.slot_id) == adapter
+        if held:
+            del self._held[adapter.slot_id]
+        return held
+
+    def require(self, adapter: LoadedAdapter) -> None:
+        """Raise LoadFailed unless exactly this adapter is loaded."""
+        if self._held.get(adapter.slot_id) != adapter:
+            raise LoadFailed(f"{adapter.name} is not loaded in this engine")
+
+    @contextmanager
+    def using(self, adapter: LoadedAdapter) -> Iterator[None]:
+        """Prevent an adapter's removal while the context is open. Raises LoadFailed unless it is loaded."""
+        self.require(adapter)
+        self._running[adapter.slot_id] = self._running.get(adapter.slot_id, 0) + 1
+        try:
+            yield
+        finally:
+            if adapter.slot_id in self._running:
+                self._running[adapter.slot_id] -= 1
+
+    def clear(self) -> None:
+        """Remove all adapters, after the engine has stopped."""
+        self._held.clear()
+        self._running.clear()
 
 
 @dataclass(frozen=True, slots=True)

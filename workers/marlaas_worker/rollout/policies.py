@@ -1,19 +1,27 @@
-"""Admitted jobs and committed policy versions: caches of the buckets `jobs`, `progress` and `policy`.
+"""The jobs, policy versions and pins of requests: caches of the buckets `jobs`, `progress`, `policy` and `pins`.
 
 A record with another uid than the job's belongs to an earlier job of the same name, and counts as absent.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
-from marlaas_api import subjects
+from marlaas_api import subjects, wire
 from marlaas_api.bucket_cache import BucketCache
-from marlaas_api.bus import Bus
+from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.messages import JobDocument, PolicyRecord, Progress
+from marlaas_api.failpoints import failpoint
+from marlaas_api.messages import GenerateRequest, JobDocument, Pin, PolicyRecord, Progress
 from marlaas_api.messages.job_spec import AgentSettings
-from marlaas_api.names import AdapterRef, JobRef
+from marlaas_api.names import AdapterRef, JobRef, group_token
+
+_PINS_KEPT = 65_536
+_QUOTED = 200
+"""Characters of a request's names in an error."""
 
 
 class RequestRefused(Permanent):
@@ -87,11 +95,13 @@ class Policies:
             if record is not None and record.uid == served.document.uid and record.manifest is not None
         ]
 
-    async def find(self, job: JobRef, agent: str) -> Served:
+    async def find(self, request: GenerateRequest) -> Served:
         """Return the agent that a request names. Reads the bus again before it refuses.
 
-        Raises RequestRefused (no such job, another uid, no such agent here), NotAdmitted, BusUnavailable.
+        Raises RequestRefused (no such job, another uid, no such agent here, inconsistent names), NotAdmitted,
+        BusUnavailable.
         """
+        job = request.ref
         document = self._jobs.get(job.key)
         if document is None or document.uid != job.uid or document.deleted:
             document = await self._jobs.read(job.key)
@@ -101,9 +111,10 @@ class Policies:
             raise RequestRefused(f"job {job} has uid {document.uid}; this request is of an earlier one, {job.uid}")
         await self._require_admitted(document.ref)
         for served in agents_of(document, self._pool):
-            if served.agent.name == agent:
+            if served.agent.name == request.agent:
+                _check(request, document)
                 return served
-        raise RequestRefused(f"job {job} has no agent {agent!r} on pool {self._pool}")
+        raise RequestRefused(f"job {job} has no agent {request.agent!r} on pool {self._pool}")
 
     async def record(self, adapter: AdapterRef) -> PolicyRecord | None:
         """Return the agent's policy record; None if there is none for this job.
@@ -125,3 +136,114 @@ class Policies:
 
 def _admits(progress: Progress | None, job: JobRef) -> bool:
     return progress is not None and progress.uid == job.uid and progress.admitted
+
+
+def _check(request: GenerateRequest, document: JobDocument) -> None:
+    """Refuse inconsistent names and turn numbers that no episode can have; pins, seeds and records depend on them.
+
+    Names become parts of subjects and keys, so their length is bounded too: the NATS server disconnects a
+    client that sends a subject of 32 KiB, and that client would be this replica. Raises RequestRefused.
+    """
+    uid, group, spec = document.uid, request.group, document.spec
+    try:
+        token = group_token(group)
+    except ValueError as error:
+        raise RequestRefused(str(error)[:_QUOTED]) from error
+    if group != f"{uid}-{token}":
+        raise RequestRefused(f"group {group[:_QUOTED]!r} is not of job uid {uid}")
+    if not 0 <= request.member < spec.rollout.group_size:
+        raise RequestRefused(f"member {request.member} of a group of {spec.rollout.group_size}")
+    if not re.fullmatch(re.escape(f"{group}-{request.member}-") + "[0-9]{1,9}", request.episode):
+        raise RequestRefused(
+            f"episode {request.episode[:_QUOTED]!r} is not of member {request.member} of group {group!r}"
+        )
+    max_turns = len(spec.agents) * spec.rollout.max_turns
+    if not 0 <= request.turn < max_turns:
+        raise RequestRefused(
+            f"turn {request.turn} is out of range: an episode has at most {max_turns} turns (maxTurns)"
+        )
+    if request.parent is not None and not 0 <= request.parent < request.turn:
+        raise RequestRefused(f"turn {request.turn} cannot follow turn {request.parent}")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise RequestRefused(f"maxTokens is {request.max_tokens}; at least 1 is needed")
+
+
+class PinMissing(Retryable):
+    """The orchestrator has not pinned this group, and only the orchestrator may."""
+
+
+def pinned_by_orchestrator(document: JobDocument, group: str) -> bool:
+    """Return whether only the orchestrator pins a group: strict training groups and evaluation groups.
+
+    Raises ValueError if the group's name is not valid (`names.group_token`).
+    """
+    return document.spec.training.max_staleness == 0 or group_token(group).startswith("e")
+
+
+class Pins:
+    """Cache of pins: the policy version from which a group is sampled. The first pin counts and never changes.
+
+    Creates missing pins; concurrent requests for one pin share one bus call. The orchestrator pins evaluation groups,
+    and in strict mode all groups, before it publishes their tasks. This role never pins those: a missing pin is an
+    error, so that no group is sampled from a wrong version.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._bucket: Bucket | None = None
+        self._known: OrderedDict[str, int] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def knows(self, request: GenerateRequest) -> bool:
+        """Return whether the group's pin is in memory."""
+        return _key(request) in self._known
+
+    async def version(
+        self, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
+    ) -> int:
+        """Return the group's pinned version; pin `newest()` if there is no pin yet.
+
+        Raises PinMissing, BusUnavailable, and errors of `newest`.
+        """
+        key = _key(request)
+        if (known := self._known.get(key)) is not None:
+            return known
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            if key not in self._known:
+                self._remember(key, await self._find_or_create(key, request, document, newest))
+            return self._known[key]
+
+    async def _find_or_create(
+        self, key: str, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
+    ) -> int:
+        bucket = self._bucket = self._bucket or await self._bus.bucket(subjects.PINS)
+        if (pin := await _read(bucket, key)) is not None:
+            return pin.version
+        if pinned_by_orchestrator(document, request.group):
+            raise PinMissing(
+                f"group {request.group} of agent {request.agent} has no pin yet; the orchestrator creates it"
+            )
+        wanted = Pin(version=await newest())
+        try:
+            await bucket.create(key, wire.encode(wanted))
+        except RevisionConflict:
+            if (pin := await _read(bucket, key)) is not None:
+                return pin.version
+            raise PinMissing(f"the pin of group {request.group} was deleted while it was read") from None
+        failpoint("rollout.pin.after_create")
+        return wanted.version
+
+    def _remember(self, key: str, version: int) -> None:
+        self._known[key] = version
+        if len(self._known) > _PINS_KEPT:
+            self._known.popitem(last=False)
+
+
+def _key(request: GenerateRequest) -> str:
+    return subjects.pin_key(request.namespace, request.job, request.agent, request.group)
+
+
+async def _read(bucket: Bucket, key: str) -> Pin | None:
+    entry = await bucket.get(key)
+    return None if entry is None or entry.data is None else wire.decode_as(Pin, entry.data)

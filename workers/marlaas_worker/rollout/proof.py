@@ -95,7 +95,7 @@ def _check_files(manifest: Manifest, adapter: LoadedAdapter) -> None:
         except OSError as error:
             raise ProofFailed(adapter.name, Check.FILES, f"{filename} cannot be read: {error}") from error
         if found != ref.sha256:
-            raise ProofFailed(adapter.name, Check.FILES, f"{filename} has sha256 {found}, published was {ref.sha256}")
+            raise ProofFailed(adapter.name, Check.FILES, f"{filename} has sha256 {found}, expected {ref.sha256}")
     try:
         read_adapter(adapter.folder)
     except AdapterInvalid as error:
@@ -110,14 +110,14 @@ async def _check_digest(engine: Engine, manifest: Manifest, adapter: LoadedAdapt
     except LoadFailed as error:
         raise ProofFailed(adapter.name, Check.DIGEST, str(error)) from error
     if held != published:
-        text = f"the engine's slot {adapter.slot_id} has {held}, published for {dtype} was {published}"
+        text = f"slot {adapter.slot_id} of the engine has digest {held}, expected {published} for {dtype}"
         raise ProofFailed(adapter.name, Check.DIGEST, text)
     return held
 
 
 async def _check_probes(engine: Engine, manifest: Manifest, adapter: LoadedAdapter) -> float:
     if not manifest.probes:
-        raise ProofFailed(adapter.name, Check.PROBES, "the manifest has none")
+        raise ProofFailed(adapter.name, Check.PROBES, "the manifest has no probes")
     try:
         scores = np.concatenate(await together([engine.score(adapter, ids) for ids in ids_of(manifest.probes)]))
     except PromptInvalid as error:
@@ -125,8 +125,8 @@ async def _check_probes(engine: Engine, manifest: Manifest, adapter: LoadedAdapt
     gap, bound = mean_gap(scores, joined([probe.logprobs for probe in manifest.probes])), manifest.probe_tolerance
     if not gap <= bound:
         text = (
-            f"mean |difference of logprobs| {gap:.2e} over {len(scores)} tokens, at most {bound:.2e} is noise "
-            f"of this base model in {engine.limits.dtype}"
+            f"mean |difference of logprobs| {gap:.2e} over {len(scores)} tokens, the tolerance in "
+            f"{engine.limits.dtype} is {bound:.2e}"
         )
         raise ProofFailed(adapter.name, Check.PROBES, text)
     return gap

@@ -2,7 +2,7 @@
 
 NATS distributes a pool's requests over its replicas (queue group); each replica also listens on a subject of
 its own for forwarded requests. All replicas choose the same owner independently, by rendezvous hashing: when a replica joins or leaves, only
-the episodes that it gains or loses move. Two replicas that see different sets may both generate a turn; then the first record counts (`record`).
+the episodes that it gains or loses move. Two replicas that see different sets may both generate a turn; then the first record counts (`turn_log`).
 
 A sandbox's permissions limit the subjects on which it publishes, so the names
 in a request must match its subject. They do not limit the reply subject, so that is checked here too.
@@ -21,6 +21,7 @@ from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateRequest, KeepRequest, ReplicaReport
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.requests import Requests
+from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
 
 def owner(episode: str, replicas: Iterable[str]) -> str:
@@ -39,14 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 class Reception:
-    """Subscriptions of this replica. `ready` returns whether this replica can serve."""
+    """Subscriptions of this replica."""
 
-    def __init__(self, context: RoleContext, pool: str, requests: Requests, ready: Callable[[], bool]) -> None:
+    def __init__(self, context: RoleContext, pool: str, requests: Requests, engine: SupervisedEngine) -> None:
         self._bus = context.bus
         self._me = context.name
         self._pool = pool
         self._requests = requests
-        self._ready = ready
+        self._engine = engine
         self._replicas = BucketCache(
             lambda: self._bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=f"rollout.{pool}."
         )
@@ -66,7 +67,7 @@ class Reception:
         for subject in self._listening.keys() - wanted - {own}:
             await self._listening.pop(subject).aclose()
         if own not in self._listening:
-            await self._open(own, self._on_passed_on, "")
+            await self._open(own, self._on_forwarded, "")
         for subject in wanted - self._listening.keys():
             await self._open(subject, self._on_request, QUEUE)
 
@@ -85,7 +86,8 @@ class Reception:
         reports = ((report, now - at) for _, report, at in self._replicas.items())
         names = {report.replica for report, age_s in reports if report.ready and age_s < subjects.REPLICA_TTL_S}
         names.discard(self._me)
-        return names | {self._me} if self._ready() or not names else names
+        is_ready = self._engine.up and not self._requests.closed
+        return names | {self._me} if is_ready or not names else names
 
     async def _open(self, subject: str, handler: Handler, queue: str) -> None:
         stack = AsyncExitStack()
@@ -97,41 +99,39 @@ class Reception:
         if message is None:
             return
         if request.subject != subjects.generation(message.namespace, message.job, message.agent):
-            _log.error(
-                "a request on %s claims to be of %s, agent %s: ignored", request.subject, message.ref, message.agent
-            )
+            _log.error("ignored a request on %s that names %s, agent %s", request.subject, message.ref, message.agent)
         elif not isinstance(message, GenerateRequest):
-            await self._tell_everybody(message)
+            await self._broadcast(message)
         elif not subjects.is_reply_of(message.namespace, message.job, request.reply):
-            _log.error("a request on %s wants its answer on %s: ignored", request.subject, request.reply)
+            _log.error("ignored a request on %s with the foreign reply subject %s", request.subject, request.reply)
         elif (name := owner(message.episode, self.live())) == self._me:
             await self._requests.accept(message, request.reply)
         else:
-            await self._pass_on(name, message.model_copy(update={"reply_to": request.reply}))
+            await self._forward(name, message.model_copy(update={"reply_to": request.reply}))
 
-    async def _tell_everybody(self, message: CancelRequest | KeepRequest) -> None:
+    async def _broadcast(self, message: CancelRequest | KeepRequest) -> None:
         """Forward to all replicas, since an earlier owner of the episode may still run its requests."""
-        self._obey(message)
+        self._apply(message)
         for name in self.live() - {self._me}:
-            await self._pass_on(name, message)
+            await self._forward(name, message)
 
-    def _obey(self, message: CancelRequest | KeepRequest) -> None:
+    def _apply(self, message: CancelRequest | KeepRequest) -> None:
         if isinstance(message, CancelRequest):
             self._requests.cancel(message)
         else:
             self._requests.keep(message)
 
-    async def _pass_on(self, name: str, message: _Message) -> None:
+    async def _forward(self, name: str, message: _Message) -> None:
         """Forward a message once; if it is lost, the sandbox sends its request again."""
         try:
             await self._bus.send(subjects.engine(self._pool, name), wire.encode(message))
         except MarlaasError as error:
-            _log.warning("could not pass a request on to %s: %s", name, error)
+            _log.warning("cannot forward a request to replica %s: %s", name, error)
 
-    async def _on_passed_on(self, request: Request) -> None:
+    async def _on_forwarded(self, request: Request) -> None:
         message = _parse(request)
         if isinstance(message, CancelRequest | KeepRequest):
-            self._obey(message)
+            self._apply(message)
         elif isinstance(message, GenerateRequest):
             inbox = message.reply_to or request.reply
             if subjects.is_reply_of(message.namespace, message.job, inbox):
@@ -142,6 +142,6 @@ def _parse(request: Request) -> _Message | None:
     try:
         message = wire.decode(request.data)
     except Permanent as error:
-        _log.error("unreadable request on %s: %s", request.subject, error)
+        _log.error("ignored a request on %s that cannot be parsed: %s", request.subject, error)
         return None
     return message if isinstance(message, GenerateRequest | CancelRequest | KeepRequest) else None

@@ -29,6 +29,7 @@ from marlaas_worker.rollout.engine import (
     LoadedAdapter,
     LoadFailed,
     PromptInvalid,
+    Residents,
     Sampling,
     check_ids,
     read_base_model,
@@ -36,7 +37,6 @@ from marlaas_worker.rollout.engine import (
     unheard,
     unless_down,
 )
-from marlaas_worker.rollout.slots import Residents
 
 T = TypeVar("T")
 Matrices = dict[str, dict[Kind, torch.Tensor]]

@@ -22,29 +22,29 @@ from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
 from marlaas_api.names import request_id
 from marlaas_api.wire import unpack_ids
-from marlaas_worker.role import RoleContext
+from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.rollout.conversation import num_characters
 from marlaas_worker.rollout.generation import RequestStage
-from marlaas_worker.rollout.histories import key_of
 from marlaas_worker.rollout.policies import NotAdmitted
-from marlaas_worker.rollout.text_limits import num_characters
+from marlaas_worker.rollout.turn_log import key_of
 
 HEARTBEAT_S = 1.0
-LONGEST_DEADLINE_S = 3600.0
+MAX_DEADLINE_S = 3600.0
 REMEMBERED_S = 300.0
-REMEMBERED_MOST = 100_000
-MOST_INBOXES = 16
-MOST_CHARACTERS = 64 << 20
+MAX_REMEMBERED = 100_000
+MAX_INBOXES = 16
+MAX_CHARACTERS = 64 << 20
 """Most characters of request text that one job may have in progress."""
 _WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable)
 """Errors of the platform: the reply has `waits`. Every other error is a failure of the turn itself."""
 _log = logging.getLogger(__name__)
 
 Play = Callable[[GenerateRequest, RequestStage], Awaitable[Turn]]
-Question = tuple[str, str, str, str, int, int]
+RequestKey = tuple[str, str, str, str, int, int]
 
 
 @dataclass(slots=True)
-class _Flight:
+class _ActiveRequest:
     """A request in progress.
 
     Attributes:
@@ -61,63 +61,68 @@ class _Flight:
 
 
 class Requests:
-    """All requests of this replica. `tasks` owns the tasks of the requests in progress."""
+    """All requests of this replica.
+
+    tasks: owns the tasks of the requests in progress. closed: whether new requests are refused.
+    """
 
     def __init__(self, context: RoleContext, play: Play, tasks: asyncio.TaskGroup) -> None:
         self._bus: Bus = context.bus
         self._replica = context.name
         self._play = play
         self._tasks = tasks
-        self._flights: dict[Question, _Flight] = {}
+        self._active: dict[RequestKey, _ActiveRequest] = {}
         self._characters: Counter[str] = Counter()
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._answered: OrderedDict[Question, tuple[float, bytes]] = OrderedDict()
+        self._running: set[asyncio.Task[None]] = set()
+        self._answered: OrderedDict[RequestKey, tuple[float, bytes]] = OrderedDict()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._closed = False
+        self.closed = False
 
     async def accept(self, request: GenerateRequest, inbox: str) -> None:
         """Start a request, join a running duplicate, send the known answer, or refuse. Returns once the reply was sent."""
-        key, now = _question(request), _clock()
+        key, now = _key_of(request), _clock()
         if (answer := self._known_answer(key, now)) is not None:
             await self._send(inbox, answer)
             return
-        if self._closed:
-            await self._send(inbox, self._no_place(request, f"replica {self._replica} is stopping"))
+        if self.closed:
+            await self._send(inbox, self._retry_elsewhere(request, f"replica {self._replica} is stopping"))
             return
-        if (flight := self._flights.get(key)) is not None:
-            self._join(flight, inbox, request.deadline_s)
-        elif self._characters[request.ref.key] > MOST_CHARACTERS:
-            await self._send(inbox, self._no_place(request, "its job has too much text under way"))
+        if (active := self._active.get(key)) is not None:
+            self._join(active, inbox, request.deadline_s)
+        elif self._characters[request.ref.key] > MAX_CHARACTERS:
+            await self._send(inbox, self._retry_elsewhere(request, "its job has too much text in progress"))
             return
         else:
-            self._depart(key, _Flight(request, now + min(request.deadline_s, LONGEST_DEADLINE_S), {inbox: None}))
+            self._start(key, _ActiveRequest(request, now + min(request.deadline_s, MAX_DEADLINE_S), {inbox: None}))
         await self._send(inbox, self._reply(request, ReplyPhase.ACCEPTED))
 
     def cancel(self, cancel: CancelRequest) -> None:
         """Cancel an episode's requests; generations that the engine has begun are aborted."""
-        for flight in self._flights_of(cancel):
-            if flight.task is not None:
-                flight.task.cancel()
+        for active in self._active_of(cancel):
+            if active.task is not None:
+                active.task.cancel()
 
     def keep(self, keep: KeepRequest) -> None:
         """Restart the deadlines of an episode's requests."""
-        for flight in self._flights_of(keep):
-            _prolong(flight, flight.request.deadline_s)
+        for active in self._active_of(keep):
+            _extend_deadline(active, active.request.deadline_s)
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Send a heartbeat every second for each request in progress, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            for flight in list(self._flights.values()):
-                since = flight.stage.generating_since
+            for active in list(self._active.values()):
+                since = active.stage.generating_since
                 running_s = None if since is None else _clock() - since
-                beat = self._reply(flight.request, ReplyPhase.HEARTBEAT, running_s=running_s, doing=str(flight.stage))
-                await self._tell(flight, beat)
+                heartbeat = self._reply(
+                    active.request, ReplyPhase.HEARTBEAT, running_s=running_s, doing=str(active.stage)
+                )
+                await self._send_to_all(active, heartbeat)
 
     def close(self) -> None:
         """Refuse new requests from now on."""
-        self._closed = True
+        self.closed = True
 
     async def drain(self, bound_s: float) -> None:
         """Refuse new requests and wait for those in progress.
@@ -126,86 +131,85 @@ class Requests:
         so that sandboxes send them to another replica.
         """
         self.close()
-        try:
-            async with asyncio.timeout(bound_s):
-                await self._idle.wait()
-        except TimeoutError:
-            await self._end_all()
+        if not await wait_for(self._idle, bound_s):
+            await self._cancel_all()
 
-    def _known_answer(self, key: Question, now: float) -> bytes | None:
+    def _known_answer(self, key: RequestKey, now: float) -> bytes | None:
         at, answer = self._answered.get(key, (0.0, None))
         return answer if answer is not None and now - at < REMEMBERED_S else None
 
-    def _depart(self, key: Question, flight: _Flight) -> None:
-        self._flights[key] = flight
-        self._characters[flight.request.ref.key] += num_characters(flight.request)
+    def _start(self, key: RequestKey, active: _ActiveRequest) -> None:
+        self._active[key] = active
+        self._characters[active.request.ref.key] += num_characters(active.request.append, active.request.tools)
         self._idle.clear()
-        task = self._tasks.create_task(self._fly(key, flight), name=f"turn {request_id(key[3], key[4])}")
-        flight.task = task
-        self._under_way.add(task)
-        task.add_done_callback(lambda _: self._over(key, flight, task))
+        task = self._tasks.create_task(self._run(key, active), name=f"turn {request_id(key[3], key[4])}")
+        active.task = task
+        self._running.add(task)
+        task.add_done_callback(lambda _: self._on_done(key, active, task))
 
-    def _flights_of(self, episode: CancelRequest | KeepRequest) -> list[_Flight]:
+    def _active_of(self, episode: CancelRequest | KeepRequest) -> list[_ActiveRequest]:
         names = (episode.namespace, episode.job, episode.agent, episode.episode)
-        return [flight for key, flight in self._flights.items() if key[:4] == names]
+        return [active for key, active in self._active.items() if key[:4] == names]
 
-    def _join(self, flight: _Flight, inbox: str, deadline_s: float) -> None:
-        flight.inboxes.pop(inbox, None)
-        flight.inboxes[inbox] = None
-        while len(flight.inboxes) > MOST_INBOXES:
-            del flight.inboxes[next(iter(flight.inboxes))]
-        _prolong(flight, deadline_s)
+    def _join(self, active: _ActiveRequest, inbox: str, deadline_s: float) -> None:
+        active.inboxes.pop(inbox, None)
+        active.inboxes[inbox] = None
+        while len(active.inboxes) > MAX_INBOXES:
+            del active.inboxes[next(iter(active.inboxes))]
+        _extend_deadline(active, deadline_s)
 
-    async def _fly(self, key: Question, flight: _Flight) -> None:
-        answer = await self._answer(flight)
-        del self._flights[key]  # Before the answer is sent: a duplicate that joined later would get no answer.
+    async def _run(self, key: RequestKey, active: _ActiveRequest) -> None:
+        answer = await self._answer(active)
+        del self._active[key]  # Before the answer is sent: a duplicate that joined later would get no answer.
         encoded = wire.encode(answer)
         if answer.phase is ReplyPhase.RESULT:
             self._remember(key, encoded)
-        await self._tell(flight, encoded)
+        await self._send_to_all(active, encoded)
 
-    def _over(self, key: Question, flight: _Flight, task: asyncio.Task[None]) -> None:
-        if self._flights.get(key) is flight:
-            del self._flights[key]
-        self._under_way.discard(task)
-        self._characters[flight.request.ref.key] -= num_characters(flight.request)
+    def _on_done(self, key: RequestKey, active: _ActiveRequest, task: asyncio.Task[None]) -> None:
+        if self._active.get(key) is active:
+            del self._active[key]
+        self._running.discard(task)
+        self._characters[active.request.ref.key] -= num_characters(active.request.append, active.request.tools)
         self._characters += Counter()  # Removes jobs without requests in progress.
-        if not self._under_way:
+        if not self._running:
             self._idle.set()
 
-    async def _answer(self, flight: _Flight) -> GenerateReply:
+    async def _answer(self, active: _ActiveRequest) -> GenerateReply:
         """Play the turn and return its result or failure. Only a cancellation is raised."""
-        request = flight.request
+        request = active.request
         try:
-            async with asyncio.timeout_at(flight.until) as flight.timeout:
-                return self._result(request, await self._play(request, flight.stage))
+            async with asyncio.timeout_at(active.until) as active.timeout:
+                return self._result(request, await self._play(request, active.stage))
         except TimeoutError:
-            text = f"the time for turn {request_id(request.episode, request.turn)} was over while {flight.stage}"
+            text = f"the deadline of turn {request_id(request.episode, request.turn)} passed while {active.stage}"
             return self._failed(request, text, retryable=True, waits=True)
         except MarlaasError as error:
             retryable, waits = not isinstance(error, Permanent), isinstance(error, _WAITS)
             return self._failed(request, str(error), retryable=retryable, waits=waits)
         except Exception as error:
-            _log.exception("turn %s of %s", request.turn, request.episode)
+            _log.exception("turn %d of episode %s failed", request.turn, request.episode)
             return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)
 
-    def _remember(self, key: Question, answer: bytes) -> None:
+    def _remember(self, key: RequestKey, answer: bytes) -> None:
         now = _clock()
         self._answered[key] = (now, answer)
         while self._answered:
             oldest, (at, _) = next(iter(self._answered.items()))
-            if now - at < REMEMBERED_S and len(self._answered) <= REMEMBERED_MOST:
+            if now - at < REMEMBERED_S and len(self._answered) <= MAX_REMEMBERED:
                 return
             del self._answered[oldest]
 
-    async def _end_all(self) -> None:
-        flights = list(self._flights.values())
-        _log.warning("%d requests did not end in time; they are asked for elsewhere", len(flights))
-        for flight in flights:
-            text = f"replica {self._replica} is stopping while {flight.stage}"
-            await self._tell(flight, self._no_place(flight.request, text))
-            if flight.task is not None:
-                flight.task.cancel()
+    async def _cancel_all(self) -> None:
+        remaining = list(self._active.values())
+        _log.warning(
+            "%d requests did not end before the drain timeout; sandboxes send them to other replicas", len(remaining)
+        )
+        for active in remaining:
+            text = f"replica {self._replica} is stopping while {active.stage}"
+            await self._send_to_all(active, self._retry_elsewhere(active.request, text))
+            if active.task is not None:
+                active.task.cancel()
         await self._idle.wait()
 
     def _result(self, request: GenerateRequest, turn: Turn) -> GenerateReply:
@@ -224,7 +228,7 @@ class Requests:
         failed = GenerateReply(request=name, phase=ReplyPhase.FAILED, replica=self._replica, error=error)
         return failed.model_copy(update={"retryable": retryable, "waits": waits})
 
-    def _no_place(self, request: GenerateRequest, why: str) -> bytes:
+    def _retry_elsewhere(self, request: GenerateRequest, why: str) -> bytes:
         return wire.encode(self._failed(request, why, retryable=True, waits=True))
 
     def _reply(
@@ -234,8 +238,8 @@ class Requests:
         reply = GenerateReply(request=name, phase=phase, replica=self._replica, running_s=running_s, doing=doing)
         return wire.encode(reply)
 
-    async def _tell(self, flight: _Flight, reply: bytes) -> None:
-        for inbox in list(flight.inboxes):
+    async def _send_to_all(self, active: _ActiveRequest, reply: bytes) -> None:
+        for inbox in list(active.inboxes):
             await self._send(inbox, reply)
 
     async def _send(self, inbox: str, reply: bytes) -> None:
@@ -243,20 +247,20 @@ class Requests:
         try:
             await self._bus.send(inbox, reply)
         except MarlaasError as error:
-            _log.warning("could not answer on %s: %s", inbox, error)
+            _log.warning("cannot send a reply on %s: %s", inbox, error)
 
 
-def _prolong(flight: _Flight, deadline_s: float) -> None:
+def _extend_deadline(active: _ActiveRequest, deadline_s: float) -> None:
     """Extend a request's deadline to `deadline_s` from now, unless it is later already.
 
     A request whose timeout has expired is not extended: its sandbox sends it again.
     """
-    flight.until = max(flight.until, _clock() + min(deadline_s, LONGEST_DEADLINE_S))
-    if flight.timeout is not None and not flight.timeout.expired():
-        flight.timeout.reschedule(flight.until)
+    active.until = max(active.until, _clock() + min(deadline_s, MAX_DEADLINE_S))
+    if active.timeout is not None and not active.timeout.expired():
+        active.timeout.reschedule(active.until)
 
 
-def _question(request: GenerateRequest) -> Question:
+def _key_of(request: GenerateRequest) -> RequestKey:
     return (*key_of(request, request.turn), hash((request.parent, request.append, request.tools)))
 
 

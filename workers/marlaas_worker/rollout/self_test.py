@@ -50,19 +50,17 @@ def judge(expected: Expected, zero: Scores, large: Scores) -> str:
     gap = mean_gap(zero, expected.zero)
     if not gap <= expected.zero_tolerance:
         return (
-            f"without an adapter's effect the mean |difference of logprobs| from the trainer's is {gap:.2e}, at most "
-            f"{expected.zero_tolerance:.2e} is noise: another base model, or rows that another slot's adapter reaches"
+            f"with an adapter of zeros the mean |difference of logprobs| from the trainer's is {gap:.2e}, the tolerance "
+            f"is {expected.zero_tolerance:.2e}: another base model, or another slot's adapter is applied to these rows"
         )
     shift, least = mean_gap(large, zero), LEAST_SHIFT * expected.zero_tolerance
     if not shift >= least:
-        return (
-            f"a large random adapter moves the logprobs by {shift:.2e}, at least {least:.2e} was due: it is not applied"
-        )
+        return f"a large random adapter moves the logprobs by {shift:.2e}, expected at least {least:.2e}: it is not applied"
     gap = mean_gap(large, expected.large)
     if not gap <= expected.large_tolerance:
         return (
-            f"under a large random adapter the mean |difference of logprobs| from the trainer's is {gap:.2e}, at most "
-            f"{expected.large_tolerance:.2e} is noise: it is applied in part, or wrongly"
+            f"under a large random adapter the mean |difference of logprobs| from the trainer's is {gap:.2e}, the "
+            f"tolerance is {expected.large_tolerance:.2e}: it is applied in part, or wrongly"
         )
     return ""
 

@@ -13,22 +13,17 @@ from marlaas_worker.reporter import Reporter
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
-from marlaas_worker.rollout.conversation import Tokenizer
 from marlaas_worker.rollout.engine import Engine
-from marlaas_worker.rollout.generation import Generation, GenerationDependencies
-from marlaas_worker.rollout.histories import Histories
-from marlaas_worker.rollout.metering import EngineMeter
-from marlaas_worker.rollout.pins import Pins
-from marlaas_worker.rollout.policies import Policies
+from marlaas_worker.rollout.generation import Generation
+from marlaas_worker.rollout.policies import Pins, Policies
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
-from marlaas_worker.rollout.record import TurnLog
-from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.self_test import EngineSelfTest
-from marlaas_worker.rollout.supervision import SupervisedEngine
+from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer, TemplateNotice
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
+from marlaas_worker.rollout.turn_log import Histories, TurnLog
 from marlaas_worker.rollout.versions import Versions
 
 DRAIN_S = 20.0
@@ -75,13 +70,10 @@ class _Rollout:
         self._background: list[asyncio.Task[None]] = []
         self._began = asyncio.get_running_loop().time()
         self._changed = asyncio.Event()
-        self._draining = False
-        self._death = ""
+        self._failure = ""
         self._phase = "the engine is starting"
         self._calibrations = Calibrations(context.bus, pool, engine.base, engine.limits.dtype)
-        self._engine = SupervisedEngine(engine, self._test, self._engine_died, self._engine_revived)
-        self._meter = EngineMeter()
-        self._limiter = RequestLimiter(engine.limits.max_num_seqs)
+        self._engine = SupervisedEngine(engine, self._test, self._engine_stopped, self._engine_restarted)
         self._policies = Policies(context.bus, pool, self._changed.set)
         self._emitter = EventEmitter(context, "rollout")
         self._template = TemplateNotice(self._emitter, tokenizer)
@@ -89,25 +81,19 @@ class _Rollout:
         self._adapter_cache = AdapterCache(self._policies, context.blobs, context.scratch / "adapters")
         self._versions = Versions(self._engine, self._adapter_cache, load_proven, self._emitter, self._reporter.changed)
         self._log = TurnLog(context.bus, context.blobs)
-        self._requests = Requests(context, Generation(self._dependencies(tokenizer)).play, tasks)
-        self._reception = Reception(context, pool, self._requests, self._ready)
-        context.metrics.ready = self._ready
-        context.metrics.samples = self._samples
-
-    def _dependencies(self, tokenizer: Tokenizer) -> GenerationDependencies:
-        log = self._log
-        return GenerationDependencies(
-            context=self._context,
+        generation = Generation(
+            context=context,
             tokenizer=tokenizer,
             engine=self._engine,
             policies=self._policies,
+            pins=Pins(context.bus),
             versions=self._versions,
-            pins=Pins(self._context.bus),
-            log=log,
-            histories=Histories(tokenizer, log),
-            limiter=self._limiter,
-            meter=self._meter,
+            histories=Histories(tokenizer, self._log),
         )
+        self._requests = Requests(context, generation.play, tasks)
+        self._reception = Reception(context, pool, self._requests, self._engine)
+        context.metrics.ready = self._ready
+        context.metrics.samples = self._samples
 
     async def live(self) -> None:
         """Run the role: start the engine, serve until the stop event, then drain."""
@@ -139,8 +125,8 @@ class _Rollout:
             ("replicas", self._reception.follow()),
             ("versions", self._versions.reconcile()),
             ("engine", self._engine.supervise()),
-            ("heartbeats", self._requests.beat()),
-            ("story", self._emitter.run()),
+            ("heartbeats", self._requests.send_heartbeats()),
+            ("events", self._emitter.run()),
             ("subscriptions", self._steer()),
         ):
             self._background.append(self._tasks.create_task(work, name=name))
@@ -150,22 +136,22 @@ class _Rollout:
         try:
             while True:
                 self._changed.clear()
-                self._versions.prefer(self._policies.newest())
+                self._versions.proven.prefer(self._policies.newest())
                 await self._listen()
                 await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
 
     async def _listen(self) -> None:
-        served = [] if self._draining else self._policies.served()
+        served = [] if self._requests.closed else self._policies.served()
         self._template.emit(one.document.ref for one in served)
         try:
             await self._reception.listen_to({one.subject for one in served})
         except BusUnavailable as error:
-            _log.warning("cannot listen to all jobs: %s", error)
+            _log.warning("cannot subscribe to the requests of all jobs: %s", error)
 
     async def _drain(self) -> None:
-        self._draining = True
+        self._requests.close()
         self._changed.set()
         self._reporter.changed()
         await self._requests.drain(DRAIN_S)
@@ -183,29 +169,29 @@ class _Rollout:
         await EngineSelfTest(calibration, self._context.scratch / "self-test", self._engine.slot_numbers).run(engine)
 
     def _ready(self) -> bool:
-        return self._engine.up and not self._draining
+        return self._engine.up and not self._requests.closed
 
     def _reason(self) -> str:
         """Return the reason why the replica is not ready; empty if it is ready."""
         if self._ready():
             return ""
-        return "the replica is draining" if self._draining else self._phase or self._calibrations.reason
+        return "the replica is draining" if self._requests.closed else self._phase or self._calibrations.reason
 
-    def _engine_died(self, reason: str) -> None:
-        self._death = reason
+    def _engine_stopped(self, reason: str) -> None:
+        self._failure = reason
         self._phase = f"the engine is restarting: {reason}"
         self._versions.engine_stopped()
 
-    def _engine_revived(self) -> None:
+    def _engine_restarted(self) -> None:
         self._versions.engine_restarted()
         self._reporter.changed()
-        said = f"the engine of {self._context.name} was restarted ({self._death}); its requests are tried again"
+        text = f"the engine of {self._context.name} was restarted ({self._failure}); its requests are tried again"
         for job in {served.document.ref for served in self._policies.served()}:
-            self._emitter.queue(job, "EngineRestarted", said)
+            self._emitter.queue(job, "EngineRestarted", text)
 
     def _samples(self) -> list[Sample]:
         report = self._report(0)
-        waiting, versions, restarts = self._limiter.num_waiting, len(report.verified), report.restarts
+        waiting, versions, restarts = self._engine.limiter.num_waiting, len(report.verified), report.restarts
         return [
             *of_report(report, {one.document.uid: one.document.ref for one in self._policies.served()}),
             Sample("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", waiting),
@@ -219,7 +205,8 @@ class _Rollout:
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
         now, limits = asyncio.get_running_loop().time(), self._engine.limits
-        self._meter.advance(now)
+        meter = self._engine.meter
+        meter.advance(now)
         return ReplicaReport(
             role="rollout",
             pool=self._pool,
@@ -230,12 +217,12 @@ class _Rollout:
             ready=self._ready(),
             reason=self._reason(),
             probe_tolerance=self._calibrations.tolerance,
-            verified=self._versions.verified,
-            num_running=self._meter.num_running,
-            job_tokens=dict(self._meter.job_tokens),
-            job_engine_s=dict(self._meter.job_engine_s),
+            verified=self._versions.proven.names,
+            num_running=meter.num_running,
+            job_tokens=dict(meter.job_tokens),
+            job_engine_s=dict(meter.job_engine_s),
             job_turn_bytes=dict(self._log.job_bytes),
-            busy_s=self._meter.busy_s,
+            busy_s=meter.busy_s,
             wall_s=now - self._began,
             restarts=self._engine.restarts,
             rss_bytes=rss_bytes,

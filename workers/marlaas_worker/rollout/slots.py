@@ -1,20 +1,29 @@
-"""Slot bookkeeping: which adapter versions an engine holds, which are in use, and which to evict for others.
+"""The engine's adapter slots: the proven versions that they hold, and the requests that run on them or wait for them.
 
-Pure: no engine, no clock, no I/O. Invariants: never more versions than slots; a version in use is never
-evicted; a slot number is never reused, so each load of a version has its own number.
+A request holds its version here (`ProvenVersions.hold`); `versions` decides which versions are loaded and evicted.
+No engine and no I/O. Invariants: never more versions than slots; a version in use is never evicted; a slot number is
+never reused, so each load of a version has its own number.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import Manifest
+from marlaas_api.names import AdapterRef
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
 
 
 class NoFreeSlot(LoadFailed):
     """Every slot holds a version that is in use, or one that has higher urgency."""
+
+
+class VersionRefused(Permanent):
+    """A version that failed its proof or that the engine refused; it is never served."""
 
 
 @dataclass(slots=True)
@@ -109,65 +118,182 @@ class SlotTable:
         """Names of the versions that have a slot, including those that are loading."""
         return tuple(self._slots)
 
-    @property
-    def verified(self) -> tuple[str, ...]:
-        """Names of the versions that requests may use."""
-        return tuple(name for name, slot in self._slots.items() if slot.ready)
-
     def running(self, name: str) -> int:
         """Return the number of requests that run on a version."""
         return self._slots[name].running if name in self._slots else 0
 
 
 @dataclass(slots=True)
-class Residents:
-    """The engine's own slot bookkeeping: checks every call, independent of the role's `SlotTable`."""
+class _Wait:
+    """All requests that wait for one version. num: their number."""
 
-    num_slots: int
-    _held: dict[int, LoadedAdapter] = field(default_factory=dict)
-    _running: dict[int, int] = field(default_factory=dict)
-    _past: set[int] = field(default_factory=set)
+    adapter: AdapterRef
+    num: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def admit(self, adapter: LoadedAdapter) -> None:
-        """Note an adapter before its load.
 
-        Raises LoadFailed if all slots are taken, the name is loaded, or the number was used before.
-        """
-        if len(self._held) >= self.num_slots:
-            raise LoadFailed(f"all {self.num_slots} adapter slots are taken")
-        if any(held.name == adapter.name for held in self._held.values()):
-            raise LoadFailed(f"{adapter.name} is loaded already")
-        if adapter.slot_id < 1 or adapter.slot_id in self._past:
-            raise LoadFailed(f"{adapter.name}: slot number {adapter.slot_id} was used before")
-        self._past.add(adapter.slot_id)
-        self._held[adapter.slot_id] = adapter
+class Waits:
+    """Versions that requests wait for, in order of the first request. `joined` is called for each new wait."""
 
-    def remove(self, adapter: LoadedAdapter) -> bool:
-        """Remove an adapter; return False if it was not loaded. Raises LoadFailed while it is in use."""
-        if self._running.get(adapter.slot_id):
-            raise LoadFailed(f"{adapter.name} still runs {self._running[adapter.slot_id]} requests")
-        held = self._held.get(adapter.slot_id) == adapter
-        if held:
-            del self._held[adapter.slot_id]
-        return held
+    def __init__(self, joined: Callable[[], None]) -> None:
+        self._joined = joined
+        self._waits: dict[str, _Wait] = {}
 
-    def require(self, adapter: LoadedAdapter) -> None:
-        """Raise LoadFailed unless exactly this adapter is loaded."""
-        if self._held.get(adapter.slot_id) != adapter:
-            raise LoadFailed(f"{adapter.name} is not loaded in this engine")
+    def __bool__(self) -> bool:
+        return bool(self._waits)
 
-    @contextmanager
-    def using(self, adapter: LoadedAdapter) -> Iterator[None]:
-        """Prevent an adapter's removal while the context is open. Raises LoadFailed unless it is loaded."""
-        self.require(adapter)
-        self._running[adapter.slot_id] = self._running.get(adapter.slot_id, 0) + 1
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._waits))
+
+    def adapters(self) -> list[AdapterRef]:
+        """Return the versions that requests wait for."""
+        return [wait.adapter for wait in self._waits.values()]
+
+    async def wait(self, adapter: AdapterRef) -> None:
+        """Return when the version is settled: served or refused."""
+        name = adapter.engine_name
+        wait = self._waits.setdefault(name, _Wait(adapter))
+        wait.num += 1
+        self._joined()
         try:
-            yield
+            await wait.settled.wait()
         finally:
-            if adapter.slot_id in self._running:
-                self._running[adapter.slot_id] -= 1
+            wait.num -= 1
+            if not wait.num and self._waits.get(name) is wait:
+                del self._waits[name]
+
+    def settle(self, name: str) -> None:
+        """Wake the requests that wait for a version, so that they check it again."""
+        wait = self._waits.pop(name, None)
+        if wait is not None:
+            wait.settled.set()
+
+
+def to_yield(running: Iterable[str], resident: Iterable[str], waiting: Iterable[str]) -> frozenset[str]:
+    """Choose running versions that take no new requests for now: one for each waiting version without a slot.
+
+    The versions that have been served longest come first. Otherwise a version that always has requests would
+    never free its slot.
+    """
+    have = set(resident)
+    missing = sum(name not in have for name in waiting)
+    return frozenset(list(running)[:missing])
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A proven version while a request runs on it. incarnation: the engine incarnation in which it was proven."""
+
+    loaded: LoadedAdapter
+    manifest: Manifest
+    incarnation: int
+
+
+class ProvenVersions:
+    """The versions that requests may use now, and the requests that wait for others.
+
+    Attributes:
+        table: the slots.
+        waits: requests that wait for a version.
+        newest: the newest committed version of every served agent, by the agent's version 0.
+        wake: set when a request or a new version needs a change of the slots.
+    """
+
+    def __init__(self, num_slots: int, numbers: Iterator[int]) -> None:
+        self.wake = asyncio.Event()
+        self.table = SlotTable(num_slots, numbers)
+        self.waits = Waits(self.wake.set)
+        self.newest: dict[AdapterRef, AdapterRef] = {}
+        self._proven: dict[str, Held] = {}
+        self._refused: dict[str, Exception] = {}
+        self._yielding: frozenset[str] = frozenset()
+        self._changed = asyncio.Event()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Engine names of the versions that may be served now."""
+        return tuple(self._proven)
+
+    @asynccontextmanager
+    async def hold(self, adapter: AdapterRef) -> AsyncIterator[Held]:
+        """Wait for a proven version, and prevent its unloading while the context is open. Raises VersionRefused."""
+        held = await self._acquire(adapter)
+        try:
+            yield held
+        finally:
+            self.table.release(held.loaded)
+            if self.waits:
+                self.wake.set()
+
+    async def newest_of(self, agent: AdapterRef) -> int:
+        """Return the newest proven version of an agent; wait for the first one. Raises VersionRefused.
+
+        agent: an adapter of the agent at any version.
+        """
+        while True:
+            adapters = (held.manifest.adapter for held in self._proven.values())
+            proven = [adapter.version for adapter in adapters if adapter.at(0) == agent.at(0)]
+            if proven:
+                return max(proven)
+            newest = self.newest.get(agent.at(0))
+            if newest is None:
+                await self._changed.wait()
+            else:
+                self._raise_refusal(newest.engine_name)
+                await self.waits.wait(newest)
+
+    def prefer(self, newest: Iterable[AdapterRef]) -> None:
+        """Set the newest version of every served agent."""
+        self.newest = {adapter.at(0): adapter for adapter in newest}
+        self.wake.set()
+        self._settle()
+
+    def add(self, held: Held) -> None:
+        """Give a version that was loaded and proven to its requests."""
+        self.table.ready(held.loaded)
+        self._proven[held.loaded.name] = held
+        self._settle(held.loaded.name)
+        self.wake.set()
+
+    def remove(self, loaded: LoadedAdapter) -> None:
+        """Stop giving a version to requests, and free its slot. Raises LoadFailed while it is in use."""
+        self.table.drop(loaded)
+        self._proven.pop(loaded.name, None)
+
+    def refuse(self, name: str, error: Exception) -> None:
+        """Fail the requests for a version, now and in future."""
+        self._refused[name] = error
+        self._settle(name)
 
     def clear(self) -> None:
-        """Remove all adapters, after the engine has stopped."""
-        self._held.clear()
-        self._running.clear()
+        """Remove all versions and refusals, after the engine has stopped."""
+        self.table.clear()
+        self._proven.clear()
+        self._refused.clear()
+        self._yielding = frozenset()
+
+    def share_slots(self) -> None:
+        """Choose the versions that yield their slots to waiting ones, and wake the requests that may run."""
+        running = [name for name in self._proven if self.table.running(name)]
+        self._yielding = to_yield(running, self.table.resident, self.waits)
+        for name in self.waits:
+            if name in self._proven and name not in self._yielding:
+                self._settle(name)
+
+    async def _acquire(self, adapter: AdapterRef) -> Held:
+        name = adapter.engine_name
+        while True:
+            self._raise_refusal(name)
+            if name not in self._yielding and self.table.acquire(name) is not None:
+                return self._proven[name]
+            await self.waits.wait(adapter)
+
+    def _raise_refusal(self, name: str) -> None:
+        if (refusal := self._refused.get(name)) is not None:
+            raise VersionRefused(f"{name} is refused: {refusal}") from refusal
+
+    def _settle(self, *names: str) -> None:
+        for name in names:
+            self.waits.settle(name)
+        self._changed.set()
+        self._changed = asyncio.Event()

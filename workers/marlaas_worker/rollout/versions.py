@@ -1,29 +1,28 @@
-"""Adapter versions in the engine: loads and evicts them, and gives them to requests.
+"""Adapter versions in the engine: loads and proves them, retries failed loads, and evicts them.
 
-Invariant: a version is given to requests only after its proof and before its unloading, in one incarnation of
-the engine. The newest version of every served agent is loaded before any request for it. Other versions are
-loaded on request, and evicted when their slot is needed. If possible one slot stays free, so that a new version
-need not wait for an unload.
+Invariant: a version is given to requests (`slots.ProvenVersions`) only after its proof and before its unloading, in
+one incarnation of the engine. The newest version of every served agent is loaded before any request for it. Other
+versions are loaded on request, and evicted when their slot is needed. If possible one slot stays free, so that a new
+version need not wait for an unload.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import Retryable
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef, JobRef
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
-from marlaas_worker.rollout.retries import Retries
-from marlaas_worker.rollout.slots import SlotTable
-from marlaas_worker.rollout.supervision import SupervisedEngine
-from marlaas_worker.rollout.waits import Waits, to_yield
+from marlaas_worker.rollout.slots import Held, ProvenVersions
+from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
+"""First and longest backoff after a failed load."""
 _SPARE = ""
 _REVIEW_S = 60.0
 _log = logging.getLogger(__name__)
@@ -31,17 +30,51 @@ _log = logging.getLogger(__name__)
 LoadProven = Callable[[Engine, Manifest, LoadedAdapter], Awaitable[object]]
 
 
-class VersionRefused(Permanent):
-    """A version that failed its proof or that the engine refused; it is never served."""
-
-
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A proven version while a request runs on it. incarnation: the engine incarnation in which it was proven."""
+class FailedLoad:
+    """The last failed attempt. retry_at: when the next attempt is due; None: never."""
 
-    loaded: LoadedAdapter
-    manifest: Manifest
-    incarnation: int
+    error: Exception
+    attempts: int
+    retry_at: float | None
+
+
+@dataclass(slots=True)
+class Retries:
+    """Failed loads by version, kept until an attempt succeeds or `clear` is called. The caller passes the clock."""
+
+    _failures: dict[str, FailedLoad] = field(default_factory=dict)
+
+    def failed(self, name: str, error: Exception, now: float) -> FailedLoad:
+        """Note a failed attempt. Only a Retryable error is retried, with exponential backoff up to LONGEST_WAIT_S."""
+        attempts = self._failures[name].attempts + 1 if name in self._failures else 1
+        wait_s = min(FIRST_WAIT_S * 2 ** min(attempts - 1, 10), LONGEST_WAIT_S)
+        retry_at = now + wait_s if isinstance(error, Retryable) else None
+        self._failures[name] = FailedLoad(error, attempts, retry_at)
+        return self._failures[name]
+
+    def succeeded(self, name: str) -> None:
+        """Forget a name's failures."""
+        self._failures.pop(name, None)
+
+    def clear(self) -> None:
+        """Forget all failures."""
+        self._failures.clear()
+
+    def failure(self, name: str) -> FailedLoad | None:
+        """Return the last failure since the last success; None if there is none."""
+        return self._failures.get(name)
+
+    def may_try(self, name: str, now: float) -> bool:
+        """Return whether an attempt is due."""
+        failure = self._failures.get(name)
+        return failure is None or (failure.retry_at is not None and failure.retry_at <= now)
+
+    def next_in_s(self, names: Iterable[str], now: float) -> float | None:
+        """Return the seconds until the first retry of these names is due; None if none of them waits for a retry."""
+        failures = (self._failures.get(name) for name in names)
+        due = [failure.retry_at - now for failure in failures if failure is not None and failure.retry_at is not None]
+        return max(0.0, min(due)) if due else None
 
 
 class Versions:
@@ -63,125 +96,62 @@ class Versions:
         self._load_proven = load_proven
         self._emitter = emitter
         self._changed = changed
-        self._table = SlotTable(engine.limits.slots, engine.slot_numbers)
+        self.proven = ProvenVersions(engine.limits.slots, engine.slot_numbers)
         self._retries = Retries()
-        self._newest: dict[AdapterRef, AdapterRef] = {}
-        self._wake = asyncio.Event()
-        self._waits = Waits(self._wake.set)
         self._resident: dict[str, AdapterRef] = {}
-        self._ready: dict[str, Manifest] = {}
-        self._yielding: frozenset[str] = frozenset()
-        self._leftover: list[AdapterRef] = []
+        self._to_discard: list[AdapterRef] = []
         self._loading: set[asyncio.Task[None]] = set()
-        self._news = asyncio.Event()
-
-    @property
-    def verified(self) -> tuple[str, ...]:
-        """Engine names of the versions that may be served now."""
-        return tuple(self._ready)
-
-    def prefer(self, newest: Iterable[AdapterRef]) -> None:
-        """Set the newest version of every served agent."""
-        self._newest = {adapter.at(0): adapter for adapter in newest}
-        self._wake.set()
-        self._tell_news()
-
-    @contextlib.asynccontextmanager
-    async def hold(self, adapter: AdapterRef) -> AsyncIterator[Held]:
-        """Wait for a proven version, and prevent its unloading while the context is open. Raises VersionRefused."""
-        held = await self._acquire(adapter)
-        try:
-            yield held
-        finally:
-            self._table.release(held.loaded)
-            if self._waits:
-                self._wake.set()
-
-    async def newest_verified(self, agent: AdapterRef) -> int:
-        """Return the newest proven version of an agent; wait for the first one. Raises VersionRefused.
-
-        agent: an adapter of the agent at any version.
-        """
-        while True:
-            proven = [ref.version for name, ref in self._resident.items() if name in self._ready and _same(ref, agent)]
-            if proven:
-                return max(proven)
-            newest = self._newest.get(agent.at(0))
-            if newest is None:
-                await self._news.wait()
-            else:
-                self._raise_refusal(newest.engine_name)
-                await self._waits.wait(newest)
 
     def explain(self, adapter: AdapterRef) -> str:
         """Return why a version is not served yet, for people."""
         name = adapter.engine_name
-        if (trouble := self._retries.trouble(name)) is not None:
-            return f"the last attempt failed: {trouble.error}"
+        if (failure := self._retries.failure(name)) is not None:
+            return f"the last attempt failed: {failure.error}"
         if not self._engine.up:
             return "the engine is restarting"
         if name in self._resident:
             return "it is being loaded and proven"
-        return f"no free slot: all {self._table.num_slots} hold versions in use"
+        return f"no free slot: all {self.proven.table.num_slots} hold versions in use"
 
     def engine_stopped(self) -> None:
         """Discard all state of the engine's incarnation: nothing is loaded or proven any more."""
         for load in self._loading:
             load.cancel()
-        self._leftover += self._resident.values()
-        self._table.clear()
-        self._retries.clear()
+        self._to_discard += self._resident.values()
         self._resident.clear()
-        self._ready.clear()
-        self._yielding = frozenset()
+        self._retries.clear()
+        self.proven.clear()
         self._changed()
 
     def engine_restarted(self) -> None:
         """Start loading again, into the empty engine."""
-        self._wake.set()
+        self.proven.wake.set()
 
     async def reconcile(self) -> None:
         """Load and evict versions, until cancelled."""
         async with asyncio.TaskGroup() as loads:
             while True:
-                self._wake.clear()
+                self.proven.wake.clear()
                 if self._engine.up:
                     await self._step(loads)
-                await wait_for(self._wake, self._until_retry())
-
-    async def _acquire(self, adapter: AdapterRef) -> Held:
-        name = adapter.engine_name
-        while True:
-            self._raise_refusal(name)
-            loaded = None if name in self._yielding else self._table.acquire(name)
-            if loaded is not None:
-                return Held(loaded, self._ready[name], self._engine.incarnation)
-            await self._waits.wait(adapter)
-
-    def _raise_refusal(self, name: str) -> None:
-        if (refusal := self._retries.refusal(name)) is not None:
-            raise VersionRefused(f"{name} is refused: {refusal}") from refusal
+                await wait_for(self.proven.wake, self._until_retry())
 
     async def _step(self, loads: asyncio.TaskGroup) -> None:
         """Run one round: evict, load, and release requests whose version is ready. Returns early if the engine goes down."""
         incarnation = self._engine.incarnation
-        while self._leftover:
-            await self._adapter_cache.discard(self._leftover.pop())
+        while self._to_discard:
+            await self._adapter_cache.discard(self._to_discard.pop())
         wanted = self._wanted()
-        plan = self._table.plan([*wanted, _SPARE])
+        plan = self.proven.table.plan([*wanted, _SPARE])
         for adapter in plan.unload:
             if incarnation == self._engine.incarnation:
-                await self._give_up(adapter)
+                await self._evict(adapter)
         if incarnation != self._engine.incarnation:
             return
         for name in plan.load:
             if name != _SPARE:
                 self._begin(loads, wanted[name])
-        running = [name for name in self._ready if self._table.running(name)]
-        self._yielding = to_yield(running, self._resident, self._waits)
-        for name in self._waits:
-            if name in self._ready and name not in self._yielding:
-                self._settle(name)
+        self.proven.share_slots()
 
     def _wanted(self) -> dict[str, AdapterRef]:
         """Return the wanted versions by urgency.
@@ -190,27 +160,26 @@ class Versions:
         so that newest versions do not evict each other.
         """
         now = _clock()
-        newest = sorted(self._newest.values(), key=lambda ref: ref.engine_name not in self._resident)
-        refs = [*self._waits.adapters(), *newest]
+        newest = sorted(self.proven.newest.values(), key=lambda ref: ref.engine_name not in self._resident)
+        refs = [*self.proven.waits.adapters(), *newest]
         return {ref.engine_name: ref for ref in refs if self._retries.may_try(ref.engine_name, now)}
 
     def _until_retry(self) -> float:
-        wanted = {*self._waits, *(ref.engine_name for ref in self._newest.values())}
+        wanted = {*self.proven.waits, *(ref.engine_name for ref in self.proven.newest.values())}
         due_s = self._retries.next_in_s(wanted, _clock())
         return _REVIEW_S if due_s is None or not self._engine.up else due_s
 
     def _begin(self, loads: asyncio.TaskGroup, adapter: AdapterRef) -> None:
         name = adapter.engine_name
-        loaded = self._table.begin(name, self._adapter_cache.place(adapter))
+        loaded = self.proven.table.begin(name, self._adapter_cache.place(adapter))
         self._resident[name] = adapter
-        load = loads.create_task(self._bring_in(adapter, loaded), name=f"load {name}")
+        load = loads.create_task(self._load(adapter, loaded), name=f"load {name}")
         self._loading.add(load)
         load.add_done_callback(self._loading.discard)
 
-    async def _give_up(self, loaded: LoadedAdapter) -> None:
+    async def _evict(self, loaded: LoadedAdapter) -> None:
         adapter = self._resident.pop(loaded.name)
-        self._table.drop(loaded)
-        self._ready.pop(loaded.name, None)
+        self.proven.remove(loaded)
         self._changed()
         await self._unload(loaded)
         await self._adapter_cache.discard(adapter)
@@ -222,9 +191,11 @@ class Versions:
         except EngineDown:
             return
         except LoadFailed as error:
-            self._engine.report(incarnation, f"its slots are not what they should be: {error}")
+            self._engine.report(
+                incarnation, f"it cannot unload {loaded.name}, so its slots are not as expected: {error}"
+            )
 
-    async def _bring_in(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
+    async def _load(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
         """Load and prove a version. On any error the version is not served, and the role continues."""
         incarnation = self._engine.incarnation
         try:
@@ -236,18 +207,15 @@ class Versions:
                 await self._failed(adapter, loaded, error)
         else:
             if incarnation == self._engine.incarnation:
-                self._serve(adapter, loaded, manifest)
+                self._serve(adapter, Held(loaded, manifest, incarnation))
 
-    def _serve(self, adapter: AdapterRef, loaded: LoadedAdapter, manifest: Manifest) -> None:
+    def _serve(self, adapter: AdapterRef, held: Held) -> None:
         name = adapter.engine_name
-        self._table.ready(loaded)
-        self._ready[name] = manifest
         self._retries.succeeded(name)
-        self._settle(name)
+        self.proven.add(held)
         self._changed()
-        self._wake.set()
-        said = f"version {adapter.version} of agent {adapter.agent} is verified and served"
-        self._emitter.queue(_job(adapter), "VersionVerified", said, once=f"verified/{name}")
+        text = f"version {adapter.version} of agent {adapter.agent} is verified and served"
+        self._emitter.queue(_job(adapter), "VersionVerified", text, once=f"verified/{name}")
 
     async def _failed(self, adapter: AdapterRef, loaded: LoadedAdapter, error: Exception) -> None:
         incarnation = self._engine.incarnation
@@ -256,33 +224,21 @@ class Versions:
         if incarnation != self._engine.incarnation:
             return
         name = adapter.engine_name
-        self._table.drop(loaded)
+        self.proven.remove(loaded)
         del self._resident[name]
-        trouble = self._retries.failed(name, error, _clock())
-        self._wake.set()
-        if trouble.retry_at is not None:
-            _log.warning("%s is not served yet, attempt %d: %s", name, trouble.attempts, error)
+        failure = self._retries.failed(name, error, _clock())
+        self.proven.wake.set()
+        if failure.retry_at is not None:
+            _log.warning("%s is not served yet, attempt %d failed: %s", name, failure.attempts, error)
             return
         _log.error("%s is refused and never served", name, exc_info=error)
-        self._settle(name)
-        said = f"version {adapter.version} of agent {adapter.agent} is refused and never served: {error}"
-        self._emitter.queue(_job(adapter), "VersionRefused", said)
-
-    def _settle(self, name: str) -> None:
-        self._waits.settle(name)
-        self._tell_news()
-
-    def _tell_news(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self.proven.refuse(name, error)
+        text = f"version {adapter.version} of agent {adapter.agent} is refused and never served: {error}"
+        self._emitter.queue(_job(adapter), "VersionRefused", text)
 
 
 def _clock() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _same(one: AdapterRef, other: AdapterRef) -> bool:
-    return one.at(0) == other.at(0)
 
 
 def _job(adapter: AdapterRef) -> JobRef:

@@ -27,13 +27,13 @@ from marlaas_worker.rollout.engine import (
     LoadedAdapter,
     LoadFailed,
     PromptInvalid,
+    Residents,
     Sampling,
     check_ids,
     read_base_model,
     stop_reason,
     unheard,
 )
-from marlaas_worker.rollout.slots import Residents
 from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 

@@ -56,11 +56,11 @@ def _held(manager: Any, index: int, rank: int) -> Iterator[tuple[str, Kind, torc
 def _within_rank(module: str, kind: Kind, held: torch.Tensor, rank: int) -> torch.Tensor:
     if held.dim() != 3:  # The table of an embedding, which our adapters do not have.
         if bool(held.any()):
-            raise ValueError(f"{module}: an adapted embedding")
+            raise ValueError(f"{module}: adapted embeddings are not supported")
         return held
     inside, beyond = (held[0, :rank], held[0, rank:]) if kind == "A" else (held[0, :, :rank], held[0, :, rank:])
     if bool(beyond.any()):
-        raise ValueError(f"{module}: lora_{kind} holds something beyond rank {rank}")
+        raise ValueError(f"{module}: lora_{kind} has nonzero values beyond rank {rank}")
     return inside
 
 
@@ -78,7 +78,7 @@ def _open_owner() -> int:
     pid, started = os.environ[OWNER].split()
     descriptor = os.pidfd_open(int(pid))
     if _started(int(pid)) != started:
-        raise ProcessLookupError(f"process {pid} is another one")
+        raise ProcessLookupError(f"process {pid} is not the owner: its start time differs")
     return descriptor
 
 

@@ -1,6 +1,6 @@
 """One episode in a process of its own, forked from the fork server; always exits by `os._exit`.
 
-It has a channel to the supervisor and nothing else: no bus, no credential, no other episode.
+It has a connection to the supervisor and nothing else: no bus, no credential, no other episode.
 """
 
 import contextlib
@@ -12,16 +12,15 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from marlaas.environment import EpisodeState, Message, Reply, Split, StopReason, Task, TurnLimit, TurnRequest
+from marlaas.environment import EpisodeState, Split, Task
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import explain, play_episode
 from marlaas_api.names import derive_seed
-from marlaas_worker.sandbox import frames, kernel
+from marlaas_worker.sandbox import kernel
+from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 
 STACK_SIGNAL = signal.SIGUSR2
 NICENESS = 5
@@ -36,45 +35,12 @@ class Confinement:
     tmp: str
 
 
-class PipeChannel:
-    """The agents' channel: requests every turn from the supervisor."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._sending = threading.Lock()  # an environment's threads send too
-
-    def turn(self, request: TurnRequest) -> Reply:
-        """Request a turn from the supervisor. Raises TurnLimit."""
-        self._send(
-            kind="turn",
-            agent=request.agent,
-            parent=request.parent,
-            append=request.append if isinstance(request.append, str) else [_plain(m) for m in request.append],
-            max_tokens=request.max_tokens,
-            tools=request.tools,
-        )
-        answer = frames.receive(self._channel)
-        if answer["kind"] == "limit":
-            raise TurnLimit(answer["text"])
-        stop = StopReason(answer["stop_reason"])
-        return Reply(answer["text"], stop, answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
-
-    def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
-        """Report the start or end of a tool call, so that the supervisor can attribute a crash to it."""
-        self._send(kind="tool", is_open=is_open, rewards=dict(rewards))
-
-    def _send(self, **message: Any) -> None:
-        frame = frames.encode(message)
-        with self._sending:
-            self._channel.sendall(frame)
-
-
-def run(environment: Environment, channel: socket.socket, output: int, confinement: Confinement) -> NoReturn:
+def run(environment: Environment, connection: socket.socket, output: int, confinement: Confinement) -> NoReturn:
     """Set up the process, play one episode, report its result, and exit."""
     status = 1
     try:
         _settle(output, confinement)
-        channel.sendall(frames.encode(_played(environment, channel)))
+        connection.sendall(encode_frame(_played(environment, connection)))
         status = 0
     except BaseException as error:  # the process ends here; the supervisor reads this in the output
         with contextlib.suppress(Exception):
@@ -86,13 +52,13 @@ def run(environment: Environment, channel: socket.socket, output: int, confineme
         os._exit(status)
 
 
-def _played(environment: Environment, channel: socket.socket) -> dict[str, Any]:
-    start = frames.receive(channel)
+def _played(environment: Environment, connection: socket.socket) -> dict[str, Any]:
+    start = receive_frame(connection)
     task = Task(Split(start["split"]), start["index"], start["seed"])
     _seed_everything(task)
     pid = os.getpid()
     try:
-        state = EpisodeState(start["agents"], PipeChannel(channel), start.get("temperature", 1.0))
+        state = EpisodeState(start["agents"], SupervisorChannel(connection), start.get("temperature", 1.0))
         outcome = play_episode(environment, task, state)
         message = {
             "kind": "score",
@@ -134,12 +100,3 @@ def _seed_everything(task: Task) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    plain: dict[str, Any] = {"role": message.role, "content": message.content, "name": message.name}
-    if message.tool_calls:
-        plain["tool_calls"] = [{"name": c.name, "arguments": c.arguments, "id": c.id} for c in message.tool_calls]
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    return plain

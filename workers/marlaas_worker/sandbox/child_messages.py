@@ -1,8 +1,8 @@
-"""Messages of a child, validated: a child runs foreign code, so its messages are untrusted until `parse`."""
+"""Messages that a child sends to its supervisor. A child runs foreign code, so `session` validates each of them."""
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from marlaas.envs.playing import MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage
@@ -11,7 +11,7 @@ from marlaas_api.numeric import LARGEST_INTEGER
 
 def _printable(name: str) -> str:
     if not name.isprintable():
-        raise ValueError(f"{name!r} is no name that can be shown")
+        raise ValueError(f"the name {name!r} has characters that cannot be printed")
     return name
 
 
@@ -20,15 +20,11 @@ _Rewards = dict[str, _Number]
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME), AfterValidator(_printable)]
 
 
-class BadChildMessage(Exception):
-    """A child sent a malformed message, or one that is not valid in this state."""
-
-
-class _ChildMessage(BaseModel):
+class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class TurnMessage(_ChildMessage):
+class TurnMessage(_Message):
     """Request for a turn."""
 
     kind: Literal["turn"]
@@ -39,7 +35,7 @@ class TurnMessage(_ChildMessage):
     tools: list[str] | None = None
 
 
-class ToolMessage(_ChildMessage):
+class ToolMessage(_Message):
     """Start or end of a tool call. rewards: rewards of the agents so far."""
 
     kind: Literal["tool"]
@@ -47,7 +43,7 @@ class ToolMessage(_ChildMessage):
     rewards: _Rewards
 
 
-class ScoreMessage(_ChildMessage):
+class ScoreMessage(_Message):
     """Result of a completed episode."""
 
     kind: Literal["score"]
@@ -57,27 +53,12 @@ class ScoreMessage(_ChildMessage):
     tool_s: Annotated[FiniteFloat, Field(ge=0)]
 
 
-class FaultMessage(_ChildMessage):
+class FaultMessage(_Message):
     """Exception of the environment."""
 
     kind: Literal["fault"]
     text: str
 
 
-Saying = TurnMessage | ToolMessage | ScoreMessage | FaultMessage
-_ADAPTER: TypeAdapter[Saying] = TypeAdapter(Annotated[Saying, Field(discriminator="kind")])
-
-
-def parse(body: bytes, agents: tuple[str, ...]) -> Saying:
-    """Validate one message of a child. agents: the job's agents. Raises BadChildMessage."""
-    try:
-        saying = _ADAPTER.validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadChildMessage(f"{where}: {first['msg']}" if where else str(first["msg"])) from error
-    if isinstance(saying, TurnMessage) and saying.agent not in agents:
-        raise BadChildMessage(f"a turn of {saying.agent!r}, but the job's agents are {', '.join(agents)}")
-    if isinstance(saying, ToolMessage | ScoreMessage) and set(saying.rewards) != set(agents):
-        raise BadChildMessage(f"rewards for {', '.join(saying.rewards) or 'nobody'}; expected {', '.join(agents)}")
-    return saying
+ChildMessage = TurnMessage | ToolMessage | ScoreMessage | FaultMessage
+CHILD_MESSAGES: TypeAdapter[ChildMessage] = TypeAdapter(Annotated[ChildMessage, Field(discriminator="kind")])

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from marlaas_api.errors import MarlaasError
-from marlaas_worker.sandbox import frames
+from marlaas_worker.sandbox.channel import MAX_FRAME_BYTES
 from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import BrokenEnvironment, Child, ForkServerLost, Server
 
@@ -74,7 +74,7 @@ class Children:
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe()
         try:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=frames.MAX_FRAME_BYTES)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_FRAME_BYTES)
             child = server.children[number] = Child(number, reader, writer, Output(output_read), server)
             await self._order_fork(child, (theirs.fileno(), output_write))
             return child

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import kernel
-from marlaas_worker.sandbox.forkserver import keep
+from marlaas_worker.sandbox.forkserver import load_and_serve
 from marlaas_worker.sandbox.seclusion import FIXED
 
 _SETUP_BYTES = 64
@@ -40,16 +40,16 @@ def serve(name: str, path: Path) -> None:
     Raises:
         InvalidInput: the socket cannot be created.
     """
-    stopped = _told_to_stop()
+    stopped = _stop_descriptor()
     kernel.adopt_orphans()
     with _listening(path) as listener:
         while (control := _next(listener, stopped)) is not None:
             pid = os.fork()
             if pid == 0:
                 listener.close()
-                _look_after(name, control)
+                _serve_supervisor(name, control)
             control.close()
-            _outlast(pid)
+            _wait_and_clean_up(pid)
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def _next(listener: socket.socket, stopped: int) -> socket.socket | None:
     return None if stopped in ready else listener.accept()[0]
 
 
-def _look_after(name: str, control: socket.socket) -> NoReturn:
+def _serve_supervisor(name: str, control: socket.socket) -> NoReturn:
     """Serve one supervisor in this forked process, then exit."""
     scratch = tempfile.mkdtemp(prefix="environment-")
     try:
@@ -87,24 +87,24 @@ def _look_after(name: str, control: socket.socket) -> NoReturn:
         if packet and descriptors:
             with os.fdopen(descriptors[0]) as file:
                 setup = json.load(file)
-            keep(control, {**setup, "name": name, "scratch": scratch}, lambda: None)
+            load_and_serve(control, {**setup, "name": name, "scratch": scratch}, lambda: None)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         os._exit(0)
 
 
-def _outlast(pid: int) -> None:
+def _wait_and_clean_up(pid: int) -> None:
     """Wait for the exit of a supervisor's process, then kill and reap its descendants."""
     while os.waitpid(-1, 0)[0] != pid:
         pass
     with contextlib.suppress(ChildProcessError):
         while True:
-            for stray in kernel.children(os.getpid()):
-                kernel.kill_all(stray)
+            for orphan in kernel.children(os.getpid()):
+                kernel.kill_all(orphan)
             os.waitpid(-1, 0)
 
 
-def _told_to_stop() -> int:
+def _stop_descriptor() -> int:
     """Return a descriptor that becomes readable, for good, on SIGTERM or SIGINT."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)

@@ -27,14 +27,14 @@ from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
 from marlaas_worker.sandbox.seclusion import seclude
 
-LOOK_S = 0.25
+CHECK_S = 0.25
 MAX_PROCESSES = 64
 MAX_PACKET_BYTES = 64 << 10
 _MAX_REPORT_TEXT = 8000
 
 
 @dataclass(slots=True)
-class _Playing:
+class _RunningEpisode:
     number: int
     pid: int
     tmp: str
@@ -52,25 +52,26 @@ class ForkServer:
         self._control = control
         self._environment = environment
         self._memory_bytes = memory_bytes
-        self._playing: dict[int, _Playing] = {}
+        self._playing: dict[int, _RunningEpisode] = {}
         self._wake = _wake_on_child()
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._shared_bytes = kernel.held_bytes(os.getpid())
 
     def serve(self) -> None:
         """Execute orders until the supervisor closes the socket, then kill all children."""
-        while self._obeyed():
-            self._reap()
-            self._look()
+        while self._handle_next():
+            self._reap_all()
+            self._check_limits()
         while self._playing:
             for playing in self._playing.values():
                 kernel.kill_all(playing.pid)
-            select.select([self._wake], [], [], LOOK_S)
-            self._reap()
+            select.select([self._wake], [], [], CHECK_S)
+            self._reap_all()
 
-    def _obeyed(self) -> bool:
+    def _handle_next(self) -> bool:
+        """Wait for an order or a check, and execute the order; return False when the supervisor has closed the socket."""
         watched: list[socket.socket | int] = [self._control, self._wake]
-        ready, _, _ = select.select(watched, [], [], LOOK_S if self._playing else None)
+        ready, _, _ = select.select(watched, [], [], CHECK_S if self._playing else None)
         if self._wake in ready:
             os.read(self._wake, 4096)
         if self._control not in ready:
@@ -78,10 +79,10 @@ class ForkServer:
         packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 2)
         if not packet:
             return False
-        self._obey(json.loads(packet), descriptors)
+        self._execute(json.loads(packet), descriptors)
         return True
 
-    def _obey(self, order: dict[str, Any], descriptors: list[int]) -> None:
+    def _execute(self, order: dict[str, Any], descriptors: list[int]) -> None:
         if order["order"] == "fork":
             self._fork(order["number"], descriptors)
             return
@@ -104,30 +105,30 @@ class ForkServer:
             shutil.rmtree(tmp, ignore_errors=True)
             pid = -1
         if pid == 0:
-            self._forget_server()
+            self._close_server()
             confinement = child.Confinement(self._memory_bytes, tmp)
             child.run(self._environment, socket.socket(fileno=channel), output, confinement)
         os.close(channel)
         os.close(output)
         if pid > 0:
-            self._playing[pid] = _Playing(number, pid, tmp)
+            self._playing[pid] = _RunningEpisode(number, pid, tmp)
             self._report(report="forked", number=number, pid=pid)
 
-    def _forget_server(self) -> None:
+    def _close_server(self) -> None:
         """In the child: close the server's descriptors and reset its signal handling."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
         os.close(self._wake)
 
-    def _reap(self) -> None:
+    def _reap_all(self) -> None:
         """Reap exited children, then kill orphans of ended episodes."""
-        while (pid := _dead_child()) is not None:
-            self._bury(pid)
-        for stray in set(kernel.children(os.getpid())) - set(self._playing):
-            kernel.kill_all(stray)
+        while (pid := _exited_child()) is not None:
+            self._reap_child(pid)
+        for orphan in set(kernel.children(os.getpid())) - set(self._playing):
+            kernel.kill_all(orphan)
 
-    def _bury(self, pid: int) -> None:
+    def _reap_child(self, pid: int) -> None:
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -137,11 +138,11 @@ class ForkServer:
             code = os.waitstatus_to_exitcode(status)
             self._report(report="ended", number=playing.number, status=code, cause=playing.cause)
 
-    def _look(self) -> None:
-        """Kill episodes that hold too much memory or have too many processes; check every `LOOK_S`."""
-        if time.monotonic() - self._looked_at < LOOK_S:
+    def _check_limits(self) -> None:
+        """Kill episodes that hold too much memory or have too many processes; check every `CHECK_S`."""
+        if time.monotonic() - self._checked_at < CHECK_S:
             return
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         for playing in self._playing.values():
             others = kernel.descendants(playing.pid)
             if len(others) > MAX_PROCESSES:
@@ -160,16 +161,16 @@ class ForkServer:
         _send(self._control, report)
 
 
-def _dead_child() -> int | None:
+def _exited_child() -> int | None:
     """Return the pid of an exited child, which stays reserved until it is waited for; None if there is none."""
     with contextlib.suppress(ChildProcessError):
-        dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return dead.si_pid if dead is not None else None
+        exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return exited.si_pid if exited is not None else None
     return None
 
 
 def _send(control: socket.socket, report: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the supervisor is gone: the next receive returns no packet
+    with contextlib.suppress(OSError):  # the supervisor has exited: the next receive returns no packet
         control.send(json.dumps(report).encode())
 
 
@@ -188,7 +189,7 @@ def _load(config: dict[str, Any]) -> Environment:
     return resolve(config["name"], config["args"]).create()
 
 
-def keep(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:
+def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:
     """Load the environment, report `ready` or `broken`, and serve until the supervisor closes the socket.
 
     loaded: called after a successful load, before the first order.
@@ -215,7 +216,7 @@ def main() -> None:
     seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
     os.environ.update(config["given"])
     kernel.die_with_parent()  # the socket is not read while the environment is imported
-    keep(control, config, kernel.outlive_parent)
+    load_and_serve(control, config, kernel.outlive_parent)
 
 
 if __name__ == "__main__":

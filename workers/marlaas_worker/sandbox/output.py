@@ -34,7 +34,7 @@ class Output:
         cut = self.num_bytes - len(self._tail)
         return f"[{cut} bytes cut] …{tail}" if cut > 0 else tail
 
-    async def mentions(self, words: bytes, timeout_s: float) -> None:
+    async def wait_for_text(self, words: bytes, timeout_s: float) -> None:
         """Wait until the tail contains `words`, the timeout ends, or the writer closes."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -51,21 +51,21 @@ class Output:
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._descriptor)
-        self._take()
-        self._let_go()
+        self._read_part()
+        self._close_pipe()
 
     def _listen(self) -> None:
         self._loop.add_reader(self._descriptor, self._on_readable)
 
     def _on_readable(self) -> None:
-        if not self._take():
+        if not self._read_part():
             self._loop.remove_reader(self._descriptor)
-            self._let_go()
+            self._close_pipe()
         elif self.num_bytes > FREE_BYTES:
             self._loop.remove_reader(self._descriptor)
             self._pause = self._loop.call_later(_PAUSE_S, self._listen)
 
-    def _take(self) -> bool:
+    def _read_part(self) -> bool:
         """Read a part; return False at the end of the output."""
         try:
             part = os.read(self._descriptor, _PART_BYTES)
@@ -76,7 +76,7 @@ class Output:
         self._changed.set()
         return bool(part)
 
-    def _let_go(self) -> None:
+    def _close_pipe(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,15 +1,15 @@
-"""Landlock sandbox that hides the supervisor's credential from its children, which run as the same user; and their environment variables.
+"""Hides the supervisor's credential from its children, which run as the same user, and chooses their environment variables.
 
-Reading is allowed everywhere except below one path. Any Landlock domain also denies access to processes outside
+Landlock allows reading everywhere except below one path. Any Landlock domain also denies access to processes outside
 it (their memory and open files). Without kernel support (before Linux 5.19, or disabled) nothing is restricted.
 """
 
-import ctypes
+import contextlib
 import os
-import stat
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from marlaas.envs.locked import landlock
 
 ENVIRONMENT_PREFIX = "MARLAAS_ENVIRONMENT_"
 _INHERITED = ("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TZ", "USER", "VIRTUAL_ENV")
@@ -37,13 +37,8 @@ def given_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {k.removeprefix(ENVIRONMENT_PREFIX): v for k, v in variables.items() if k.startswith(ENVIRONMENT_PREFIX)}
 
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_VERSION_FLAG, _RULE_PATH_BENEATH = 1, 1
-_READ_FILE, _REFER = 1 << 2, 1 << 13
 _FIRST_WITH_REFER = 2
-"""Before this ABI version, Landlock forbids all renames between folders, which environments need."""
-_PR_SET_NO_NEW_PRIVS = 38
-_libc = ctypes.CDLL(None, use_errno=True)
+"""Before this Landlock version, a restricted process cannot rename between folders, which environments need."""
 
 
 def secluded(creds: Path) -> Path | None:
@@ -61,17 +56,15 @@ def seclude(path: Path | None) -> bool:
 
     path: file or folder to hide; None hides no path, but other processes.
     """
-    try:
-        if _syscall(_CREATE_RULESET, 0, 0, _VERSION_FLAG) < _FIRST_WITH_REFER:
-            return False
-    except OSError:
+    if landlock.version() < _FIRST_WITH_REFER:
         return False
-    ruleset = _syscall(_CREATE_RULESET, struct.pack("=Q", _READ_FILE | _REFER), 8, 0)
+    ruleset = landlock.create_ruleset(landlock.READ_FILE | landlock.REFER)
     for allowed in [Path("/")] if path is None else beside(path):
-        _allow(ruleset, allowed)
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _syscall(_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
+        with contextlib.suppress(
+            OSError
+        ):  # removed meanwhile, or not accessible to us: nothing there can be read anyway
+            landlock.allow(ruleset, str(allowed), landlock.READ_FILE | landlock.REFER, os.O_NOFOLLOW)
+    landlock.restrict_self(ruleset)
     return True
 
 
@@ -84,23 +77,3 @@ def beside(path: Path) -> Iterator[Path]:
     while way != way.parent:
         yield from (entry for entry in way.parent.iterdir() if entry != way and not entry.is_symlink())
         way = way.parent
-
-
-def _allow(ruleset: int, path: Path) -> None:
-    try:
-        beneath = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # removed meanwhile, or not accessible to us: nothing there can be read anyway
-        return
-    try:
-        rights = _READ_FILE | _REFER if stat.S_ISDIR(os.fstat(beneath).st_mode) else _READ_FILE
-        _syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
-    finally:
-        os.close(beneath)
-
-
-def _syscall(number: int, *arguments: int | bytes) -> int:
-    words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
-    returned = int(_libc.syscall(ctypes.c_long(number), *words))
-    if returned < 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
-    return returned

@@ -26,10 +26,9 @@ from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import Attempt, AttemptDependencies, unplayed
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.environment_socket import connect_server
 from marlaas_worker.sandbox.seclusion import clean_variables, given_variables, secluded
-from marlaas_worker.sandbox.server import ChildrenConfig, start_server
-from marlaas_worker.sandbox.turns import PATIENCE, Patience, TurnClient
+from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server, start_server
+from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
 
 BEAT_S = 3.0
 DRAIN_S = 5.0
@@ -43,7 +42,10 @@ log = logging.getLogger(__name__)
 
 
 async def serve(
-    context: RoleContext, document: JobDocument, patience: Patience = PATIENCE, environment_socket: Path | None = None
+    context: RoleContext,
+    document: JobDocument,
+    timeouts: TurnTimeouts = TURN_TIMEOUTS,
+    environment_socket: Path | None = None,
 ) -> None:
     """Play the job's tasks until `context.stop`, then finish those that end within `DRAIN_S` and nak the others.
 
@@ -61,7 +63,7 @@ async def serve(
         else partial(connect_server, config, environment_socket)
     )
     try:
-        async with TurnClient(context.bus, patience) as turns:
+        async with TurnClient(context.bus, timeouts) as turns:
             await _Supervisor(context, AttemptDependencies(document, children, turns)).run()
     finally:
         await children.close()
@@ -71,7 +73,7 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
     environment = document.spec.environment
     if environment.name is None and environment_socket is None:
         raise InvalidInput(
-            "environment.image runs in a container of its own, which this sandbox has none of: it needs a cluster"
+            "environment.image runs in a container of its own, which this sandbox does not have; run the job on a cluster"
         )
     return ChildrenConfig(
         name=environment.name or "",
@@ -117,7 +119,7 @@ class _Supervisor:
             try:
                 return await self._bus.claims(subjects.TASKS, name, ack_wait_s=subjects.TASK_ACK_WAIT_S)
             except BusUnavailable as error:
-                log.warning("the bus is away: %s", error)
+                log.warning("the bus is unavailable: %s", error)
                 await wait_for(self._context.stop, _PAUSE_S)
         return None
 
@@ -137,7 +139,7 @@ class _Supervisor:
         try:
             deliveries = await consumer.fetch(1, _FETCH_S)
         except BusUnavailable as error:
-            log.warning("claiming tasks: %s", error)
+            log.warning("cannot claim tasks: %s", error)
             await wait_for(self._context.stop, _PAUSE_S)
             return
         for delivery in deliveries:
@@ -160,7 +162,7 @@ class _Supervisor:
             async with background(_beat(delivery)):
                 await self._settle(delivery, queued)
         except BusUnavailable as error:
-            log.warning("task %d stays unsettled: %s", delivery.stored.sequence, error)
+            log.warning("task %d is not settled and will be redelivered: %s", delivery.stored.sequence, error)
         except asyncio.CancelledError:
             with contextlib.suppress(BusUnavailable):
                 await delivery.nak()
@@ -172,11 +174,11 @@ class _Supervisor:
         try:
             task = decode_as(TaskMessage, delivery.stored.data)
         except UnsupportedSchema as error:
-            log.error("task %d: %s", delivery.stored.sequence, error)
+            log.error("task %d has an unsupported schema: %s", delivery.stored.sequence, error)
             await delivery.nak(subjects.TASK_ACK_WAIT_S)
             return
         except BadMessage as error:
-            log.error("task %d is none: %s", delivery.stored.sequence, error)
+            log.error("task %d cannot be parsed and is dropped: %s", delivery.stored.sequence, error)
             await delivery.term()
             return
         if task.uid != self._document.uid:
@@ -232,7 +234,12 @@ class _Supervisor:
                 return episode
             else:
                 num_faults += 1
-            log.info("%s: %s fault: %s", episode.episode, episode.fault, episode.fault_text)
+            log.info(
+                "episode %s has a fault of class %s and is played again: %s",
+                episode.episode,
+                episode.fault,
+                episode.fault_text,
+            )
             prior = (*prior, episode.fault)[-_MOST_PRIOR_FAULTS:]
             if episode.fault is not FaultClass.ENV:
                 await asyncio.sleep(_PAUSE_S)  # a fault of the platform may pass quickly
@@ -257,7 +264,7 @@ class _Supervisor:
                 await self._bus.publish(subject, encode(episode), message_id=name)
                 return
             except BusUnavailable as error:
-                log.warning("%s waits for the bus: %s", episode.episode, error)
+                log.warning("episode %s is not published yet, the bus is unavailable: %s", episode.episode, error)
                 await asyncio.sleep(_PAUSE_S)
 
 
@@ -266,7 +273,7 @@ def _given_up(task: TaskMessage, member: int, attempt: int) -> Episode:
 
     Otherwise a task that crashes its sandbox would be redelivered forever.
     """
-    text = f"its task was claimed {MAX_DELIVERIES} times and never finished: the sandbox dies with it"
+    text = f"its task was claimed {MAX_DELIVERIES} times and never finished, probably because it crashes the sandbox"
     blank = unplayed(task, member, names.episode_id(task.group, member, attempt))
     return blank.model_copy(update={"fault": FaultClass.ENV, "fault_text": text})
 

@@ -1,7 +1,7 @@
 """Client for turns: requests a turn from the rollout role and retries until it succeeds or its time is over.
 
 Retries are idempotent by the request id: a replica that has generated the turn answers with the recorded
-result. `turn_clock` defines which time counts.
+result. `TurnClock` defines which time counts.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from marlaas_api.bus import Bus, BusUnavailable, Request
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import BusMessage, CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase
 from marlaas_api.wire import BadMessage, decode_as, encode
-from marlaas_worker.sandbox.turn_clock import TurnClock
 
 LEASE_S = 60.0
 """A replica drops a request when its sandbox is silent for this long. A sandbox renews three times as often."""
@@ -36,7 +35,7 @@ class TurnOverran(TurnFailed):
 
 
 class TurnWaited(Retryable):
-    """The turn waited for its place longer than `Patience.wait_s`. Nothing failed."""
+    """The turn waited for its place longer than `TurnTimeouts.wait_s`. Nothing failed."""
 
 
 class TurnTooLong(Permanent):
@@ -44,34 +43,103 @@ class TurnTooLong(Permanent):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TurnTimeouts:
     """Timeouts and retry intervals of turns, in seconds.
 
     Attributes:
-        heard_s: silence after which the same request is sent again (a busy replica sends a heartbeat every
+        silence_s: silence after which the same request is sent again (a busy replica sends a heartbeat every
             second).
         first_retry_s, max_retry_s: first and longest backoff.
         keep_s: interval at which the request's lease is renewed.
         wait_s: longest wait of a turn.
     """
 
-    heard_s: float = 5.0
+    silence_s: float = 5.0
     first_retry_s: float = 0.1
     max_retry_s: float = 2.0
     keep_s: float = LEASE_S / 3
     wait_s: float = WAIT_S
 
 
-PATIENCE = Patience()
+TURN_TIMEOUTS = TurnTimeouts()
 _EPISODE = {"namespace", "job", "uid", "agent", "episode"}
+
+
+@dataclass(slots=True)
+class TurnClock:
+    """Seconds of one turn, by category. The caller passes the time.
+
+    Only time in which the engine generates, or in which the turn fails and is retried, counts against
+    `turnTimeoutSeconds`. All other time is waiting (for a place in the engine, an adapter's slot, a replica that
+    restarts) and has its own limit.
+
+    A generation that was cut off because its engine or replica stopped is not counted: the next one has the
+    whole timeout again.
+
+    Attributes:
+        wait_s: limit of the waiting time.
+        at: time up to which seconds are counted.
+        running_s: seconds of the generation in progress; None if there is none.
+        failed_s: seconds of failed generations, and from a failure to the next heartbeat.
+    """
+
+    timeout_s: float
+    wait_s: float
+    at: float
+    waited_s: float = 0.0
+    failed_s: float = 0.0
+    running_s: float | None = None
+    _fails: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether time currently counts against the turn's timeout."""
+        return self._fails or self.running_s is not None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the turn's timeout or the limit of waiting, whichever the current time counts against."""
+        if self.counts:
+            return self.timeout_s - self.failed_s - (self.running_s or 0.0)
+        return self.wait_s - self.waited_s
+
+    def advance(self, now: float) -> None:
+        """Count the time up to `now`."""
+        elapsed, self.at = now - self.at, now
+        if self.running_s is not None:
+            self.running_s += elapsed
+        elif self._fails:
+            self.failed_s += elapsed
+        else:
+            self.waited_s += elapsed
+
+    def beat(self, running_s: float | None, now: float) -> None:
+        """Record a heartbeat. running_s: how long the engine has generated; None: the turn waits."""
+        self.advance(now)
+        self.running_s, self._fails = running_s, False
+
+    def failed(self, waits: bool, now: float) -> None:
+        """Record a failure, after which the turn is retried.
+
+        waits: it failed for lack of a place, which counts as waiting.
+        """
+        self.advance(now)
+        if not waits:
+            self.failed_s += self.running_s or 0.0
+        self.running_s, self._fails = None, not waits
+
+    def silent(self, now: float) -> None:
+        """Record that the replica has gone silent: the turn waits until a replica replies."""
+        self.advance(now)
+        self.running_s, self._fails = None, False
 
 
 class TurnClient:
     """Requests all turns of one supervisor; replies arrive on one inbox. Use as an async context."""
 
-    def __init__(self, bus: Bus, patience: Patience = PATIENCE) -> None:
+    def __init__(self, bus: Bus, timeouts: TurnTimeouts = TURN_TIMEOUTS) -> None:
         self._bus = bus
-        self._patience = patience
+        self._timeouts = timeouts
         self._inbox = bus.new_inbox()
         self._waiting: dict[str, _Waiting] = {}
         self._exits = contextlib.AsyncExitStack()
@@ -92,29 +160,29 @@ class TurnClient:
 
         Raises:
             TurnFailed: a failure that a retry cannot fix; TurnOverran: no result in time.
-            TurnWaited: no place for the turn within `Patience.wait_s`.
+            TurnWaited: no place for the turn within `TurnTimeouts.wait_s`.
             TurnTooLong: the request is larger than the bus's limit.
         """
         size = len(encode(request))
         if size > self._bus.max_payload_bytes:
-            raise TurnTooLong(f"a turn of {size} bytes; at most {self._bus.max_payload_bytes} fit into a message")
+            raise TurnTooLong(f"a turn of {size} bytes; a message has at most {self._bus.max_payload_bytes}")
         name = names.request_id(request.episode, request.turn)
-        clock = TurnClock(timeout_s, self._patience.wait_s, _now())
-        waiting = self._waiting[name] = _Waiting(request, clock, self._patience)
+        clock = TurnClock(timeout_s, self._timeouts.wait_s, _now())
+        waiting = self._waiting[name] = _Waiting(request, clock, self._timeouts)
         try:
-            return await self._ask(waiting)
+            return await self._request_until_final(waiting)
         except (TurnOverran, TurnWaited, asyncio.CancelledError):
-            await self._say(request, CancelRequest)
+            await self._notify(request, CancelRequest)
             raise
         finally:
             del self._waiting[name]
 
-    async def _ask(self, waiting: "_Waiting") -> GenerateReply:
+    async def _request_until_final(self, waiting: "_Waiting") -> GenerateReply:
         """Send the request; resend it after silence, and with backoff after a retryable failure."""
-        pause_s = self._patience.first_retry_s
+        pause_s = self._timeouts.first_retry_s
         while True:
             await self._send(waiting.request, waiting.request, self._inbox)
-            reply = await self._decision(waiting)
+            reply = await self._next_decision(waiting)
             if reply is None:
                 continue
             if reply.phase is ReplyPhase.RESULT:
@@ -122,20 +190,20 @@ class TurnClient:
             if not reply.retryable:
                 raise TurnFailed(f"{reply.replica}: {reply.error}")
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._patience.max_retry_s)
+            pause_s = min(2 * pause_s, self._timeouts.max_retry_s)
 
-    async def _decision(self, waiting: "_Waiting") -> GenerateReply | None:
+    async def _next_decision(self, waiting: "_Waiting") -> GenerateReply | None:
         """Return the next result or failure, None after a silence; renew the request's lease meanwhile."""
-        keep_at = _now() + self._patience.keep_s
+        keep_at = _now() + self._timeouts.keep_s
         while True:
             reply = await waiting.next()
             if reply is None or reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED):
                 return reply
             if _now() >= keep_at:
-                await self._say(waiting.request, KeepRequest)
-                keep_at = _now() + self._patience.keep_s
+                await self._notify(waiting.request, KeepRequest)
+                keep_at = _now() + self._timeouts.keep_s
 
-    async def _say(self, request: GenerateRequest, kind: type[CancelRequest] | type[KeepRequest]) -> None:
+    async def _notify(self, request: GenerateRequest, kind: type[CancelRequest] | type[KeepRequest]) -> None:
         """Send a keep or cancel message for a request; nothing depends on its arrival."""
         await self._send(request, kind(**request.model_dump(include=_EPISODE)))
 
@@ -144,49 +212,51 @@ class TurnClient:
         try:
             await self._bus.send(subject, encode(message), inbox)
         except BusUnavailable as error:
-            log.warning("%s for turn %d: %s", type(message).__name__, request.turn, error)  # resent after silence
+            log.warning(
+                "cannot send %s for turn %d: %s", type(message).__name__, request.turn, error
+            )  # resent after silence
 
     async def _on_reply(self, request: Request) -> None:
         try:
             reply = decode_as(GenerateReply, request.data)
         except BadMessage as error:
-            log.warning("not a reply: %s", error)
+            log.warning("a message on the inbox of replies cannot be parsed: %s", error)
             return
         waiting = self._waiting.get(reply.request)
         if waiting is not None:
-            waiting.hear(reply)
+            waiting.receive(reply)
 
 
 class _Waiting:
     """One request in progress: its clock and the replies so far."""
 
-    def __init__(self, request: GenerateRequest, clock: TurnClock, patience: Patience) -> None:
+    def __init__(self, request: GenerateRequest, clock: TurnClock, timeouts: TurnTimeouts) -> None:
         self.request = request
         self._clock = clock
-        self._patience = patience
-        self._last_words = "nobody answered"
-        self._heard: asyncio.Queue[GenerateReply] = asyncio.Queue()
+        self._timeouts = timeouts
+        self._last_reply = "no reply"
+        self._replies: asyncio.Queue[GenerateReply] = asyncio.Queue()
 
-    def hear(self, reply: GenerateReply) -> None:
-        self._last_words = f"{reply.replica}: {reply.error or reply.doing or reply.phase.value}"
-        self._heard.put_nowait(reply)
+    def receive(self, reply: GenerateReply) -> None:
+        self._last_reply = f"{reply.replica}: {reply.error or reply.doing or reply.phase.value}"
+        self._replies.put_nowait(reply)
 
     async def next(self) -> GenerateReply | None:
         """Return the next reply, None after a silence. Raises TurnOverran, TurnWaited."""
-        silence_s, left_s = self._patience.heard_s, self._clock.left_s
+        silence_s, left_s = self._timeouts.silence_s, self._clock.left_s
         reply = await self._within(min(silence_s, left_s))
         if reply is None and left_s <= silence_s:
             self._clock.advance(_now())
-            raise self._over()
+            raise self._timed_out()
         self._count(reply)
         if self._clock.left_s <= 0 and not (reply is not None and _is_final(reply)):
-            raise self._over()
+            raise self._timed_out()
         return reply
 
     async def _within(self, seconds: float) -> GenerateReply | None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                return await self._heard.get()
+                return await self._replies.get()
         return None
 
     def _count(self, reply: GenerateReply | None) -> None:
@@ -198,12 +268,12 @@ class _Waiting:
         elif reply.phase is ReplyPhase.FAILED:
             clock.failed(reply.waits, now)
 
-    def _over(self) -> Retryable:
+    def _timed_out(self) -> Retryable:
         clock, agent = self._clock, self.request.agent
         if clock.counts:
             text = f"no turn of agent {agent!r} within {clock.timeout_s:g} s, waits not counted (turnTimeoutSeconds)"
-            return TurnOverran(f"{text}; last: {self._last_words}")
-        return TurnWaited(f"a turn of agent {agent!r} waited {clock.waited_s:g} s; last: {self._last_words}")
+            return TurnOverran(f"{text}; last: {self._last_reply}")
+        return TurnWaited(f"a turn of agent {agent!r} waited {clock.waited_s:g} s; last: {self._last_reply}")
 
 
 def _is_final(reply: GenerateReply) -> bool:

@@ -16,7 +16,7 @@ import marshal
 import os
 import sys
 
-from . import landlock, privileges, seccomp
+from . import privileges, seccomp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _lock(orders: dict[str, Any]) -> None:
     privileges.limit_resources(orders["cpu_s"], orders["memory_bytes"], orders["file_bytes"])
     privileges.leave_namespaces()
     privileges.give_up_privileges(orders["parent"])
-    landlock.restrict(readable, ".")
+    privileges.restrict_files(readable, ".")
     seccomp.install()
 
 

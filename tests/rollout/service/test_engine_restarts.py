@@ -6,7 +6,7 @@ import pytest
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import ReplyPhase
-from marlaas_worker.rollout import generation, requests, supervision
+from marlaas_worker.rollout import generation, requests, supervised_engine
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 
@@ -40,20 +40,20 @@ async def test_many_requests_that_see_one_death_cause_one_restart(harness: Any, 
 async def test_a_request_under_which_the_engine_always_dies_is_refused(
     harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "RESTART_WAITS_S", (0.0,))
+    monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0,))
     engine = make_engine(deaths=3)
     await harness.replica(engine=engine)
     job = await harness.job()
     reply = await harness.ask(job.request())
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
-    assert reply.error == "the engine died 3 times with turn uid1-t0-0-1.0 in it; last: this request killed it"
+    assert reply.error == "the engine failed 3 times while it ran turn uid1-t0-0-1.0; last: this request killed it"
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
 async def test_a_request_outside_the_engine_has_no_part_in_its_death(
     harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "MAX_ENGINE_DEATHS", 1)
+    monkeypatch.setattr(generation, "MAX_ENGINE_FAILURES", 1)
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     engine = make_engine(limits={"max_num_seqs": 1})
     engine.open.clear()
@@ -64,7 +64,7 @@ async def test_a_request_outside_the_engine_has_no_part_in_its_death(
         async with harness.asking(job.request(index=1)) as outside:
             await outside.until_it_says("it waited for a place in the engine")
             engine.die()
-            assert "the engine died 1 times" in (await inside.end()).error
+            assert "the engine failed 1 times" in (await inside.end()).error
             engine.open.set()
             assert (await outside.end()).phase is ReplyPhase.RESULT
 
@@ -72,7 +72,7 @@ async def test_a_request_outside_the_engine_has_no_part_in_its_death(
 async def test_an_idle_engine_that_hangs_is_noticed(
     harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "HEALTH_CHECK_S", 0.01)
+    monkeypatch.setattr(supervised_engine, "HEALTH_CHECK_S", 0.01)
     engine = make_engine()
     await harness.replica(engine=engine)
     job = await harness.job()
@@ -103,7 +103,7 @@ async def test_while_its_engine_is_down_a_replica_leaves_episodes_to_others(
 async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
     harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "RESTART_WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0, 0.0))
 
     async def refuses() -> None:
         raise Permanent("no memory")

@@ -1,0 +1,200 @@
+"""Recorded turns, and the conversations that end with them.
+
+The first record of a turn counts, whichever replica wrote it. A conversation that is not cached is restored from the
+turns stream through its parent turns.
+"""
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+
+from marlaas_api import subjects, wire
+from marlaas_api.blobs import Blobs, BlobUnavailable
+from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict, StreamFull
+from marlaas_api.errors import Permanent
+from marlaas_api.failpoints import failpoint
+from marlaas_api.messages import GenerateRequest, Turn
+from marlaas_api.names import request_id
+from marlaas_worker.rollout.conversation import Conversation, Tokenizer, restore
+from marlaas_worker.rollout.policies import RequestRefused
+
+_HEADROOM_BYTES = 4096
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 1.0
+_MESSAGE_BYTES = 256
+"""Stream bytes per message besides its data: subject, headers, and the stream's own record."""
+BYTES_KEPT = 64 << 20
+_BYTES_PER_ID = 4
+_log = logging.getLogger(__name__)
+
+Key = tuple[str, str, str, str, int]
+
+
+class TurnLost(Permanent):
+    """The stream rejected a turn as already recorded, but the recorded turn cannot be read."""
+
+
+class TurnLog:
+    """Writes and reads turns; turns above the bus's payload limit go through the blob store.
+
+    job_bytes: bytes that this replica has added to the stream, by job uid.
+    """
+
+    def __init__(self, bus: Bus, blobs: Blobs) -> None:
+        self._bus = bus
+        self._blobs = blobs
+        self.job_bytes: Counter[str] = Counter()
+        self._waiting: set[str] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Turns that wait because the stream is full."""
+        return len(self._waiting)
+
+    def explain(self) -> str:
+        """Return whether the stream has space for turns, for people."""
+        return f"the stream {subjects.TURNS} is full" if self._waiting else f"the stream {subjects.TURNS} has room"
+
+    async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:
+        """Return a recorded turn; None if it is not recorded. Raises BusUnavailable, and as `wire.unpack`."""
+        stored = await self._bus.last(subjects.TURNS, subjects.turn(namespace, job, episode, number))
+        return None if stored is None else await self._read(stored.data)
+
+    async def episode(self, namespace: str, job: str, episode: str) -> dict[int, Turn]:
+        """Return all recorded turns of an episode by number. Raises as `find`."""
+        stored = await self._bus.replay(subjects.TURNS, subjects.turn(namespace, job, episode, "*"))
+        turns = [await self._read(one.data) for one in stored]
+        return {turn.turn: turn for turn in turns}
+
+    async def record(self, turn: Turn) -> Turn:
+        """Store a turn unless it is already stored; return the stored one.
+
+        Retries with backoff, until cancelled, while the bus or the blob store is unavailable or the stream is
+        full. Publishes without a message id: with one, the server would accept a second writer's turn as a
+        duplicate, and that writer would take its own turn for the stored one.
+        """
+        name, wait_s = request_id(turn.episode, turn.turn), _FIRST_WAIT_S
+        try:
+            while True:
+                try:
+                    return await self._record(turn)
+                except StreamFull as error:
+                    self._wait_for_room(name, error)
+                except (BusUnavailable, BlobUnavailable) as error:
+                    _log.warning("turn %d of episode %s is not recorded yet: %s", turn.turn, turn.episode, error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        finally:
+            self._waiting.discard(name)
+
+    def _wait_for_room(self, name: str, error: StreamFull) -> None:
+        """Note a turn that waits, and log only the first: with a full stream every turn waits and retries each second."""
+        if not self._waiting:
+            _log.warning("the stream %s is full, turns wait; the first is %s: %s", subjects.TURNS, name, error)
+        self._waiting.add(name)
+
+    async def _record(self, turn: Turn) -> Turn:
+        limit = self._bus.max_payload_bytes - _HEADROOM_BYTES
+        data = await wire.pack(turn, self._blobs, limit)
+        failpoint("rollout.record.before_publish")
+        try:
+            await self._bus.publish(
+                subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn), data, expect_last=0
+            )
+        except RevisionConflict:
+            return await self._first(turn)
+        self.job_bytes[turn.uid] += len(data) + _MESSAGE_BYTES
+        failpoint("rollout.record.after_publish")
+        return turn
+
+    async def _first(self, turn: Turn) -> Turn:
+        stored = await self.find(turn.namespace, turn.job, turn.episode, turn.turn)
+        if stored is None:
+            raise TurnLost(f"turn {turn.turn} of {turn.episode} is recorded, but cannot be read")
+        return stored
+
+    async def _read(self, data: bytes) -> Turn:
+        message = await wire.unpack(data, self._blobs)
+        if not isinstance(message, Turn):
+            raise wire.BadMessage(f"expected Turn, found {type(message).__name__}")
+        return message
+
+
+def key_of(message: GenerateRequest | Turn, turn: int) -> Key:
+    """Return the cache key of the conversation that ends with `turn`.
+
+    The agent is part of the key, so that no agent continues another agent's conversation.
+    """
+    return (message.namespace, message.job, message.agent, message.episode, turn)
+
+
+class Histories:
+    """Conversations by their last turn; least recently used ones are evicted beyond about `bytes_kept`."""
+
+    def __init__(self, tokenizer: Tokenizer, log: TurnLog, bytes_kept: int = BYTES_KEPT) -> None:
+        self.log = log
+        self._tokenizer = tokenizer
+        self._left_bytes = bytes_kept
+        self._kept: OrderedDict[Key, Conversation] = OrderedDict()
+
+    async def parent(self, request: GenerateRequest) -> Conversation | None:
+        """Return the conversation that a request continues; None if it begins one.
+
+        Raises RequestRefused (no such turn, or another agent's), and as `TurnLog.find`.
+        """
+        if request.parent is None:
+            return None
+        key = key_of(request, request.parent)
+        conversation = self._kept.get(key)
+        if conversation is not None:
+            self._kept.move_to_end(key)
+            return conversation
+        return await self._restored(request, request.parent)
+
+    def knows_parent(self, request: GenerateRequest) -> bool:
+        """Return whether the request's parent is in memory, or the request has none."""
+        return request.parent is None or key_of(request, request.parent) in self._kept
+
+    def keep(self, key: Key, conversation: Conversation) -> None:
+        """Cache the conversation after a turn."""
+        if key in self._kept:
+            return
+        self._kept[key] = conversation
+        self._left_bytes -= _weight(conversation)
+        while self._left_bytes < 0 and len(self._kept) > 1:
+            _, evicted = self._kept.popitem(last=False)
+            self._left_bytes += _weight(evicted)
+
+    async def _restored(self, request: GenerateRequest, number: int) -> Conversation:
+        turns = await self.log.episode(request.namespace, request.job, request.episode)
+        conversation: Conversation | None = None
+        for turn in reversed(_lineage(turns, number, request)):
+            conversation = restore(self._tokenizer, conversation, turn)
+            self.keep(key_of(turn, turn.turn), conversation)
+        assert conversation is not None
+        return conversation
+
+
+def _weight(conversation: Conversation) -> int:
+    """Return the approximate bytes of a conversation.
+
+    Text counts too: a prompt beyond the context window has no ids, and may be as long as a message.
+    """
+    text = (
+        len(conversation.text) + len(conversation.reply) + sum(len(message.content) for message in conversation.history)
+    )
+    return _BYTES_PER_ID * len(conversation.ids) + text
+
+
+def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> list[Turn]:
+    """Return a turn and its ancestors, newest first. Raises RequestRefused if one is missing or another agent's."""
+    lineage: list[Turn] = []
+    following: int | None = number
+    while following is not None:
+        turn = turns.get(following)
+        if turn is None or (lineage and turn.turn >= lineage[-1].turn and turn in lineage):
+            raise RequestRefused(f"turn {following} of episode {request.episode} is not recorded")
+        if turn.agent != request.agent:
+            raise RequestRefused(f"turn {following} of episode {request.episode} is agent {turn.agent}'s")
+        lineage.append(turn)
+        following = turn.parent
+    return lineage

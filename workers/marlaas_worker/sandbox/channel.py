@@ -1,0 +1,97 @@
+"""Connection between a child and its supervisor: frames on a socket pair, and the child's end of it.
+
+A frame is a JSON message with a four-byte length, of limited size. This module imports neither pydantic nor the
+bus, because every child imports it; the supervisor validates messages in `session`.
+"""
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from marlaas.environment import Message, Reply, StopReason, TurnLimit, TurnRequest
+
+MAX_FRAME_BYTES = 4 << 20
+_LENGTH = struct.Struct(">I")
+
+
+class BadFrame(Exception):
+    """A malformed frame, or one that is too long."""
+
+
+class SupervisorChannel:
+    """The child's end: implements `marlaas.environment.Channel` by requests to the supervisor."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()  # an environment's threads send too
+
+    def turn(self, request: TurnRequest) -> Reply:
+        """Request a turn from the supervisor. Raises TurnLimit."""
+        self._send(
+            kind="turn",
+            agent=request.agent,
+            parent=request.parent,
+            append=request.append if isinstance(request.append, str) else [_plain(m) for m in request.append],
+            max_tokens=request.max_tokens,
+            tools=request.tools,
+        )
+        answer = receive_frame(self._connection)
+        if answer["kind"] == "limit":
+            raise TurnLimit(answer["text"])
+        stop = StopReason(answer["stop_reason"])
+        return Reply(answer["text"], stop, answer["num_tokens"], answer["turn"], answer["num_prompt_tokens"])
+
+    def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
+        """Report the start or end of a tool call, so that the supervisor can attribute a crash to it."""
+        self._send(kind="tool", is_open=is_open, rewards=dict(rewards))
+
+    def _send(self, **message: Any) -> None:
+        frame = encode_frame(message)
+        with self._sending:
+            self._connection.sendall(frame)
+
+
+def encode_frame(message: dict[str, Any]) -> bytes:
+    """Encode a message as a frame. Raises BadFrame when it is too long."""
+    body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise BadFrame(f"a message of {len(body)} bytes; a turn or a score has at most {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive_frame(connection: socket.socket) -> dict[str, Any]:
+    """Wait for a frame, in a child. Raises EOFError when the supervisor has closed the connection."""
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    message: dict[str, Any] = json.loads(_exactly(connection, length))
+    return message
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """Wait for a frame, in the supervisor, and return its body unparsed. Raises BadFrame, asyncio.IncompleteReadError."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if length > MAX_FRAME_BYTES:
+        raise BadFrame(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+    return await reader.readexactly(length)
+
+
+def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise EOFError("the supervisor closed the connection")
+        data += part
+    return bytes(data)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": message.content, "name": message.name}
+    if message.tool_calls:
+        plain["tool_calls"] = [{"name": c.name, "arguments": c.arguments, "id": c.id} for c in message.tool_calls]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain

@@ -1,0 +1,52 @@
+"""Faults of an episode: their class, their text, and whether the policy caused them."""
+
+import signal
+
+from marlaas_api.last_words import visible
+from marlaas_api.messages import FaultClass
+from marlaas_worker.sandbox.server import Ended
+
+_MAX_TEXT = 10000
+_BEGINNING = 1000
+
+
+class Fault(Exception):
+    """A fault, after which an episode does not count.
+
+    by_policy: if a tool call was open, the policy caused the fault, and the episode is scored.
+    """
+
+    def __init__(self, fault: FaultClass, text: str, by_policy: bool = False) -> None:
+        super().__init__(text)
+        self.fault = fault
+        self.by_policy = by_policy
+
+
+def fault_of_exit(ended: Ended, memory: str) -> Fault:
+    """Return the fault of a child that ended without a score. memory: the limit as in the manifest."""
+    if ended.cause == "memory":
+        text = f"out of memory: the environment used more than {memory} (environment.memory)"
+        return Fault(FaultClass.ENV, text, by_policy=True)
+    if ended.cause == "processes":
+        return Fault(FaultClass.ENV, "the environment started too many processes", by_policy=True)
+    if ended.status is None:
+        return Fault(FaultClass.INFRA, f"the sandbox lost the process of the episode: {ended.cause}")
+    if ended.status == -signal.SIGKILL:
+        text = "the environment was killed (SIGKILL), perhaps because the machine ran out of memory"
+        return Fault(FaultClass.ENV, text)
+    if ended.status < 0:
+        text = f"the environment was ended by {signal.Signals(-ended.status).name}"
+        return Fault(FaultClass.ENV, text, by_policy=True)
+    text = f"the environment ended with exit status {ended.status} before it returned a reward"
+    return Fault(FaultClass.ENV, text, by_policy=True)
+
+
+def bounded_text(fault: Fault) -> str:
+    """Return the beginning and most of the end of a fault's text, with control characters escaped.
+
+    The text ends up in statuses, and so in terminals of people of other namespaces.
+    """
+    text = visible(str(fault))
+    if len(text) <= _MAX_TEXT:
+        return text
+    return f"{text[:_BEGINNING]}\n[…]\n{text[-(_MAX_TEXT - _BEGINNING) :]}"

@@ -1,0 +1,220 @@
+"""Two ways to a fork server: start it as a process, or connect to the one in an environment's own container.
+
+Process ids of the other container are meaningless here: children are reached only by orders, and closing the
+connection kills them all. The other container may restart at any time; then the supervisor connects again.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marlaas_worker.sandbox.output import Output
+from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment, ForkServerLost, Server
+
+_RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenConfig:
+    """Configuration of the child processes.
+
+    Attributes:
+        name, args: the environment and its arguments.
+        load_timeout_s: limit of importing and creating the environment.
+        scratch: folder for temporary files.
+        variables: environment variables of the fork server.
+        secluded: path that no child may read (`seclusion`); None: no path.
+        given: more variables, set after the process is secluded.
+    """
+
+    name: str
+    args: Mapping[str, Any]
+    memory_bytes: int
+    load_timeout_s: float
+    scratch: Path
+    variables: Mapping[str, str]
+    secluded: Path | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServerProcess:
+    """A fork server that the supervisor started."""
+
+    process: asyncio.subprocess.Process
+
+    async def ended(self) -> None:
+        await self.process.wait()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    def reap(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteServerProcess:
+    """A fork server in another container; it counts as exited when the connection closes."""
+
+    control: socket.socket
+
+    async def ended(self) -> None:
+        return
+
+    def kill(self) -> None:
+        """Close the connection, upon which the other side kills its children. Their end cannot be observed."""
+        try:
+            self.control.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def reap(self, pids: Iterable[int]) -> None:
+        return
+
+
+async def start_server(config: ChildrenConfig) -> Server:
+    """Start a fork server and wait until it has loaded the environment. Raises BrokenEnvironment."""
+    shutil.rmtree(config.scratch, ignore_errors=True)
+    config.scratch.mkdir(parents=True)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    output_read, output_write = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        # -s: earlier episodes could write below HOME, and this process is not secluded yet.
+        *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=output_write,
+        stderr=output_write,
+        pass_fds=(theirs.fileno(),),
+        env=dict(config.variables),
+        start_new_session=True,
+    )
+    theirs.close()
+    os.close(output_write)
+    output = Output(output_read)
+    try:
+        await _configure_and_load(process, ours, output, config)
+    except BaseException:
+        ours.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        output.close()
+        raise
+    return Server(LocalServerProcess(process), ours, output)
+
+
+async def _configure_and_load(
+    process: asyncio.subprocess.Process, control: socket.socket, output: Output, config: ChildrenConfig
+) -> None:
+    """Send the configuration and wait until the environment is loaded. Raises BrokenEnvironment."""
+    assert process.stdin is not None
+    setup = {
+        "name": config.name,
+        "args": config.args,
+        "memory_bytes": config.memory_bytes,
+        "scratch": str(config.scratch),
+        "secluded": str(config.secluded) if config.secluded is not None else None,
+        "given": dict(config.given),
+    }
+    process.stdin.write(json.dumps(setup).encode())
+    process.stdin.close()
+    await _wait_until_loaded(control, output, config.load_timeout_s)
+
+
+async def connect_server(config: ChildrenConfig, path: Path) -> Server:
+    """Connect, and wait until the environment is loaded.
+
+    Raises:
+        ForkServerLost: no server accepts the connection within the load timeout.
+        BrokenEnvironment: the environment cannot be imported or created, or the socket is not an environment
+            server's.
+    """
+    control = await _connect(path, config.load_timeout_s)
+    output = _empty_output()
+    try:
+        _send_config(control, config)
+        await _wait_until_loaded(control, output, config.load_timeout_s)
+    except OSError as error:
+        control.close()
+        raise ForkServerLost(f"the environment's container closed the connection: {error}") from error
+    except BaseException:
+        control.close()
+        raise
+    return Server(RemoteServerProcess(control), control, output)
+
+
+async def _connect(path: Path, timeout_s: float) -> socket.socket:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.setblocking(False)
+        try:
+            control.connect(str(path))
+            return control
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+            control.close()
+            if asyncio.get_running_loop().time() >= deadline:
+                raise ForkServerLost(
+                    f"the environment's container does not listen on {path} ({error.strerror}); its log says why"
+                ) from error
+        except OSError as error:  # the environment may have put another kind of socket there, or a closed one
+            control.close()
+            raise BrokenEnvironment(f"{path} is not the socket of an environment server: {error.strerror}") from error
+        await asyncio.sleep(_RETRY_S)
+
+
+def _send_config(control: socket.socket, config: ChildrenConfig) -> None:
+    """Send the configuration as a file descriptor: a packet's size is limited, arguments are not."""
+    setup = json.dumps({"args": config.args, "memory_bytes": config.memory_bytes}).encode()
+    descriptor = os.memfd_create("configuration")
+    try:
+        os.write(descriptor, setup)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        socket.send_fds(control, [b"configuration"], [descriptor])
+    finally:
+        os.close(descriptor)
+
+
+def _empty_output() -> Output:
+    """Return an empty output: the other container prints to its own log."""
+    readable, writable = os.pipe()
+    os.close(writable)
+    return Output(readable)
+
+
+async def _wait_until_loaded(control: socket.socket, output: Output, timeout_s: float) -> None:
+    """Wait for the report that the environment is loaded. Raises BrokenEnvironment."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            packet = await asyncio.get_running_loop().sock_recv(control, PACKET_BYTES)
+    except TimeoutError:
+        text = f"loading the environment took longer than {timeout_s:g} s\n{output.text()}"
+        raise BrokenEnvironment(text.rstrip()) from None
+    except OSError:
+        packet = b""
+    report = {"report": "broken", "text": "the process exited while it loaded the environment"}
+    try:
+        if packet:
+            report = json.loads(packet)
+        broken = report["report"] == "broken"
+        text = str(report["text"]) if broken else ""
+    except INVALID_REPORT as error:
+        raise BrokenEnvironment(
+            f"the process that loads the environment sent an invalid report: {type(error).__name__}"
+        ) from error
+    if broken:
+        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip())
