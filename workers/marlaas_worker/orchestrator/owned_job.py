@@ -12,7 +12,16 @@ from marlaas_api import subjects
 from marlaas_api.bus import Consumer
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import Episode, EvalSample, JobDocument, Phase, Progress, ReplicaReport, StepClosed
+from marlaas_api.messages import (
+    Episode,
+    EvalSample,
+    GroupLogEntry,
+    JobDocument,
+    Phase,
+    Progress,
+    ReplicaReport,
+    StepClosed,
+)
 from marlaas_api.names import AdapterRef
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
@@ -137,7 +146,7 @@ class OwnedJob:
                 self.wake.set()
 
     def _note(self, state: JobState, sequence: int, episode: Episode) -> None:
-        self._retention.note(sequence, episode.group if state.awaits(episode) else None)
+        self._retention.note(sequence, episode.group if state.is_open(episode) else None)
 
     async def _advance(self, state: JobState) -> None:
         state.policy = await self._records.policy(state.agent)
@@ -167,18 +176,20 @@ class OwnedJob:
         if not state.strict:
             ready.sort(key=lambda pair: pair[0])
         for version, group in ready:
-            await self._log(state.resolve(group, version))
+            is_dropped = state.assembly.drops(group, version)
+            dropped_tokens = await self._records.num_tokens(group.trajectories) if is_dropped else 0
+            await self._log(state.resolve(group, version, dropped_tokens))
 
-    async def _log(self, messages: Sequence[object]) -> None:
+    async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
         for message in messages:
-            await self._records.log_group(message)  # type: ignore[arg-type]
+            await self._records.log_group(message)
             if isinstance(message, StepClosed):
                 log.info("%s: step %d closed with %d groups", self.document.ref, message.step, message.num_groups)
 
     async def _record(self, state: JobState) -> None:
         while (draft := state.assembly.recordable(state.policy.step)) is not None:
             manifest = None if draft.no_op else await self._records.manifest(state.policy.manifest, draft.step)
-            record = job_reports.step_record(self.document, draft, manifest, await self._around(state, draft))
+            record = job_reports.step_record(self.document, draft, manifest, self._around(state, draft))
             await self._records.log_step(record)
             state.record(record)
             await self._records.write_ledger(state.ledger())
@@ -192,14 +203,12 @@ class OwnedJob:
         asks = self._want(state) > 0 or state.due_evaluation() is not None
         self._share.note(state.num_open, evaluating=state.evaluation is not None, asks=asks)
 
-    async def _around(self, state: JobState, draft: StepDraft) -> job_reports.Around:
-        dropped = [trajectory for group in draft.dropped for trajectory in group.trajectories]
+    def _around(self, state: JobState, draft: StepDraft) -> job_reports.Around:
         return job_reports.Around(
             began_at=state.last_step.at if state.last_step else self.started_at,
             ended_at=self._context.now(),
             skips=state.unrecorded_skips(),
             outcomes=state.outcomes(draft.resolved),
-            dropped_tokens=await self._records.num_tokens(dropped),
             train_s=state.policy.train_s if state.policy.step == draft.step else None,
         )
 

@@ -8,6 +8,7 @@ from marlaas_api.messages import (
     Episode,
     EvalRecord,
     EvalSample,
+    GroupOutcome,
     JobDocument,
     Manifest,
     Phase,
@@ -22,7 +23,7 @@ from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
-from marlaas_worker.orchestrator.experience import GroupOutcome, count_faults
+from marlaas_worker.orchestrator.experience import count_faults
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.steps import StepDraft
 from marlaas_worker.orchestrator.usage import JobUsage
@@ -37,7 +38,6 @@ class Around:
         ended_at: unix seconds.
         skips: visits skipped since the step before, as (solved, hopeless).
         outcomes: difficulties of its tasks.
-        dropped_tokens: tokens of its dropped groups.
         train_s: seconds of the trainer's computing; None if not known.
     """
 
@@ -45,14 +45,13 @@ class Around:
     ended_at: float
     skips: tuple[int, int] = (0, 0)
     outcomes: tuple[TaskOutcome, ...] = ()
-    dropped_tokens: int = 0
     train_s: float | None = None
 
 
 def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | None, around: Around) -> StepRecord:
     """Return the record of a finished step. manifest: None for a no-op step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
-    staleness = [ready.staleness for ready in draft.assigned]
+    staleness, dropped = [ready.staleness for ready in draft.assigned], draft.dropped
     timed = {} if around.train_s is None else {"train_s": around.train_s}
     return StepRecord(
         namespace=document.namespace,
@@ -65,12 +64,12 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
         wall_s=around.ended_at - around.began_at,
         reward_mean=statistics.fmean(rewards) if rewards else 0.0,
         reward_std=statistics.pstdev(rewards) if rewards else 0.0,
-        indices=tuple(sorted({group.index for group in draft.resolved} | draft.logged)),
+        indices=tuple(sorted(group.index for group in draft.resolved)),
         num_groups=len(draft.assigned),
         num_episodes=len(rewards),
-        num_zero_variance=sum(group.verdict is GroupOutcome.FLAT for group in draft.resolved),
-        num_dropped=len(draft.dropped),
-        dropped_tokens=around.dropped_tokens,
+        num_zero_variance=sum(group.outcome is GroupOutcome.FLAT for group in draft.resolved),
+        num_dropped=len(dropped),
+        dropped_tokens=sum(group.dropped_tokens for group in dropped),
         skipped_solved=around.skips[0],
         skipped_hopeless=around.skips[1],
         outcomes=around.outcomes,
