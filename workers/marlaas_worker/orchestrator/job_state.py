@@ -74,8 +74,9 @@ class JobState:
         group = spec.rollout.group_size
         window = max(2 * group, group * spec.training.groups_per_step)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least=group)
-        # The newest version may belong to a step that is committed and not recorded yet.
-        version = self.last_step.version if self.last_step else min(0, history.policy.version)
+        version = history.policy.version
+        if history.policy.step >= self.finished:  # The trainer has committed steps that are not recorded yet.
+            version = self.last_step.version if self.last_step else 0
         self.assembly = Assembly(document.ref, self.agent, self._rules(), self.finished, version)
         self.assembly.restore(history.groups)
         resolved = [group for draft in self.assembly.drafts for group in draft.resolved]
