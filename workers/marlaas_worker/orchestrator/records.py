@@ -101,7 +101,7 @@ class Records:
             if manifest.step == step:
                 return manifest
             ref = manifest.parent
-        raise AssertionError(f"{self.ref}: step {step} is committed, but no manifest says so")
+        raise AssertionError(f"{self.ref}: step {step} is committed, and no manifest of the agent names it")
 
     async def write_ledger(self, ledger: IssueLedger) -> None:
         """Write the ledger, before the tasks that it names are published. Raises LostLease."""
@@ -158,6 +158,12 @@ class Records:
         stored = await self.bus.replay(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
         tasks = (decode_as(TaskMessage, one.data) for one in stored)
         return {task.group for task in tasks if task.uid == self.ref.uid}
+
+    async def open_tasks(self) -> None:
+        """Create the consumer from which the job's sandboxes claim tasks; sandboxes may not create consumers."""
+        namespace, job = self.ref.namespace, self.ref.name
+        name, subject = subjects.consumer(namespace, job, "sandbox"), subjects.task(namespace, job)
+        await self.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
 
     async def publish_task(self, task: TaskMessage) -> None:
         """Queue a task; a duplicate within two minutes changes nothing."""

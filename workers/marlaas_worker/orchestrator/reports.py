@@ -48,6 +48,17 @@ class Around:
     train_s: float | None = None
 
 
+def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> Around:
+    """Return the facts about a step that is recorded now. started_at: of the job."""
+    return Around(
+        began_at=state.last_step.at if state.last_step else started_at,
+        ended_at=now,
+        skips=state.unrecorded_skips(),
+        outcomes=state.outcomes(draft.resolved),
+        train_s=state.policy.train_s if state.policy.step == draft.step else None,
+    )
+
+
 def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | None, around: Around) -> StepRecord:
     """Return the record of a finished step. manifest: None for a no-op step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
@@ -205,6 +216,27 @@ def _adapters(document: JobDocument, agent: str, version: int) -> dict[str, str]
     if version < 0:
         return {}
     return {agent: AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix}
+
+
+def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Phase, str, str] | None:
+    """Return why a job ends now, as phase, reason and message; None if it goes on.
+
+    Args:
+        given_up: the reason of its trainers, if all have given it up.
+        admitted_s: seconds for which it was admitted, in total.
+    """
+    spec, faults = state.document.spec, state.faults.verdict()
+    deadline = spec.active_deadline_seconds
+    if given_up is not None:
+        return Phase.FAILED, "TrainingFailed", given_up
+    if faults is not None:
+        return Phase.FAILED, "TooManyFaults", faults
+    if deadline is not None and admitted_s > deadline:
+        text = f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)"
+        return Phase.FAILED, "DeadlineExceeded", text
+    if state.training_over and state.evaluation is None and state.due_evaluation() is None:
+        return Phase.SUCCEEDED, "Finished", f"{state.finished} steps, version {state.policy.version}"
+    return None
 
 
 def _doing(state: JobState) -> tuple[str, str]:
