@@ -64,7 +64,7 @@ HELD_OUT = {
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"namespace": "team-b"}, "of the job team-b/sums"),
+        ({"namespace": "team-b"}, "names the job team-b/sums"),
         ({"job": "other"}, "of the job team-a/other"),
         ({"group": "garbage"}, "not a group name"),
         ({"group": "uid-other-t3", "episode": "uid-other-t3-1-1"}, "group 'uid-other-t3'"),

@@ -184,7 +184,7 @@ def admitted(document: JobDocument, before: Progress | None, started_at: float) 
         "phase": Phase.RUNNING,
         "admitted": True,
         "reason": Reason.ADMITTED.value,
-        "message": "admitted; reading what is on record",
+        "message": "admitted; reading its records",
         "started_at": started_at,
     }
     return _progress(document, before, update)

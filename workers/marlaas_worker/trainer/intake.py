@@ -82,8 +82,8 @@ class Intake:
     async def _take(self, data: bytes) -> GroupReady | StepClosed | None:
         """Add a message to the inbox and return it.
 
-        None for a message of another job of the same name, and for one that trains nothing: a group without use, or
-        the end of a step without signal.
+        None for a message of another job of the same name, for a group that is not trained, and for the end of a step
+        without groups.
         """
         message = await wire.unpack(data, self._dependencies.context.blobs)
         if not isinstance(message, GroupLogEntry):
