@@ -65,7 +65,7 @@ HELD_OUT = {
     ("fields", "words"),
     [
         ({"namespace": "team-b"}, "names the job team-b/sums"),
-        ({"job": "other"}, "of the job team-a/other"),
+        ({"job": "other"}, "names the job team-a/other"),
         ({"group": "garbage"}, "not a group name"),
         ({"group": "uid-other-t3", "episode": "uid-other-t3-1-1"}, "group 'uid-other-t3'"),
         ({"split": Split.EVAL}, "with split eval"),
@@ -84,7 +84,7 @@ HELD_OUT = {
         ({"group": "uid-sums-t5v3", "episode": "uid-sums-t5v3-1-1"}, "not a group name"),
         ({"group": f"uid-sums-t{'9' * 5000}", "episode": f"uid-sums-t{'9' * 5000}-1-1"}, "not a group name"),
         ({"rewards": {"policy": 0.5, "x" * 1000: 1.0}}, "not an agent of the job"),
-        ({"leaves": {"policy": (0,), "critic": (0,)}}, "'critic', which is no agent"),
+        ({"leaves": {"policy": (0,), "critic": (0,)}}, "'critic', which is not an agent"),
         ({"metrics": {"\x1b[2Jx": 1.0}}, r"a metric named '\\x1b\[2Jx'"),
         ({"metrics": {"x" * 1000: 1.0}}, "a metric named 'xxx"),
         ({"num_turns": -1}, "-1 turns"),
