@@ -1,8 +1,7 @@
 import pytest
 
 from marlaas_api.messages import GroupOutcome, IssueLedger
-from marlaas_worker.orchestrator.data_order import difficulty
-from marlaas_worker.orchestrator.experience import Experience
+from marlaas_worker.orchestrator.experience import Experience, difficulty
 from marlaas_worker.orchestrator.job_state import History, JobState
 
 

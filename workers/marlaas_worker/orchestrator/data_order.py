@@ -10,11 +10,10 @@ without variance has no advantage. DAPO (arXiv 2503.14476, section 3.2) discards
 resting saves the sampling.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from marlaas_api.kinds import DataSpec, SkipSpec
-from marlaas_api.messages import Difficulty, GroupOutcome, TaskOutcome
+from marlaas_api.messages import Difficulty, TaskOutcome
 from marlaas_api.names import derive_seed
 
 _ROUNDS = 4
@@ -100,15 +99,6 @@ class DataOrder:
         if skip is None or size is None:
             return False
         return walk.in_pass + 1 <= skip.max_share * (walk.next_visit % size + 1)
-
-
-def difficulty(outcome: GroupOutcome, rewards: Sequence[float], solved_reward: float) -> Difficulty | None:
-    """Return the difficulty of a group's task; None if too many of its members ended with a fault."""
-    if outcome is GroupOutcome.FAULTED:
-        return None
-    if outcome is GroupOutcome.SIGNAL:
-        return Difficulty.VARIED
-    return Difficulty.SOLVED if rewards[0] >= solved_reward else Difficulty.HOPELESS
 
 
 def permuted(offset: int, size: int, seed: int) -> int:

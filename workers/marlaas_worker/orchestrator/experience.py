@@ -5,10 +5,10 @@ Invariant: the first record of a member counts; replays and duplicates change no
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from marlaas_api.messages import Episode, GroupOutcome, TrajectoryRef
+from marlaas_api.messages import Difficulty, Episode, GroupOutcome, TrajectoryRef
 from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
 
@@ -77,6 +77,15 @@ class Experience:
 def group_index(group: str) -> int:
     """Index of a training group, from its name."""
     return int(group_token(group)[1:])
+
+
+def difficulty(outcome: GroupOutcome, rewards: Sequence[float], solved_reward: float) -> Difficulty | None:
+    """Return the difficulty of a group's task; None if too many of its members ended with a fault."""
+    if outcome is GroupOutcome.FAULTED:
+        return None
+    if outcome is GroupOutcome.SIGNAL:
+        return Difficulty.VARIED
+    return Difficulty.SOLVED if rewards[0] >= solved_reward else Difficulty.HOPELESS
 
 
 def _outcome(rewards: list[float]) -> GroupOutcome:

@@ -22,9 +22,9 @@ from marlaas_api.messages import (
     TaskOutcome,
 )
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
-from marlaas_worker.orchestrator.data_order import DataOrder, Walk, difficulty
+from marlaas_worker.orchestrator.data_order import DataOrder, Walk
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
-from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, group_index
+from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, difficulty, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 

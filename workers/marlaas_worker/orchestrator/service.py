@@ -112,7 +112,7 @@ class _Service:
                     async for entry in entries:
                         self._look(bucket_name, entry)
             except Retryable as error:
-                log.warning("watching bucket %s failed, retry in %g s: %s", bucket_name, PERIOD_S, error)
+                log.warning("watching %s: %s", bucket_name, error)
             await asyncio.sleep(PERIOD_S)
 
     def _look(self, bucket_name: str, entry: Entry) -> None:
@@ -169,7 +169,7 @@ class _Service:
             return decode_as(ReplicaReport, entry.data or b"")
         except Permanent as error:
             if entry.key not in self._unreadable:
-                log.warning("cannot parse the replica report %s: %s", entry.key, error)
+                log.warning("the report of %s cannot be read: %s", entry.key, error)
             self._unreadable.add(entry.key)
             return None
 
