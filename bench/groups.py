@@ -86,9 +86,7 @@ async def fill(bus: Bus, job: JobDocument, num_steps: int) -> None:
         indices = tuple(range(step * GROUPS_PER_STEP, (step + 1) * GROUPS_PER_STEP))
         for position, index in enumerate(indices):
             await bus.publish(subject, encode(ready(job, step, position, index)))
-        closed = StepClosed(
-            **names, agent="policy", step=step, base_version=step, num_groups=len(indices), indices=indices
-        )
+        closed = StepClosed(**names, agent="policy", step=step, base_version=step, num_groups=len(indices))
         await bus.publish(subject, encode(closed))
         if step < num_steps - 1:
             await bus.publish(subjects.step(job.namespace, job.job, job.uid, step), encode(record(job, step, indices)))

@@ -228,7 +228,7 @@ class OrchestratorHarness:
                     groups = ready.setdefault(message.step, [])
                     assert message.position == len(groups), "positions are dense and in order"
                     groups.append(message)
-                elif isinstance(message, StepClosed):
+                elif isinstance(message, StepClosed) and message.num_groups:
                     await (may_train or self.may_train).wait()
                     groups = ready.pop(message.step)
                     assert message.num_groups == len(groups)

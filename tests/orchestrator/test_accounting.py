@@ -2,11 +2,26 @@
 no turn that is to be trained is purged, and neither the log of assignments nor the turns grow with what is on record."""
 
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable, Container
+from types import FrameType
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from marlaas_api.messages import Episode, FaultClass, GroupReady, JobDocument, Manifest, PolicyRecord, StepClosed
+from marlaas_api.messages import (
+    Episode,
+    FaultClass,
+    GroupLogEntry,
+    GroupReady,
+    IssueLedger,
+    JobDocument,
+    Manifest,
+    PolicyRecord,
+    StepClosed,
+)
 from marlaas_api.names import Split, episode_id, train_group
 from marlaas_worker.orchestrator import reports
 from marlaas_worker.orchestrator.job_state import History, JobState
@@ -28,7 +43,7 @@ class AccountingHarness:
         self.rules = document.spec.training
         self.log, self.records, self.episodes, self.ledger = [], [], [], None
         self.policy, self.pins, self.queue = PolicyRecord(uid=document.uid, version=0), {}, set()
-        self.members, self.trained = Counter(), []
+        self.members, self.trained, self.written = Counter(), [], []
         self.turns, self.last_turn = {}, 0
         self.take_up()
 
@@ -56,10 +71,12 @@ class AccountingHarness:
         self.write(state.assembly.close_if_due())
         ready = [(self.pins.get(group.index, self.policy.version), group) for group in state.resolvable()]
         for version, group in ready if state.strict else sorted(ready, key=lambda pair: pair[0]):
-            self.write(state.resolve(group, version))
+            dropped_tokens = group.index if state.assembly.drops(group, version) else 0
+            self.write(state.resolve(group, version, dropped_tokens))
         while (draft := state.assembly.recordable(self.policy.step)) is not None:
             manifest = None if draft.no_op else self.manifest(draft.step, draft.base_version + 1)
-            record = reports.step_record(self.document, draft, manifest, reports.Around(0.0, 0.0))
+            around = reports.Around(0.0, 0.0, state.unrecorded_skips(), state.outcomes(draft.resolved))
+            record = reports.step_record(self.document, draft, manifest, around)
             if len(self.records) == record.step:
                 self.records.append(record)
             self.effect()
@@ -80,9 +97,10 @@ class AccountingHarness:
                 self.give_out(index)
                 self.effect()
 
-    def write(self, messages: list[GroupReady | StepClosed]) -> None:
+    def write(self, messages: list[GroupLogEntry]) -> None:
         for message in messages:
             self.log.append(message)
+            self.written.append(message)
             self.effect()
 
     def play(self) -> None:
@@ -106,7 +124,7 @@ class AccountingHarness:
 
     def train(self) -> None:
         closed = min(
-            (one for one in self.log if isinstance(one, StepClosed) and one.step > self.policy.step),
+            (one for one in self.log if isinstance(one, StepClosed) and one.num_groups and one.step > self.policy.step),
             key=lambda one: one.step,
             default=None,
         )
@@ -158,3 +176,105 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
         assert deaths or len(harness.log) <= 1, seed
         if not deaths and not staleness:
             assert {index for index, _ in harness.turns} == set(harness.records[-1].indices), seed
+
+
+class RestartingHarness(AccountingHarness):
+    """Everything but the orchestrator goes on as it would without restarts, which find no episodes of resolved groups.
+
+    kills: numbers of effects, from 0.
+    """
+
+    def __init__(self, document: JobDocument, seed: int, kills: Container[int]) -> None:
+        self.kills, self.num_effects = kills, 0
+        super().__init__(document, random.Random(seed), 0.0)
+
+    def effect(self) -> None:
+        self.num_effects += 1
+        if self.num_effects - 1 in self.kills:
+            raise Killed
+
+    def take_up(self) -> None:
+        resolved = {message.index for message in self.written if not isinstance(message, StepClosed)}
+        self.episodes = [episode for episode in self.episodes if episode.index not in resolved]
+        try:
+            super().take_up()
+        except Killed:
+            self.take_up()
+
+    def orchestrate(self) -> None:
+        try:
+            super().orchestrate()
+        except Killed:
+            self.take_up()
+            self.orchestrate()
+
+    def results(self) -> tuple[object, ...]:
+        return self.written, self.records, self.state.walk, self.trained, self.state.fault_totals()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10_000), per_step=st.integers(1, 3), refill=st.integers(0, 2), kill=st.integers(0, 200))
+def test_wherever_the_orchestrator_is_killed_log_records_and_faults_are_those_without_a_restart(
+    document, staleness, seed, per_step, refill, kill
+):
+    rules = {"groupsPerStep": per_step, "maxRefill": refill, "data": {"tasks": 6, "skip": {"passes": 2}}}
+    job = document(steps=4, maxStaleness=staleness, **rules)
+    whole = RestartingHarness(job, seed, ())
+    whole.live()
+    for kills in ({kill % whole.num_effects}, range(10_000)):
+        harness = RestartingHarness(job, seed, kills)
+        harness.live()
+        assert harness.results() == whole.results()
+
+
+def executed(work: Callable[[], object]) -> int:
+    """The number of bytecode instructions that a call executes."""
+    number = 0
+
+    def count(frame: FrameType, event: str, _: object) -> object:
+        nonlocal number
+        frame.f_trace_opcodes = True
+        number += event == "opcode"
+        return count
+
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return number
+
+
+def test_taking_up_and_recording_a_step_is_linear_in_its_groups(document, play):
+    def instructions(num: int) -> int:
+        job = document(groupsPerStep=num, maxStaleness=1, maxRefill=3)
+        log, episodes = [], []
+        ledger = IssueLedger(
+            namespace="team-a", job="sums", uid=job.uid, next_index=2 * num, open=tuple(range(2 * num))
+        )
+        first = JobState(job, History(ledger=ledger, policy=PolicyRecord(uid=job.uid, version=0)))
+        for index in range(2 * num):
+            episodes += play(job, index, (1.0, float(index % 2)))
+            first.add_episode(episodes[-2])
+            first.add_episode(episodes[-1])
+            log += first.resolve(first.complete[index], 0)
+        assert [message.num_groups for message in log if isinstance(message, StepClosed)] == [num]
+
+        def take_up() -> None:
+            state = JobState(job, History(groups=tuple(log), ledger=ledger, policy=first.policy))
+            for episode in episodes:
+                state.add_episode(episode)
+            assert state.resolvable() == []
+            (draft, _) = state.assembly.drafts
+            manifest = Manifest(
+                **{"namespace": "team-a", "job": "sums", "uid": job.uid, "agent": "policy", "version": 1, "step": 0},
+                **{"parent": None, "rank": 8, "files": {}, "state": None, "tensor_digests": {}, "probes": ()},
+            )
+            state.record(reports.step_record(job, draft, manifest, reports.Around(0.0, 0.0)))
+            assert len(state.unrecorded) == 1
+
+        return executed(take_up)
+
+    small, large = instructions(100), instructions(400)
+    assert large < 4.2 * small

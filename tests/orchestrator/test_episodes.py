@@ -64,8 +64,8 @@ HELD_OUT = {
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"namespace": "team-b"}, "of the job team-b/sums"),
-        ({"job": "other"}, "of the job team-a/other"),
+        ({"namespace": "team-b"}, "names the job team-b/sums"),
+        ({"job": "other"}, "names the job team-a/other"),
         ({"group": "garbage"}, "not a group name"),
         ({"group": "uid-other-t3", "episode": "uid-other-t3-1-1"}, "group 'uid-other-t3'"),
         ({"split": Split.EVAL}, "with split eval"),
@@ -78,15 +78,15 @@ HELD_OUT = {
         ({"episode": "uid-sums-t3-0-1"}, "of member 1"),
         ({"episode": "uid-sums-t3-1-1.*.>"}, "of member 1"),
         ({"rewards": {}}, "no reward for policy"),
-        ({"rewards": {"policy": float("nan")}}, "no number between"),
-        ({"metrics": {"x": float("inf")}}, "no number between"),
-        ({"rewards": {"policy": -1.7e308}}, "no number between -1e.30 and 1e.30"),
+        ({"rewards": {"policy": float("nan")}}, "not a number between"),
+        ({"metrics": {"x": float("inf")}}, "not a number between"),
+        ({"rewards": {"policy": -1.7e308}}, "not a number between -1e.30 and 1e.30"),
         ({"group": "uid-sums-t5v3", "episode": "uid-sums-t5v3-1-1"}, "not a group name"),
         ({"group": f"uid-sums-t{'9' * 5000}", "episode": f"uid-sums-t{'9' * 5000}-1-1"}, "not a group name"),
-        ({"rewards": {"policy": 0.5, "x" * 1000: 1.0}}, "no agent of the job"),
-        ({"leaves": {"policy": (0,), "critic": (0,)}}, "'critic', which is no agent"),
-        ({"metrics": {"\x1b[2Jx": 1.0}}, r"a metric called '\\x1b\[2Jx'"),
-        ({"metrics": {"x" * 1000: 1.0}}, "a metric called 'xxx"),
+        ({"rewards": {"policy": 0.5, "x" * 1000: 1.0}}, "not an agent of the job"),
+        ({"leaves": {"policy": (0,), "critic": (0,)}}, "'critic', which is not an agent"),
+        ({"metrics": {"\x1b[2Jx": 1.0}}, r"a metric named '\\x1b\[2Jx'"),
+        ({"metrics": {"x" * 1000: 1.0}}, "a metric named 'xxx"),
         ({"num_turns": -1}, "-1 turns"),
         ({"num_turns": 10**6}, "1000000 turns"),
         ({"prior_faults": (FaultClass.INFRA,) * 1000}, "after 1000 faults"),
@@ -111,7 +111,7 @@ def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored
     )
     headless = [ormsgpack.packb({"v": 1, "t": "Episode"}), ormsgpack.packb({"v": float("inf")})]
     for data in (b"", b'{"stream":"EPISODES","seq":1}', ormsgpack.packb(claim), encode(task), *headless):
-        with pytest.raises(EpisodeInvalid, match="it is no episode"):
+        with pytest.raises(EpisodeInvalid, match="it is not an episode"):
             read_episode(stored(data), document())
 
 

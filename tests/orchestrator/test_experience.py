@@ -1,6 +1,8 @@
 import pytest
 
-from marlaas_worker.orchestrator.experience import Experience, GroupOutcome
+from marlaas_api.messages import GroupOutcome, IssueLedger
+from marlaas_worker.orchestrator.experience import Experience, difficulty
+from marlaas_worker.orchestrator.job_state import History, JobState
 
 
 def test_a_group_is_complete_when_every_member_has_ended_in_any_order(document, play):
@@ -10,7 +12,7 @@ def test_a_group_is_complete_when_every_member_has_ended_in_any_order(document, 
     group = store.add(first)
     assert group is not None
     assert group.rewards == (1.0, 0.0)
-    assert group.verdict is GroupOutcome.SIGNAL
+    assert group.outcome is GroupOutcome.SIGNAL
 
 
 def test_a_group_says_of_each_episode_how_it_ended(document, play):
@@ -32,24 +34,24 @@ def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document,
 
 
 @pytest.mark.parametrize(
-    ("rewards", "verdict", "kept"),
+    ("rewards", "outcome", "kept"),
     [
         ((1.0, 1.0), GroupOutcome.FLAT, 2),
         ((1.0, None), GroupOutcome.FAULTED, 1),
         ((None, None), GroupOutcome.FAULTED, 0),
     ],
 )
-def test_groups_without_signal_say_why(document, play, rewards, verdict, kept):
+def test_groups_without_signal_say_why(document, play, rewards, outcome, kept):
     store = Experience("policy", 2)
     group = [store.add(episode) for episode in play(document(), 0, rewards)][-1]
     assert group is not None
-    assert group.verdict is verdict
+    assert group.outcome is outcome
     assert len(group.trajectories) == kept
     assert group.faults.get("env", 0) == 2 - kept
 
 
 @pytest.mark.parametrize(
-    ("rewards", "difficulty"),
+    ("rewards", "expected"),
     [
         ((1.0, 0.0), "varied"),
         ((0.8, 0.8), "solved"),
@@ -59,16 +61,19 @@ def test_groups_without_signal_say_why(document, play, rewards, verdict, kept):
         ((1.0, None), None),
     ],
 )
-def test_a_group_says_how_hard_its_task_was_unless_faults_left_nothing_to_say(document, play, rewards, difficulty):
+def test_a_group_says_how_hard_its_task_was_unless_faults_left_nothing_to_say(document, play, rewards, expected):
     store = Experience("policy", 2)
     group = [store.add(episode) for episode in play(document(), 0, rewards)][-1]
     assert group is not None
-    assert group.difficulty(0.5) == difficulty
+    assert difficulty(group.outcome, group.rewards, 0.5) == expected
 
 
 def test_a_task_that_comes_again_has_a_group_of_its_own(document, play):
-    store = Experience("policy", 2)
-    again = [episode.model_copy(update={"index": 1}) for episode in play(document(), 5, (1.0, 0.0))]
-    group = [store.add(episode) for episode in again][-1]
-    assert group is not None
-    assert (group.index, group.task) == (5, 1)
+    job = document(data={"tasks": 4, "skip": {}})
+    state = JobState(
+        job, History(ledger=IssueLedger(namespace="team-a", job="sums", uid=job.uid, next_index=6, open=(5,)))
+    )
+    for episode in play(job, 5, (1.0, 0.0)):
+        state.add_episode(episode.model_copy(update={"index": 1}))
+    (ready,) = state.resolve(state.complete[5], 0)
+    assert [(one.index, one.visit) for one in state.outcomes([ready])] == [(1, 5)]

@@ -6,8 +6,7 @@ from marlaas_api import subjects
 from marlaas_api.bus import Position
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.names import JobRef
-from marlaas_worker.orchestrator.leftovers import Leftovers
-from marlaas_worker.orchestrator.retention import PATIENCE_S, PurgeMark, PurgeMarks, Retention
+from marlaas_worker.orchestrator.retention import PATIENCE_S, Leftovers, PurgeMark, PurgeMarks, Retention
 
 REF = JobRef("team-a", "sums", "u1")
 EPISODES, TURNS = subjects.episode("team-a", "sums"), subjects.turn("team-a", "sums", "*", "*")

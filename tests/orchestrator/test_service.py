@@ -177,7 +177,7 @@ async def test_what_nobody_foresaw_is_one_jobs_own_and_it_may_recover(harness, d
         assert ended.phase is Phase.SUCCEEDED
     else:
         assert (ended.phase, ended.reason, died) == (Phase.FAILED, "BrokenInvariant", 3)
-        assert "3 times in a row to go on with this job: OverflowError" in ended.message
+        assert "crashed 3 times in a row; the last error: OverflowError" in ended.message
 
 
 async def test_a_job_that_every_trainer_has_given_up_fails_in_the_trainers_words(harness, document):

@@ -2,9 +2,14 @@
 
 from collections import Counter
 
-from marlaas_api.messages import GroupReady, StepClosed, TrajectoryRef
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marlaas_api.messages import GroupOutcome, GroupReady, GroupUnused, StepClosed, TrajectoryRef
 from marlaas_api.names import JobRef, train_group
-from marlaas_worker.orchestrator.experience import CompleteGroup, GroupOutcome
+from marlaas_api.wire import encode
+from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 REF = JobRef("team-a", "sums", "u1")
@@ -12,10 +17,10 @@ STRICT = StepRules(groups_per_step=2, max_staleness=0, max_refill=1, steps=3)
 ASYNC = StepRules(groups_per_step=2, max_staleness=1, max_refill=1, steps=3)
 
 
-def group(index: int, verdict: GroupOutcome = GroupOutcome.SIGNAL) -> CompleteGroup:
-    rewards = (1.0, 0.0) if verdict is GroupOutcome.SIGNAL else (1.0, 1.0)
+def group(index: int, outcome: GroupOutcome = GroupOutcome.SIGNAL) -> CompleteGroup:
+    rewards = {GroupOutcome.SIGNAL: (1.0, 0.0), GroupOutcome.FLAT: (1.0, 1.0), GroupOutcome.FAULTED: (1.0,)}[outcome]
     trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=r) for i, r in enumerate(rewards))
-    return CompleteGroup(index, index, train_group(REF, index), trajectories, verdict, Counter())
+    return CompleteGroup(index, train_group(REF, index), trajectories, outcome, Counter({"env": 2 - len(rewards)}))
 
 
 def flat(index: int) -> CompleteGroup:
@@ -33,7 +38,7 @@ def test_a_full_step_closes_and_the_next_one_trains_on_the_version_it_will_make(
     assert isinstance(ready, GroupReady)
     assert (ready.step, ready.base_version, ready.position) == (0, 0, 1)
     assert isinstance(closed, StepClosed)
-    assert (closed.num_groups, closed.indices) == (2, (0, 1))
+    assert closed.num_groups == 2
     (third,) = steps.resolve(group(2), 0)
     assert isinstance(third, GroupReady)
     assert (third.step, third.base_version, third.staleness) == (1, 1, 1)
@@ -43,7 +48,10 @@ def test_what_would_be_too_stale_is_dropped_and_counted():
     steps = fresh(ASYNC)
     for index in range(4):
         steps.resolve(group(index), 0)
-    assert steps.resolve(group(4), 0) == []
+    assert steps.drops(group(4), 0)
+    (unused,) = steps.resolve(group(4), 0, dropped_tokens=7)
+    assert isinstance(unused, GroupUnused)
+    assert (unused.step, unused.outcome, unused.dropped_tokens) == (2, GroupOutcome.SIGNAL, 7)
     assert steps.open is not None
     assert [one.index for one in steps.open.dropped] == [4]
     assert steps.open.base_version == 2
@@ -92,14 +100,20 @@ def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_g
     assert steps.want(0) == 1
     steps.resolve(flat(2), 0)
     assert steps.want(0) == 1
-    (closed,) = steps.resolve(flat(3), 0)
+    _, closed = steps.resolve(flat(3), 0)
     assert isinstance(closed, StepClosed)
-    assert (closed.num_groups, closed.indices) == (1, (0, 1, 2, 3))
+    assert closed.num_groups == 1
+    assert [one.index for one in steps.drafts[0].resolved] == [0, 1, 2, 3]
 
 
-def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_tells_the_trainer_nothing():
+def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_the_trainer_nothing():
     steps = fresh(STRICT)
-    assert [m for index in range(4) for m in steps.resolve(flat(index), 0)] == []
+    *unused, closed = (message for index in range(4) for message in steps.resolve(flat(index), 0))
+    assert [(one.index, one.outcome, one.rewards) for one in unused if isinstance(one, GroupUnused)] == [
+        (index, GroupOutcome.FLAT, (1.0, 1.0)) for index in range(4)
+    ]
+    assert isinstance(closed, StepClosed)
+    assert (closed.step, closed.num_groups) == (0, 0)
     draft = steps.recordable(committed_step=-1)
     assert draft is not None
     assert draft.no_op
@@ -126,80 +140,75 @@ def test_nothing_opens_after_the_last_step():
     steps.resolve(group(1), 2)
     assert steps.open is None
     assert steps.want(0) == 0
-    assert steps.resolve(group(2), 2) == []
+    draft = steps.recordable(committed_step=2)
+    assert draft is not None
+    steps.recorded(draft, 3)
+    assert steps.resolve(group(2), 2) == [], "nothing counts it any more"
 
 
-def test_restored_from_its_log_an_assembly_decides_as_if_it_had_never_stopped():
-    groups = [flat(0), group(1), group(2), group(3), flat(4), group(5)]
-    whole, log = fresh(ASYNC), []
-    for one in groups:
-        log += whole.resolve(one, 0)
+@given(
+    rules=st.builds(StepRules, st.integers(1, 3), st.integers(0, 2), st.integers(0, 2), st.integers(1, 4)),
+    groups=st.lists(st.tuples(st.sampled_from(list(GroupOutcome)), st.integers(0, 3)), max_size=20),
+)
+def test_restored_from_any_part_of_its_log_an_assembly_decides_as_if_it_had_never_stopped(rules, groups):
+    """Also from a part that ends between two messages of one decision."""
+    whole = fresh(rules)
+    arrivals = [(group(index, outcome), max(0, index // 2 - lag)) for index, (outcome, lag) in enumerate(groups)]
+    log = [message for one, version in arrivals for message in whole.resolve(one, version, one.index)]
     for cut in range(len(log) + 1):
-        resumed = fresh(ASYNC)
+        resumed = fresh(rules)
         resumed.restore(log[:cut])
-        again = log[:cut] + resumed.close_if_due()
-        for one in groups:
-            again += resumed.resolve(one, 0)
-        readies = [m for m in again if isinstance(m, GroupReady)]
-        assert [(m.step, m.position, m.group) for m in readies] == [
-            (m.step, m.position, m.group) for m in log if isinstance(m, GroupReady)
-        ], f"cut after {cut}"
-        closed = [(m.step, m.indices) for m in again if isinstance(m, StepClosed)]
-        assert closed == [(m.step, m.indices) for m in log if isinstance(m, StepClosed)], f"cut after {cut}"
+        again = [*log[:cut], *resumed.close_if_due()]
+        known = {message.index for message in log[:cut] if not isinstance(message, StepClosed)}
+        for one, version in arrivals:
+            if one.index not in known:
+                again += resumed.resolve(one, version, one.index)
+        assert again == log, f"cut after {cut}"
+        assert resumed.drafts == whole.drafts, f"cut after {cut}"
 
 
-def test_what_was_dropped_before_a_crash_is_counted_after_it():
+def test_the_log_of_recorded_steps_changes_nothing():
     whole, log = fresh(ASYNC), []
-    for index in range(5):
+    for index in range(3):
         log += whole.resolve(group(index), 0)
-    for index in (5, 6):
-        log += whole.resolve(group(index), 2)
-    resumed = fresh(ASYNC)
+    draft = whole.recordable(committed_step=0)
+    assert draft is not None
+    whole.recorded(draft, version=1)
+    resumed = Assembly(REF, "policy", ASYNC, recorded=1, version=1)
     resumed.restore(log)
-    for index in range(7):
-        resumed.resolve(group(index), 0)
-    assert [[one.index for one in draft.dropped] for draft in resumed.drafts] == [[], [], [4]]
+    assert resumed.drafts == whole.drafts
+    over = Assembly(REF, "policy", ASYNC, recorded=3, version=3)
+    over.restore(log)
+    assert over.drafts == []
 
 
-def test_a_group_without_signal_keeps_its_step_when_the_orchestrator_died_before_the_step_was_closed():
-    whole, groups = fresh(STRICT), [group(0), flat(1), group(2)]
-    log = [message for one in groups for message in whole.resolve(one, 0)]
-    resumed = fresh(STRICT)
-    resumed.restore(log[:-1])
-    assert resumed.close_if_due() == []
-    assert [message for one in groups for message in resumed.resolve(one, 0)] == log[-1:]
-    assert [one.index for one in resumed.drafts[0].resolved] == [0, 1, 2]
-    assert resumed.drafts[1].resolved == []
+def test_a_group_that_ended_after_the_last_step_stays_in_it_when_the_job_is_given_more_steps():
+    short, long = (StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=steps) for steps in (1, 2))
+    first, again = fresh(short), fresh(long)
+    again.restore([message for index in range(2) for message in first.resolve(group(index), 0)])
+    assert [[one.index for one in draft.resolved] for draft in again.drafts] == [[0, 1], []]
 
 
-def test_a_step_that_is_full_on_record_takes_no_other_group_before_its_own_are_back():
-    first, again = fresh(ASYNC), fresh(ASYNC)
-    log = [message for index in range(2) for message in first.resolve(group(index), 0)]
-    again.restore(log[:2])  # killed before it wrote that the step is closed
-    other, empty = group(2), flat(3)
-    assert again.in_turn([other]) == []
-    assert again.in_turn([other, group(0), empty]) == [group(0), empty]
-    assert again.resolve(group(0), 0) == []
-    assert again.resolve(group(1), 0) == log[2:]
-    assert again.in_turn([other]) == [other]
+def test_a_log_that_leaves_out_the_end_of_a_step_is_refused():
+    whole, log = fresh(STRICT), []
+    for index in range(3):
+        log += whole.resolve(group(index), 0)
+    with pytest.raises(AssertionError, match="a decision of step 1, and step 0 is not closed"):
+        fresh(STRICT).restore(one for one in log if not isinstance(one, StepClosed))
 
 
-def test_groups_without_signal_are_found_again_in_the_step_that_they_closed_in_silence():
-    first, again = fresh(ASYNC), fresh(ASYNC)
-    for index in range(4):
-        assert first.resolve(flat(index), 0) == []
-    again.restore(list(first.resolve(group(4), 0)))
-    for index in range(5):
-        again.resolve(flat(index) if index < 4 else group(4), 0)
-    assert [[one.index for one in draft.resolved] for draft in again.drafts] == [[0, 1, 2, 3], [4]]
-    assert [draft.no_op for draft in again.drafts] == [True, False]
+def test_the_message_of_a_group_without_signal_is_small():
+    trajectories = tuple(TrajectoryRef(member=i, episode=f"e{i}", leaves=(0,), reward=1.0) for i in range(8))
+    one = CompleteGroup(0, train_group(REF, 0), trajectories, GroupOutcome.FLAT, Counter())
+    (message,) = fresh(STRICT).resolve(one, 0)
+    assert len(encode(message)) < 200
 
 
 def test_what_ends_after_the_last_step_is_closed_is_counted_in_it_and_not_trained():
     steps = fresh(StepRules(groups_per_step=1, max_staleness=1, max_refill=0, steps=1))
     steps.resolve(group(0), 0)
     assert steps.open is None
-    assert steps.resolve(group(1), 0) == []
+    assert [type(message) for message in steps.resolve(group(1), 0)] == [GroupUnused]
     (last,) = steps.drafts
     assert [one.index for one in last.resolved] == [0, 1]
     assert ([one.index for one in last.dropped], len(last.assigned)) == ([1], 1)

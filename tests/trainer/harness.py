@@ -18,6 +18,7 @@ from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import (
+    GroupLogEntry,
     GroupReady,
     JobDocument,
     JobEvent,
@@ -167,15 +168,13 @@ class TrainerHarness:
         record = await self.record(document)
         for position in positions:
             group = await self._group(document, step, position, record)
-            await self._log(document, group.model_copy(update=changes))
+            await self.log(document, group.model_copy(update=changes))
 
     async def close(self, document: JobDocument, step: int, num_groups: int, base_version: int | None = None) -> None:
         """Log that a step has all its groups."""
         base = (await self.record(document)).version if base_version is None else base_version
         ids = {"namespace": document.namespace, "job": document.job, "uid": document.uid}
-        await self._log(
-            document, StepClosed(**ids, agent="policy", step=step, base_version=base, num_groups=num_groups)
-        )
+        await self.log(document, StepClosed(**ids, agent="policy", step=step, base_version=base, num_groups=num_groups))
 
     async def play(self, document: JobDocument, steps: int, first: int = 0) -> None:
         """Everybody else's part, strictly: each step's groups are sampled from the version before it."""
@@ -185,7 +184,7 @@ class TrainerHarness:
             await self.close(document, step, document.spec.training.groups_per_step)
         await self.version(document, first + steps)
 
-    async def _log(self, document: JobDocument, message: GroupReady | StepClosed) -> None:
+    async def log(self, document: JobDocument, message: GroupLogEntry) -> None:
         subject = subjects.group(document.namespace, document.job, "policy")
         await self.bus.publish(subject, wire.encode(message))
 

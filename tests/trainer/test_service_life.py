@@ -13,7 +13,7 @@ from tests.trainer.harness import QUICK, TrainerHarness, job
 from marlaas_api import bucket_cache, subjects
 from marlaas_api.bus import Entry
 from marlaas_api.bus_memory.buckets import MemoryBucket
-from marlaas_api.messages import Phase
+from marlaas_api.messages import GroupUnused, Phase
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import view
 from marlaas_worker.trainer.calibration import calibrate
@@ -151,6 +151,23 @@ async def test_what_is_committed_is_acked(harness: TrainerHarness) -> None:
         consumer = harness.server.stream(subjects.GROUPS).consumers["team-a_sums_policy_trainer"]
         while consumer.next_sequence <= 6 or consumer.pending:
             await harness.server.change(None, None)
+
+
+async def test_groups_and_steps_that_train_nothing_are_ignored_and_acked(harness: TrainerHarness) -> None:
+    document = job()
+    ids = {"namespace": document.namespace, "job": document.job, "uid": document.uid, "agent": "policy"}
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(document, 0)
+        await harness.log(document, GroupUnused(**ids, step=0, index=0, rewards=(1.0, 1.0)))
+        await harness.close(document, 0, 0)
+        await harness.assign(document, 1, range(2))
+        await harness.close(document, 1, 2)
+        await harness.version(document, 1)
+        consumer = harness.server.stream(subjects.GROUPS).consumers["team-a_sums_policy_trainer"]
+        while consumer.next_sequence <= 5 or consumer.pending:
+            await harness.server.change(None, None)
+    assert (await harness.record(document)).step == 1
 
 
 async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing_of_the_old(

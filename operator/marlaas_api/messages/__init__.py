@@ -2,8 +2,8 @@
 
 Writers (docs/architecture.md):
 
-- The orchestrator writes Task, GroupReady, StepClosed, StepRecord, EvalRecord, Progress, and the pins of strict and
-  evaluation groups.
+- The orchestrator writes Task, GroupReady, GroupUnused, StepClosed, StepRecord, EvalRecord, Progress, and the pins of
+  strict and evaluation groups.
 - A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
 - A rollout worker writes GenerateReply, Turn and the other pins.
 - A trainer writes PolicyRecord and Manifest.
@@ -11,7 +11,15 @@ Writers (docs/architecture.md):
 
 from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Ending, Episode, FaultClass
-from marlaas_api.messages.groups import GroupReady, StepClosed, TrajectoryRef
+from marlaas_api.messages.groups import (
+    GroupLogEntry,
+    GroupOutcome,
+    GroupReady,
+    GroupResolution,
+    GroupUnused,
+    StepClosed,
+    TrajectoryRef,
+)
 from marlaas_api.messages.job_spec import JobSpec
 from marlaas_api.messages.jobs import JobDocument, JobEvent, JobVerdict, Phase, Progress, concerns_loop
 from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
@@ -46,7 +54,11 @@ __all__ = [
     "FaultClass",
     "GenerateReply",
     "GenerateRequest",
+    "GroupLogEntry",
+    "GroupOutcome",
     "GroupReady",
+    "GroupResolution",
+    "GroupUnused",
     "IssueLedger",
     "JobDocument",
     "JobEvent",

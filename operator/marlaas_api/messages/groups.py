@@ -1,7 +1,26 @@
-"""Messages from the orchestrator to a trainer: complete groups, and the end of a step."""
+"""The log of an agent's groups and steps, written by the orchestrator: every decision, in the order of the decisions.
+
+An orchestrator restores its open steps from the log, and a trainer trains the groups that the log assigns.
+"""
+
+from enum import StrEnum
+
+from pydantic import Field
 
 from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Ending
+
+
+class GroupOutcome(StrEnum):
+    """The use of a complete group for training.
+
+    FLAT: every member has the same reward, so there is no advantage. FAULTED: fewer than two members are
+    without a fault.
+    """
+
+    SIGNAL = "signal"
+    FLAT = "flat"
+    FAULTED = "faulted"
 
 
 class TrajectoryRef(BusMessage):
@@ -18,7 +37,8 @@ class GroupReady(JobMessage):
     """A complete group, assigned to a step; stream GROUPS.
 
     The step trains the group at `base_version`, so that its staleness is already exact. position: consecutive, from 0
-    within the step; a trainer accumulates in exactly this order. trajectories: at least two.
+    within the step; a trainer accumulates in exactly this order. trajectories: at least two. faults: by class; the
+    trainer does not use them.
     """
 
     agent: str
@@ -29,22 +49,53 @@ class GroupReady(JobMessage):
     index: int
     version: int
     trajectories: tuple[TrajectoryRef, ...]
+    faults: dict[str, int] = Field(default_factory=dict)
 
     @property
     def staleness(self) -> int:
         """Version at which the step trains minus the version that the group was sampled from."""
         return self.base_version - self.version
 
+    @property
+    def outcome(self) -> GroupOutcome:
+        """SIGNAL, since the group is trained."""
+        return GroupOutcome.SIGNAL
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Rewards of the members without a fault."""
+        return tuple(trajectory.reward for trajectory in self.trajectories)
+
+
+class GroupUnused(JobMessage):
+    """A complete group that is counted in a step and not trained; stream GROUPS. The trainer ignores it.
+
+    outcome: SIGNAL if the group was dropped: it would have been too stale, or all steps were closed. rewards: of the
+    members without a fault. faults: by class. dropped_tokens: generated tokens of a dropped group.
+    """
+
+    agent: str
+    step: int
+    index: int
+    outcome: GroupOutcome = GroupOutcome.FLAT
+    rewards: tuple[float, ...] = ()
+    faults: dict[str, int] = Field(default_factory=dict)
+    dropped_tokens: int = 0
+
 
 class StepClosed(JobMessage):
     """The end of a step; stream GROUPS. The optimizer step is due after positions 0..num_groups-1 have arrived.
 
-    indices: every task resolved in the step, including those without signal. The orchestrator reads it after a restart;
-    the trainer does not use it.
+    num_groups: 0 if the step closed without signal. Such a step makes no version, and the trainer ignores it.
     """
 
     agent: str
     step: int
     base_version: int
     num_groups: int
-    indices: tuple[int, ...] = ()
+
+
+GroupResolution = GroupReady | GroupUnused
+"""The decision about one complete group."""
+GroupLogEntry = GroupResolution | StepClosed
+"""A message of the stream GROUPS."""

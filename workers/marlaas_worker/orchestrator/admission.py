@@ -8,7 +8,7 @@ can replace `decide` behind the same signature.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from marlaas_api.messages import JobDocument, ReplicaReport
@@ -77,6 +77,36 @@ def decide(
     for pool, documents in queues.items():
         verdicts |= _serve(queue_order(documents), held[pool], pools[pool].slots)
     return verdicts
+
+
+class PublishedAdmissions:
+    """The last decision published for each waiting job, so that an unchanged decision is not written again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[JobDocument, Admission]] = {}
+
+    def missing(
+        self, waiting: Iterable[JobDocument], admissions: Mapping[str, Admission]
+    ) -> list[tuple[JobDocument, Admission]]:
+        """Return the decisions on jobs that stay waiting which are not published, or only for an earlier document."""
+        decided = ((document, admissions[document.uid]) for document in waiting)
+        return [one for one in decided if not one[1].admitted and not self._is_published(*one)]
+
+    def note(self, published: Iterable[tuple[JobDocument, Admission]]) -> None:
+        """Note published decisions."""
+        self._known |= {document.uid: (document, admission) for document, admission in published}
+
+    def keep(self, uids: Container[str]) -> None:
+        """Remove all other jobs."""
+        self._known = {uid: known for uid, known in self._known.items() if uid in uids}
+
+    def forget(self, uid: str) -> None:
+        """Remove a job, which no longer waits."""
+        self._known.pop(uid, None)
+
+    def _is_published(self, document: JobDocument, admission: Admission) -> bool:
+        known = self._known.get(document.uid)
+        return known is not None and known[0] is document and known[1] == admission
 
 
 def queue_order(documents: Iterable[JobDocument]) -> list[JobDocument]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef
 from marlaas_api.bus import RevisionConflict
+from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
@@ -22,7 +23,11 @@ from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.role import RoleContext
 
 ROUND_S = 1.0
-GONE_S = 15.0
+UNBIND_S = 15.0
+RETRY_S = 1.0
+"""Pause after an error that may pass."""
+REFUSED_S = 15.0
+"""Pause after any other error."""
 MAX_DELETES = 16
 
 log = logging.getLogger(__name__)
@@ -78,7 +83,7 @@ class Deletion:
         await self._progress_store.forget(self._ref)
         failpoint("orchestrator.delete.after_level")
         await self._forget_document()
-        log.info("%s (%s) is forgotten", self._ref, self._ref.uid)
+        log.info("deleted job %s (uid %s)", self._ref, self._ref.uid)
 
     def _has_begun(self) -> bool:
         """Return whether the job was ever admitted. Otherwise it owns nothing: its progress is written before anything else."""
@@ -86,12 +91,12 @@ class Deletion:
         return progress is not None and (progress.admitted or progress.started_at is not None)
 
     async def _let_go(self) -> None:
-        """Wait until no trainer reports the job as bound, at most GONE_S.
+        """Wait until no trainer reports the job as bound, at most UNBIND_S.
 
         A trainer that hangs loses the job with the policy key, which is also its lease.
         """
         mark = f".{self._ref.uid}."
-        for _ in range(int(GONE_S / ROUND_S)):
+        for _ in range(int(UNBIND_S / ROUND_S)):
             if not any(mark in name for report in self._reports() for name in report.bound):
                 return
             await asyncio.sleep(ROUND_S)
@@ -180,7 +185,7 @@ class Deletion:
                     return {ref.name, *(file.name for file in manifest.files.values())}
                 ref = manifest.parent
         except (BlobMissing, BlobCorrupt) as error:
-            log.warning("%s: %s", adapter, error)
+            log.warning("cannot read the manifests of %s, all its blobs are kept: %s", adapter, error)
         return set(folder)
 
     async def _forget_document(self) -> None:
@@ -195,4 +200,54 @@ class Deletion:
         try:
             await bucket.delete(self._ref.key, entry.revision)
         except RevisionConflict:
-            log.info("%s: another document has taken its place", self._ref)
+            log.info("kept the document of job %s: another job has replaced it", self._ref)
+
+
+class Deletions:
+    """Jobs that are being deleted, by namespace and name. `changed` is called when a deletion ends."""
+
+    def __init__(
+        self, context: RoleContext, progress_store: ProgressStore, reports: Reports, changed: Callable[[], None]
+    ) -> None:
+        self._context, self._progress_store, self._reports, self._changed = context, progress_store, reports, changed
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(MAX_DELETES)
+
+    def concerns(self, ref: JobRef) -> bool:
+        """Return whether a job of this name is being deleted; until then no other job of that name may begin."""
+        return ref.key in self._tasks
+
+    def begin(self, doomed: Doomed) -> None:
+        """Start a job's deletion, unless one of that name is in progress."""
+        if doomed.ref.key in self._tasks:
+            return
+        task = asyncio.create_task(self._run(doomed), name=f"delete {doomed.ref}")
+        task.add_done_callback(lambda _: self._changed())
+        self._tasks[doomed.ref.key] = task
+
+    def settle(self) -> None:
+        """Remove finished deletions. Raises their unexpected errors, those that are not MarlaasError."""
+        for key, task in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[key]
+                task.result()
+
+    async def end(self) -> None:
+        """Cancel all deletions; the next orchestrator repeats them."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _run(self, doomed: Doomed) -> None:
+        deletion = Deletion(self._context, self._progress_store, self._reports, doomed)
+        while True:
+            try:
+                async with self._slots:
+                    await deletion.run()
+                return
+            except Retryable as error:
+                log.warning("deleting job %s failed, retry in %g s: %s", doomed.ref, RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+            except MarlaasError as error:
+                log.error("deleting job %s failed, retry in %g s: %s", doomed.ref, REFUSED_S, error)
+                await asyncio.sleep(REFUSED_S)

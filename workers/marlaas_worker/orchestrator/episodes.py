@@ -34,9 +34,9 @@ def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
     try:
         episode = decode_as(Episode, stored.data)
     except BadMessage:
-        raise EpisodeInvalid(_sentence(stored, "it is no episode")) from None
+        raise EpisodeInvalid(_sentence(stored, "it is not an episode")) from None
     if (episode.namespace, episode.job) != (document.namespace, document.job):
-        raise EpisodeInvalid(_sentence(stored, f"it is of the job {episode.ref}"))
+        raise EpisodeInvalid(_sentence(stored, f"it names the job {episode.ref}"))
     if episode.uid != document.uid:
         return None
     if (fault := _fault(episode, document)) is not None:
@@ -46,8 +46,8 @@ def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
 
 def _sentence(stored: Stored, fault: str) -> str:
     return (
-        f"message {stored.sequence} on {stored.subject} is not what a sandbox writes: {fault[:200]}. Whoever wrote it has this job's "
-        "sandbox credential: look at what runs in its sandboxes"
+        f"message {stored.sequence} on {stored.subject} was not written by a sandbox of this platform: {fault[:200]}. Its author has this "
+        "job's sandbox credential: check the code that runs in the job's sandboxes"
     )
 
 
@@ -80,13 +80,13 @@ def _worth(episode: Episode, document: JobDocument) -> str | None:
     if episode.fault is None and not wanted <= episode.rewards.keys():
         return f"no reward for {', '.join(sorted(wanted - episode.rewards.keys()))}"
     if strangers := (episode.rewards.keys() | episode.leaves.keys()) - agents:
-        return f"rewards or conversations of {min(strangers)[:63]!r}, which is no agent of the job"
+        return f"rewards or conversations of {min(strangers)[:63]!r}, which is not an agent of the job"
     if not all(abs(number) <= MAX_NUMBER for number in (*episode.rewards.values(), *episode.metrics.values())):
-        return f"a reward or metric that is no number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}"
+        return f"a reward or metric that is not a number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}"
     if len(episode.metrics) > MAX_METRICS or len(episode.fault_text) > MAX_FAULT_CHARACTERS:
         return f"{len(episode.metrics)} metrics and {len(episode.fault_text)} characters about a fault"
     unreadable = (name for name in episode.metrics if len(name) > MAX_METRIC_NAME or not name.isprintable())
-    return next((f"a metric called {name!r}" for name in unreadable), None)
+    return next((f"a metric named {name!r}" for name in unreadable), None)
 
 
 def _conversations(episode: Episode, document: JobDocument) -> str | None:

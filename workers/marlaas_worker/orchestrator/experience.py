@@ -5,25 +5,12 @@ Invariant: the first record of a member counts; replays and duplicates change no
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from marlaas_api.messages import Difficulty, Episode, TrajectoryRef
+from marlaas_api.messages import Difficulty, Episode, GroupOutcome, TrajectoryRef
 from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
-
-
-class GroupOutcome(StrEnum):
-    """The use of a complete group for training.
-
-    FLAT: every member has the same reward, so there is no advantage. FAULTED: fewer than two members are
-    without a fault.
-    """
-
-    SIGNAL = "signal"
-    FLAT = "flat"
-    FAULTED = "faulted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +19,18 @@ class CompleteGroup:
 
     Attributes:
         index: index of the group, unique in the job.
-        task: index of the task, which may be played again by another group.
     """
 
     index: int
-    task: int
     name: str
     trajectories: tuple[TrajectoryRef, ...]
-    verdict: GroupOutcome
+    outcome: GroupOutcome
     faults: Counter[str]
 
     @property
     def rewards(self) -> tuple[float, ...]:
         """Rewards of the members without a fault."""
         return tuple(trajectory.reward for trajectory in self.trajectories)
-
-    def difficulty(self, solved_reward: float) -> Difficulty | None:
-        """Return the task's difficulty; None if fewer than two members are without a fault."""
-        if self.verdict is GroupOutcome.FAULTED:
-            return None
-        if self.verdict is GroupOutcome.SIGNAL:
-            return Difficulty.VARIED
-        return Difficulty.SOLVED if self.rewards[0] >= solved_reward else Difficulty.HOPELESS
 
 
 class Experience:
@@ -81,10 +58,9 @@ class Experience:
         trajectories = tuple(self._trajectory(episode) for episode in episodes if episode.fault is None)
         return CompleteGroup(
             index=group_index(episodes[0].group),
-            task=episodes[0].index,
             name=episodes[0].group,
             trajectories=trajectories,
-            verdict=_verdict([trajectory.reward for trajectory in trajectories]),
+            outcome=_outcome([trajectory.reward for trajectory in trajectories]),
             faults=count_faults(episodes),
         )
 
@@ -103,7 +79,16 @@ def group_index(group: str) -> int:
     return int(group_token(group)[1:])
 
 
-def _verdict(rewards: list[float]) -> GroupOutcome:
+def difficulty(outcome: GroupOutcome, rewards: Sequence[float], solved_reward: float) -> Difficulty | None:
+    """Return the difficulty of a group's task; None if too many of its members ended with a fault."""
+    if outcome is GroupOutcome.FAULTED:
+        return None
+    if outcome is GroupOutcome.SIGNAL:
+        return Difficulty.VARIED
+    return Difficulty.SOLVED if rewards[0] >= solved_reward else Difficulty.HOPELESS
+
+
+def _outcome(rewards: list[float]) -> GroupOutcome:
     if len(rewards) < 2:
         return GroupOutcome.FAULTED
     return GroupOutcome.SIGNAL if has_signal(rewards) else GroupOutcome.FLAT

@@ -3,7 +3,6 @@
 A share of the latest episodes, so that a short outage long ago does not fail the job.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -39,14 +38,20 @@ class FaultWatch:
     """The share of faults over the last `window` episodes, once there are `at_least` of them."""
 
     def __init__(self, window: int, max_share: float, at_least: int) -> None:
-        self._recent: deque[bool] = deque(maxlen=window)
+        self._recent: dict[tuple[str, int], bool] = {}
+        self._window = window
         self._max_share = max_share
         self._at_least = at_least
         self._last_text = ""
 
     def add(self, episode: Episode) -> None:
-        """Note an episode; call once per episode."""
-        self._recent.append(episode.fault is not None)
+        """Note an episode; another one of the same member within the window changes nothing."""
+        member = (episode.group, episode.member)
+        if member in self._recent:
+            return
+        self._recent[member] = episode.fault is not None
+        if len(self._recent) > self._window:
+            del self._recent[next(iter(self._recent))]
         if episode.fault is not None:
             self._last_text = f"{episode.fault.value}: {visible(episode.fault_text)}"
 
@@ -54,7 +59,7 @@ class FaultWatch:
         """Return why the job must fail, with the last fault's text; None while the share is within the limit."""
         if len(self._recent) < self._at_least:
             return None
-        share = sum(self._recent) / len(self._recent)
+        share = sum(self._recent.values()) / len(self._recent)
         if share <= self._max_share:
             return None
         return (

@@ -5,12 +5,14 @@ the original run reach the same state. `owned_job` performs the decisions, and p
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import (
     Episode,
     EvalRecord,
-    GroupReady,
+    GroupLogEntry,
+    GroupResolution,
     IssueLedger,
     JobDocument,
     PolicyRecord,
@@ -22,7 +24,7 @@ from marlaas_api.messages import (
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import DataOrder, Walk
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, due
-from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, group_index
+from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, difficulty, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
@@ -36,7 +38,7 @@ class History:
 
     steps: tuple[StepRecord, ...] = ()
     evaluations: tuple[EvalRecord, ...] = ()
-    groups: tuple[GroupReady | StepClosed, ...] = ()
+    groups: tuple[GroupLogEntry, ...] = ()
     ledger: IssueLedger | None = None
     policy: PolicyRecord = field(default_factory=lambda: PolicyRecord(uid=""))
 
@@ -56,7 +58,6 @@ class JobState:
         self.walk = Walk()
         self._order = DataOrder(spec.training.data, document.seed)
         self.in_flight: set[int] = set()
-        self.unrecorded: set[int] = set()
         self._turns_from: dict[int, int] = {}
         self._evaluation_turns_from = 1
         self.episode_bytes = 0
@@ -73,8 +74,15 @@ class JobState:
         group = spec.rollout.group_size
         window = max(2 * group, group * spec.training.groups_per_step)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least=group)
-        self.assembly = Assembly(document.ref, self.agent, self._rules(), self.finished, history.policy.version)
-        self.assembly.restore(list(history.groups))
+        version = history.policy.version
+        if history.policy.step >= self.finished:  # The trainer has committed steps that are not recorded yet.
+            version = self.last_step.version if self.last_step else 0
+        self.assembly = Assembly(document.ref, self.agent, self._rules(), self.finished, version)
+        self.assembly.restore(history.groups)
+        resolved = [group for draft in self.assembly.drafts for group in draft.resolved]
+        self.unrecorded = {group.index for group in resolved}
+        for outcome in self.outcomes(resolved):
+            self._order.note(outcome)
         if history.ledger is not None:
             self._restore_ledger(history.ledger, history.steps)
 
@@ -123,30 +131,31 @@ class JobState:
         )
 
     def add_episode(self, episode: Episode) -> None:
-        """Add an episode; episodes of groups that are no longer open change nothing."""
-        if not self.awaits(episode):
-            return
-        if episode.split is Split.EVAL:
-            self._add_evaluation(episode)
+        """Add an episode. A restart reads those of resolved groups again; they count only for the share of faults."""
+        if not self.is_open(episode):
             return
         self.faults.add(episode)
-        group = self._experience.add(episode)
-        if group is not None:
-            self.complete[group.index] = group
+        if episode.split is Split.EVAL:
+            assert self.evaluation is not None
+            self.evaluation.add(episode)
+        elif (index := group_index(episode.group)) in self.in_flight and index not in self.complete:
+            group = self._experience.add(episode)
+            if group is not None:
+                self.complete[index] = group
 
-    def awaits(self, episode: Episode) -> bool:
-        """Return whether an episode belongs to a group that is issued and not complete."""
+    def is_open(self, episode: Episode) -> bool:
+        """Return whether an episode belongs to the evaluation in progress, or to a group that is issued and not recorded."""
         if episode.split is Split.EVAL:
             run = self.evaluation
             return run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version)
         index = group_index(episode.group)
-        ours = episode.group == train_group(self.document.ref, index)
-        return ours and index in self.in_flight and index not in self.complete
+        is_ours = episode.group == train_group(self.document.ref, index)
+        return is_ours and (index in self.in_flight or index in self.unrecorded)
 
     def resolvable(self) -> list[CompleteGroup]:
         """Return the complete groups that may be decided now; in strict mode, those before the first incomplete index."""
         if not self.strict:
-            return self.assembly.in_turn(self.complete.values())
+            return list(self.complete.values())
         ready: list[CompleteGroup] = []
         for index in sorted(self.in_flight):
             if index not in self.complete:
@@ -154,24 +163,23 @@ class JobState:
             ready.append(self.complete[index])
         return ready
 
-    def resolve(self, group: CompleteGroup, version: int) -> list[GroupReady | StepClosed]:
-        """Decide one group; return the messages to log for the trainer, in order."""
+    def resolve(self, group: CompleteGroup, version: int, dropped_tokens: int = 0) -> list[GroupLogEntry]:
+        """Decide one group; return the messages to log, in order. Arguments as in `Assembly.resolve`."""
         del self.complete[group.index]
         self.in_flight.discard(group.index)
         self.unrecorded.add(group.index)
-        for outcome in self.outcomes([group]):
+        messages = self.assembly.resolve(group, version, dropped_tokens)
+        for outcome in self.outcomes(one for one in messages if not isinstance(one, StepClosed)):
             self._order.note(outcome)
-        return self.assembly.resolve(group, version)
+        return messages
 
     def record(self, record: StepRecord) -> None:
         """Update the state after a step was recorded."""
         draft = self.assembly.drafts[0]
         self.assembly.recorded(draft, record.version)
         self._note_record(record)
-        done = {group.index for group in draft.resolved} | draft.logged
+        done = {group.index for group in draft.resolved}
         self.unrecorded -= done
-        self.in_flight -= done
-        self.complete = {index: group for index, group in self.complete.items() if index not in done}
         self._turns_from = {index: first for index, first in self._turns_from.items() if index not in done}
         self.finished = record.step + 1
         self.last_step = record
@@ -214,24 +222,26 @@ class JobState:
     def fault_totals(self) -> Counter[str]:
         """Return all faults by class since the job began, those of open groups included."""
         totals = self._recorded_faults + self._experience.faults()
-        for group in [*self.complete.values(), *(g for draft in self.assembly.drafts for g in draft.resolved)]:
-            totals += group.faults
+        for group in self.complete.values():
+            totals.update(group.faults)
+        for draft in self.assembly.drafts:
+            totals.update(draft.faults())
         return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
 
     def train_task(self, index: int) -> TaskMessage:
         """Return the task message of a training group."""
         return self._task(train_group(self.document.ref, index), Split.TRAIN, self._order.task(index))
 
-    def outcomes(self, groups: list[CompleteGroup]) -> tuple[TaskOutcome, ...]:
+    def outcomes(self, groups: Iterable[GroupResolution]) -> tuple[TaskOutcome, ...]:
         """Return the difficulties of the groups' tasks, for the step record; empty if the job never skips tasks."""
         skip = self.document.spec.training.data.skip
         if skip is None:
             return ()
-        found = [(group, group.difficulty(skip.solved_reward)) for group in groups]
+        found = [(group.index, difficulty(group.outcome, group.rewards, skip.solved_reward)) for group in groups]
         return tuple(
-            TaskOutcome(index=group.task, visit=group.index, difficulty=difficulty)
-            for group, difficulty in found
-            if difficulty is not None
+            TaskOutcome(index=self._order.task(visit), visit=visit, difficulty=known)
+            for visit, known in found
+            if known is not None
         )
 
     def unrecorded_skips(self) -> tuple[int, int]:
@@ -266,12 +276,6 @@ class JobState:
         for outcome in record.outcomes:
             self._order.note(outcome)
 
-    def _add_evaluation(self, episode: Episode) -> None:
-        assert self.evaluation is not None
-        if episode.index not in self.evaluation.episodes:
-            self.faults.add(episode)
-        self.evaluation.add(episode)
-
     def _rules(self) -> StepRules:
         training = self.document.spec.training
         return StepRules(training.groups_per_step, training.max_staleness, training.max_refill, training.steps)
@@ -279,7 +283,7 @@ class JobState:
     def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
         done = {index for record in steps for index in record.indices}
         self.walk = Walk(ledger.next_index, ledger.skipped_in_pass, ledger.skipped_solved, ledger.skipped_hopeless)
-        self.in_flight = set(ledger.open) - done
+        self.in_flight = set(ledger.open) - done - self.unrecorded
         self._turns_from = dict(zip(ledger.open, ledger.open_from, strict=False))
         self._evaluation_turns_from = ledger.evaluating_from
         self.episode_bytes = ledger.episode_bytes

@@ -12,7 +12,16 @@ from marlaas_api import subjects
 from marlaas_api.bus import Consumer
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import Episode, EvalSample, JobDocument, Phase, Progress, ReplicaReport, StepClosed
+from marlaas_api.messages import (
+    Episode,
+    EvalSample,
+    GroupLogEntry,
+    JobDocument,
+    Phase,
+    Progress,
+    ReplicaReport,
+    StepClosed,
+)
 from marlaas_api.names import AdapterRef
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
@@ -22,7 +31,6 @@ from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.orchestrator.retention import Retention
 from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Room, Share
-from marlaas_worker.orchestrator.steps import StepDraft
 from marlaas_worker.orchestrator.usage import JobUsage
 from marlaas_worker.role import RoleContext, wait_for
 
@@ -60,9 +68,9 @@ class OwnedJob:
         """Run the job until it has ended (`ended` has the result) or until cancelled."""
         while self.ended is None:
             try:
-                await self._life()
+                await self._run_from_records()
             except Retryable as error:
-                log.warning("%s: %s; taking it up anew", self.document.ref, error)
+                log.warning("job %s failed, reading its records again in %g s: %s", self.document.ref, RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
 
     def revise(self, document: JobDocument) -> None:
@@ -72,7 +80,7 @@ class OwnedJob:
             self._state.document = document
         self.wake.set()
 
-    async def _life(self) -> None:
+    async def _run_from_records(self) -> None:
         ref = self.document.ref
         agent = self.document.spec.agents[0].name
         state = JobState(self.document, await self._records.history(agent))
@@ -90,7 +98,7 @@ class OwnedJob:
         consumer = await self._context.bus.consumer(
             subjects.EPISODES, name, subjects.episode(ref.namespace, ref.name), max_pending=100_000
         )
-        await self._open_tasks()
+        await self._records.open_tasks()
         await self._reissue(state, queued)
         listener = asyncio.create_task(self._listen(state, consumer), name=f"episodes {ref}")
         try:
@@ -113,12 +121,6 @@ class OwnedJob:
                 half_played.remove(episode.group)
                 await self._records.keep_pin(state.agent, episode)
 
-    async def _open_tasks(self) -> None:
-        """Create the consumer from which the job's sandboxes claim tasks; sandboxes may not create consumers."""
-        namespace, job = self.document.namespace, self.document.job
-        name, subject = subjects.consumer(namespace, job, "sandbox"), subjects.task(namespace, job)
-        await self._context.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
-
     async def _sleep(self, listener: "asyncio.Task[None]") -> None:
         if listener.done():
             listener.result()
@@ -137,14 +139,14 @@ class OwnedJob:
                 self.wake.set()
 
     def _note(self, state: JobState, sequence: int, episode: Episode) -> None:
-        self._retention.note(sequence, episode.group if state.awaits(episode) else None)
+        self._retention.note(sequence, episode.group if state.is_open(episode) else None)
 
     async def _advance(self, state: JobState) -> None:
         state.policy = await self._records.policy(state.agent)
         self._usage.see(list(self._reports()), self._context.now())
         if state.policy.version >= 0:
             if state.assembly.version < 0:
-                await self._life_begins(state)
+                await self._begin_training(state)
             await self._log(state.assembly.close_if_due())
             await self._resolve(state)
             await self._record(state)
@@ -153,9 +155,10 @@ class OwnedJob:
             await self._issue(state)
             await self._evaluate(state)
             state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
-        self._end_if_over(state)
+        given_up = self._given_up.words(self.document, self._reports(), self._context.now())
+        self.ended = job_reports.ending(state, given_up, self._admitted_s)
 
-    async def _life_begins(self, state: JobState) -> None:
+    async def _begin_training(self, state: JobState) -> None:
         state.assembly.begin(state.policy.version)
         await self._records.emit("PolicyPublished", "version 0 is published; training begins")
 
@@ -167,18 +170,21 @@ class OwnedJob:
         if not state.strict:
             ready.sort(key=lambda pair: pair[0])
         for version, group in ready:
-            await self._log(state.resolve(group, version))
+            is_dropped = state.assembly.drops(group, version)
+            dropped_tokens = await self._records.num_tokens(group.trajectories) if is_dropped else 0
+            await self._log(state.resolve(group, version, dropped_tokens))
 
-    async def _log(self, messages: Sequence[object]) -> None:
+    async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
         for message in messages:
-            await self._records.log_group(message)  # type: ignore[arg-type]
+            await self._records.log_group(message)
             if isinstance(message, StepClosed):
-                log.info("%s: step %d closed with %d groups", self.document.ref, message.step, message.num_groups)
+                log.info("closed step %d of job %s with %d groups", message.step, self.document.ref, message.num_groups)
 
     async def _record(self, state: JobState) -> None:
         while (draft := state.assembly.recordable(state.policy.step)) is not None:
             manifest = None if draft.no_op else await self._records.manifest(state.policy.manifest, draft.step)
-            record = job_reports.step_record(self.document, draft, manifest, await self._around(state, draft))
+            around = job_reports.around(state, draft, self.started_at, self._context.now())
+            record = job_reports.step_record(self.document, draft, manifest, around)
             await self._records.log_step(record)
             state.record(record)
             await self._records.write_ledger(state.ledger())
@@ -191,17 +197,6 @@ class OwnedJob:
         state.episode_bytes = self._share.size.known
         asks = self._want(state) > 0 or state.due_evaluation() is not None
         self._share.note(state.num_open, evaluating=state.evaluation is not None, asks=asks)
-
-    async def _around(self, state: JobState, draft: StepDraft) -> job_reports.Around:
-        dropped = [trajectory for group in draft.dropped for trajectory in group.trajectories]
-        return job_reports.Around(
-            began_at=state.last_step.at if state.last_step else self.started_at,
-            ended_at=self._context.now(),
-            skips=state.unrecorded_skips(),
-            outcomes=state.outcomes(draft.resolved),
-            dropped_tokens=await self._records.num_tokens(dropped),
-            train_s=state.policy.train_s if state.policy.step == draft.step else None,
-        )
 
     async def _mark(self, state: JobState) -> None:
         """Mark the episodes and turns that no recovery needs any more, for a later purge."""
@@ -284,24 +279,6 @@ class OwnedJob:
         episode = run.episodes[index]
         leaf = next(iter(episode.leaves.get(state.agent, ())[-1:]), None)
         return job_reports.sample(episode, state.agent, await self._records.conversation(episode.episode, leaf))
-
-    def _end_if_over(self, state: JobState) -> None:
-        spec = self.document.spec
-        reason = state.faults.verdict()
-        deadline = spec.active_deadline_seconds
-        given_up = self._given_up.words(self.document, self._reports(), self._context.now())
-        if given_up is not None:
-            self.ended = (Phase.FAILED, "TrainingFailed", given_up)
-        elif reason is not None:
-            self.ended = (Phase.FAILED, "TooManyFaults", reason)
-        elif deadline is not None and self._admitted_s > deadline:
-            self.ended = (
-                Phase.FAILED,
-                "DeadlineExceeded",
-                f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)",
-            )
-        elif state.training_over and state.evaluation is None and state.due_evaluation() is None:
-            self.ended = (Phase.SUCCEEDED, "Finished", f"{state.finished} steps, version {state.policy.version}")
 
     def progress(self) -> Progress | None:
         """Return the job's progress as of now; None until its records are read."""

@@ -32,7 +32,7 @@ class ProgressStore:
             try:
                 self._known[entry.key] = decode_as(Progress, entry.data or b"")
             except Permanent as error:
-                log.error("progress of %s cannot be read: %s", entry.key, error)
+                log.error("cannot parse the progress of job %s, it counts as absent: %s", entry.key, error)
 
     def all(self) -> Iterable[Progress]:
         """Return the progress of every job."""

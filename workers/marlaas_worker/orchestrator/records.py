@@ -1,5 +1,6 @@
 """The orchestrator's reads and writes on the bus for one job, as typed messages."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -12,13 +13,12 @@ from marlaas_api.messages import (
     BusMessage,
     Episode,
     EvalRecord,
-    GroupReady,
+    GroupLogEntry,
     IssueLedger,
     JobDocument,
     Manifest,
     Pin,
     PolicyRecord,
-    StepClosed,
     StepRecord,
     TaskMessage,
     TrajectoryRef,
@@ -43,7 +43,7 @@ class Records:
     context: RoleContext
     document: JobDocument
     _group_sequence: int = 0
-    _logged: list[tuple[int, int]] = field(default_factory=list)
+    _logged: deque[tuple[int, int]] = field(default_factory=deque)
     _ledger_revision: int | None = None
     _pins: dict[str, int] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Records:
         groups = await self.bus.replay(subjects.GROUPS, subjects.group(ref.namespace, ref.name, agent))
         self._group_sequence = groups[-1].sequence if groups else 0
         logged = [decode(stored.data) for stored in groups]
-        self._logged = [(m.step, one.sequence) for m, one in zip(logged, groups, strict=True) if _is_of(m, ref)]
+        self._logged = deque((m.step, one.sequence) for m, one in zip(logged, groups, strict=True) if _is_of(m, ref))
         return History(
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
@@ -101,7 +101,7 @@ class Records:
             if manifest.step == step:
                 return manifest
             ref = manifest.parent
-        raise AssertionError(f"{self.ref}: step {step} is committed, but no manifest says so")
+        raise AssertionError(f"{self.ref}: step {step} is committed, and no manifest of the agent names it")
 
     async def write_ledger(self, ledger: IssueLedger) -> None:
         """Write the ledger, before the tasks that it names are published. Raises LostLease."""
@@ -116,23 +116,24 @@ class Records:
             raise LostLease(f"{self.ref}: another orchestrator wrote the ledger") from error
         failpoint("orchestrator.issue.after_ledger")
 
-    async def log_group(self, message: GroupReady | StepClosed) -> None:
+    async def log_group(self, message: GroupLogEntry) -> None:
         """Append to the agent's GROUPS subject. Raises LostLease if another orchestrator has appended since our last read."""
         subject = subjects.group(self.ref.namespace, self.ref.name, message.agent)
         try:
             self._group_sequence = await self.bus.publish(subject, encode(message), expect_last=self._group_sequence)
         except RevisionConflict as error:
-            raise LostLease(f"{self.ref}: another orchestrator assigns groups") from error
+            raise LostLease(f"{self.ref}: another orchestrator has written to the GROUPS log") from error
         self._logged.append((message.step, self._group_sequence))
         failpoint("orchestrator.assign.after_log")
 
     async def forget_groups(self, agent: str, step: int) -> None:
-        """Purge the assignments of steps up to `step`, which is on record.
+        """Purge the decisions of steps up to `step`, which is on record.
 
         Recovery needs only the step's record and the ledger. The newest message stays: the next compare-and-set
         names its sequence, and an empty subject has none.
         """
-        self._logged = [(number, sequence) for number, sequence in self._logged if number > step]
+        while self._logged and self._logged[0][0] <= step:
+            self._logged.popleft()
         first = self._logged[0][1] if self._logged else self._group_sequence
         subject = subjects.group(self.ref.namespace, self.ref.name, agent)
         await self.bus.purge(subjects.GROUPS, subject, up_to=first)
@@ -157,6 +158,12 @@ class Records:
         stored = await self.bus.replay(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
         tasks = (decode_as(TaskMessage, one.data) for one in stored)
         return {task.group for task in tasks if task.uid == self.ref.uid}
+
+    async def open_tasks(self) -> None:
+        """Create the consumer from which the job's sandboxes claim tasks; sandboxes may not create consumers."""
+        namespace, job = self.ref.namespace, self.ref.name
+        name, subject = subjects.consumer(namespace, job, "sandbox"), subjects.task(namespace, job)
+        await self.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
 
     async def publish_task(self, task: TaskMessage) -> None:
         """Queue a task; a duplicate within two minutes changes nothing."""
@@ -252,6 +259,6 @@ class Records:
         return ledger if ledger.uid == self.ref.uid else None
 
 
-def _is_of(message: BusMessage, ref: JobRef) -> TypeGuard[GroupReady | StepClosed]:
+def _is_of(message: BusMessage, ref: JobRef) -> TypeGuard[GroupLogEntry]:
     """Return whether a message of the GROUPS log belongs to this job, not to an earlier one of its name."""
-    return isinstance(message, GroupReady | StepClosed) and message.uid == ref.uid
+    return isinstance(message, GroupLogEntry) and message.uid == ref.uid

@@ -8,6 +8,7 @@ from marlaas_api.messages import (
     Episode,
     EvalRecord,
     EvalSample,
+    GroupOutcome,
     JobDocument,
     Manifest,
     Phase,
@@ -22,7 +23,7 @@ from marlaas_api.names import AdapterRef
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
-from marlaas_worker.orchestrator.experience import GroupOutcome, count_faults
+from marlaas_worker.orchestrator.experience import count_faults
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.steps import StepDraft
 from marlaas_worker.orchestrator.usage import JobUsage
@@ -37,7 +38,6 @@ class Around:
         ended_at: unix seconds.
         skips: visits skipped since the step before, as (solved, hopeless).
         outcomes: difficulties of its tasks.
-        dropped_tokens: tokens of its dropped groups.
         train_s: seconds of the trainer's computing; None if not known.
     """
 
@@ -45,14 +45,24 @@ class Around:
     ended_at: float
     skips: tuple[int, int] = (0, 0)
     outcomes: tuple[TaskOutcome, ...] = ()
-    dropped_tokens: int = 0
     train_s: float | None = None
+
+
+def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> Around:
+    """Return the facts about a step that is recorded now. started_at: of the job."""
+    return Around(
+        began_at=state.last_step.at if state.last_step else started_at,
+        ended_at=now,
+        skips=state.unrecorded_skips(),
+        outcomes=state.outcomes(draft.resolved),
+        train_s=state.policy.train_s if state.policy.step == draft.step else None,
+    )
 
 
 def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | None, around: Around) -> StepRecord:
     """Return the record of a finished step. manifest: None for a no-op step."""
     rewards = [reward for group in draft.resolved for reward in group.rewards]
-    staleness = [ready.staleness for ready in draft.assigned]
+    staleness, dropped = [ready.staleness for ready in draft.assigned], draft.dropped
     timed = {} if around.train_s is None else {"train_s": around.train_s}
     return StepRecord(
         namespace=document.namespace,
@@ -65,12 +75,12 @@ def step_record(document: JobDocument, draft: StepDraft, manifest: Manifest | No
         wall_s=around.ended_at - around.began_at,
         reward_mean=statistics.fmean(rewards) if rewards else 0.0,
         reward_std=statistics.pstdev(rewards) if rewards else 0.0,
-        indices=tuple(sorted({group.index for group in draft.resolved} | draft.logged)),
+        indices=tuple(sorted(group.index for group in draft.resolved)),
         num_groups=len(draft.assigned),
         num_episodes=len(rewards),
-        num_zero_variance=sum(group.verdict is GroupOutcome.FLAT for group in draft.resolved),
-        num_dropped=len(draft.dropped),
-        dropped_tokens=around.dropped_tokens,
+        num_zero_variance=sum(group.outcome is GroupOutcome.FLAT for group in draft.resolved),
+        num_dropped=len(dropped),
+        dropped_tokens=sum(group.dropped_tokens for group in dropped),
         skipped_solved=around.skips[0],
         skipped_hopeless=around.skips[1],
         outcomes=around.outcomes,
@@ -174,7 +184,7 @@ def admitted(document: JobDocument, before: Progress | None, started_at: float) 
         "phase": Phase.RUNNING,
         "admitted": True,
         "reason": Reason.ADMITTED.value,
-        "message": "admitted; reading what is on record",
+        "message": "admitted; reading its records",
         "started_at": started_at,
     }
     return _progress(document, before, update)
@@ -206,6 +216,27 @@ def _adapters(document: JobDocument, agent: str, version: int) -> dict[str, str]
     if version < 0:
         return {}
     return {agent: AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix}
+
+
+def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Phase, str, str] | None:
+    """Return why a job ends now, as phase, reason and message; None if it goes on.
+
+    Args:
+        given_up: the reason of its trainers, if all have given it up.
+        admitted_s: seconds for which it was admitted, in total.
+    """
+    spec, faults = state.document.spec, state.faults.verdict()
+    deadline = spec.active_deadline_seconds
+    if given_up is not None:
+        return Phase.FAILED, "TrainingFailed", given_up
+    if faults is not None:
+        return Phase.FAILED, "TooManyFaults", faults
+    if deadline is not None and admitted_s > deadline:
+        text = f"still running after {deadline:g} s of being admitted (activeDeadlineSeconds)"
+        return Phase.FAILED, "DeadlineExceeded", text
+    if state.training_over and state.evaluation is None and state.due_evaluation() is None:
+        return Phase.SUCCEEDED, "Finished", f"{state.finished} steps, version {state.policy.version}"
+    return None
 
 
 def _doing(state: JobState) -> tuple[str, str]:

@@ -1,13 +1,13 @@
 """Restart limit for jobs whose task failed with an unexpected error. Other jobs are not affected. Pure.
 
-Such an error may be transient (an exception that a library did not handle), or recur with the job's records for
-ever. So a job is restarted after a pause, and a limited number of times.
+Such an error may be transient (an exception that a library did not handle), or recur with the job's records
+for ever. So a job is restarted after a pause, and a limited number of times.
 """
 
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-MOST_DEATHS = 3
+MAX_CRASHES = 3
 PAUSE_S = 1.0
 
 
@@ -33,9 +33,9 @@ class JobRestarts:
         last = self._last.get(uid)
         number = last.number + 1 if last is not None and last.finished == finished else 1
         self._last[uid] = _Crash(number, finished, now)
-        return number < MOST_DEATHS
+        return number < MAX_CRASHES
 
-    def rests(self, uid: str, now: float) -> bool:
+    def is_pausing(self, uid: str, now: float) -> bool:
         """Return whether the pause after a job's last crash still lasts. A clock that was set back shortens the pause."""
         last = self._last.get(uid)
         return last is not None and 0 <= now - last.at < PAUSE_S

@@ -6,17 +6,20 @@ episodes below the mark. Marks are in memory only: after a restart, the next ste
 repeated, and an old mark stays valid, since sequences only grow.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Position
+from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.names import JobRef
 
 log = logging.getLogger(__name__)
 
+PERIOD_S = 1.0
 PATIENCE_S = 600.0
 """Seconds without an ack after which the recorder counts as gone, and the job's messages are purged without it."""
 _ALL = 1 << 62
@@ -120,3 +123,36 @@ class Retention:
                 subjects.EPISODES, subjects.episode(self._ref.namespace, self._ref.name), up_to=mark.episodes
             )
         return True
+
+
+class Leftovers:
+    """Purges the turns of jobs that have ended. now: returns unix seconds.
+
+    If `marlaas run` has a recorder for the job, the purge waits until it has read the last episodes. Crash-safe:
+    the progress keys show which jobs have ended, and an orchestrator checks all of them when it starts.
+    """
+
+    def __init__(self, bus: Bus, now: Callable[[], float]) -> None:
+        self._bus, self._now = bus, now
+        self._jobs: dict[JobRef, Retention] = {}
+
+    def ended(self, last_sequence: int, *jobs: JobRef) -> None:
+        """Note jobs that have ended: they no longer need their turns up to `last_sequence` of TURNS."""
+        for ref in jobs:
+            self._jobs[ref] = Retention(self._bus, ref, self._now)
+            self._jobs[ref].ended(last_sequence + 1)
+
+    async def follow(self) -> None:
+        """Purge the turns of ended jobs, until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except Retryable as error:
+                log.info("purging the turns of ended jobs failed, retry in %g s: %s", PERIOD_S, error)
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Purge the turns that may be purged now. Raises errors of the bus."""
+        for ref, retention in list(self._jobs.items()):
+            if await retention.purge(at_once=True):
+                self._jobs.pop(ref, None)

@@ -13,16 +13,15 @@ from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports as job_reports
-from marlaas_worker.orchestrator.admission import Admission, capacities, decide
-from marlaas_worker.orchestrator.deletion import Doomed
-from marlaas_worker.orchestrator.deletions import Deletions
+from marlaas_worker.orchestrator.admission import PublishedAdmissions, capacities, decide
+from marlaas_worker.orchestrator.deletion import Deletions, Doomed
 from marlaas_worker.orchestrator.lease import LeaderLease
-from marlaas_worker.orchestrator.leftovers import Leftovers
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.records import LostLease, Records
-from marlaas_worker.orchestrator.restarts import MOST_DEATHS, JobRestarts
+from marlaas_worker.orchestrator.restarts import MAX_CRASHES, JobRestarts
+from marlaas_worker.orchestrator.retention import Leftovers
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.role import RoleContext, wait_for
 
@@ -41,7 +40,7 @@ async def serve(context: RoleContext) -> None:
     lease = LeaderLease(context)
     while not context.stop.is_set():
         if await lease.hold():
-            log.info("holding the lease")
+            log.info("took the lease")
             await _Service(context, lease).run()
         context.metrics.samples = lambda: samples((), leads=False)
         await wait_for(context.stop, RENEW_S)
@@ -66,7 +65,7 @@ class _Service:
         self._restarts = JobRestarts()
         self._room = Room()
         self._leftovers = Leftovers(context.bus, context.now)
-        self._told: dict[str, tuple[JobDocument, Admission]] = {}
+        self._published = PublishedAdmissions()
         context.metrics.samples = lambda: samples(self._progress_store.all(), leads=True)
 
     async def run(self) -> None:
@@ -100,7 +99,7 @@ class _Service:
                     log.warning("lost the lease")
                     self._lost.set()
             except Retryable as error:
-                log.warning("the lease cannot be renewed now: %s", error)
+                log.warning("renewing the lease failed, retry in %g s: %s", RENEW_S, error)
             await asyncio.sleep(RENEW_S)
 
     def _wake_all(self) -> None:
@@ -123,7 +122,7 @@ class _Service:
                 try:
                     await self._reconcile()
                 except BusUnavailable as error:
-                    log.warning("NATS does not answer (%s); what runs goes on", error)
+                    log.warning("reconcile failed, NATS does not answer; running jobs are kept: %s", error)
                 await asyncio.sleep(PAUSE_S)
                 await wait_for(self._changed, PERIOD_S)
                 self._changed.clear()
@@ -140,7 +139,7 @@ class _Service:
                 self._leftovers.ended(self._room.state.last_sequence, *ended)
                 return
             except BusUnavailable as error:
-                log.warning("NATS does not answer (%s); nothing is decided yet", error)
+                log.warning("reading the first state failed, NATS does not answer; nothing is decided yet: %s", error)
                 await asyncio.sleep(PAUSE_S)
 
     async def _reconcile(self) -> None:
@@ -161,20 +160,22 @@ class _Service:
         error = None if task.cancelled() else task.exception()
         progress = owned.progress()
         if isinstance(error, Exception) and not isinstance(error, LostLease):
-            await self._died(owned, error)
+            await self._crashed(owned, error)
         elif error is not None:
             raise error
         elif progress is not None and owned.ended is not None:
             await self._end_with(owned.document, progress)
 
-    async def _died(self, owned: OwnedJob, error: Exception) -> None:
+    async def _crashed(self, owned: OwnedJob, error: Exception) -> None:
         """Fail a job after an error. After an unexpected error the job may be restarted, since all its state is on record."""
         document, words = owned.document, str(error)
-        log.error("%s failed", document.ref, exc_info=error)
+        log.error("the task of job %s crashed", document.ref, exc_info=error)
         if not isinstance(error, MarlaasError | AssertionError):
             if self._restarts.note(document.uid, self._progress(owned).step, self._context.now()):
                 return
-            words = f"the orchestrator failed {MOST_DEATHS} times in a row to go on with this job: {error!r}"
+            words = (
+                f"the job's task in the orchestrator crashed {MAX_CRASHES} times in a row; the last error: {error!r}"
+            )
         await self._fail(document, JobVerdict(reason=Reason.BROKEN_INVARIANT, message=words))
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
@@ -201,13 +202,13 @@ class _Service:
                 self._deletions.begin(Doomed.by_progress(earlier))
             elif document.deleted:
                 self._deletions.begin(Doomed.by_document(document))
-        self._told = {uid: told for uid, told in self._told.items() if uid in documents}
+        self._published.keep(documents)
         self._restarts.keep(documents)
         self._room.keep(self._owned)
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
         """Start the loops of admitted jobs, whether or not their pool offers the slots now; then decide on waiting jobs."""
-        holding = [document for document in documents.values() if self._has_place(document)]
+        holding = [document for document in documents.values() if self._is_admitted(document)]
         for document in documents.values():
             if document.verdict is not None and self._waits(document):
                 await self._fail(document, document.verdict)
@@ -217,25 +218,15 @@ class _Service:
         places = {document.uid for document in holding}
         waiting = [one for one in documents.values() if one.uid not in places and self._waits(one)]
         admissions = decide(waiting, [*holding, *self._unreadable_jobs(documents)], capacities(self._reports))
-        queued: list[Progress] = []
         for document in waiting:
-            admission = admissions[document.uid]
-            if admission.admitted:
+            if admissions[document.uid].admitted:
                 await self._take(document)
-            elif self._is_news(document, admission):
-                queued.append(job_reports.queued(document, self._progress_store.of(document.ref), admission))
-        await self._tell(queued, {document.uid: (document, admissions[document.uid]) for document in waiting})
+        queued = self._published.missing(waiting, admissions)
+        before = self._progress_store.of
+        await self._progress_store.put_all(job_reports.queued(one, before(one.ref), why) for one, why in queued)
+        self._published.note(queued)
 
-    async def _tell(self, queued: list[Progress], told: dict[str, tuple[JobDocument, Admission]]) -> None:
-        await self._progress_store.put_all(queued)
-        self._told |= {progress.uid: told[progress.uid] for progress in queued}
-
-    def _is_news(self, document: JobDocument, admission: Admission) -> bool:
-        """Return whether this decision differs from the last one published for the job; for most waiting jobs it does not."""
-        told = self._told.get(document.uid)
-        return told is None or told[0] is not document or told[1] != admission
-
-    def _has_place(self, document: JobDocument) -> bool:
+    def _is_admitted(self, document: JobDocument) -> bool:
         """Return whether the job is admitted by its progress, which an earlier orchestrator may have written."""
         progress = self._progress_store.of(document.ref)
         return progress is not None and progress.admitted and not progress.phase.final and not _stops(document)
@@ -247,7 +238,7 @@ class _Service:
     def _waits(self, document: JobDocument) -> bool:
         if document.uid in self._owned or document.deleted or self._deletions.concerns(document.ref):
             return False
-        if self._restarts.rests(document.uid, self._context.now()):
+        if self._restarts.is_pausing(document.uid, self._context.now()):
             return False
         progress = self._progress_store.of(document.ref)
         if progress is None or not progress.phase.final:
@@ -257,8 +248,8 @@ class _Service:
 
     async def _take(self, document: JobDocument) -> None:
         """Publish that a job is admitted, then start its loop; a deletion must find a job that has started."""
-        log.info("%s is admitted", document.ref)
-        self._told.pop(document.uid, None)
+        log.info("admitted job %s", document.ref)
+        self._published.forget(document.uid)
         before = self._progress_store.of(document.ref)
         owned = OwnedJob(self._context, document, before, lambda: self._reports, self._room)
         await self._progress_store.put(self._progress(owned))

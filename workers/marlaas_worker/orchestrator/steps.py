@@ -4,15 +4,18 @@ The version at which a step is trained is known: the committed version plus the 
 group's staleness is exact when the group is assigned, and a group that would be too stale is dropped only here.
 Strict mode (max_staleness 0) resolves groups in index order in rounds, so that a step depends only on seeds.
 Otherwise groups are taken as they complete.
+
+Every decision is a message of the GROUPS log, and the steps change only by applying these messages. So applying the
+log to the state that the step records give restores the steps.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import GroupReady, StepClosed
+from marlaas_api.messages import GroupLogEntry, GroupOutcome, GroupReady, GroupResolution, GroupUnused, StepClosed
 from marlaas_api.names import JobRef
-from marlaas_worker.orchestrator.experience import CompleteGroup, GroupOutcome
+from marlaas_worker.orchestrator.experience import CompleteGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +46,41 @@ class StepDraft:
 
     Attributes:
         assigned: groups that the step trains, by position.
-        resolved: all groups decided in the step.
-        dropped: groups with signal that would have been too stale.
-        logged: indices of the groups that an earlier orchestrator has logged as resolved in this step.
-        silent: an earlier orchestrator closed the step without signal, and so without a log message.
+        resolved: all groups decided in the step, in the order of the decisions.
     """
 
     step: int
     base_version: int
     assigned: list[GroupReady] = field(default_factory=list)
-    resolved: list[CompleteGroup] = field(default_factory=list)
-    dropped: list[CompleteGroup] = field(default_factory=list)
+    resolved: list[GroupResolution] = field(default_factory=list)
     closed: bool = False
-    logged: frozenset[int] = frozenset()
-    silent: bool = False
 
     @property
     def no_op(self) -> bool:
-        """Whether the step was closed without signal. It counts as a step, but nothing is sent to the trainer."""
+        """Whether the step was closed without signal. It counts as a step, but nothing is trained."""
         return self.closed and not self.assigned
+
+    @property
+    def dropped(self) -> list[GroupUnused]:
+        """The groups with signal that would have been too stale, or were complete only after the last step had closed."""
+        unused = (group for group in self.resolved if isinstance(group, GroupUnused))
+        return [group for group in unused if group.outcome is GroupOutcome.SIGNAL]
 
     def faults(self) -> Counter[str]:
         """Return the faults by class of the groups resolved in the step."""
-        return sum((group.faults for group in self.resolved), Counter[str]())
+        total = Counter[str]()
+        for group in self.resolved:
+            total.update(group.faults)
+        return total
 
 
 class Assembly:
-    """Steps of one agent that are not recorded yet, oldest first. The last one is open unless training is over."""
+    """Steps of one agent that are not recorded yet, oldest first. The last one is open unless training is over.
+
+    Args:
+        recorded: number of recorded steps.
+        version: version after the recorded steps; -1 while the agent has no version.
+    """
 
     def __init__(self, ref: JobRef, agent: str, rules: StepRules, recorded: int, version: int) -> None:
         self._ref = ref
@@ -91,78 +102,55 @@ class Assembly:
         for draft in self.drafts:
             draft.base_version = max(draft.base_version, version)
 
-    def restore(self, messages: list[GroupReady | StepClosed]) -> None:
-        """Restore the assignments that an earlier orchestrator logged, in their order."""
-        for message in messages:
-            draft = self.open
-            if draft is None or message.step < draft.step:
-                continue
-            while draft is not None and message.step > draft.step:
-                draft.silent = True
-                self._close(draft)
-                draft = self.open
-            if draft is None:
-                return
-            draft.base_version = message.base_version
-            if isinstance(message, StepClosed):
-                draft.logged = frozenset(message.indices)
-                self._close(draft)
-            elif message.position == len(draft.assigned):
-                draft.assigned.append(message)
+    def restore(self, log: Iterable[GroupLogEntry]) -> None:
+        """Apply the decisions of an earlier orchestrator, in their order. Those of recorded steps change nothing."""
+        for message in log:
+            if self.drafts and message.step >= self.drafts[0].step:
+                self._apply(message)
 
-    def in_turn(self, groups: Iterable[CompleteGroup]) -> list[CompleteGroup]:
-        """Return the complete groups that may be decided now.
+    def drops(self, group: CompleteGroup, version: int) -> bool:
+        """Return whether a group with signal cannot be trained. version: the version that it was sampled from."""
+        if group.outcome is not GroupOutcome.SIGNAL or not self.drafts:
+            return False
+        last = self.drafts[-1]
+        return last.closed or last.base_version - version > self.rules.max_staleness
 
-        After a restart, groups that the log already assigns come first. While one of them waits, or while the
-        open step has all its groups but is not caught up, new groups with signal wait: one more would be too
-        many for the step.
-        """
-        waiting = list(groups)
-        is_full = self.open is not None and self._missing(self.open) <= 0
-        if not is_full and all(self._logged_home(group) is None for group in waiting):
-            return waiting
-        return [group for group in waiting if group.verdict is not GroupOutcome.SIGNAL or self._logged_home(group)]
-
-    def resolve(self, group: CompleteGroup, version: int) -> list[GroupReady | StepClosed]:
-        """Decide a complete group in the open step; return the messages to log for the trainer, in order.
+    def resolve(self, group: CompleteGroup, version: int, dropped_tokens: int = 0) -> list[GroupLogEntry]:
+        """Decide a complete group in the open step; return the messages to log, in order.
 
         In strict mode the caller passes groups in index order. After the last step is closed, groups are
         counted in that step until it is recorded, and ignored afterwards.
-        """
-        draft = self._home(group, version)
-        if draft is None:
-            return []
-        draft.resolved.append(group)
-        log: list[GroupReady | StepClosed] = []
-        if self._is_new_signal(draft, group):
-            if draft.closed or draft.base_version - version > self.rules.max_staleness:
-                draft.dropped.append(group)
-            else:
-                ready = self._ready(draft, group, version)
-                draft.assigned.append(ready)
-                log.append(ready)
-        return log + self.close_if_due()
 
-    def close_if_due(self) -> list[GroupReady | StepClosed]:
+        Args:
+            version: the version that the group was sampled from.
+            dropped_tokens: generated tokens of a group that is dropped.
+        """
+        if not self.drafts:
+            return []
+        draft = self.drafts[-1]
+        if group.outcome is not GroupOutcome.SIGNAL or self.drops(group, version):
+            message: GroupResolution = self._unused(draft, group, dropped_tokens)
+        else:
+            message = self._ready(draft, group, version)
+        self._apply(message)
+        return [message, *self.close_if_due()]
+
+    def close_if_due(self) -> list[GroupLogEntry]:
         """Close the open step if it is full or has resolved its maximum of groups; return the messages to log."""
         draft = self.open
-        if draft is None or not self._due(draft):
+        if draft is None or (self._missing(draft) > 0 and len(draft.resolved) < self.rules.max_resolved):
             return []
-        self._close(draft)
-        if draft.no_op:
-            return []
-        return [
-            StepClosed(
-                namespace=self._ref.namespace,
-                job=self._ref.name,
-                uid=self._ref.uid,
-                agent=self._agent,
-                step=draft.step,
-                base_version=draft.base_version,
-                num_groups=len(draft.assigned),
-                indices=tuple(group.index for group in draft.resolved),
-            )
-        ]
+        closed = StepClosed(
+            namespace=self._ref.namespace,
+            job=self._ref.name,
+            uid=self._ref.uid,
+            agent=self._agent,
+            step=draft.step,
+            base_version=draft.base_version,
+            num_groups=len(draft.assigned),
+        )
+        self._apply(closed)
+        return [closed]
 
     def recordable(self, committed_step: int) -> StepDraft | None:
         """Return the oldest step if it is finished (committed by the trainer, or a no-op); None otherwise."""
@@ -201,44 +189,27 @@ class Assembly:
         ahead = (len(draft.assigned) + in_flight) // self.rules.groups_per_step
         return draft.base_version + ahead - self.rules.max_staleness
 
-    def _home(self, group: CompleteGroup, version: int) -> StepDraft | None:
-        home = self._logged_home(group) or self._silent_home(group, version)
-        return home or (self.drafts[-1] if self.drafts else None)
+    def _apply(self, message: GroupLogEntry) -> None:
+        """Make a decision effective. Only here do groups enter steps, and steps close."""
+        draft = self._draft(message.step)
+        if isinstance(message, StepClosed):
+            draft.closed = True
+            self._open()
+            return
+        draft.resolved.append(message)
+        if isinstance(message, GroupReady):
+            draft.assigned.append(message)
 
-    def _logged_home(self, group: CompleteGroup) -> StepDraft | None:
-        for draft in self.drafts:
-            if group.index in draft.logged or any(ready.group == group.name for ready in draft.assigned):
-                return draft
-        return None
-
-    def _silent_home(self, group: CompleteGroup, version: int) -> StepDraft | None:
-        """Return the silent step to which a group belongs that cannot be trained; None if there is none.
-
-        Groups without signal, or too stale, are not logged. So each silent step gets `max_resolved` of them,
-        the number that closed it.
-        """
-        for draft in self.drafts:
-            useless = (
-                group.verdict is not GroupOutcome.SIGNAL or draft.base_version - version > self.rules.max_staleness
+    def _draft(self, step: int) -> StepDraft:
+        number = step - self.drafts[0].step
+        if number >= len(self.drafts):
+            raise AssertionError(
+                f"{self._ref}: the GROUPS log has a decision of step {step}, and step {self.drafts[-1].step} is not closed"
             )
-            if draft.silent and useless and len(draft.resolved) < self.rules.max_resolved:
-                return draft
-        return None
-
-    @staticmethod
-    def _is_new_signal(draft: StepDraft, group: CompleteGroup) -> bool:
-        return group.verdict is GroupOutcome.SIGNAL and all(ready.group != group.name for ready in draft.assigned)
+        return self.drafts[number]
 
     def _missing(self, draft: StepDraft) -> int:
         return self.rules.groups_per_step - len(draft.assigned)
-
-    def _due(self, draft: StepDraft) -> bool:
-        full = self._missing(draft) <= 0 and _is_caught_up(draft)
-        return full or len(draft.resolved) >= self.rules.max_resolved
-
-    def _close(self, draft: StepDraft) -> None:
-        draft.closed = True
-        self._open()
 
     def _open(self) -> None:
         if self._next_step >= self.rules.steps:
@@ -261,13 +232,19 @@ class Assembly:
             index=group.index,
             version=version,
             trajectories=group.trajectories,
+            faults=dict(group.faults),
         )
 
-
-def _is_caught_up(draft: StepDraft) -> bool:
-    """Return whether every group that the step trains was resolved since this orchestrator started.
-
-    Until then, groups without signal, which are not logged, may still belong between them.
-    """
-    resolved = {group.name for group in draft.resolved}
-    return all(ready.group in resolved for ready in draft.assigned)
+    def _unused(self, draft: StepDraft, group: CompleteGroup, dropped_tokens: int) -> GroupUnused:
+        return GroupUnused(
+            namespace=self._ref.namespace,
+            job=self._ref.name,
+            uid=self._ref.uid,
+            agent=self._agent,
+            step=draft.step,
+            index=group.index,
+            outcome=group.outcome,
+            rewards=group.rewards,
+            faults=dict(group.faults),
+            dropped_tokens=dropped_tokens,
+        )

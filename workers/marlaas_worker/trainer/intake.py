@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery
-from marlaas_api.messages import GroupReady, StepClosed
+from marlaas_api.messages import GroupLogEntry, GroupReady, StepClosed
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.commit import patiently
 from marlaas_worker.trainer.inbox import LogInvalid, StepInbox
@@ -80,11 +80,15 @@ class Intake:
         )
 
     async def _take(self, data: bytes) -> GroupReady | StepClosed | None:
-        """Add a message to the inbox and return it; None for a message of another job of the same name."""
+        """Add a message to the inbox and return it.
+
+        None for a message of another job of the same name, for a group that is not trained, and for the end of a step
+        without groups.
+        """
         message = await wire.unpack(data, self._dependencies.context.blobs)
-        if not isinstance(message, GroupReady | StepClosed):
+        if not isinstance(message, GroupLogEntry):
             raise LogInvalid(f"{self._assignment.groups} carries a {type(message).__name__}")
-        if message.uid != self._assignment.ref.uid:
+        if message.uid != self._assignment.ref.uid or not _is_trained(message):
             return None
         self._inbox.add(message)
         self.changed.set()
@@ -101,3 +105,7 @@ class Intake:
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         return await patiently(call, self._assignment.groups, self._dependencies.timing.retry_s)
+
+
+def _is_trained(message: GroupLogEntry) -> TypeGuard[GroupReady | StepClosed]:
+    return isinstance(message, GroupReady) or (isinstance(message, StepClosed) and message.num_groups > 0)
