@@ -170,7 +170,9 @@ async def test_the_keys_of_another_installation_are_refused_with_what_to_do(
     server: EmbeddedNats, tmp_path: Path
 ) -> None:
     path = creds(tmp_path, BusKeys.make(), SANDBOX)
-    with pytest.raises(BusRefused, match=r"sandbox\.team-a\.job\.u1.*are not signed with this server's keys.*get new credentials"):
+    with pytest.raises(
+        BusRefused, match=r"sandbox\.team-a\.job\.u1.*are not signed with this server's keys.*get new credentials"
+    ):
         await soon(connect(server.url, name="x", creds=path))
 
 
