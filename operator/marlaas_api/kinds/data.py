@@ -11,7 +11,7 @@ _SHUFFLED_NEEDS_TASKS = "order: shuffled needs tasks: an endless stream has no o
 
 
 class SkipSpec(Spec):
-    """Rules for skipping tasks whose groups had no variance in reward. Such tasks, always right or always wrong, give no signal."""
+    """Rules for skipping tasks whose groups had no variance in reward and so give no signal."""
 
     after: int = Field(
         1,

@@ -77,7 +77,7 @@ class ModelSpec(Spec):
         None,
         description="Folder of the model in Hugging Face format, on the workers' machines. Absent: another source.",
     )
-    pvc: ClaimModel | None = Field(None, description="Model on a PersistentVolumeClaim. Absent: another source.")
+    pvc: ClaimModel | None = Field(None, description="Model on a volume. Absent: another source.")
     hub: HubModel | None = Field(None, description="Model of the Hugging Face hub. Absent: another source.")
 
     @model_validator(mode="after")
@@ -227,11 +227,11 @@ class ModelPoolSpec(Spec):
         16,
         description="Maximum adapter rank. Every slot reserves engine memory for this rank, so set it no higher than needed.",
     )
-    rollout: RolloutWorkers = Field(default_factory=lambda: RolloutWorkers(), description="The pool's engines.")
-    trainer: TrainerWorkers = Field(default_factory=lambda: TrainerWorkers(), description="The pool's trainers.")
+    rollout: RolloutWorkers = Field(default_factory=lambda: RolloutWorkers(), description="The engines.")
+    trainer: TrainerWorkers = Field(default_factory=lambda: TrainerWorkers(), description="The trainers.")
     sandbox: SandboxBounds = Field(
         default_factory=lambda: SandboxBounds(),
-        description="Placement and maximum size of the sandboxes of the pool's jobs.",
+        description="Placement and maximum size of sandboxes.",
     )
     namespaces: Distinct[DnsLabel] = Field(
         (), max_length=1024, description="Namespaces that may use the pool; empty allows all."

@@ -34,7 +34,7 @@ class ClipSpec(Spec):
 
 
 class KlReference(Spec):
-    """The reference policy of the KL penalty. Empty: version 0."""
+    """The reference policy of the KL penalty: version 0, a frozen adapter, or a past version. Empty: version 0."""
 
     model_config = ConfigDict(json_schema_extra=rules(("!has(self.path) || !has(self.versionsBehind)", _ONE_REFERENCE)))
     path: PathText | None = Field(
@@ -57,7 +57,7 @@ class KlReference(Spec):
 
 
 class KlSpec(Spec):
-    """KL penalty. The default reference is version 0."""
+    """Penalty for the divergence of the policy from a reference policy, by default version 0."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -87,7 +87,7 @@ class KlSpec(Spec):
     )
     reference: KlReference = Field(
         default_factory=lambda: KlReference(),
-        description="Reference policy of the penalty: version 0, a frozen adapter, or a past version.",
+        description="The reference policy of the KL penalty: version 0, a frozen adapter, or a past version.",
     )
 
     @model_validator(mode="after")
@@ -98,7 +98,10 @@ class KlSpec(Spec):
 
 
 class CorrectionSpec(Spec):
-    """Bounds on each token's ratio trainer/sampler, as a correction for staleness and for numerical differences between trainer and engine."""
+    """Importance-sampling correction: bounds on each token's ratio trainer/sampler.
+
+    It corrects for staleness and for numerical differences between trainer and engine.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=rules(

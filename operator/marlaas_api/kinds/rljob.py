@@ -37,7 +37,7 @@ class RLJobSpec(Spec):
     )
     export: ExportSpec = Field(
         default_factory=lambda: ExportSpec(),
-        description="Further destinations of the promoted adapter and of metrics.",
+        description="Destinations of the promoted adapter besides the blob store, and trackers that receive metrics.",
         json_schema_extra=FIXED,
     )
     adapter_retention: Literal["keep", "delete"] = Field(
@@ -86,7 +86,7 @@ class RLJobSpec(Spec):
 
 
 class RLJob(Kind):
-    """A tenant's whole RL run."""
+    """One reinforcement learning job of a tenant."""
 
     kind: Literal["RLJob"]
     spec: RLJobSpec

@@ -9,7 +9,10 @@ from marlaas_api.kinds.status import TenantStatus
 
 
 class QuotaSpec(Spec):
-    """Limits on a tenant's usage. This version does not enforce them; a later one will queue jobs over quota, not fail them."""
+    """Limits on the tenant's usage. Stored and shown only: this version does not enforce them.
+
+    A later version will queue jobs over quota, not fail them.
+    """
 
     jobs: int | None = Field(
         None, ge=0, le=1_000_000, description="Maximum admitted jobs; 0 admits none. Absent: no limit."

@@ -109,7 +109,7 @@ class OptimizerSpec(Spec):
         description="Added to the square root of AdamW's second moment. A larger value makes smaller updates where gradients are tiny.",
     )
     weight_decay: float = Field(
-        0.0, ge=0, le=10, description="Decoupled weight decay. Default 0, because adapter weights stay small anyway."
+        0.0, ge=0, le=10, description="Decoupled weight decay; 0 by default, because adapter weights stay small anyway."
     )
     max_grad_norm: float = Field(
         1.0,
@@ -200,7 +200,7 @@ class TrainingSpec(Spec):
     )
     kl: KlSpec = Field(
         default_factory=lambda: KlSpec(),
-        description="KL penalty that keeps the policy near a reference; none by default.",
+        description="KL penalty; none by default.",
         json_schema_extra=FIXED,
     )
     entropy: EntropySpec = Field(
@@ -210,7 +210,7 @@ class TrainingSpec(Spec):
     )
     correction: CorrectionSpec = Field(
         default_factory=lambda: CorrectionSpec(),
-        description="Importance-sampling correction for staleness and for numerical differences between trainer and engine.",
+        description="Importance-sampling correction.",
         json_schema_extra=FIXED,
     )
     overlong: OverlongSpec = Field(
