@@ -68,7 +68,7 @@ def test_a_suspended_job_frees_what_it_holds_and_goes_on_from_where_it_was(platf
 
 def test_a_finished_job_that_is_given_more_steps_takes_them_and_fewer_are_refused(platform: Platform) -> None:
     assert platform.ended("brief", TEAM, 300)["step"] == 2
-    with pytest.raises(CommandFailed, match="may be raised, never lowered: finished steps cannot be undone"):
+    with pytest.raises(CommandFailed, match="may be raised but not lowered: finished steps cannot be undone"):
         patch(platform, "brief", {"training": {"steps": 1}})
     patch(platform, "brief", {"training": {"steps": 4}})
     platform.until(lambda: step(platform, "brief") == 4, "two more steps", 300)

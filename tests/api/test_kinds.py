@@ -92,9 +92,9 @@ def test_an_invalid_object_says_everything_at_once() -> None:
         ("169.254.7.7/17", "link-local"),
         ("fe80::/10", "link-local"),
         ("fe80::1/128", "link-local"),
-        ("168.63.129.16/32", "metadata and credentials"),
-        ("100.100.100.200/32", "metadata and credentials"),
-        ("fd00:ec2::254/128", "metadata and credentials"),
+        ("168.63.129.16/32", "metadata service, which returns credentials"),
+        ("100.100.100.200/32", "metadata service, which returns credentials"),
+        ("fd00:ec2::254/128", "metadata service, which returns credentials"),
         ("999.1.1.1/8", "must be an address range"),
         ("10.0.0.0/33", "must be an address range"),
         ("10.0.0.0/8", ""),
@@ -155,16 +155,16 @@ def test_names_are_listed_as_people_list_them() -> None:
     [
         (
             {"algorithm": "reinforce++", "maxStaleness": 0},
-            "spec.training: reinforce++ compares a reward with those of the whole step, and maxStaleness 0 (strict) allows no statistic that "
-            "spans the batch: choose another algorithm, or maxStaleness 1 or more",
+            "spec.training: reinforce++ normalises rewards over the whole step, but maxStaleness 0 (strict) allows no statistic "
+            "over several groups: choose another algorithm, or maxStaleness 1 or more",
         ),
         (
             {"algorithm": "rloo", "clip": {"high": 0.3}},
-            "spec.training: rloo has no clip: remove clip, or choose another algorithm; correction bounds rloo's weights",
+            "spec.training: rloo has no clip: remove clip, or choose another algorithm; use correction to bound rloo's weights",
         ),
         (
             {"correction": {"type": "masked-token", "floor": 0.5}},
-            "spec.training.correction: floor belongs to type: icepop, the only correction with a bound below; remove floor, or choose icepop",
+            "spec.training.correction: floor needs type: icepop, the only correction with a lower bound; remove floor, or choose icepop",
         ),
     ],
 )

@@ -59,7 +59,7 @@ MISFITS = {
     "namespace": (
         _job(),
         _pool(namespaces=["team-b", "team-c"]),
-        "metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which is for team-b and team-c",
+        "metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which allows only team-b and team-c",
     ),
     "length": (
         _job(rollout={"maxTokens": 512}),
@@ -102,15 +102,15 @@ def test_layers_of_a_model_that_is_not_builtin_are_its_own_business() -> None:
 UNSUPPORTED = {
     "several agents": (
         _job(agents=[{"name": "a"}, {"name": "b"}]),
-        "spec.agents: this version of MARLaaS trains one agent per job, found 2; give each agent a job of its own",
+        "spec.agents: this version of MARLaaS trains one agent per job, found 2; create one job per agent",
     ),
     "an agent elsewhere": (
         _job(agents=[{"name": "a", "poolRef": {"name": "big"}}]),
-        "spec.agents[0].poolRef.name: this version of MARLaaS serves all agents of a job from its own pool 'tiny', found 'big'; remove it",
+        "spec.agents[0].poolRef.name: this version of MARLaaS serves all agents of a job from the job's pool 'tiny', found 'big'; remove poolRef from the agent",
     ),
     "nothing to train": (
         _job(agents=[{"name": "a", "trainable": False}]),
-        "spec.agents[0].trainable: no agent of the job is trainable: there is nothing to train",
+        "spec.agents[0].trainable: no agent of the job is trainable; set trainable: true",
     ),
 }
 
@@ -128,17 +128,17 @@ def test_images_secrets_and_volumes_need_a_cluster() -> None:
     image = _job(environment={"image": "games:1", "entrypoint": ["play"]})
     secret = _job(environment={"name": "reverse", "secretRefs": [{"name": "key"}]})
     assert [str(problem) for problem in (*check_local(image), *check_local(secret))] == [
-        "spec.environment.image: container images need a cluster; for `marlaas run`, give the environment as name: a builtin or "
+        "spec.environment.image: container images need a cluster; for `marlaas run`, set name instead: a builtin environment or "
         "module:attribute",
-        "spec.environment.secretRefs: Secrets need a cluster; for `marlaas run`, remove them and set the variables in your shell",
+        "spec.environment.secretRefs: Secrets need a cluster; for `marlaas run`, remove secretRefs and set the environment variables in your shell",
     ]
     volume = _pool(model={"pvc": {"claimName": "models"}})
     assert [str(problem) for problem in check_local_pool(volume)] == [
-        "spec.model.pvc: volumes need a cluster; for `marlaas run`, give the model as path, hub or builtin"
+        "spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead"
     ]
     token = _pool(model={"hub": {"id": "a/b", "tokenSecretRef": {"name": "hub"}}})
     assert [str(problem) for problem in check_local_pool(token)] == [
-        "spec.model.hub.tokenSecretRef: Secrets need a cluster; for `marlaas run`, remove it and set HF_TOKEN in your shell"
+        "spec.model.hub.tokenSecretRef: Secrets need a cluster; for `marlaas run`, remove tokenSecretRef and set HF_TOKEN in your shell"
     ]
 
 
@@ -158,7 +158,7 @@ def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
         },
     )
     told = [*cluster_remarks(job), *pool_remarks(pool)]
-    assert {problem.text for problem in told} == {"a cluster follows it; `marlaas run` does without"}
+    assert {problem.text for problem in told} == {"used only in a cluster; `marlaas run` ignores it"}
     assert [problem.path for problem in told] == [
         "spec.environment.imagePullSecrets",
         "spec.environment.cpu",
@@ -177,26 +177,26 @@ def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
 REMARKS = {
     "clip": (
         _job(training={"steps": 3, "clip": {"high": 0.3}}),
-        "spec.training.clip: with ratio: proximal the clip binds nothing, because a step is one update; remove it, or choose ratio: behaviour",
+        "spec.training.clip: clip has no effect with ratio: proximal, because a step is one update; remove it, or choose ratio: behaviour",
     ),
     "correction": (
         _job(training={"steps": 3, "maxStaleness": 2, "correction": {"type": "none"}}),
-        "spec.training.correction.type: with ratio: proximal and correction none, tokens up to 2 versions old train as if the newest version had "
-        "sampled them; choose truncated, or ratio: behaviour",
+        "spec.training.correction.type: with ratio: proximal and correction none, tokens up to 2 versions old are trained without importance weights, "
+        "as if the newest version had sampled them; choose truncated, or ratio: behaviour",
     ),
     "scale": (
         _job(agents=_agent(rank=8, alpha=12)),
-        "spec.agents[0].adapter.alpha: alpha / rank is 1.5, which is no power of two: engine and trainer will round the adapter "
+        "spec.agents[0].adapter.alpha: alpha / rank is 1.5, which is not a power of two: engine and trainer will round the adapter "
         "differently",
     ),
     "egress": (
         _job(environment={"name": "reverse", "egress": [{"cidr": "10.0.0.0/8"}]}),
-        "spec.environment.egress: a cluster enforces it; `marlaas run` leaves the network as it is",
+        "spec.environment.egress: enforced only in a cluster; `marlaas run` does not restrict the network",
     ),
     "context": (
         _job(rollout={"maxTurns": 9, "maxTokens": 256}),
         "spec.rollout.maxTurns: maxTurns 9 x maxTokens 256 = 2304 tokens do not fit into maxModelLen 2048 of ModelPool 'tiny': "
-        "episodes that use them all end when the context is full, and are scored",
+        "longer episodes end when the context is full, and are scored",
     ),
 }
 

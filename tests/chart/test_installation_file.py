@@ -98,7 +98,7 @@ def test_the_first_job_in_the_notes_is_a_job_that_its_pool_can_take(helm: Helm) 
 def test_the_notes_say_what_uninstalling_keeps_and_how_to_delete_it(helm: Helm) -> None:
     told = " ".join(notes(helm).split())
     assert (
-        "the claim data-marlaas-nats-0 (what the jobs have done so far), the claim marlaas-blobs (every trained adapter)"
+        "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters)"
         in told
     )
     assert (

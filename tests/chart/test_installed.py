@@ -16,7 +16,7 @@ from marlaas_operator.uninstall import main as uninstall
 from .conftest import CHART, Document, Helm
 from .releases import IN_FORCE_S, NAMESPACE, OURS, Release, deployment, put, secret, wait_for_admission
 
-RESERVED = "managed-by=marlaas-operator is the MARLaaS operator's"
+RESERVED = "managed-by=marlaas-operator is reserved for the MARLaaS operator"
 
 
 def can(release: Release, user: str, verb: str, what: str, namespace: str) -> bool:

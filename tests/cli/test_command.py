@@ -120,7 +120,7 @@ def test_a_bad_manifest_is_told_on_standard_error_with_exit_code_2(
     said = capfd.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "job.yaml:21: spec.training.steps: required, but missing (Steps to train; may be raised later)",
+        "job.yaml:21: spec.training.steps: required, but missing (Number of optimizer steps to train; may be raised later)",
         "job.yaml:21: spec.training.stepz: unknown field; did you mean 'steps'?",
     ]
 

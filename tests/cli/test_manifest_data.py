@@ -24,7 +24,7 @@ def test_right_data_orders(complaints: Complaints, text: str) -> None:
     [
         (
             "{skip: {}}",
-            "spec.training.data: skip needs tasks: in an endless stream every task comes once, so there is none to skip",
+            "spec.training.data: skip needs tasks: an endless stream contains every task once, so none can be skipped",
         ),
         (
             "{order: shuffled}",

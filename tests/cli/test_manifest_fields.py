@@ -78,11 +78,11 @@ TABLE = {
     "a mapping for a list": (_spec("agents: {name: policy}"), "21: spec.agents: expected a list, found a mapping"),
     "nothing where something is required": (
         (TRAINING, "training: {steps: }"),
-        "21: spec.training.steps: required, but missing (Steps to train; may be raised later)",
+        "21: spec.training.steps: required, but missing (Number of optimizer steps to train; may be raised later)",
     ),
     "a required field that is not there": (
         (TRAINING, "suspend: true"),
-        "17: spec.training: required, but missing (How the agents learn)",
+        "17: spec.training: required, but missing (Algorithm, loss, optimizer and data)",
     ),
     "a number below its bound": (
         (ROLLOUT, "rollout: {groupSize: 1}"),
@@ -140,7 +140,7 @@ TABLE = {
     ),
     "a layer's whole path": (
         _agent("adapter: {targets: [self_attn.q_proj]}"),
-        "22: spec.agents[0].adapter.targets[0]: must be the last part of a linear layer's name, for example q_proj; "
+        "22: spec.agents[0].adapter.targets[0]: must be the last component of a linear layer's name, for example q_proj; "
         "found 'self_attn.q_proj'",
     ),
     "a layer twice": (
@@ -165,11 +165,11 @@ TABLE = {
     ),
     "a command without an image": (
         (ENVIRONMENT, "environment: {name: reverse, entrypoint: [play]}"),
-        "19: spec.environment: entrypoint is the command of an image; there is no image",
+        "19: spec.environment: entrypoint needs image: it is the command that runs in the image",
     ),
     "an environment whose name is a path": (
         (ENVIRONMENT, "environment: {name: games/guess.py}"),
-        "19: spec.environment.name: must be the name of a builtin environment, or module:attribute of your own; "
+        "19: spec.environment.name: must be the name of a builtin environment, or module:attribute for your own; "
         "found 'games/guess.py'",
     ),
     "the same Secret twice": (
@@ -178,7 +178,7 @@ TABLE = {
     ),
     "promotion by an evaluation that never is": (
         _spec("evaluation: {tasks: 0, promote: best}"),
-        "21: spec.evaluation: promote: best chooses by evaluation, and tasks is 0: raise tasks, or promote: last",
+        "21: spec.evaluation: promote: best needs evaluations, but tasks is 0: raise tasks, or set promote: last",
     ),
     "two models of one pool": (
         ("model: {builtin: tiny}", "model: {builtin: tiny, path: /models/x}"),
@@ -223,8 +223,8 @@ def test_sampling_that_the_trainer_cannot_reproduce_is_refused_with_the_reason(
     complaints: Callable[..., list[str]], key: str
 ) -> None:
     assert complaints((ROLLOUT, f"rollout: {{{key}: 0.5}}")) == [
-        f"job.yaml:20: spec.rollout.{key}: refused: in training only what the trainer can reproduce is allowed, and that is the "
-        f"temperature; {key} makes the engine sample from another distribution than the one whose logprobs are trained on. "
+        f"job.yaml:20: spec.rollout.{key}: refused: temperature is the only sampling setting that the trainer can "
+        f"reproduce; {key} makes the engine sample from another distribution than the one whose logprobs are trained on. "
         "Remove it"
     ]
 
@@ -238,7 +238,7 @@ def test_every_error_is_told_at_once_in_the_order_of_the_lines(complaints: Calla
 
 def test_one_wrong_agent_is_not_also_an_agent_too_few(complaints: Callable[..., list[str]]) -> None:
     assert complaints(_spec("agents: [{trainable: true}]")) == [
-        "job.yaml:21: spec.agents[0].name: required, but missing (Name of the agent; environments ask for it by this name)"
+        "job.yaml:21: spec.agents[0].name: required, but missing (Name of the agent, by which environments request its turns)"
     ]
 
 

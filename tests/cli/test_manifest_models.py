@@ -191,5 +191,5 @@ def test_accelerators_that_this_machine_lacks_are_noted(
 def test_a_model_that_is_to_be_split_is_refused_before_an_engine_is(complaints: Complaints, runnable: bool) -> None:
     (line,) = complaints((BUILTIN, f"{BUILTIN}\n  tensorParallelSize: 2"), runnable=runnable)
     assert line.startswith(
-        "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS keeps a model whole on one accelerator"
+        "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS supports only tensorParallelSize 1"
     )

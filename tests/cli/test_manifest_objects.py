@@ -33,7 +33,7 @@ CROSS = {
     ),
     "a pool that is not for the namespace": (
         ("  maxRank: 16", "  maxRank: 16\n  namespaces: [team-b]"),
-        "17: metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which is for team-b",
+        "17: metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which allows only team-b",
     ),
     "a rank above the pool's": (
         (TRAINING, f"{TRAINING}\n  agents: [{{name: policy, adapter: {{rank: 32}}}}]"),
@@ -46,16 +46,16 @@ CROSS = {
     ),
     "several agents": (
         (TRAINING, f"{TRAINING}\n  agents: [{{name: a}}, {{name: b}}]"),
-        "22: spec.agents: this version of MARLaaS trains one agent per job, found 2; give each agent a job of its own",
+        "22: spec.agents: this version of MARLaaS trains one agent per job, found 2; create one job per agent",
     ),
     "an image": (
         (ENVIRONMENT, "environment: {image: games, entrypoint: [play]}"),
-        "19: spec.environment.image: container images need a cluster; for `marlaas run`, give the environment as name: a builtin or "
+        "19: spec.environment.image: container images need a cluster; for `marlaas run`, set name instead: a builtin environment or "
         "module:attribute",
     ),
     "a volume": (
         ("model: {builtin: tiny}", "model: {pvc: {claimName: models}}"),
-        "5: spec.model.pvc: volumes need a cluster; for `marlaas run`, give the model as path, hub or builtin",
+        "5: spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead",
     ),
     "the same job twice": (
         _second_job("sums"),
@@ -194,8 +194,8 @@ def test_an_amount_of_memory_in_which_nothing_runs_is_refused(complaints: Compla
     memory = (ENVIRONMENT, "environment: {name: reverse, memory: 512m}")
     cache = ("maxRank: 16", "maxRank: 16\n  rollout: {kvCacheBytes: 512}")
     assert complaints(cache, memory, runnable=runnable) == [
-        "job.yaml:7: spec.rollout.kvCacheBytes: kvCacheBytes 512 is 512 bytes, in which nothing runs; did you mean 512Mi?",
-        "job.yaml:20: spec.environment.memory: memory 512m is 0.512 bytes, in which nothing runs; did you mean 512Mi?",
+        "job.yaml:7: spec.rollout.kvCacheBytes: kvCacheBytes 512 is only 512 bytes; did you mean 512Mi?",
+        "job.yaml:20: spec.environment.memory: memory 512m is only 0.512 bytes; did you mean 512Mi?",
     ]
 
 
@@ -203,7 +203,7 @@ def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_fo
     edits = (("maxRank: 16", "maxRank: 16\n  namespaces: [team-a]"), (", namespace: team-a}", "}"))
     assert complaints(*edits, runnable=False) == []
     (line,) = complaints(*edits)
-    assert "namespace 'default' may not use ModelPool 'tiny', which is for team-a" in line
+    assert "namespace 'default' may not use ModelPool 'tiny', which allows only team-a" in line
 
 
 def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: Write, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_an_export_that_a_cluster_does_not_follow_is_noted_to_whoever_submits_it
 def test_what_a_tenant_says_in_vain_is_noted(manifest: Write) -> None:
     said = load([manifest((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"))]).notes
     assert [str(note) for note in said] == [
-        f"job.yaml:12: spec.{key}: accepted and shown, and decides nothing in this version of MARLaaS"
+        f"job.yaml:12: spec.{key}: stored and shown, but not used by this version of MARLaaS"
         for key in ("weight", "quota")
     ]
 

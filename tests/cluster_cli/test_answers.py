@@ -72,8 +72,8 @@ def test_what_kubectl_says_becomes_a_sentence_for_people(stderr: str) -> None:
 
 
 REFUSALS = {
-    'The RLJob "reverse" is invalid: spec.training.steps: Invalid value: 1: may be raised, never lowered\n': (
-        ("spec.training.steps", "Invalid value: 1: may be raised, never lowered"),
+    'The RLJob "reverse" is invalid: spec.training.steps: Invalid value: 1: may be raised but not lowered\n': (
+        ("spec.training.steps", "Invalid value: 1: may be raised but not lowered"),
     ),
     'The RLJob "reverse" is invalid: \n* spec.training.steps: Invalid value: 20: may be raised\n'
     "* spec.rollout: Invalid value: cannot change\n": (

@@ -139,9 +139,9 @@ OBJECT_STORE = BlobSettings(url="s3://bucket/marlaas")
     [
         (
             {"blobs": MADE_CLAIM, "nats_pod_selector": {"app": "nats"}},
-            "the claim data-marlaas-nats-0 (what the jobs have done so far), the claim marlaas-blobs (every trained adapter).",
+            "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters).",
         ),
-        ({"blobs": OBJECT_STORE}, "and Tenant, s3://bucket/marlaas (every trained adapter)."),
+        ({"blobs": OBJECT_STORE}, "and Tenant, s3://bucket/marlaas (all trained adapters)."),
     ],
     ids=["claims", "elsewhere"],
 )

@@ -52,10 +52,10 @@ def test_every_link_goes_to_a_heading() -> None:
 def test_a_row_says_type_default_bounds_and_meaning() -> None:
     assert "| `groupSize` | integer | `8` | ≥ 2; ≤ 1024 | Episodes per task (G)" in api_docs.page()
     assert (
-        "| `steps` | integer | **required** | ≥ 1; ≤ 10 000 000 | Steps to train; may be raised later. |"
+        "| `steps` | integer | **required** | ≥ 1; ≤ 10 000 000 | Number of optimizer steps to train; may be raised later. |"
         in api_docs.page()
     )
     assert (
-        "| `seed` | integer | `0` | ≥ 0; ≤ 9 007 199 254 740 991 | Seed of tasks, sampling and initial weights. Fixed. |"
+        "| `seed` | integer | `0` | ≥ 0; ≤ 9 007 199 254 740 991 | Seed of task selection, sampling and initial adapter weights. Fixed. |"
         in api_docs.page()
     )

@@ -213,7 +213,7 @@ def test_refused_sampling_is_refused_loudly_by_the_api_server_too() -> None:
         assert f"!has(self.{key})" in _rules(rollout)
         assert key in rollout["properties"]
     messages = [rule["message"] for rule in rollout["x-kubernetes-validations"]]
-    assert any(text.startswith("topP is refused: in training only what the trainer can reproduce") for text in messages)
+    assert any(text.startswith("topP is refused: temperature is the only sampling setting") for text in messages)
 
 
 @pytest.mark.parametrize(

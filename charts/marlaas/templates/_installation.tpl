@@ -1,4 +1,4 @@
-{{/* What the operator is told: marlaas_operator.installation.Installation. */}}
+{{/* The operator's configuration file: marlaas_operator.installation.Installation. */}}
 {{- define "marlaas.installation" -}}
 release: {{ .Release.Name }}
 namespace: {{ .Release.Namespace }}

@@ -34,7 +34,7 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{ .Values.blobs.url | default "file:///var/lib/marlaas/blobs" }}
 {{- end }}
 
-{{/* The claim that holds the blobs; empty where they lie behind a url. */}}
+{{/* The claim that holds the blobs; empty if blobs.url is set. */}}
 {{- define "marlaas.blobsClaim" -}}
 {{- if not .Values.blobs.url }}{{ .Values.blobs.persistentVolumeClaim.existing | default (printf "%s-blobs" .Release.Name) }}{{ end }}
 {{- end }}
@@ -68,7 +68,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* What every container has. */}}
+{{/* Fields that every container has. */}}
 {{- define "marlaas.locked" -}}
 terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
@@ -110,7 +110,7 @@ securityContext:
 {{ regexFind ":[0-9]+$" (include "marlaas.natsUrl" .) | trimPrefix ":" | default "4222" }}
 {{- end }}
 
-{{/* Who may read a port with metrics: (list $ 8080). The kubelet's probes come from the node and pass anyway. */}}
+{{/* Ingress for clients that may read a metrics port: (list $ 8080). The kubelet's probes come from the node and are always allowed. */}}
 {{- define "marlaas.metricsIngress" -}}
 {{- with (index . 0).Values.network.metricsFrom -}}
 - from: {{- toYaml . | nindent 4 }}
@@ -119,7 +119,7 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* CEL: the request comes from the operator, or from the Job that cleans up after it. */}}
+{{/* CEL: the request comes from the operator, or from the uninstall Job. */}}
 {{- define "marlaas.byTheOperator" -}}
 request.userInfo.username in ['system:serviceaccount:{{ .Release.Namespace }}:{{ .Release.Name }}-operator', 'system:serviceaccount:{{ .Release.Namespace }}:{{ .Release.Name }}-uninstall']
 {{- end }}

@@ -129,7 +129,7 @@ class NatsConsumer:
             raise pull.failure
         code, _, why = (pull.ended or "").partition(" ")
         if code in ("503", "409") and not self._inspected:
-            raise BusUnavailable(f"NATS: nobody answers for the consumer {self._name} of {self._stream} now: {why}")
+            raise BusUnavailable(f"NATS: no server answers for the consumer {self._name} of {self._stream}: {why}")
         if code == "503":
             await self._jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._name}", f"fetch from {self._name}")
         if code == "503" or (code == "409" and any(why.startswith(passing) for passing in _PASSING)):

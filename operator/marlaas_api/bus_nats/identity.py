@@ -60,10 +60,10 @@ class Identity:
         if credentials.expires_at is not None and credentials.expires_at <= self.now():
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(credentials.expires_at))
             return (
-                f"its credentials (user {credentials.name}) expired at {when}: who made them (the operator, or `marlaas run`) renews them "
-                f"while it runs; see that it does, or put newer ones into {self.path}"
+                f"its credentials (user {credentials.name}) expired at {when}; the operator or `marlaas run`, which issued them, renews "
+                f"them while it runs: check that it runs, or write new credentials to {self.path}"
             )
         return (
-            f"its credentials (user {credentials.name}, {self.path}) are not of this server's keys: they are another installation's, or the "
-            "keys were replaced; get new ones"
+            f"its credentials (user {credentials.name}, {self.path}) are not signed with this server's keys: they belong to another "
+            "installation, or the keys were replaced; get new credentials"
         )

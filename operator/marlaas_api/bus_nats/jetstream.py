@@ -169,7 +169,7 @@ class JetStream:
             async with asyncio.timeout_at(self._link.deadline()):
                 more = await batch.more
         except TimeoutError:
-            raise BusUnavailable(f'NATS: the stream {stream} stopped in the midst of "{subject}"') from None
+            raise BusUnavailable(f'NATS: the stream {stream} stopped answering while reading "{subject}"') from None
         finally:
             self._link.close_route(reply)
         if isinstance(more, Exception):

@@ -69,10 +69,10 @@ class StreamReader:
             BusRefused: the server permanently refuses.
         """
         if self._pull is None:
-            raise BusUnavailable("the watch has not begun")
+            raise BusUnavailable("NATS: the watch has not started yet")
         if not self._pull.over:
             if not await self._pull.news(self._renew_at):
-                raise BusUnavailable(f"NATS: the watch of {self._stream} fell silent")
+                raise BusUnavailable(f"NATS: the watch of {self._stream} received no heartbeat")
         elif self._pull.failure is not None:
             raise self._pull.failure
         elif self._pull.ended is None or self._pull.ended.startswith(("404", "408")):

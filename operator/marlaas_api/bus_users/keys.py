@@ -42,7 +42,9 @@ class BusKeys:
         """Load seeds in the form of `dump`; other names are ignored. Raises KeyInvalid, whose text shows no seed."""
         missing = [one.name for one in fields(cls) if one.name not in seeds]
         if missing:
-            raise KeyInvalid(f"the bus's keys lack {', '.join(missing)}: delete them to have new ones made")
+            raise KeyInvalid(
+                f"the bus keys are incomplete, missing {', '.join(missing)}: delete them, and new ones are generated"
+            )
         kinds = {"operator": KeyKind.OPERATOR}
         return cls(*(nkey.checked_seed(kinds.get(f.name, KeyKind.ACCOUNT), seeds[f.name].strip()) for f in fields(cls)))
 

@@ -59,7 +59,7 @@ def checked_seed(kind: KeyKind, seed: str) -> str:
     """Return the seed if it is of this kind. Raises KeyInvalid, whose text does not show the seed."""
     expected = seed_of(kind, bytes(SEED_BYTES))[:2]
     if not seed.startswith(expected):
-        raise KeyInvalid(f"not a NATS seed of an {kind.name.lower()}: it has to begin with {expected}")
+        raise KeyInvalid(f"not a NATS {kind.name.lower()} seed: it must begin with {expected}")
     _pair(seed)
     return seed
 

@@ -174,5 +174,5 @@ def _acks(stream: str, consumer: str) -> tuple[str, ...]:
 
 def _label(name: str) -> str:
     if not re.fullmatch(DNS_LABEL, name):
-        raise InvalidInput(f"{name!r} is no DNS label: no user of the bus can be made for it")
+        raise InvalidInput(f"cannot create a bus user for {name!r}: the name is not a DNS label")
     return name

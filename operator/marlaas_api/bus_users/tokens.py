@@ -51,9 +51,9 @@ def claims_of(token: str) -> dict[str, Any]:
         body = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     except (IndexError, ValueError, binascii.Error):
-        raise CredentialsInvalid("its token cannot be read") from None
+        raise CredentialsInvalid("its token cannot be decoded") from None
     if not isinstance(claims, dict):
-        raise CredentialsInvalid("its token says nothing")
+        raise CredentialsInvalid("its token has no claims")
     return claims
 
 
@@ -70,7 +70,7 @@ def read_credentials(text: str) -> Credentials:
     blocks = dict(_BLOCK.findall(text))
     token, seed = blocks.get("NATS USER JWT"), blocks.get("USER NKEY SEED")
     if token is None or seed is None:
-        raise CredentialsInvalid("it has no user token and seed in it: it is not a NATS credentials file")
+        raise CredentialsInvalid("it is not a NATS credentials file: it contains no user token and seed")
     claims = claims_of(token)
     allowed = ((claims.get("nats") or {}).get("sub") or {}).get("allow") or []
     inboxes = tuple(subject.removesuffix(".>") for subject in allowed if subject.startswith("_INBOX"))

@@ -8,50 +8,54 @@ from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, matching
 from marlaas_api.kinds.modelpool import Rank
 
 LayerName = Annotated[
-    str, matching(r"^[A-Za-z_][A-Za-z0-9_]*$", "the last part of a linear layer's name, for example q_proj", 64)
+    str, matching(r"^[A-Za-z_][A-Za-z0-9_]*$", "the last component of a linear layer's name, for example q_proj", 64)
 ]
 
 
 class PoolRef(Spec):
-    """A ModelPool, by its name."""
+    """Reference to a ModelPool by name."""
 
     name: DnsLabel = Field(description="Name of the ModelPool.")
 
 
 class AdapterSpec(Spec):
-    """The LoRA adapter that is trained. Scaling is alpha / rank; a power of two is exact in every dtype."""
+    """The LoRA adapter that is trained. Its scale is alpha / rank; choose a power of two, which is exact in every dtype."""
 
     rank: Rank = Field(
         8, description="Rank of the LoRA matrices; at most the pool's maxRank. 8 is enough for most RL tasks."
     )
     alpha: int = Field(
-        16, ge=1, le=4096, description="LoRA alpha; the adapter is scaled by alpha / rank, twice by default."
+        16,
+        ge=1,
+        le=4096,
+        description="LoRA alpha. The adapter's output is scaled by alpha / rank; the defaults give 2.",
     )
     targets: Distinct[LayerName] = Field(
         (),
         max_length=64,
-        description="Names of the linear layers to adapt, each the last part of its module's name, for example q_proj; "
-        "empty adapts all of them.",
+        description="Linear layers to adapt, each by the last component of its module name, for example q_proj; empty adapts all linear layers.",
     )
 
 
 class InitFrom(Spec):
-    """A PEFT folder that the pool's workers can read; it becomes version 0."""
+    """An adapter in PEFT format that becomes version 0."""
 
-    path: PathText = Field(description="Folder with adapter_config.json and adapter_model.safetensors.")
+    path: PathText = Field(
+        description="Folder with adapter_config.json and adapter_model.safetensors; the pool's workers must be able to read it."
+    )
 
 
 class AgentSpec(Spec):
     """One policy of the job, with its own adapter."""
 
-    name: DnsLabel = Field(description="Name of the agent; environments ask for it by this name.")
+    name: DnsLabel = Field(description="Name of the agent, by which environments request its turns.")
     adapter: AdapterSpec = Field(default_factory=AdapterSpec, description="The LoRA adapter that is trained.")
     trainable: bool = Field(
-        True, description="False freezes the agent at version 0; this version takes no frozen agent."
+        True, description="False freezes the agent at version 0; this version does not support frozen agents."
     )
     pool_ref: PoolRef | None = Field(
-        None, description="Pool of this agent; this version takes none but the job's own. Absent: the job's own."
+        None, description="Pool of this agent; this version supports only the job's pool. Absent: the job's pool."
     )
     init_from: InitFrom | None = Field(
-        None, description="Adapter to begin from. Absent: a zero adapter, the base model itself."
+        None, description="Initial adapter. Absent: a zero adapter, with which the policy equals the base model."
     )

@@ -69,9 +69,9 @@ Quantity = Annotated[
 ]
 ObjectName = Annotated[
     str,
-    matching(_DNS_SUBDOMAIN, "a name of Kubernetes: lower-case letters, digits, '-' and single dots between them", 253),
+    matching(_DNS_SUBDOMAIN, "a Kubernetes name: lower-case letters, digits, '-' and single dots between them", 253),
 ]
-"""Name of somebody else's object, dots allowed; our own kinds have a DnsLabel."""
+"""Name of an object that is not of our kinds, for example a Secret; dots are allowed. Names of our kinds are DnsLabels."""
 
 PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Distinct = Annotated[
@@ -90,7 +90,7 @@ def list_map(*keys: str) -> JsonDict:
 
 
 FIXED = rules(("self == oldSelf", "cannot change once the job exists; delete the job and create a new one"))
-"""Schema extension of a field that may not change (DESIGN, "Kinds": immutability)."""
+"""Schema extension of a field that cannot change after the object is created."""
 
 
 class Spec(BaseModel):

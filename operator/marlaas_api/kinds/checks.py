@@ -15,7 +15,7 @@ from marlaas_api.kinds.tenant import QuotaSpec, Tenant
 from marlaas_api.numeric import quantity
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Linear layers of a Llama-like model, as every builtin model is."""
+"""Linear layers of a Llama-like model; all builtin models are Llama-like."""
 
 
 _LEAST_BYTES, _UNITS = 2**20, "mkKi"
@@ -26,18 +26,18 @@ def check_supported(job: RLJob) -> Iterator[Problem]:
     if len(job.spec.agents) > 1:
         yield Problem(
             ("spec", "agents"),
-            f"this version of MARLaaS trains one agent per job, found {len(job.spec.agents)}; give each agent a job of its own",
+            f"this version of MARLaaS trains one agent per job, found {len(job.spec.agents)}; create one job per agent",
         )
     for at, agent in enumerate(job.spec.agents):
         if agent.pool_ref is not None and agent.pool_ref.name != job.spec.pool_ref.name:
             yield Problem(
                 ("spec", "agents", at, "poolRef", "name"),
-                f"this version of MARLaaS serves all agents of a job from its own pool '{job.spec.pool_ref.name}', found "
-                f"'{agent.pool_ref.name}'; remove it",
+                f"this version of MARLaaS serves all agents of a job from the job's pool '{job.spec.pool_ref.name}', found "
+                f"'{agent.pool_ref.name}'; remove poolRef from the agent",
             )
     yield from _bytes(("spec", "environment", "memory"), job.spec.environment.memory)
     if not any(agent.trainable for agent in job.spec.agents):
-        yield Problem(("spec", "agents", 0, "trainable"), "no agent of the job is trainable: there is nothing to train")
+        yield Problem(("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true")
 
 
 def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
@@ -50,8 +50,8 @@ def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
     if pool.spec.tensor_parallel_size > 1:
         yield Problem(
             ("spec", "tensorParallelSize"),
-            f"this version of MARLaaS keeps a model whole on one accelerator: it cannot prove yet which adapter a split engine serves. Use 1, found "
-            f"{pool.spec.tensor_parallel_size}",
+            f"this version of MARLaaS supports only tensorParallelSize 1, because it cannot yet verify the adapters of an engine on several "
+            f"accelerators; found {pool.spec.tensor_parallel_size}",
         )
 
 
@@ -59,9 +59,7 @@ def _bytes(loc: Loc, amount: str | None) -> Iterator[Problem]:
     """Yield a problem for less than 1 MiB: a forgotten unit, or the suffix m, which is a thousandth."""
     if amount is not None and quantity(amount) < _LEAST_BYTES:
         meant = f"{amount.rstrip(_UNITS)}Mi"
-        yield Problem(
-            loc, f"{loc[-1]} {amount} is {quantity(amount):g} bytes, in which nothing runs; did you mean {meant}?"
-        )
+        yield Problem(loc, f"{loc[-1]} {amount} is only {quantity(amount):g} bytes; did you mean {meant}?")
 
 
 def check_local(job: RLJob) -> Iterator[Problem]:
@@ -70,12 +68,12 @@ def check_local(job: RLJob) -> Iterator[Problem]:
     if job.spec.environment.image is not None:
         yield Problem(
             (*environment, "image"),
-            "container images need a cluster; for `marlaas run`, give the environment as name: a builtin or module:attribute",
+            "container images need a cluster; for `marlaas run`, set name instead: a builtin environment or module:attribute",
         )
     if job.spec.environment.secret_refs:
         yield Problem(
             (*environment, "secretRefs"),
-            "Secrets need a cluster; for `marlaas run`, remove them and set the variables in your shell",
+            "Secrets need a cluster; for `marlaas run`, remove secretRefs and set the environment variables in your shell",
         )
 
 
@@ -84,13 +82,13 @@ def check_local_pool(pool: ModelPool) -> Iterator[Problem]:
     if pool.spec.model.pvc is not None:
         yield Problem(
             ("spec", "model", "pvc"),
-            "volumes need a cluster; for `marlaas run`, give the model as path, hub or builtin",
+            "volumes need a cluster; for `marlaas run`, set path, hub or builtin instead",
         )
 
     if pool.spec.model.hub is not None and pool.spec.model.hub.token_secret_ref is not None:
         yield Problem(
             ("spec", "model", "hub", "tokenSecretRef"),
-            "Secrets need a cluster; for `marlaas run`, remove it and set HF_TOKEN in your shell",
+            "Secrets need a cluster; for `marlaas run`, remove tokenSecretRef and set HF_TOKEN in your shell",
         )
 
 
@@ -112,11 +110,11 @@ def remarks(job: RLJob, pool: ModelPool | None) -> Iterator[Problem]:
         if not _is_power_of_two(scale):
             yield Problem(
                 ("spec", "agents", at, "adapter", "alpha"),
-                f"alpha / rank is {scale:g}, which is no power of two: engine and trainer will round the adapter differently",
+                f"alpha / rank is {scale:g}, which is not a power of two: engine and trainer will round the adapter differently",
             )
     if spec.environment.egress:
         yield Problem(
-            ("spec", "environment", "egress"), "a cluster enforces it; `marlaas run` leaves the network as it is"
+            ("spec", "environment", "egress"), "enforced only in a cluster; `marlaas run` does not restrict the network"
         )
     yield from _objective(job)
     if pool is not None and spec.rollout.max_turns > 1:
@@ -131,13 +129,13 @@ def _objective(job: RLJob) -> Iterator[Problem]:
     if training.clip.low is not None or training.clip.high is not None:
         yield Problem(
             ("spec", "training", "clip"),
-            "with ratio: proximal the clip binds nothing, because a step is one update; remove it, or choose ratio: behaviour",
+            "clip has no effect with ratio: proximal, because a step is one update; remove it, or choose ratio: behaviour",
         )
     if training.correction.type == "none" and training.max_staleness > 0:
         yield Problem(
             ("spec", "training", "correction", "type"),
-            f"with ratio: proximal and correction none, tokens up to {training.max_staleness} versions old train as if the newest version had sampled "
-            "them; choose truncated, or ratio: behaviour",
+            f"with ratio: proximal and correction none, tokens up to {training.max_staleness} versions old are trained without importance weights, as "
+            "if the newest version had sampled them; choose truncated, or ratio: behaviour",
         )
 
 
@@ -171,12 +169,12 @@ def pool_remarks(pool: ModelPool) -> Iterator[Problem]:
 def tenant_remarks(tenant: Tenant) -> Iterator[Problem]:
     """Yield the given fields of a Tenant that this version accepts but does not use; located in the tenant."""
     given = {"weight": tenant.spec.weight != 1, "quota": tenant.spec.quota != QuotaSpec()}
-    text = "accepted and shown, and decides nothing in this version of MARLaaS"
+    text = "stored and shown, but not used by this version of MARLaaS"
     yield from (Problem(("spec", key), text) for key, there in given.items() if there)
 
 
 def _left_to_a_cluster(given: Mapping[Loc, bool]) -> Iterator[Problem]:
-    return (Problem(loc, "a cluster follows it; `marlaas run` does without") for loc, there in given.items() if there)
+    return (Problem(loc, "used only in a cluster; `marlaas run` ignores it") for loc, there in given.items() if there)
 
 
 def _namespace(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
@@ -184,7 +182,7 @@ def _namespace(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     if allowed and job.metadata.namespace not in allowed:
         yield Problem(
             ("metadata", "namespace"),
-            f"namespace '{job.metadata.namespace}' may not use {_named(pool)}, which is for {listed(allowed)}",
+            f"namespace '{job.metadata.namespace}' may not use {_named(pool)}, which allows only {listed(allowed)}",
         )
 
 
@@ -246,7 +244,7 @@ def _context(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
         yield Problem(
             ("spec", "rollout", "maxTurns"),
             f"maxTurns {turns} x maxTokens {tokens} = {turns * tokens} tokens do not fit into maxModelLen {longest} of "
-            f"{_named(pool)}: episodes that use them all end when the context is full, and are scored",
+            f"{_named(pool)}: longer episodes end when the context is full, and are scored",
         )
 
 

@@ -9,12 +9,12 @@ from marlaas_api.kinds.base import ObjectName, Quantity, Spec, list_map, matchin
 from marlaas_api.kinds.placement import Image, PullSecrets
 
 RESERVED_ENDING = "-sandbox"
-"""How the name of everything ends that the operator makes for a job in its namespace, the Secret with its bus credential included."""
+"""Suffix of the names of all objects that the operator creates in a job's namespace, including the Secret with the bus credential."""
 
-_RESERVED = f"a Secret whose name ends in {RESERVED_ENDING} holds a job's own credential, which no environment may see"
+_RESERVED = f"a Secret whose name ends in {RESERVED_ENDING} holds a job's bus credential, which no environment may read"
 _ONE_SOURCE = "give exactly one of name and image"
 _ENTRYPOINT = "image needs entrypoint, the command that serves the environment"
-_NO_IMAGE = "entrypoint is the command of an image; there is no image"
+_NO_IMAGE = "entrypoint needs image: it is the command that runs in the image"
 _NO_RANGE = "cidr must be an address range, for example 10.1.0.0/16"
 CLOSED_RANGES = (
     ipaddress.ip_network("169.254.0.0/16"),
@@ -25,10 +25,10 @@ CLOSED_RANGES = (
     ipaddress.ip_network("100.100.100.200/32"),  # Alibaba Cloud
     ipaddress.ip_network("192.0.0.192/32"),  # Oracle Cloud
 )
-"""Where clouds answer a machine with its own metadata and credentials: the link-local ranges, and the addresses outside them. Never opened."""
+"""Addresses of cloud metadata services, which return credentials: the link-local ranges and further addresses. Egress to them is never allowed."""
 
 _CLOSED = (
-    "cidr lies in the link-local range, or is a cloud's own address, where machines keep their metadata and credentials: "
+    "cidr is in the link-local range or is the address of a cloud's metadata service, which returns credentials of the machine: "
     "no environment may reach it"
 )
 _DOTTED = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
@@ -38,7 +38,7 @@ EnvironmentName = Annotated[
     str,
     matching(
         rf"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|{_DOTTED}:{_DOTTED})$",
-        "the name of a builtin environment, or module:attribute of your own",
+        "the name of a builtin environment, or module:attribute for your own",
         253,
     ),
 ]
@@ -78,10 +78,10 @@ _Cidr = Annotated[
 
 
 class Egress(Spec):
-    """One destination that the environment may reach; everything else is denied, and link-local and metadata addresses always are."""
+    """One network destination that the environment may reach. All others are denied; link-local and metadata addresses always are."""
 
     cidr: _Cidr = Field(
-        description="Address range, for example 10.1.0.0/16. A range that holds the link-local one, or a metadata address, is opened without it.",
+        description="Address range, for example 10.1.0.0/16. Link-local and metadata addresses within it stay closed.",
         json_schema_extra=rules(
             ("isCIDR(self)", _NO_RANGE),
             (
@@ -95,7 +95,7 @@ class Egress(Spec):
 
 
 class SecretRef(Spec):
-    """A Secret of the job's own namespace whose keys the environment sees as environment variables."""
+    """A Secret in the job's namespace. The environment receives its keys as environment variables."""
 
     model_config = ConfigDict(json_schema_extra=rules((f"!self.name.endsWith('{RESERVED_ENDING}')", _RESERVED)))
 
@@ -119,58 +119,67 @@ class EnvironmentSpec(Spec):
         )
     )
     name: EnvironmentName | None = Field(
-        None, description="Builtin environment, or module:attribute of your own. Absent: image says what it is."
+        None,
+        description="Builtin environment, or module:attribute for your own. Absent: image contains the environment.",
     )
     image: Image | None = Field(
-        None, description="Container image with the environment; needs entrypoint. Absent: name says what it is."
+        None, description="Container image with the environment; needs entrypoint. Absent: name selects it."
     )
     image_pull_secrets: PullSecrets = Field(
-        (), description="Secrets of the job's namespace with which its images are pulled; none by default."
+        (), description="Registry credentials for image: Secrets in the job's namespace; none by default."
     )
     entrypoint: Annotated[tuple[_Argument, ...], Field(max_length=64)] = Field(
-        (), description="Command in the image that serves the environment. Absent: there is no image."
+        (), description="Command in the image that serves the environment; needed with image. Absent: name is used."
     )
     args: dict[str, Any] = Field(
         default_factory=dict,
-        description="Keyword arguments of the environment; their names and types are the environment's own. Absent: its defaults.",
+        description="Keyword arguments of the environment, which defines their names and types. Absent: the environment's defaults.",
         max_length=256,
     )
-    replicas: int = Field(1, ge=1, le=1000, description="Number of sandboxes; one plays many episodes at once.")
+    replicas: int = Field(1, ge=1, le=1000, description="Number of sandbox pods; each plays many episodes at once.")
     concurrency: int = Field(
-        64, ge=1, le=4096, description="Episodes that one sandbox plays at once; the default fills an engine's batch."
+        64,
+        ge=1,
+        le=4096,
+        description="Number of episodes that one sandbox plays at once; the default fills an engine's batch.",
     )
     episode_timeout_seconds: float = Field(
         300,
         gt=0,
         le=86400,
-        description="Longest time for one episode, in seconds; then it is a fault of the environment. Time in which a turn waits or is generated is not counted.",
+        description="Timeout of one episode, in seconds; then the episode ends as an environment fault. Time in which turns wait or are generated is not "
+        "counted.",
     )
     turn_timeout_seconds: float = Field(
         120,
         gt=0,
         le=86400,
-        description="Longest time that the engine may take for one turn, in seconds; then it is a fault of the infrastructure. Waiting for "
-        "a place in the engine, for an adapter's slot or for a replica that restarts is not counted.",
+        description="Timeout for generating one turn, in seconds; then the episode ends as an infrastructure fault. Waiting in the engine's queue, "
+        "for an adapter slot or for a replica that restarts is not counted.",
     )
     memory: Quantity = Field(
         "512Mi",
-        description="Memory of one child process that runs environment code, in bytes; above it the child is killed.",
+        description="Memory limit of one child process that runs environment code, in bytes; above it, the child is killed.",
     )
     cpu: Quantity | None = Field(
-        None, description="CPU request of one sandbox, in cores. Absent: the installation's own, a tenth of a core."
+        None, description="CPU request of one sandbox, in cores. Absent: the installation's default, 0.1 cores."
     )
-    max_attempts: int = Field(3, ge=1, le=10, description="Plays of one episode before its fault stands.")
+    max_attempts: int = Field(
+        3, ge=1, le=10, description="Number of times that an episode is played before its fault is recorded."
+    )
     max_fault_share: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of episodes lost to faults above which the job fails with the fault's own words; 1 never fails it.",
+        description="Fraction of recent episodes lost to faults above which the job fails, with the last fault as its message; 1 never fails it.",
     )
     egress: Annotated[tuple[Egress, ...], Field(max_length=64)] = Field(
         (), description="Network destinations that the environment may reach; none by default."
     )
     secret_refs: Annotated[tuple[SecretRef, ...], Field(max_length=16)] = Field(
-        (), description="Secrets that the environment sees; none by default.", json_schema_extra=list_map("name")
+        (),
+        description="Secrets whose keys the environment receives as environment variables; none by default.",
+        json_schema_extra=list_map("name"),
     )
 
     @model_validator(mode="after")

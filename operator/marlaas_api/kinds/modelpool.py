@@ -37,18 +37,18 @@ Rank = Annotated[Literal[1, 8, 16, 32, 64, 128, 256, 320, 512], BeforeValidator(
 
 
 class HubModel(Spec):
-    """A repository of the Hugging Face hub; the workers need the network to fetch it."""
+    """A repository of the Hugging Face hub. The workers download it, so they need network access."""
 
     id: Annotated[str, matching(_HUB_ID, "a repository of the hub, for example Qwen/Qwen3-0.6B", 128)] = Field(
         description="Repository, for example Qwen/Qwen3-0.6B."
     )
     revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
         "main",
-        description="Branch, tag or commit; main because it always exists, but only a commit always names the same weights.",
+        description="Branch, tag or commit. Only a commit always refers to the same weights; main is the default because it always exists.",
     )
     token_secret_ref: SecretKeyRef | None = Field(
         None,
-        description="Secret with the hub's access token, for models that need one; may be given later. Absent: no token.",
+        description="Secret with the hub's access token, for models that need one; may be set later. Absent: no token.",
     )
 
 
@@ -57,12 +57,12 @@ class ClaimModel(Spec):
 
     claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim; it is mounted read-only.")
     path: PathText = Field(
-        "/", description="Folder within the volume, in Hugging Face format; the volume's root by default."
+        "/", description="Folder of the model within the volume, in Hugging Face format; the volume's root by default."
     )
 
 
 class ModelSpec(Spec):
-    """Where the base model lies: exactly one of the four."""
+    """Source of the base model; exactly one of the four fields must be set."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -71,13 +71,14 @@ class ModelSpec(Spec):
     )
     builtin: DnsLabel | None = Field(
         None,
-        description="Name of a model that MARLaaS prepares itself; see `marlaas models list`. Absent: another source.",
+        description="Name of a builtin model, which MARLaaS prepares itself; see `marlaas models list`. Absent: another source.",
     )
     path: PathText | None = Field(
-        None, description="Folder in Hugging Face format on the workers' machines. Absent: another source."
+        None,
+        description="Folder of the model in Hugging Face format, on the workers' machines. Absent: another source.",
     )
-    pvc: ClaimModel | None = Field(None, description="A volume of the cluster. Absent: another source.")
-    hub: HubModel | None = Field(None, description="A model of the Hugging Face hub. Absent: another source.")
+    pvc: ClaimModel | None = Field(None, description="Model on a volume. Absent: another source.")
+    hub: HubModel | None = Field(None, description="Model of the Hugging Face hub. Absent: another source.")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -90,66 +91,75 @@ class ModelSpec(Spec):
 class WorkersSpec(Spec):
     """Workers of one role: pods in a cluster, processes in `marlaas run`."""
 
-    replicas: int = Field(1, ge=1, le=256, description="Workers of this role; one serves a small pool.")
+    replicas: int = Field(
+        1, ge=1, le=256, description="Number of workers of this role; one is enough for a small pool."
+    )
     cpu: Quantity | None = Field(None, description="CPU request of one worker, in cores. Absent: no request.")
     memory: Quantity | None = Field(None, description="Memory limit of one worker, in bytes. Absent: no limit.")
     gpus: int = Field(
         0,
         ge=0,
         le=64,
-        description="Accelerators (nvidia.com/gpu) of one worker; 0 computes on the CPU. `marlaas run` takes what the machine has.",
+        description="Number of accelerators (nvidia.com/gpu) of one worker; 0 computes on the CPU. `marlaas run` ignores it and uses the machine's "
+        "accelerator, if any.",
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="Compute threads of one worker. Absent: chosen from the machine's cores."
+        None,
+        ge=1,
+        le=1024,
+        description="Number of compute threads of one worker. Absent: derived from the machine's cores.",
     )
     node_selector: LabelMap = Field(
         default_factory=dict, description="Labels of the nodes that may run the workers; empty allows every node."
     )
     tolerations: Tolerations = Field(
-        (), description="Taints of nodes that the workers put up with; none besides Kubernetes' own by default."
+        (), description="Node taints that the workers tolerate, besides Kubernetes' defaults; none by default."
     )
     affinity: Affinity = Field(
         default_factory=dict,
-        description="Rules of where the workers run, as `affinity` in a PodSpec; none by default.",
+        description="Affinity of the worker pods, in the format of `affinity` in a PodSpec; none by default.",
     )
     priority_class_name: ObjectName | None = Field(
         None, description="PriorityClass of the workers. Absent: the cluster's default."
     )
     image: Image | None = Field(
-        None, description="Container image of the workers. Absent: the installation's, which fits the operator."
+        None,
+        description="Container image of the workers. Absent: the installation's, which matches the operator's version.",
     )
     image_pull_secrets: PullSecrets = Field(
         (),
-        description="Secrets of the release's namespace with which the image is pulled, besides the installation's; none by default.",
+        description="Registry credentials for image, besides the installation's: Secrets in the release's namespace; none by default.",
     )
 
 
 class RolloutWorkers(WorkersSpec):
-    """The engines."""
+    """The engines: workers that generate turns."""
 
     engine: Literal["vllm", "reference"] = Field(
         "vllm",
-        description="vllm: the real engine. reference: plain transformers, one sequence at a time; slow; a reply depends on "
-        "nothing but its request, on the same kind of CPU (docs/models.md, Reproducibility).",
+        description="Inference engine. vllm: for normal use. reference: plain transformers, one sequence at a time; slow but reproducible: on the same kind "
+        "of CPU a reply depends only on its request (docs/models.md, Reproducibility).",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="Number format of the base model's weights, in the engines and in the trainers; adapters, their gradients and the optimizer are float32. "
-        "auto: bfloat16 on a GPU, float32 on a CPU. float16 is not offered: its gradients underflow.",
+        description="Number format of the base model's weights, in engines and trainers; the trainer's adapters, gradients and optimizer state are float32. "
+        "auto: bfloat16 on a GPU, float32 on a CPU. float16 is not supported, because its gradients underflow.",
     )
     max_model_len: int = Field(
         2048,
         ge=16,
         le=1_048_576,
-        description="Longest conversation in tokens, prompts and replies together; the default fits short tasks "
-        "in little KV cache.",
+        description="Maximum length of a conversation in tokens, prompts and replies together. The default suits short tasks and needs little KV cache.",
     )
     max_num_seqs: int = Field(
-        128, ge=1, le=4096, description="Sequences that one engine decodes at once; more wait in its queue."
+        128,
+        ge=1,
+        le=4096,
+        description="Maximum number of sequences that one engine decodes at once; more wait in its queue.",
     )
     kv_cache_bytes: Quantity = Field(
         "512Mi",
-        description="Memory of one engine's KV cache, in bytes. Always given, because an engine left to choose takes nearly all memory.",
+        description="Memory of one engine's KV cache, in bytes. It has a default because without a value vLLM takes nearly all memory.",
     )
 
     @field_validator("dtype", mode="before")
@@ -163,30 +173,31 @@ class RolloutWorkers(WorkersSpec):
 
 
 class TrainerWorkers(WorkersSpec):
-    """The trainers."""
+    """The trainers: workers that compute gradients and optimizer steps."""
 
     activation_bytes: Quantity = Field(
         "2Gi",
-        description="Memory that the activations of one micro-batch may take, in bytes. A micro-batch that needs more keeps only each layer's input and "
-        "computes the layers again in its backward pass: the same result, slower by up to half. A 135M-parameter model takes 1.2 MiB a token, so the "
-        "default keeps micro-batches of up to 1,800 tokens as they are.",
+        description="Maximum memory for the activations of one micro-batch, in bytes. A micro-batch that needs more uses gradient checkpointing: it stores "
+        "only each layer's input and recomputes the layer in the backward pass. The result is the same; the time grows by up to half. A 135M-parameter "
+        "model needs 1.2 MiB per token, so with the default micro-batches of up to 1,800 tokens are not checkpointed.",
     )
 
 
 class SandboxBounds(Spec):
-    """Where sandboxes run and how large they may be. Tenants choose none of it."""
+    """Placement and maximum size of sandboxes. Set by the platform team; an RLJob has no such fields."""
 
     runtime_class_name: ObjectName | None = Field(
-        None, description="RuntimeClass of sandboxes, for example gvisor. Absent: the installation's, or the cluster's."
+        None,
+        description="RuntimeClass of sandboxes, for example gvisor. Absent: the installation's, or else the cluster's default.",
     )
     node_selector: LabelMap = Field(
         default_factory=dict, description="Labels of the nodes that may run sandboxes; empty allows every node."
     )
     tolerations: Tolerations = Field(
-        (), description="Taints of nodes that sandboxes put up with; none besides Kubernetes' own by default."
+        (), description="Node taints that sandboxes tolerate, besides Kubernetes' defaults; none by default."
     )
     max_memory: Quantity | None = Field(
-        None, description="Largest environment.memory that a job of this pool may have, in bytes. Absent: no bound."
+        None, description="Maximum environment.memory of a job of this pool, in bytes. Absent: no limit."
     )
 
 
@@ -203,22 +214,24 @@ class ModelPoolSpec(Spec):
         1,
         ge=1,
         le=64,
-        description="Accelerators over which one engine splits the model; 1 keeps it whole, and this version's engines start with nothing else.",
+        description="Number of accelerators over which one engine splits the model; this version supports only 1.",
     )
     adapter_slots: int = Field(
         8,
         ge=1,
         le=256,
-        description="Adapter versions that one engine holds at once. A running agent needs maxStaleness + 2, so the default "
-        "serves two jobs of maxStaleness 1.",
+        description="Number of adapter versions that one engine holds at once. A running agent needs maxStaleness + 2, so the default "
+        "serves two jobs with maxStaleness 1.",
     )
     max_rank: Rank = Field(
-        16, description="Largest adapter rank; every slot reserves engine memory for it, so no more than is needed."
+        16,
+        description="Maximum adapter rank. Every slot reserves engine memory for this rank, so set it no higher than needed.",
     )
     rollout: RolloutWorkers = Field(default_factory=lambda: RolloutWorkers(), description="The engines.")
     trainer: TrainerWorkers = Field(default_factory=lambda: TrainerWorkers(), description="The trainers.")
     sandbox: SandboxBounds = Field(
-        default_factory=lambda: SandboxBounds(), description="The sandboxes of the pool's jobs."
+        default_factory=lambda: SandboxBounds(),
+        description="Placement and maximum size of sandboxes.",
     )
     namespaces: Distinct[DnsLabel] = Field(
         (), max_length=1024, description="Namespaces that may use the pool; empty allows all."
@@ -230,4 +243,4 @@ class ModelPool(Kind):
 
     kind: Literal["ModelPool"]
     spec: ModelPoolSpec
-    status: ModelPoolStatus | None = Field(None, description="Written by the operator.")
+    status: ModelPoolStatus | None = Field(None, description="Observed state; written by the operator.")

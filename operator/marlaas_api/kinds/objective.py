@@ -6,46 +6,47 @@ from pydantic import ConfigDict, Field, model_validator
 
 from marlaas_api.kinds.base import PathText, Spec, rules
 
-_FLOOR_IS_ICEPOPS = (
-    "floor belongs to type: icepop, the only correction with a bound below; remove floor, or choose icepop"
-)
-_ONE_REFERENCE = "path and versionsBehind are two references: remove one of them"
-_REWARD_IS_K1 = "in the reward KL is the log ratio of the sampled tokens, which is k1: only k1 has the right gradient there; remove estimator, or choose addedTo: loss"
+_FLOOR_IS_ICEPOPS = "floor needs type: icepop, the only correction with a lower bound; remove floor, or choose icepop"
+_ONE_REFERENCE = "path and versionsBehind name two different references: remove one of them"
+_REWARD_IS_K1 = "addedTo: reward needs estimator k1, the only one with the right gradient in the reward; remove estimator, or choose addedTo: loss"
 
 
 class ClipSpec(Spec):
-    """Bounds of the ratio that `ratio` chooses: [1 - low, 1 + high]. With ratio: proximal they bind for cispo alone. rloo has none.
+    """Clip bounds of the ratio that `ratio` selects: [1 - low, 1 + high]. With ratio: proximal they affect only cispo. rloo has no clip.
 
-    Absent, they are those of the algorithm's paper: 0.2 and 0.2 for grpo, dr-grpo and reinforce++, 0.2 and 0.28 for dapo, 0.0003 and 0.0004 for gspo,
-    and for cispo no bound below and 4 above.
+    Defaults are those of each algorithm's paper: 0.2 and 0.2 for grpo, dr-grpo and reinforce++, 0.2 and 0.28 for dapo, 0.0003 and 0.0004 for gspo,
+    no lower bound and 4 for cispo.
     """
 
     low: float | None = Field(
-        None, gt=0, lt=1, description="How far below 1 the ratio still counts. Absent: the algorithm's own."
+        None,
+        gt=0,
+        lt=1,
+        description="Lower clip bound: the ratio is clipped at 1 - low. Absent: the algorithm's default.",
     )
     high: float | None = Field(
         None,
         gt=0,
         le=1000,
-        description="How far above 1 the ratio still counts; cispo lets a token weigh at most 1 + high. Absent: the algorithm's own.",
+        description="Upper clip bound: the ratio is clipped at 1 + high. For cispo, 1 + high is the maximum weight of a token. Absent: the algorithm's "
+        "default.",
     )
 
 
 class KlReference(Spec):
-    """The policy that the KL penalty pulls towards. Empty: version 0."""
+    """The reference policy of the KL penalty: version 0, a frozen adapter, or a past version. Empty: version 0."""
 
     model_config = ConfigDict(json_schema_extra=rules(("!has(self.path) || !has(self.versionsBehind)", _ONE_REFERENCE)))
     path: PathText | None = Field(
         None,
-        description="PEFT folder that the pool's workers can read, of the agent's rank and alpha; read once, when training begins, and kept with the job. "
-        "Absent: version 0.",
+        description="Adapter in PEFT format, in a folder that the pool's workers can read, with the agent's rank and alpha. It is read once, when training "
+        "begins, and stored with the job. Absent: version 0.",
     )
     versions_behind: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
-        description="The reference is the version that many versions before the one that is trained, and version 0 until there is one. Absent: a fixed "
-        "reference.",
+        description="Moving reference: the version this many versions before the trained one, or version 0 while there are fewer. Absent: a fixed reference.",
     )
 
     @model_validator(mode="after")
@@ -56,7 +57,7 @@ class KlReference(Spec):
 
 
 class KlSpec(Spec):
-    """KL penalty; the default reference is version 0."""
+    """Penalty for the divergence of the policy from a reference policy, by default version 0."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -67,21 +68,26 @@ class KlSpec(Spec):
         )
     )
     coefficient: float = Field(
-        0.0, ge=0, le=1000, description="Weight of the KL penalty; 0 leaves it, and its extra forward pass, out."
+        0.0,
+        ge=0,
+        le=1000,
+        description="Weight of the KL penalty; 0 disables it and saves the forward pass of the reference.",
     )
     added_to: Literal["loss", "reward"] = Field(
         "loss",
-        description="loss: a term for each token. reward: an episode's reward falls by coefficient times the sum of log(sampler/reference) over its tokens, "
-        "before rewards are compared (PPO for RLHF, RLOO, REINFORCE++). Rewards in status and records, and the choice of groups to draw anew, are without it.",
+        description="Where the penalty is applied. loss: as a term for each token. reward: it is subtracted from the episode's reward before advantages are "
+        "computed (PPO for RLHF, RLOO, REINFORCE++). The penalty is coefficient times the sum of log(sampler/reference) over the episode's tokens. "
+        "Rewards in status and records, and the replacement of groups without signal, do not include it.",
     )
     estimator: Literal["k1", "k2", "k3"] | None = Field(
         None,
-        description="How KL is estimated at a token, with l = log(policy/reference): k1 is l, k2 l^2/2, k3 exp(-l) - 1 + l. In the loss all three have a "
-        "gradient that is right on average; k1's is noisier, k2 and k3 have the same. Absent: k3 in the loss; k1 in the reward, which takes no other.",
+        description="Estimator of the KL divergence at a token, with l = log(policy/reference): k1 is l, k2 is l^2/2, k3 is exp(-l) - 1 + l. In the loss all "
+        "three have an unbiased gradient; k2 and k3 have the same one, k1's is noisier. Absent: k3 in the loss; k1 in the reward, where no other is "
+        "allowed.",
     )
     reference: KlReference = Field(
         default_factory=lambda: KlReference(),
-        description="The policy that the penalty pulls towards: version 0, a frozen adapter, or a past version.",
+        description="The reference policy of the KL penalty: version 0, a frozen adapter, or a past version.",
     )
 
     @model_validator(mode="after")
@@ -92,7 +98,10 @@ class KlSpec(Spec):
 
 
 class CorrectionSpec(Spec):
-    """Bounds of a token's ratio trainer/sampler, against staleness and numerical differences between trainer and sampler."""
+    """Importance-sampling correction: bounds on each token's ratio trainer/sampler.
+
+    It corrects for staleness and for numerical differences between trainer and engine.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -101,17 +110,18 @@ class CorrectionSpec(Spec):
     )
     type: Literal["truncated", "masked-token", "masked-sequence", "icepop", "none"] | None = Field(
         None,
-        description="With ratio: proximal tokens are weighted by trainer/sampler. truncated: no token weighs more than cap. masked-token: tokens above cap "
-        "do not count. masked-sequence: segments whose tokens' ratios multiply to more than cap do not count. icepop: tokens outside floor to cap do not "
-        "count. none: no bound, and with ratio: proximal no weight. Absent: none for cispo, whose clip bounds weights already; truncated for the others.",
+        description="Type of bound. With ratio: proximal, tokens are weighted by trainer/sampler. truncated: weights are at most cap. masked-token: tokens "
+        "above cap are left out. masked-sequence: segments whose product of ratios exceeds cap are left out. icepop: tokens outside the range floor to cap "
+        "are left out. none: no bound, and with ratio: proximal no weight. Absent: truncated, except for cispo: none, because its clip already bounds "
+        "weights.",
     )
     cap: float | None = Field(
         None,
         ge=1,
         le=1000,
-        description="Largest ratio. Absent: 2 if truncated, 3 if masked, 5 for icepop.",
+        description="Maximum ratio. Absent: 2 for truncated, 3 for masked-token and masked-sequence, 5 for icepop.",
     )
-    floor: float | None = Field(None, gt=0, le=1, description="Smallest ratio, for icepop alone. Absent: 0.5.")
+    floor: float | None = Field(None, gt=0, le=1, description="Minimum ratio, for icepop only. Absent: 0.5.")
 
     @model_validator(mode="after")
     def _floor_fits(self) -> Self:
@@ -121,19 +131,19 @@ class CorrectionSpec(Spec):
 
 
 class OverlongSpec(Spec):
-    """Treatment of overlong replies (DAPO). It affects learning alone: status and records are without it."""
+    """Treatment of overlong replies (DAPO). It affects only training: rewards in status and records do not include it."""
 
     tokens: int | None = Field(
         None,
         ge=0,
         le=1_048_576,
-        description="Over the last so many of maxTokens the reward falls, by 1 at the end; 0 punishes nothing. Absent: a fifth of maxTokens for dapo, 0 "
-        "for the others.",
+        description="Length of the penalty range: over the last this many tokens before maxTokens, a penalty rises linearly from 0 to 1 and is subtracted "
+        "from the reward; 0 disables it. Absent: a fifth of maxTokens for dapo, 0 for the other algorithms.",
     )
     filter: bool = Field(
         False,
-        description="True leaves episodes out of the loss that maxTokens, maxTurns or the context window ended; their rewards are still compared with those of "
-        "the other episodes. False trains on them.",
+        description="True excludes episodes that maxTokens, maxTurns or the context window ended from the loss; their rewards still count in the advantages "
+        "of the other episodes. False trains on them.",
     )
 
 
@@ -144,5 +154,6 @@ class EntropySpec(Spec):
         0.0,
         ge=0,
         le=1000,
-        description="Weight of the entropy of the next token's distribution, in nats, added for each generated token; 0 adds none. 0.001 to 0.01 is usual.",
+        description="Weight of the bonus: the entropy of the next-token distribution, in nats, at each generated token; 0 disables it. Typical values are "
+        "0.001 to 0.01.",
     )

@@ -19,7 +19,7 @@ LabelValue = Annotated[
 ]
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Affinity = Annotated[dict[str, Any], Field(max_length=3)]
-"""A PodSpec's `affinity`; the API server looks into it when the pods are made."""
+"""A PodSpec's `affinity`. The API server validates its content only when pods are created."""
 
 LabelMap = Annotated[
     dict[Annotated[str, StringConstraints(max_length=317)], LabelValue],
@@ -34,7 +34,7 @@ class PullSecret(Spec):
 
 
 class SecretKeyRef(Spec):
-    """One key of a Secret in the release's namespace."""
+    """One key of a Secret in the namespace of the Helm release."""
 
     name: ObjectName = Field(description="Name of the Secret.")
     key: Annotated[str, matching(r"^[-._a-zA-Z0-9]+$", "a key of a Secret: letters, digits, '-', '_' and '.'", 253)] = (
@@ -43,7 +43,7 @@ class SecretKeyRef(Spec):
 
 
 class Toleration(Spec):
-    """A taint of nodes that the pods put up with, as in a PodSpec."""
+    """A toleration of a node taint, as in a PodSpec."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -55,20 +55,22 @@ class Toleration(Spec):
             ),
         )
     )
-    key: LabelKey | None = Field(None, description="Name of the taint. Absent: every taint, with operator Exists.")
+    key: LabelKey | None = Field(None, description="Name of the taint. Absent: all taints; needs operator Exists.")
     operator: Literal["Equal", "Exists"] = Field(
         "Equal",
-        description="Equal: the taint's value must be `value`, as Kubernetes itself assumes. Exists: any value will do.",
+        description="Comparison of the taint's value. Equal (Kubernetes' default): it must equal `value`. Exists: any value matches.",
     )
-    value: LabelValue | None = Field(None, description="Value of the taint, for operator Equal. Absent: the empty one.")
+    value: LabelValue | None = Field(
+        None, description="Value of the taint, for operator Equal. Absent: the empty value."
+    )
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="Effect of the taint. Absent: all three."
+        None, description="Effect of the taint. Absent: all three effects."
     )
     toleration_seconds: int | None = Field(
         None,
         ge=0,
         le=315_360_000,
-        description="How long a running pod stays after the taint came, in seconds; effect NoExecute alone. Absent: for ever.",
+        description="Time for which a running pod stays on the node after the taint is added, in seconds; only with effect NoExecute. Absent: unlimited.",
     )
 
     @model_validator(mode="after")

@@ -20,54 +20,62 @@ class RLJobSpec(Spec):
     pool_ref: PoolRef = Field(description="The ModelPool that serves and trains the job.", json_schema_extra=FIXED)
     agents: Annotated[tuple[AgentSpec, ...], Field(min_length=1, max_length=16)] = Field(
         (AgentSpec(name="policy"),),
-        description="The policies of the job; one agent called policy by default, and no more than one in this version.",
+        description="Policies that the job trains; this version supports one agent per job.",
         json_schema_extra={**list_map("name"), **FIXED},
     )
-    environment: EnvironmentSpec = Field(description="What the agents learn in.", json_schema_extra=FIXED)
-    rollout: RolloutSpec = Field(
-        default_factory=lambda: RolloutSpec(), description="Sampling.", json_schema_extra=FIXED
+    environment: EnvironmentSpec = Field(
+        description="Environment that plays the job's episodes.", json_schema_extra=FIXED
     )
-    training: TrainingSpec = Field(description="How the agents learn.")
+    rollout: RolloutSpec = Field(
+        default_factory=lambda: RolloutSpec(), description="Sampling of episodes.", json_schema_extra=FIXED
+    )
+    training: TrainingSpec = Field(description="Algorithm, loss, optimizer and data.")
     evaluation: EvaluationSpec = Field(
-        default_factory=lambda: EvaluationSpec(), description="Held-out tasks.", json_schema_extra=FIXED
+        default_factory=lambda: EvaluationSpec(), description="Evaluation on held-out tasks.", json_schema_extra=FIXED
     )
     checkpoint: CheckpointSpec = Field(
-        default_factory=lambda: CheckpointSpec(), description="How much of the past is kept.", json_schema_extra=FIXED
+        default_factory=lambda: CheckpointSpec(), description="Retention of training states.", json_schema_extra=FIXED
     )
     export: ExportSpec = Field(
-        default_factory=lambda: ExportSpec(), description="Where the promoted adapter goes.", json_schema_extra=FIXED
+        default_factory=lambda: ExportSpec(),
+        description="Destinations of the promoted adapter besides the blob store, and trackers that receive metrics.",
+        json_schema_extra=FIXED,
     )
     adapter_retention: Literal["keep", "delete"] = Field(
         "keep",
-        description="What becomes of the published adapter when the job is deleted; keep, because it is the job's whole result.",
+        description="Whether the published adapter is kept or deleted when the job is deleted. Kept by default, because it is the job's result.",
         json_schema_extra=FIXED,
     )
     priority: int = Field(
         0,
         ge=-1000,
         le=1000,
-        description="Order among those jobs of the tenant that wait for the same pool; higher goes first. It moves no job of another tenant: the queue of a "
-        "pool is by creation time, and a tenant's jobs share out the tenant's own positions in it.",
+        description="Order among the tenant's own jobs that wait for the same pool; the highest is admitted first. Jobs of other tenants are not affected: a "
+        "pool's queue is ordered by creation time, and priority only reorders a tenant's jobs among the positions that they hold.",
     )
     suspend: bool = Field(
         False,
-        description="True stops the job at once and frees what it holds; false goes on with the step that was under way.",
+        description="True stops the job at once and frees its adapter slots and sandboxes. False again resumes it at the step that was interrupted.",
     )
     active_deadline_seconds: float | None = Field(
         None,
         gt=0,
         le=_TEN_YEARS_S,
-        description="Longest time that the job may be admitted, in seconds; time in which it is queued or suspended is not counted. Absent: no bound.",
+        description="Maximum time for which the job may be admitted, in seconds; then it fails. Time in the queue or suspended does not count. Absent: no limit.",
     )
     ttl_seconds_after_finished: float | None = Field(
-        None, ge=0, le=_TEN_YEARS_S, description="Delete the object this many seconds after its end. Absent: never."
+        None,
+        ge=0,
+        le=_TEN_YEARS_S,
+        description="Delete the object this many seconds after the job has finished. Absent: never.",
     )
 
     backoff_limit: int = Field(
         6,
         ge=0,
         le=1000,
-        description="Crashes of sandbox pods (evictions for what they wrote included) after which the job fails; 0 fails it at the first, and 6 is what Kubernetes gives its own jobs.",
+        description="Number of sandbox crashes that the job survives; one more fails it, so 0 fails it at the first. Evictions of sandboxes that wrote too "
+        "much to disk count as crashes. The default is that of Kubernetes' Job.",
     )
 
     @model_validator(mode="after")
@@ -84,8 +92,8 @@ class RLJobSpec(Spec):
 
 
 class RLJob(Kind):
-    """A tenant's whole RL run."""
+    """One reinforcement learning job of a tenant."""
 
     kind: Literal["RLJob"]
     spec: RLJobSpec
-    status: RLJobStatus | None = Field(None, description="Written by the operator.")
+    status: RLJobStatus | None = Field(None, description="Observed state; written by the operator.")

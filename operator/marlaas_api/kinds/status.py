@@ -9,7 +9,9 @@ from pydantic.alias_generators import to_camel
 from marlaas_api.kinds.base import DnsLabel, list_map, matching
 
 _Text = Annotated[str, StringConstraints(max_length=32768)]
-_Reason = Annotated[str, matching(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", "a word like WaitingForSlots", 1024)]
+_Reason = Annotated[
+    str, matching(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", "a CamelCase word, for example WaitingForSlots", 1024)
+]
 _Name = Annotated[str, StringConstraints(max_length=253)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)]
 _Figures = Annotated[str, StringConstraints(max_length=64)]
@@ -18,20 +20,20 @@ _Count = Annotated[int, Field(ge=0)]
 
 CONDITIONS: dict[str, dict[str, str]] = {
     "RLJob": {
-        "Admitted": "The orchestrator has given the job its adapter slots; until then it is queued, and the reason says what for.",
-        "SandboxReady": "A sandbox plays its episodes.",
-        "Complete": "The job has done its steps, and its adapter is published. Final.",
-        "Failed": "The job has ended without that. Final.",
+        "Admitted": "The orchestrator has reserved the job's adapter slots. While False, the job is queued, and the reason says what it waits for.",
+        "SandboxReady": "The job's sandbox pods are ready.",
+        "Complete": "The job has finished all steps, and its adapter is published. Final.",
+        "Failed": "The job has failed. Final.",
     },
     "ModelPool": {
-        "RolloutReady": "Every engine serves.",
-        "TrainerReady": "Every trainer serves.",
-        "Ready": "The pool serves jobs.",
-        "Deleting": "The pool is going; False with reason InUse while jobs need it.",
+        "RolloutReady": "All engines are ready.",
+        "TrainerReady": "All trainers are ready.",
+        "Ready": "The pool accepts jobs.",
+        "Deleting": "The pool is being deleted. False with reason InUse while unfinished jobs use it.",
     },
-    "Tenant": {"Active": "Its namespaces are its own; False while another Tenant claims one of them."},
+    "Tenant": {"Active": "No other Tenant claims one of its namespaces."},
 }
-"""Types of conditions that each kind has, and what True means."""
+"""Types of conditions that each kind has, and the meaning of True."""
 
 
 class Status(BaseModel):
@@ -43,22 +45,32 @@ class Status(BaseModel):
 
 
 class Condition(Status):
-    """One aspect of an object's state, as Kubernetes' own conditions."""
+    """One aspect of an object's state, in the format of Kubernetes conditions."""
 
-    type: Annotated[str, StringConstraints(max_length=316)] = Field(description="Which aspect, for example Admitted.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether the aspect holds.")
-    reason: _Reason = Field(description="Why, as one word for machines.")
-    message: _Text = Field("", description="Why, and what to do, for people.")
-    last_transition_time: _Time = Field(description="When `status` last changed.")
-    observed_generation: _Count | None = Field(None, description="Generation of the spec that this was said of.")
+    type: Annotated[str, StringConstraints(max_length=316)] = Field(
+        description="Aspect of the object's state, for example Admitted."
+    )
+    status: Literal["True", "False", "Unknown"] = Field(
+        description="True if the condition holds, False if not, Unknown if not known."
+    )
+    reason: _Reason = Field(description="Reason for the status, as one CamelCase word; docs/reasons.md lists all.")
+    message: _Text = Field("", description="Reason for the status and advice, as a sentence.")
+    last_transition_time: _Time = Field(description="Time at which `status` last changed.")
+    observed_generation: _Count | None = Field(
+        None, description="metadata.generation of the spec for which the condition was computed."
+    )
 
 
 class ObjectStatus(Status):
     """Status fields that every kind has."""
 
-    observed_generation: _Count | None = Field(None, description="Generation of the spec that this status answers.")
+    observed_generation: _Count | None = Field(
+        None, description="metadata.generation of the spec for which this status was computed."
+    )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32)] = Field(
-        (), description="Aspects with their reasons; docs/api.md lists the types.", json_schema_extra=list_map("type")
+        (),
+        description="Conditions with their reasons; docs/api.md lists the types.",
+        json_schema_extra=list_map("type"),
     )
 
 
@@ -66,89 +78,100 @@ class AgentStatus(Status):
     """One agent of a job."""
 
     name: DnsLabel = Field(description="Name of the agent.")
-    policy_version: _Count | None = Field(None, description="Newest committed version; 0 is the initial one.")
-    promoted_version: _Count | None = Field(None, description="Version that the succeeded job publishes.")
+    policy_version: _Count | None = Field(
+        None, description="Newest committed policy version; 0 is the initial adapter."
+    )
+    promoted_version: _Count | None = Field(None, description="Version that the succeeded job has published.")
     adapter: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
-        None, description="Where the newest published adapter lies."
+        None, description="Location of the newest published adapter in the blob store."
     )
 
 
 class RLJobStatus(ObjectStatus):
-    """Progress of a job. Rewards are means over episodes; evaluations are on held-out tasks."""
+    """Progress of a job. Rewards are means over episodes; evaluations use held-out tasks."""
 
     phase: Literal["Queued", "Running", "Suspended", "Succeeded", "Failed"] | None = Field(
         None,
-        description="Where the job is; the last two are final, but a succeeded job that is given more steps goes on.",
+        description="Phase of the job. Succeeded and Failed are final, but raising spec.training.steps of a succeeded job continues it.",
     )
-    reason: _Reason | None = Field(None, description="Why it is there, as one word; docs/reasons.md has them all.")
-    message: _Text | None = Field(None, description="What is going on and what to do.")
-    tenant: _Name | None = Field(None, description="Tenant that the job counts for: a Tenant, or else its namespace.")
-    progress: _Figures | None = Field(None, description="step/steps, for people.")
-    step: _Count | None = Field(None, description="Finished steps, steps without signal included.")
-    steps: _Count | None = Field(None, description="Steps to do.")
+    reason: _Reason | None = Field(
+        None, description="Reason for the phase, as one CamelCase word; docs/reasons.md lists all."
+    )
+    message: _Text | None = Field(None, description="Current state of the job and advice, as a sentence.")
+    tenant: _Name | None = Field(
+        None, description="Tenant to which the job is accounted: a Tenant, or else the job's namespace."
+    )
+    progress: _Figures | None = Field(None, description="`step`/`steps` as text, for kubectl's table.")
+    step: _Count | None = Field(None, description="Number of finished steps, including steps without signal.")
+    steps: _Count | None = Field(None, description="Total number of steps of the job.")
     agents: Annotated[tuple[AgentStatus, ...], Field(max_length=64)] = Field(
-        (), description="Per agent: its version and where its adapter lies.", json_schema_extra=list_map("name")
+        (), description="Version and adapter of each agent.", json_schema_extra=list_map("name")
     )
     reward: float | None = Field(None, description="Mean reward of the last step.")
     eval_before: float | None = Field(None, description="Mean reward on held-out tasks at version 0.")
     eval_last: float | None = Field(None, description="Mean reward on held-out tasks at the newest evaluated version.")
-    staleness: float | None = Field(None, description="Mean versions that the last step's groups were behind.")
-    tokens: _Count | None = Field(None, description="Generated tokens in all.")
-    tokens_per_second: float | None = Field(None, description="Generated tokens per second, lately.")
-    accelerator_seconds: float | None = Field(None, description="Seconds of engine and trainer time in all.")
+    staleness: float | None = Field(None, description="Mean staleness of the last step's groups, in versions.")
+    tokens: _Count | None = Field(None, description="Total number of generated tokens.")
+    tokens_per_second: float | None = Field(None, description="Recent rate of generated tokens per second.")
+    accelerator_seconds: float | None = Field(None, description="Total engine and trainer time, in seconds.")
     faults: Annotated[dict[Annotated[str, StringConstraints(max_length=63)], _Count], Field(max_length=32)] | None = (
         Field(
             None,
-            description="Plays that did not count, by class: infra, env; waited: turns waited for an hour, and the episode was played again.",
+            description="Number of discarded attempts at episodes, by class. env: fault of the environment. infra: fault of the platform. waited: a turn "
+            "waited for an hour, and the episode was played again.",
         )
     )
     training_faults: (
         Annotated[dict[Annotated[str, StringConstraints(max_length=63)], _Count], Field(max_length=32)] | None
     ) = Field(
         None,
-        description="What went wrong in training and cost no step, by class. out-of-memory: steps done anew with half of microbatchTokens. non-finite: "
-        "gradients that were NaN or infinite, after which the weights stayed as they were; several in a row fail the job.",
+        description="Number of faults in training that cost no step, by class. out-of-memory: steps repeated with half of microbatchTokens. non-finite: "
+        "steps whose gradient was NaN or infinite and that left the weights unchanged; the third in a row fails the job.",
     )
     sandbox_crashes: _Count | None = Field(
-        None, description="Crashes of the job's sandbox pods; see spec.backoffLimit."
+        None, description="Number of crashes of the job's sandbox pods; see spec.backoffLimit."
     )
-    started_at: _Time | None = Field(None, description="When the job was first admitted.")
-    finished_at: _Time | None = Field(None, description="When the job reached a final phase.")
+    started_at: _Time | None = Field(None, description="Time at which the job was first admitted.")
+    finished_at: _Time | None = Field(None, description="Time at which the job reached a final phase.")
 
 
 class WorkersStatus(Status):
     """Workers of one role."""
 
-    replicas: _Count | None = Field(None, description="Workers that exist.")
-    ready: _Count | None = Field(None, description="Workers that serve.")
+    replicas: _Count | None = Field(None, description="Number of workers that exist.")
+    ready: _Count | None = Field(None, description="Number of workers that are ready.")
 
 
 class ModelPoolStatus(ObjectStatus):
     """Workers, jobs and adapter slots of a pool."""
 
     model: Annotated[str, StringConstraints(max_length=4352)] | None = Field(
-        None, description="The base model, for people."
+        None, description="Source of the base model as text, for kubectl's table."
     )
-    rollout: WorkersStatus | None = Field(None, description="The engines.")
-    trainer: WorkersStatus | None = Field(None, description="The trainers.")
-    rollout_ready: _Figures | None = Field(None, description="Engines that serve / engines wanted, for people.")
-    trainer_ready: _Figures | None = Field(None, description="Trainers that serve / trainers wanted, for people.")
-    jobs: _Count | None = Field(None, description="Admitted jobs.")
+    rollout: WorkersStatus | None = Field(None, description="Number of engines.")
+    trainer: WorkersStatus | None = Field(None, description="Number of trainers.")
+    rollout_ready: _Figures | None = Field(
+        None, description="Ready engines / desired engines as text, for kubectl's table."
+    )
+    trainer_ready: _Figures | None = Field(
+        None, description="Ready trainers / desired trainers as text, for kubectl's table."
+    )
+    jobs: _Count | None = Field(None, description="Number of admitted jobs.")
     slots: _Figures | None = Field(
-        None, description="Adapter slots that admitted jobs hold / slots of one engine, for people."
+        None, description="Adapter slots held by admitted jobs / slots of one engine as text, for kubectl's table."
     )
-    free_slots: _Count | None = Field(None, description="Adapter slots that no admitted job holds.")
+    free_slots: _Count | None = Field(None, description="Number of adapter slots that no admitted job holds.")
 
 
 class TenantStatus(ObjectStatus):
     """Current usage of a tenant."""
 
-    jobs: _Count | None = Field(None, description="Admitted jobs.")
-    queued: _Count | None = Field(None, description="Jobs that wait.")
-    adapter_slots: _Count | None = Field(None, description="Adapter slots that its jobs hold.")
+    jobs: _Count | None = Field(None, description="Number of the tenant's admitted jobs.")
+    queued: _Count | None = Field(None, description="Number of the tenant's queued jobs.")
+    adapter_slots: _Count | None = Field(None, description="Number of adapter slots that the tenant's jobs hold.")
     tokens_per_second: float | None = Field(None, description="Generated tokens per second, averaged.")
     storage_bytes: _Count | None = Field(
-        None, description="Bytes of adapters and checkpoints. This version does not measure it: always absent."
+        None, description="Bytes of adapters and checkpoints. Always absent: this version does not measure it."
     )
 
 

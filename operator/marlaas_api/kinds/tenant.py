@@ -10,16 +10,24 @@ from marlaas_api.numeric import LARGEST_INTEGER
 
 
 class QuotaSpec(Spec):
-    """Limits of a tenant's usage. Jobs over quota will be queued, never failed."""
+    """Limits on the tenant's usage. Stored and shown only: this version does not enforce them.
 
-    jobs: int | None = Field(None, ge=0, le=1_000_000, description="Admitted jobs. Absent: no bound; 0 admits nothing.")
+    A later version will queue jobs over quota, not fail them.
+    """
+
+    jobs: int | None = Field(
+        None, ge=0, le=1_000_000, description="Maximum admitted jobs; 0 admits none. Absent: no limit."
+    )
     adapter_slots: int | None = Field(
-        None, ge=0, le=1_000_000, description="Adapter slots that admitted jobs may hold together. Absent: no bound."
+        None,
+        ge=0,
+        le=1_000_000,
+        description="Maximum adapter slots that admitted jobs hold in total. Absent: no limit.",
     )
     tokens_per_second: float | None = Field(
-        None, gt=0, le=LARGEST_INTEGER, description="Generated tokens per second, averaged. Absent: no bound."
+        None, gt=0, le=LARGEST_INTEGER, description="Maximum generated tokens per second, averaged. Absent: no limit."
     )
-    storage: Quantity | None = Field(None, description="Bytes of adapters and checkpoints. Absent: no bound.")
+    storage: Quantity | None = Field(None, description="Maximum bytes of adapters and checkpoints. Absent: no limit.")
 
 
 class TenantSpec(Spec):
@@ -28,18 +36,18 @@ class TenantSpec(Spec):
     namespaces: Distinct[DnsLabel] = Field(
         min_length=1,
         max_length=1024,
-        description="Namespaces that belong to the tenant; a namespace belongs to at most one.",
+        description="Namespaces that belong to the tenant. A namespace belongs to at most one tenant.",
     )
     weight: float = Field(
         1.0,
         gt=0,
         le=1000,
-        description="Share of contended throughput, relative to other tenants; 1, as a namespace without a Tenant has. Accepted and shown; this version "
-        "serves all jobs alike.",
+        description="Weight of the tenant's share of contended throughput, relative to other tenants; a namespace without a Tenant has weight 1. Stored and "
+        "shown only: this version does not use it for scheduling.",
     )
     quota: QuotaSpec = Field(
         default_factory=lambda: QuotaSpec(),
-        description="Bounds on what a tenant holds at once. Accepted and shown; this version enforces none of them.",
+        description="Limits on the tenant's usage. Stored and shown only: this version does not enforce them.",
     )
 
 
@@ -48,4 +56,4 @@ class Tenant(Kind):
 
     kind: Literal["Tenant"]
     spec: TenantSpec
-    status: TenantStatus | None = Field(None, description="Written by the operator.")
+    status: TenantStatus | None = Field(None, description="Observed state; written by the operator.")

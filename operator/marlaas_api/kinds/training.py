@@ -10,14 +10,14 @@ from marlaas_api.kinds.objective import ClipSpec, CorrectionSpec, EntropySpec, K
 from marlaas_api.numeric import LARGEST_INTEGER
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
-"""Names of the trackers' own libraries; which server, project and credentials is said to them as ever, by their environment variables."""
+"""Names of the tracker libraries. Server, project and credentials come from each library's own environment variables."""
 
 Trackers = Distinct[Tracker]
 
 
 _SAMPLING_CONTRACT = (
-    "refused: in training only what the trainer can reproduce is allowed, and that is the temperature; {key} makes the engine "
-    "sample from another distribution than the one whose logprobs are trained on. Remove it"
+    "refused: temperature is the only sampling setting that the trainer can reproduce; {key} makes the engine sample from another "
+    "distribution than the one whose logprobs are trained on. Remove it"
 )
 _NOT_REPRODUCIBLE = (
     "topP",
@@ -29,18 +29,18 @@ _NOT_REPRODUCIBLE = (
     "repetitionPenalty",
     "minTokens",
 )
-_PROMOTE_NEEDS_TASKS = "promote: best chooses by evaluation, and tasks is 0: raise tasks, or promote: last"
-_FLOOR_NEEDS_DECAY = "minLearningRateRatio is what schedule linear or cosine decays to, and constant does not decay: remove it, or choose another schedule"
+_PROMOTE_NEEDS_TASKS = "promote: best needs evaluations, but tasks is 0: raise tasks, or set promote: last"
+_FLOOR_NEEDS_DECAY = "minLearningRateRatio needs schedule linear or cosine, because constant does not decay: remove it, or choose another schedule"
 _STRICT_SPANS_NO_BATCH = (
-    "reinforce++ compares a reward with those of the whole step, and maxStaleness 0 (strict) allows no statistic that spans the batch: choose another "
+    "reinforce++ normalises rewards over the whole step, but maxStaleness 0 (strict) allows no statistic over several groups: choose another "
     "algorithm, or maxStaleness 1 or more"
 )
-_RLOO_HAS_NO_CLIP = "rloo has no clip: remove clip, or choose another algorithm; correction bounds rloo's weights"
+_RLOO_HAS_NO_CLIP = "rloo has no clip: remove clip, or choose another algorithm; use correction to bound rloo's weights"
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class RolloutSpec(Spec):
-    """Sampling. Only what the trainer can reproduce is allowed: there is a temperature, and no top-p, top-k or penalties."""
+    """Sampling of episodes. Temperature is the only sampling setting, because the trainer cannot reproduce top-p, top-k or penalties."""
 
     model_config = ConfigDict(json_schema_extra=refuse)
     refused: ClassVar = {key: _SAMPLING_CONTRACT.format(key=key) for key in _NOT_REPRODUCIBLE}
@@ -49,30 +49,30 @@ class RolloutSpec(Spec):
         8,
         ge=2,
         le=1024,
-        description="Episodes per task (G); rewards are compared within them, so fewer than 2 teach nothing.",
+        description="Episodes per task (G). Advantages compare rewards within the group, so at least 2 are needed.",
     )
     max_turns: int = Field(
         8,
         ge=1,
         le=10_000,
-        description="Turns that an agent may take in one episode; taking all of them ends it, scored.",
+        description="Maximum turns of one agent in one episode. An episode that reaches it ends and is scored.",
     )
     max_tokens: int = Field(
         256,
         ge=1,
         le=1_048_576,
-        description="Tokens that one turn may generate; it must leave the pool's maxModelLen room.",
+        description="Maximum tokens that one turn generates; must be less than the pool's maxModelLen, which also holds the prompt.",
     )
     temperature: float = Field(
         1.0,
         ge=0.01,
         le=2,
-        description="Sampling temperature, in training and evaluation; 1 samples the policy itself. Engines sample at none below 0.01.",
+        description="Sampling temperature, in training and evaluation; 1 samples from the unscaled policy. Minimum 0.01, the lowest that engines sample at.",
     )
 
 
 class OptimizerSpec(Spec):
-    """AdamW."""
+    """Settings of AdamW and of the learning rate schedule."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -83,29 +83,40 @@ class OptimizerSpec(Spec):
         )
     )
     learning_rate: float = Field(
-        1e-4, gt=0, le=10, description="Peak learning rate; LoRA takes ten times a full model's."
+        1e-4,
+        gt=0,
+        le=10,
+        description="Peak learning rate. LoRA needs about ten times the learning rate of full fine-tuning.",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
-        description="The learning rate after the warm-up. constant: it stays at the peak. linear, cosine: it decays over training.steps, along a line or half "
-        "a cosine. Steps without signal count. If steps is raised later, a step has the rate that it has in a job of so many steps.",
+        description="Learning rate after the warm-up. constant: the peak. linear, cosine: decay until training.steps, linearly or along half a cosine. Steps "
+        "without signal count. If steps is raised later, the remaining steps follow the schedule of the new number, so the rate may rise.",
     )
-    warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps of linear warm-up; 0 begins at the peak.")
+    warmup_steps: int = Field(
+        0, ge=0, le=1_000_000, description="Number of steps of linear warm-up; 0 starts at the peak."
+    )
     min_learning_rate_ratio: float | None = Field(
-        None, ge=0, le=1, description="What linear and cosine decay to, as a share of the peak. Absent: 0."
+        None,
+        ge=0,
+        le=1,
+        description="Final learning rate of the linear and cosine schedules, as a fraction of the peak. Absent: 0.",
     )
-    betas: tuple[_Beta, _Beta] = Field((0.9, 0.999), description="AdamW's decay rates of the two moments.")
+    betas: tuple[_Beta, _Beta] = Field((0.9, 0.999), description="AdamW's decay rates of the first and second moment.")
     epsilon: float = Field(
         1e-8,
         gt=0,
         le=1,
-        description="Added to the root of AdamW's second moment. A larger one makes smaller steps where gradients are tiny.",
+        description="Added to the square root of AdamW's second moment. A larger value makes smaller updates where gradients are tiny.",
     )
     weight_decay: float = Field(
-        0.0, ge=0, le=10, description="Decoupled weight decay; 0, because adapters are small already."
+        0.0, ge=0, le=10, description="Decoupled weight decay; 0 by default, because adapter weights stay small anyway."
     )
     max_grad_norm: float = Field(
-        1.0, gt=0, le=LARGEST_INTEGER, description="Gradients of a larger norm are scaled down to it."
+        1.0,
+        gt=0,
+        le=LARGEST_INTEGER,
+        description="Maximum norm of the gradient; a larger gradient is scaled down to this norm.",
     )
 
     @model_validator(mode="after")
@@ -132,63 +143,65 @@ class TrainingSpec(Spec):
     )
     algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = Field(
         "grpo",
-        description="What is learnt from rewards; docs/algorithms.md says which when. grpo: rewards in units of their group's deviation. dr-grpo: without "
-        "the deviation, and every token alike. dapo: grpo over all tokens alike, rare ones free to rise, overlong replies punished. gspo: one ratio per "
-        "sequence. rloo: the plain policy gradient, each reward against the group's others. reinforce++: rewards in units of the step's deviation, not "
-        "in strict mode. cispo: weights bounded, no token let go of.",
+        description="RL algorithm; docs/algorithms.md compares them. grpo: advantages are rewards standardised within the group. dr-grpo: centred only, "
+        "with equal weight for every token. dapo: grpo with equal token weights, a higher upper clip and a penalty for overlong replies. gspo: one "
+        "importance ratio per sequence. rloo: policy gradient without a clip; each reward minus the mean of the group's others. reinforce++: rewards "
+        "standardised over the step; not in strict mode. cispo: clips importance weights and drops no token.",
         json_schema_extra=FIXED,
     )
     steps: int = Field(
         ge=1,
         le=10_000_000,
-        description="Steps to train; may be raised later.",
-        json_schema_extra=rules(("self >= oldSelf", "may be raised, never lowered: finished steps cannot be undone")),
+        description="Number of optimizer steps to train; may be raised later.",
+        json_schema_extra=rules(("self >= oldSelf", "may be raised but not lowered: finished steps cannot be undone")),
     )
     groups_per_step: int = Field(
-        8, ge=1, le=4096, description="Groups in one optimizer step (P).", json_schema_extra=FIXED
+        8, ge=1, le=4096, description="Number of groups (tasks) in one optimizer step (P).", json_schema_extra=FIXED
     )
     microbatch_tokens: int = Field(
         4096,
         ge=16,
         le=16_777_216,
-        description="Padded tokens of one forward and backward pass; bounds the trainer's memory. It changes results by rounding alone. A step for which the "
-        "device's memory is too small is done anew with half of it, and so are later steps.",
+        description="Maximum tokens, padding included, of one forward and backward pass; limits the trainer's memory. It affects results only by rounding. "
+        "If a step runs out of device memory, the trainer halves the value, repeats the step and keeps the smaller value for later steps.",
         json_schema_extra=FIXED,
     )
     optimizer: OptimizerSpec = Field(
-        default_factory=lambda: OptimizerSpec(), description="AdamW.", json_schema_extra=FIXED
+        default_factory=lambda: OptimizerSpec(),
+        description="Settings of AdamW and of the learning rate schedule.",
+        json_schema_extra=FIXED,
     )
     max_staleness: int = Field(
         1,
         ge=0,
         le=16,
-        description="Versions that a trained group may be behind. 0 is strict: on-policy, and with rollout.engine reference the same bits again on the "
-        "same kind of CPU with as many threads (docs/models.md, Reproducibility); vLLM's sampling depends on its batch. 1 lets sampling and training "
-        "overlap.",
+        description="Maximum number of policy versions by which a trained group may be behind the trainer. 0 is strict mode: on-policy, and bitwise "
+        "reproducible with the pool's rollout.engine reference on the same kind of CPU with as many threads (docs/models.md, Reproducibility); vLLM's "
+        "sampling depends on its batch. 1 lets sampling and training overlap.",
         json_schema_extra=FIXED,
     )
     max_refill: int = Field(
         2,
         ge=0,
         le=16,
-        description="How many times groupsPerStep may be drawn anew in a step to replace groups without signal.",
+        description="Limit on replacing groups without signal (all rewards equal): one step may sample up to this many times groupsPerStep further groups.",
         json_schema_extra=FIXED,
     )
     ratio: Literal["proximal", "behaviour"] = Field(
         "proximal",
-        description="Which ratio the algorithm's clip bounds. proximal: the trained policy over the trainer's at the first version of the step, which is 1 as a "
-        "step is one update; correction then weights tokens by trainer/sampler. behaviour: the trained policy over the one that sampled, the papers' "
-        "off-policy form, in which a clip drops tokens that staleness or rounding has moved far enough. cispo's is always that of behaviour.",
+        description="Importance ratio that the algorithm's clip bounds. proximal: trained policy / trainer's policy at the start of the step; it is 1, "
+        "because a step is one update, and correction weights each token by trainer/sampler instead. behaviour: trained policy / policy that sampled, as "
+        "in the papers; the clip then drops tokens whose ratio staleness or rounding has moved too far. cispo always uses behaviour.",
         json_schema_extra=FIXED,
     )
     clip: ClipSpec = Field(
         default_factory=lambda: ClipSpec(),
-        description="Bounds of the ratio that `ratio` chooses.",
+        description="Clip bounds of the ratio that `ratio` selects.",
         json_schema_extra=FIXED,
     )
     kl: KlSpec = Field(
         default_factory=lambda: KlSpec(),
-        description="Penalty towards a reference; none by default.",
+        description="KL penalty; none by default.",
         json_schema_extra=FIXED,
     )
     entropy: EntropySpec = Field(
@@ -198,22 +211,24 @@ class TrainingSpec(Spec):
     )
     correction: CorrectionSpec = Field(
         default_factory=lambda: CorrectionSpec(),
-        description="What is done about staleness, and about trainer and sampler not being the same function.",
+        description="Importance-sampling correction.",
         json_schema_extra=FIXED,
     )
     overlong: OverlongSpec = Field(
         default_factory=lambda: OverlongSpec(),
-        description="A penalty for turns that come near maxTokens, and a filter for what a limit cut off.",
+        description="Penalty for turns that come near maxTokens, and filter for episodes that a limit cut off.",
         json_schema_extra=FIXED,
     )
     data: DataSpec = Field(
-        default_factory=lambda: DataSpec(), description="Which tasks, in which order.", json_schema_extra=FIXED
+        default_factory=lambda: DataSpec(),
+        description="Selection and order of the training tasks.",
+        json_schema_extra=FIXED,
     )
     seed: int = Field(
         0,
         ge=0,
         le=LARGEST_INTEGER,
-        description="Seed of tasks, sampling and initial weights.",
+        description="Seed of task selection, sampling and initial adapter weights.",
         json_schema_extra=FIXED,
     )
 
@@ -227,7 +242,7 @@ class TrainingSpec(Spec):
 
 
 class EvaluationSpec(Spec):
-    """Held-out tasks, played with the training temperature."""
+    """Evaluation on held-out tasks, sampled with the training temperature."""
 
     model_config = ConfigDict(
         # has(): the API server checks the rule on the default `{}` before it fills in the defaults of inner fields
@@ -242,9 +257,15 @@ class EvaluationSpec(Spec):
         description="Steps between evaluations; version 0 and the last version are always evaluated.",
     )
     tasks: int = Field(
-        64, ge=0, le=100_000, description="Held-out tasks; 0 evaluates never. 64 tell a mean to about 0.06."
+        64,
+        ge=0,
+        le=100_000,
+        description="Number of held-out tasks per evaluation; 0 disables evaluation. With 64, the mean reward has a standard error of about 0.06.",
     )
-    promote: Literal["last", "best"] = Field("last", description="Which version the job publishes at its end.")
+    promote: Literal["last", "best"] = Field(
+        "last",
+        description="Version that the finished job publishes: the last one, or the one with the best evaluation.",
+    )
 
     @model_validator(mode="after")
     def _best_needs_tasks(self) -> Self:
@@ -254,20 +275,27 @@ class EvaluationSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """Retention of older adapter versions."""
+    """Retention of training states. Adapter files of all versions are kept while the job exists."""
 
-    keep: int = Field(2, ge=1, le=1000, description="Versions whose files are kept besides the promoted one.")
+    keep: int = Field(
+        2,
+        ge=1,
+        le=1000,
+        description="Number of newest versions whose training state (optimizer moments) is kept for restarts.",
+    )
 
 
 class ExportSpec(Spec):
-    """Where the promoted adapter goes besides the blob store."""
+    """Destinations of the promoted adapter besides the blob store, and trackers that receive metrics."""
 
     path: PathText | None = Field(
         None,
-        description="Folder, on the machine of `marlaas run`, for a plain PEFT adapter; a cluster does not follow it. Absent: the blob store alone.",
+        description="Folder on the machine of `marlaas run` to which the adapter is copied in PEFT format; ignored in a cluster. Absent: only the blob store "
+        "has the adapter.",
     )
     trackers: Trackers = Field(
         (),
         max_length=3,
-        description="Trackers that `marlaas run` also tells every step and evaluation: tensorboard, wandb, mlflow; a cluster does not follow it; none by default.",
+        description="Trackers to which `marlaas run` sends the metrics of every step and evaluation: tensorboard, wandb, mlflow; ignored in a cluster; none "
+        "by default.",
     )

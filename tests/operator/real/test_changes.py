@@ -44,7 +44,7 @@ CHANGES: list[tuple[dict[str, Any], str, Any]] = [
 """A change, and where the job's document has it."""
 
 REFUSED = [
-    ({"training": {"steps": 3}}, "may be raised, never lowered: finished steps cannot be undone"),
+    ({"training": {"steps": 3}}, "may be raised but not lowered: finished steps cannot be undone"),
     ({"poolRef": {"name": "other"}}, "cannot change once the job exists; delete the job and create a new one"),
     ({"adapterRetention": "delete"}, "cannot change once the job exists; delete the job and create a new one"),
 ]

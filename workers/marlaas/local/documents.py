@@ -57,7 +57,7 @@ def _refuse_changes(before: JobDocument, wanted: JobDocument) -> None:
     if wanted.spec.training.steps < before.spec.training.steps:
         raise InvalidInput(
             f"job {wanted.ref}: spec.training.steps was {before.spec.training.steps} and is now "
-            f"{wanted.spec.training.steps}: it may be raised, never lowered"
+            f"{wanted.spec.training.steps}: it may be raised but not lowered"
         )
 
 
