@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.local.desired_state import read
-from marlaas.local.documents import CHANGEABLE, differences, merge, refuse_other_models
+from marlaas.local.documents import CHANGEABLE, differences, merge, read, refuse_other_models
 from marlaas_api.documents import concerns_loop, job_document
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant

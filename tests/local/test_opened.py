@@ -1,7 +1,7 @@
 import pytest
 
 from marlaas.local.folder import RunRecord, hold, write
-from marlaas.local.opened import open_job, open_jobs
+from marlaas.local.records import open_job, open_jobs
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import PoolDocument

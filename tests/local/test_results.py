@@ -1,6 +1,6 @@
 import math
 
-from marlaas.local.results import Failure, JobResult, all_succeeded, exchanges, summary
+from marlaas.local.report import Failure, JobResult, all_succeeded, exchanges, summary
 from marlaas_api.messages import Phase
 
 

@@ -1,6 +1,5 @@
 from marlaas.local.plan import ProcessSpec
-from marlaas.local.status import ProcessState, status_line
-from marlaas.local.table import JobView
+from marlaas.local.table import JobView, ProcessState, status_line
 from marlaas_api.messages import Phase
 
 ROLLOUT = ProcessSpec("rollout", "rollout-0", pool="tiny")

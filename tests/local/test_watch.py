@@ -7,8 +7,7 @@ import pytest
 from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
-from marlaas.local.observation import announce
-from marlaas.local.watch import JobWatch
+from marlaas.local.watch import JobWatch, announce
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus

@@ -12,8 +12,8 @@ from rich.console import Console
 from marlaas.chat.show import Columns
 from marlaas.chat.sides import Chat, ChatSampling, Side
 from marlaas.chat.speakers import ModelSpeaker
-from marlaas.local.opened import OpenedJob, open_job
 from marlaas.local.preparation import describe
+from marlaas.local.records import OpenedJob, open_job
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.base import LARGEST_INTEGER
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from marlaas.episodes import files, show
 from marlaas.episodes.record import EpisodeRecord
 from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, advantages_of, chosen, placed
-from marlaas.local.opened import OpenedJob, open_jobs
+from marlaas.local.records import OpenedJob, open_jobs
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split
 

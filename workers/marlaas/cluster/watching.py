@@ -7,8 +7,7 @@ from typing import Any
 from marlaas.cluster.errors import ClusterSilent
 from marlaas.cluster.headlines import headline, view
 from marlaas.local.display import Display
-from marlaas.local.eta import ProgressMark, advanced, eta_s
-from marlaas.local.table import JobView
+from marlaas.local.table import JobView, ProgressMark, advanced, eta_s
 from marlaas_api.kinds.problems import InvalidObject
 from marlaas_api.messages import Phase
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from marlaas.local import adapter, curve
 from marlaas.local.folder import OutFolder, RunRecord, write
-from marlaas.local.record import RecordFile, read_line
-from marlaas.local.results import Failure, JobResult, summary
+from marlaas.local.records import RecordFile, read_line
+from marlaas.local.report import Failure, JobResult, summary
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from marlaas.local import sessions
 from marlaas.local.processes import Watchdog
+from marlaas.local.watchdog import kill_session
 from marlaas.models import prepared, resolve
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.kinds import ModelSpec
@@ -55,7 +55,7 @@ async def prepare(model: ModelSpec, waiting: Waiting, watchdog: Watchdog) -> Pat
                 waiting(f"preparing model {name}", float(str(told["share"])))
         raise InvalidInput(f"model {name} could not be prepared: {last_words((await words).decode(errors='replace'))}")
     finally:
-        sessions.kill(process.pid)
+        kill_session(process.pid)
         await asyncio.gather(process.wait(), words)
         watchdog.remove(process.pid)
 

@@ -13,19 +13,17 @@ from pathlib import Path
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local import documents, plan
 from marlaas.local.collection import Collector, read_results, write_summary
-from marlaas.local.desired_state import DesiredState, read
 from marlaas.local.display import Display
+from marlaas.local.documents import DesiredState, read
 from marlaas.local.folder import OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts
-from marlaas.local.observation import announce
 from marlaas.local.preparation import prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
-from marlaas.local.report import Report
-from marlaas.local.results import JobResult, all_succeeded
+from marlaas.local.report import JobResult, Report, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
-from marlaas.local.watch import JobWatch
+from marlaas.local.watch import JobWatch, announce
 from marlaas.models import prepared
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require

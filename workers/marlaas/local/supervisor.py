@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from marlaas.local.plan import ProcessSpec, is_ready
+from marlaas.local.plan import ProcessRun, ProcessSpec, RestartBackoff, after, is_ready
 from marlaas.local.processes import Launcher, ask_to_end, kill
-from marlaas.local.restarts import ProcessRun, RestartBackoff, after
-from marlaas.local.status import ProcessState
+from marlaas.local.table import ProcessState
 from marlaas_api.last_words import last_words
 from marlaas_api.messages import ReplicaReport
 
