@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from bench import options
 from bench.runs import Run, documents, run, table
-from marlaas.plots import style
+from marlaas.plots.figure import INK, blank, of_run, plain
 from marlaas_worker.rl.algorithms import ALGORITHMS, Ratio
 
 ROOT = Path(__file__).parent.parent
@@ -91,22 +91,22 @@ def main(words: Sequence[str] = ()) -> None:
 
 def draw(found: dict[Setting, dict[str, Any]], path: Path) -> None:
     """Draw one small plot per algorithm, with a line for each form: mean of the seeds, at staleness 1."""
-    figure = style.blank(10, 4.6)
+    figure = blank(10, 4.6)
     panels = figure.subplots(2, 4, sharex=True, sharey=True).flatten()
     for panel, name in zip(panels, ALGORITHMS, strict=False):
         for number, form in enumerate(get_args(Ratio)):
             jobs = [jobs[name] for setting, jobs in found.items() if _is(setting, form, 1)]
             curve = [fmean(rewards) for rewards in zip(*(_smooth(job["rewards"]) for job in jobs), strict=False)]
-            colour, _ = style.of_run(number)
+            colour, _ = of_run(number)
             panel.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=2, label=form)
             panel.plot([len(curve)], [fmean(job["after"] for job in jobs)], "o", color=colour, markersize=5)
-        panel.set_title(name, loc="left", fontsize=10, color=style.INK)
+        panel.set_title(name, loc="left", fontsize=10, color=INK)
         panel.set_ylim(0, 1.05)
-        style.plain(panel)
+        plain(panel)
     panels[-1].set_axis_off()
     panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False, title="ratio")
-    figure.supxlabel("step", fontsize=9, color=style.INK)
-    figure.supylabel("reward", fontsize=9, color=style.INK)
+    figure.supxlabel("step", fontsize=9, color=INK)
+    figure.supylabel("reward", fontsize=9, color=INK)
     figure.savefig(path, format="png", dpi=80)
 
 

@@ -8,11 +8,9 @@ import typer
 
 from marlaas.episodes import files
 from marlaas.local.folder import write
-from marlaas.local.opened import OpenedJob, open_jobs
-from marlaas.plots.figure import draw
-from marlaas.plots.page import page
-from marlaas.plots.series import JobCurves, job_curves
-from marlaas.plots.timeline import Timeline, timeline
+from marlaas.local.records import OpenedJob, open_jobs
+from marlaas.plots.figure import draw, page
+from marlaas.plots.series import JobCurves, Timeline, job_curves, timeline
 from marlaas_api.errors import InvalidInput
 
 Dirs = Annotated[list[Path], typer.Argument(metavar="DIR…", help="Output folders of `marlaas run`, or jobs' folders.")]

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marlaas.local import adapter, curve
+from marlaas.local import adapter
 from marlaas.local.folder import OutFolder, RunRecord, write
 from marlaas.local.records import RecordFile, read_line
 from marlaas.local.report import Failure, JobResult, summary
+from marlaas.plots.figure import draw_curve
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
@@ -71,7 +72,7 @@ class Collector:
         folder = self.folder.job(result.document.ref)
         if result.steps or result.evals:
             size = result.document.spec.rollout.group_size
-            png = await asyncio.to_thread(curve.draw, str(result.document.ref), result.steps, result.evals, size)
+            png = await asyncio.to_thread(draw_curve, str(result.document.ref), result.steps, result.evals, size)
             write(folder / "curve.png", png)
         if result.progress is not None:
             for agent, version in (result.progress.versions | result.progress.promoted).items():
