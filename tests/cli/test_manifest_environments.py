@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from marlaas.manifest import InvalidManifest, load
-from marlaas.manifest.environments import check_environments
-from marlaas.manifest.files import File
 from marlaas.manifest.findings import Placed
-from marlaas.manifest.objects import Objects, read_objects
+from marlaas.manifest.objects import File, Objects, read_objects
+from marlaas.manifest.references import check_environments
 from marlaas_api.kinds import RLJob
 
 OWN = ("environment: {name: reverse}", "environment: {name: 'games:guess', args: {limit: 3}}")

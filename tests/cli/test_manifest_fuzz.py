@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlaas.manifest.documents import read_documents
-from marlaas.manifest.files import File
-from marlaas.manifest.objects import Objects, read_objects
+from marlaas.manifest.objects import File, Objects, read_objects
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 OBJECTS = [document.value for document in read_documents(EXAMPLE.read_text(encoding="utf-8"))]

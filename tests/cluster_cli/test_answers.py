@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.cluster.answers import error_of
 from marlaas.cluster.errors import (
     AccessDenied,
     ClusterSilent,
@@ -16,6 +15,7 @@ from marlaas.cluster.errors import (
     NotLoggedIn,
     ObjectMissing,
     Refused,
+    error_of,
 )
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.submission import loc_of

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marlaas.cluster.errors import ClusterSilent
-from marlaas.cluster.headlines import headline, view
-from marlaas.cluster.watching import ClusterWatch
+from marlaas.cluster.watching import ClusterWatch, headline, view
 from marlaas.local.report import Report
 from marlaas.local.table import JobView, cells
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.adapter_target import CONFIG, TENSORS, objection
 from marlaas.cluster.errors import AccessDenied, CommandFailed, ObjectMissing
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.views import ClusterJobView
 from marlaas.local.folder import replace_folder, translated
+from marlaas.manifest.references import CONFIG, TENSORS, objection
 from marlaas_api.errors import InvalidInput
 
 ORCHESTRATOR = "app.kubernetes.io/name=marlaas,app.kubernetes.io/component=orchestrator"

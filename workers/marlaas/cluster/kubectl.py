@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marlaas.cluster.answers import error_of
-from marlaas.cluster.errors import CommandFailed, KubectlMissing
+from marlaas.cluster.errors import CommandFailed, KubectlMissing, error_of
 
 FIELD_MANAGER = "marlaas"
 REQUEST_TIMEOUT_S = 30

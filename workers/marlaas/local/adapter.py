@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from marlaas.adapter_target import objection
 from marlaas.local.folder import replace_folder, translated
+from marlaas.manifest.references import objection
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus

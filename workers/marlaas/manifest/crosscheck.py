@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from marlaas.manifest.adapters import adapter_problems, export_problems
 from marlaas.manifest.findings import Finding, Placed
+from marlaas.manifest.references import adapter_problems, export_problems
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import (
     check_fit,

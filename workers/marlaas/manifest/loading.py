@@ -14,11 +14,10 @@ from marlaas.manifest.crosscheck import (
     refusals,
     unknown_pools,
 )
-from marlaas.manifest.environments import check_environments
-from marlaas.manifest.files import File, read_files
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
 from marlaas.manifest.models import check_models, model_notes
-from marlaas.manifest.objects import Objects, read_objects
+from marlaas.manifest.objects import File, Objects, read_files, read_objects
+from marlaas.manifest.references import check_environments
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
 
