@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.chat.sides import Chat, ChatSampling, Side
+from marlaas.chat.conversations import Chat, ChatSampling, Side
 from marlaas.chat.speakers import ModelSpeaker
 from marlaas.models import prepare
 from marlaas_api.errors import InvalidInput

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from marlaas.trackers.feed import DeliveryLedger, TrackerFeed, TrackerPaths
-from marlaas.trackers.rows import rows, settings
-from marlaas.trackers.seam import MemoryTracker, require
+from marlaas.trackers.seam import MemoryTracker, require, rows, settings
 from marlaas_api.errors import InvalidInput
 
 

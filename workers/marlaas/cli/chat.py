@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from marlaas.chat.show import Columns
-from marlaas.chat.sides import Chat, ChatSampling, Side
+from marlaas.chat.conversations import Chat, ChatSampling, Columns, Side
 from marlaas.chat.speakers import ModelSpeaker
 from marlaas.local.preparation import describe
 from marlaas.local.records import OpenedJob, open_job
@@ -76,7 +75,7 @@ def _answer(console: Console, conversation: Chat, text: str, titles: dict[Side, 
     if not sys.stdin.isatty():
         console.print(f"\nyou: {text}", markup=False, style="bold cyan")
     with Columns(console, titles) as columns:
-        for _ in conversation.ask(text, columns.hear):
+        for _ in conversation.ask(text, columns.append):
             pass
 
 

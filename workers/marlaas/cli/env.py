@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from marlaas.chat.conversations import conversation_line, speaker_name
 from marlaas.cli.failures import FAILED, complain
 from marlaas.environment import EpisodeState, Reply, Task, TurnLimit, TurnRequest
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, explain, play_episode
-from marlaas.episodes.said import said, speaker
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 
@@ -177,10 +177,10 @@ class _Table:
             self._say("raw text", request.append, "raw text")
             return
         for message in request.append:
-            self._say(speaker(message.role, message.name), message.content, message.role)
+            self._say(speaker_name(message.role, message.name), message.content, message.role)
 
     def _say(self, who: str, text: str, role: str) -> None:
-        self._console.print(said(who, text, role), soft_wrap=True)
+        self._console.print(conversation_line(who, text, role), soft_wrap=True)
 
 
 def _typed(console: Console) -> Iterator[str]:

@@ -93,9 +93,6 @@ def _adapter_config(file: Path) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-
-
-
 def check_environments(jobs: Iterable[Placed[RLJob]], timeout_s: float = TIMEOUT_S) -> Iterator[Finding]:
     """Yield findings on the jobs' environments. A user's module is searched beside the manifest, then on PYTHONPATH."""
     named = [job for job in jobs if job.object.spec.environment.name is not None]

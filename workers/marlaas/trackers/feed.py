@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marlaas.trackers.rows import rows
-from marlaas.trackers.seam import Open, Tracker, open_tracker
+from marlaas.trackers.seam import Open, Tracker, open_tracker, rows
 from marlaas_api.kinds.training import Tracker as Name
 from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
 
