@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from marlaas.cli import main
-from marlaas.cli.app import COMMANDS, build
-from marlaas.cli.failures import exit_code_of
+from marlaas.cli.app import COMMANDS, build, exit_code_of
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 
 Write = Callable[..., Path]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.envs.locked.seccomp import bpf, numbers
-from marlaas.envs.locked.syscalls import ARCHITECTURES, AUDIT_ARCH, NUMBERS
+from marlaas.envs.locked.seccomp import ARCHITECTURES, AUDIT_ARCH, NUMBERS, bpf, numbers
 
 PID = 4711
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
-from marlaas.scaffold import create, project
+from marlaas.cli.init import create, project
 from marlaas_api.errors import InvalidInput
 
 

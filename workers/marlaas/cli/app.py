@@ -1,5 +1,6 @@
-"""The tree of commands. Only the requested command is imported, so that help appears at once."""
+"""The command: its tree of subcommands, of which only the requested one is imported, and errors as sentences and exit codes."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from marlaas.cli.failures import INTERRUPTED, exit_code_of
+from marlaas_api.errors import InvalidInput, MarlaasError
 
 HELP = """Reinforcement learning of LLMs for many tenants at once.
 
@@ -63,7 +64,7 @@ COMMANDS = {
     ),
     "episodes": Command(
         "Read real episodes of a run: every turn, tool call, reward, fault.",
-        "marlaas.cli.episodes",
+        "marlaas.cli.output",
         "episodes",
         "marlaas episodes runs/first --worst --step 3",
     ),
@@ -75,7 +76,7 @@ COMMANDS = {
     ),
     "plot": Command(
         "Draw one or several runs into one picture.",
-        "marlaas.cli.plot",
+        "marlaas.cli.output",
         "plot",
         "marlaas plot runs/first runs/second --out both.html",
     ),
@@ -197,3 +198,31 @@ def _root(
     ] = False,
 ) -> None:
     """Handle the options that stand before the command."""
+
+
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
+
+
+def exit_code_of(error: Exception) -> int | None:
+    """Print the error for the user and return the exit code; None, without output, for an unexpected error."""
+    if isinstance(error, BrokenPipeError):
+        _close_output()
+        return FAILED
+    if isinstance(error, MarlaasError):
+        complain(str(error))
+        return INVALID if isinstance(error, InvalidInput) else FAILED
+    if isinstance(error, OSError) and error.strerror:
+        complain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        return FAILED
+    return None
+
+
+def complain(text: str) -> None:
+    """Write to standard error, without Rich, so that paths and lines are not wrapped."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _close_output() -> None:
+    """Redirect standard output to the null device, so that Python's flush at exit does not fail on the closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from marlaas.cli.failures import FAILED, INTERRUPTED, complain
+from marlaas.cli.app import FAILED, INTERRUPTED, complain
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import AccessDenied, ObjectMissing
 from marlaas.cluster.explain import explain

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.chat.conversations import conversation_line, speaker_name
-from marlaas.cli.failures import FAILED, complain
+from marlaas.cli.app import FAILED, complain
 from marlaas.environment import EpisodeState, Reply, Task, TurnLimit, TurnRequest
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from marlaas.cli.failures import INVALID, complain
+from marlaas.cli.app import INVALID, complain
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local.credentials import keep_to_oneself
 from marlaas.local.display import choose

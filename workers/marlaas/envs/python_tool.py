@@ -5,8 +5,7 @@ from typing import Any
 
 from marlaas.environment import Agent, Message, Score, Task
 from marlaas.envs.extraction import extractor, program
-from marlaas.envs.locked.probe import prove
-from marlaas.envs.locked.program import Limits, NotLocked, Ran, run_program
+from marlaas.envs.locked.program import Limits, NotLocked, Ran, prove, run_program
 from marlaas.envs.puzzles import Puzzles
 from marlaas_api.errors import InvalidInput
 

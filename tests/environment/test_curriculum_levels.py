@@ -2,7 +2,7 @@
 
 import pytest
 
-from marlaas.envs.level_schedule import LevelSchedule, checked_levels
+from marlaas.envs.puzzles import LevelSchedule, checked_levels
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split
 

@@ -1,8 +1,8 @@
-"""`marlaas episodes`: shows a run's recorded episodes in the terminal."""
+"""Commands that read a run's output folder: `marlaas episodes` shows recorded episodes, `marlaas plot` draws curves."""
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,10 @@ from rich.console import Console
 from marlaas.episodes import files, show
 from marlaas.episodes.record import EpisodeRecord
 from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, advantages_of, chosen, placed
+from marlaas.local.folder import write
 from marlaas.local.records import OpenedJob, open_jobs
+from marlaas.plots.figure import draw, page
+from marlaas.plots.series import JobCurves, Timeline, job_curves, timeline
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split
 
@@ -62,14 +65,14 @@ def episodes(
     console = Console(highlight=False)
     tails = [files.EpisodeFollower(one.folder) for one in jobs] if follow else []
     found = chosen([one for opened in jobs for one in _placed(opened)], choice, random.Random())
-    _show(console, found, tokens, as_json)
+    _show_episodes(console, found, tokens, as_json)
     if not found and not follow and not as_json:
         console.print(_nothing(jobs, choice))
     while follow:
         time.sleep(FOLLOW_S)
         for opened, tail in zip(jobs, tails, strict=True):
             fresh = [one for one in _placed(opened, tail.news()) if chosen([one], choice, random.Random())]
-            _show(console, fresh, tokens, as_json)
+            _show_episodes(console, fresh, tokens, as_json)
 
 
 def _order(worst: bool, best: bool, any_: bool) -> EpisodeOrder:
@@ -92,7 +95,7 @@ def _placed(opened: OpenedJob, fresh: Sequence[EpisodeRecord] | None = None) -> 
     return [one for one in placed(files.read(opened.folder), around) if one.record.episode in ids] if ids else []
 
 
-def _show(console: Console, found: Sequence[Played], tokens: bool, as_json: bool) -> None:
+def _show_episodes(console: Console, found: Sequence[Played], tokens: bool, as_json: bool) -> None:
     for one in found:
         if as_json:
             typer.echo(show.as_json(one))
@@ -106,3 +109,56 @@ def _nothing(jobs: Sequence[OpenedJob], choice: EpisodeFilter) -> str:
         return "No episodes are kept here: none has ended yet, or the run was told --keep-episodes 0."
     where = f" of step {choice.step}" if choice.step is not None else ""
     return f"No episode{where} is like that."
+
+
+Dirs = Annotated[list[Path], typer.Argument(metavar="DIR…", help="Output folders of `marlaas run`, or jobs' folders.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", help="Where to: .png, .svg or .html. [default: DIR/plot.png]"),
+]
+JobOfEach = Annotated[str | None, typer.Option(metavar="NAME", help="Only this job of each folder.")]
+
+
+def plot(folders: Dirs, out: Out = None, job: JobOfEach = None) -> None:
+    """Draw reward, held-out reward, length, entropy, KL, logprob gap, staleness and seconds per step, and who worked when.
+
+    Several folders go into one picture, a colour per job. Below the curves, per job: when the engine generated for it, when its environment
+    was busy between turns, when the trainer computed, with the share of the whole time. Works while the run goes on.
+
+    PNG, SVG, or an HTML page of its own that loads nothing and holds a table of the results as well. Prints the file's path.
+
+    Exit code: 0 drawn, 2 no such folder or job, or no such kind of file.
+    """
+    target = out or folders[0] / "plot.png"
+    render = _renderer(target)
+    jobs = [(label, opened) for label, opened in _labelled(folders, job)]
+    curves = [job_curves(label, opened.document, opened.steps(), opened.evals()) for label, opened in jobs]
+    times = [timeline(label, files.read(opened.folder), opened.steps()) for label, opened in jobs]
+    write(target, render(curves, [one for one in times if one is not None]))
+    typer.echo(target)
+
+
+Renderer = Callable[[Sequence[JobCurves], Sequence[Timeline]], bytes]
+
+
+def _renderer(target: Path) -> Renderer:
+    renderers: dict[str, Renderer] = {
+        ".png": lambda curves, times: draw(curves, times, "png"),
+        ".svg": lambda curves, times: draw(curves, times, "svg"),
+        ".html": lambda curves, times: page(_title(curves), curves, draw(curves, times, "svg")),
+    }
+    found = renderers.get(target.suffix.lower())
+    if found is None:
+        raise InvalidInput(f"--out {target}: expected a name that ends in {', '.join(renderers)}")
+    return found
+
+
+def _title(curves: Sequence[JobCurves]) -> str:
+    return ", ".join(one.name for one in curves)
+
+
+def _labelled(folders: Sequence[Path], job: str | None) -> list[tuple[str, OpenedJob]]:
+    """Return jobs with unique labels. If there are several folders, the label includes the folder's name."""
+    opened = [(folder, one) for folder in folders for one in open_jobs(folder, job)]
+    several = len({folder.absolute() for folder, _ in opened}) > 1
+    return [(f"{folder.absolute().name}: {one.name}" if several else one.name, one) for folder, one in opened]
