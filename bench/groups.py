@@ -32,7 +32,7 @@ from marlaas_api.nats_server import EmbeddedNats
 from marlaas_api.wire import decode, encode
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer.inbox import StepInbox
+from marlaas_worker.trainer.intake import StepInbox
 
 GROUPS_PER_STEP, GROUP_SIZE, NUM_MEASURED = 8, 8, 5
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 10_000_000}}

@@ -39,9 +39,9 @@ from marlaas_worker.rollout.proof import ProofFailed, load_proven
 from marlaas_worker.rollout.self_test import EngineSelfTest, SelfTestFailed
 from marlaas_worker.rollout.vllm_engine import VllmEngine
 from marlaas_worker.rollout.vllm_settings import engine_arguments
-from marlaas_worker.trainer.calibration import calibrate
-from marlaas_worker.trainer.model import BaseModel, initial_weights
-from marlaas_worker.trainer.probes import batch_of, measured
+from marlaas_worker.trainer.calibration import batch_of, calibrate, measured
+from marlaas_worker.trainer.lora import initial_weights
+from marlaas_worker.trainer.model import BaseModel
 
 MODELS = {"tiny": "tiny", "smollm2": "smollm2-135m-instruct"}
 RATES = (1e-6, 1e-5, 1e-4, 1e-3)

@@ -11,7 +11,8 @@ from typing import Any
 
 from bench.gpu import shapes
 from marlaas_worker.adapters import DTYPES
-from marlaas_worker.trainer.model import BaseModel, initial_weights
+from marlaas_worker.trainer.lora import initial_weights
+from marlaas_worker.trainer.model import BaseModel
 
 WIDTH = 256
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from bench.gpu import shapes
 from marlaas_worker.adapters import DTYPES, tensor_digests, write_adapter
 from marlaas_worker.trainer.batching import MicroBatch
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel, initial_weights
+from marlaas_worker.trainer.lora import AttachedAdapter, initial_weights
+from marlaas_worker.trainer.model import BaseModel
 
 
 def main(words: Sequence[str] = ()) -> None:

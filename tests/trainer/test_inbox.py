@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlaas_api.messages import GroupReady, StepClosed, TrajectoryRef
-from marlaas_worker.trainer.inbox import LogInvalid, StepInbox
+from marlaas_worker.trainer.intake import LogInvalid, StepInbox
 
 Log = list[GroupReady | StepClosed]
 IDS = {"namespace": "team-a", "job": "sums", "uid": "uid", "agent": "policy"}

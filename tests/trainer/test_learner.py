@@ -18,9 +18,10 @@ from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.trainer.batching import collate, pack
 from marlaas_worker.trainer.learner import Learner, loss_config
-from marlaas_worker.trainer.model import BaseModel, WeightsMismatch
+from marlaas_worker.trainer.lora import WeightsMismatch
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, read_state, write_state
 from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
-from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
 
 TEMPERATURE = 0.8
 

@@ -17,9 +17,10 @@ from marlaas_worker.calibration import NUM_PROBES
 from marlaas_worker.metrics import exposition
 from marlaas_worker.rl.advantages import advantages
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.model import BaseModel, initial_weights
+from marlaas_worker.trainer.lora import initial_weights
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.optimizer import TrainingState
 from marlaas_worker.trainer.rows import chain
-from marlaas_worker.trainer.state import TrainingState
 
 
 async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(harness: TrainerHarness) -> None:

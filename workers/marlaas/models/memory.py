@@ -72,7 +72,7 @@ def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_toke
     A linear layer counts its input, its output and `rank` values of its adapter. That also covers what other parts
     keep (attention keeps queries, keys, values and outputs). The two norms of a layer keep float32 inputs in a
     16-bit model. A micro-batch that needs more than `activationBytes` is recomputed and keeps less
-    (`trainer.recompute`).
+    (`trainer.memory`).
     """
     from marlaas_api.kinds import quantity
 

@@ -20,8 +20,7 @@ from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, patiently
-from marlaas_worker.trainer.inbox import StepInbox
-from marlaas_worker.trainer.intake import Intake
+from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import lowered_budget
 from marlaas_worker.trainer.rows import Row, pack_prefix_tree

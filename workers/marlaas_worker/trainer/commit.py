@@ -19,9 +19,8 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Manifest, PolicyRecord, Probe
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.lease import bound_record
-from marlaas_worker.trainer.state import FILENAME
+from marlaas_worker.trainer.assignment import Assignment, bound_record
+from marlaas_worker.trainer.optimizer import FILENAME
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

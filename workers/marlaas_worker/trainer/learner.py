@@ -24,11 +24,19 @@ from marlaas_worker.rl.corrections import CAPS, FLOOR, Bounds
 from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import MicroBatch, collate
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel, WeightsMismatch, initial_weights
-from marlaas_worker.trainer.optimizer import MAX_SKIPPED, GradientInvalid, adamw, learning_rate, update
-from marlaas_worker.trainer.probes import measured
+from marlaas_worker.trainer.calibration import measured
+from marlaas_worker.trainer.lora import AttachedAdapter, WeightsMismatch, initial_weights
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.optimizer import (
+    MAX_SKIPPED,
+    GradientInvalid,
+    StateInvalid,
+    TrainingState,
+    adamw,
+    learning_rate,
+    update,
+)
 from marlaas_worker.trainer.rows import Row
-from marlaas_worker.trainer.state import StateInvalid, TrainingState
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +208,7 @@ class Learner:
         )
 
     def measure(self, probes: Sequence[Probe]) -> tuple[tuple[Probe, ...], float]:
-        """Return the probes' logprobs under the current weights, and the noise of the model's dtype; see `probes.measured`."""
+        """Return the probes' logprobs under the current weights, and the noise of the model's dtype; see `calibration.measured`."""
         return measured(self._model, self._adapter, [ids.tolist() for ids in ids_of(probes)])
 
     def close(self) -> None:

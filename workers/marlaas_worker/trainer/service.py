@@ -24,11 +24,10 @@ from marlaas_worker.metrics import Sample, of_job, of_report
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
-from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.assignment import Absences, Assignment, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
 from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.lease import Absences, may_bind
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
 from marlaas_worker.trainer.view import Memory, View, look, what_decides
@@ -104,12 +103,8 @@ class Trainer:
     """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
 
     def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
-        self._dependencies, self._context, self._timing, self._pool = (
-            dependencies,
-            dependencies.context,
-            dependencies.timing,
-            pool,
-        )
+        self._dependencies, self._pool = dependencies, pool
+        self._context, self._timing = dependencies.context, dependencies.timing
         self._reporter = Reporter(self._context, ("trainer", pool), self._report, self._timing.report_s)
         self._running: dict[str, _Running] = {}
         self._faults: dict[str, _Fault] = {}

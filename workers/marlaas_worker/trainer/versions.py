@@ -9,7 +9,7 @@ from marlaas_worker.adapters import TENSORS_FILE, read_adapter, tensor_digests, 
 from marlaas_worker.calibration import tolerance_of
 from marlaas_worker.trainer.commit import StepResult, VersionContents
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
+from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, read_state, write_state
 
 
 async def read_manifest(blobs: Blobs, ref: BlobRef) -> Manifest:
