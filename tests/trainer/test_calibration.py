@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.trainer.harness import TrainerHarness, job
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import job
 
 from marlaas_api import subjects, wire
 from marlaas_api.kinds import ModelPoolSpec

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.harness import Killed, TrainerHarness, assignment_of, job
+from tests.trainer.harness import Killed, TrainerHarness
+from tests.trainer.jobs import assignment_of, job
 from tests.trainer.sampler import Sampler
 
 from marlaas_api import failpoints, subjects, wire

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.harness import TrainerHarness, assignment_of, job
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import assignment_of, job
 
 from marlaas_api import subjects
 from marlaas_api.messages import Phase, TrajectoryRef

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer.following import WITHIN_S, let_time_pass, report
-from tests.trainer.harness import QUICK, TrainerHarness, job
+from tests.trainer.harness import QUICK, TrainerHarness
+from tests.trainer.jobs import job
 
 from marlaas_api.messages import JobDocument, JobEvent
 from marlaas_worker.adapters import AdapterConfig, write_adapter
@@ -20,7 +21,7 @@ async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:
     await harness.admit(document)
     await harness.admit(neighbour)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        event = await harness.told(document, "TrainingFailed")
+        event = await harness.emitted(document, "TrainingFailed")
         await harness.play(neighbour, 1)
         async with harness.trainer("trainer-1"):
             reports = [await report(harness, lambda report: bool(report.broken), f"trainer-{n}") for n in (0, 1)]
@@ -64,7 +65,7 @@ async def test_a_step_for_another_version_fails_the_agent(harness: TrainerHarnes
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         await harness.version(document, 0)
         await harness.assign(document, 0, [0], base_version=3)
-        event = await harness.told(document, "TrainingFailed")
+        event = await harness.emitted(document, "TrainingFailed")
     assert "to be trained at version 3, and policy is at 0" in event.message
 
 
@@ -89,7 +90,7 @@ async def test_a_turn_that_is_not_what_its_group_says_fails_the_agent_and_no_ver
         harness.tamper = lambda turn: turn.model_copy(update=change) if turn.member == 1 else turn
         await harness.assign(document, 0, [0, 1])
         await harness.close(document, 0, 2)
-        event = await harness.told(document, "TrainingFailed")
+        event = await harness.emitted(document, "TrainingFailed")
     assert text in event.message
     assert (await harness.record(document)).version == 0
 
@@ -102,7 +103,7 @@ async def test_a_turn_that_stays_missing_fails_the_agent(harness: TrainerHarness
         harness.tamper = lambda turn: None if turn.member == 1 else turn
         await harness.assign(document, 0, [0])
         clock = asyncio.create_task(let_time_pass(harness))
-        event = await harness.told(document, "TrainingFailed")
+        event = await harness.emitted(document, "TrainingFailed")
         clock.cancel()
     assert "turn.team-a.sums.uid-sums-t0-1-1.0 is not recorded" in event.message
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.harness import QUICK, TrainerHarness, job
+from tests.trainer.harness import QUICK, TrainerHarness
+from tests.trainer.jobs import job
 
 from marlaas_api import subjects
 from marlaas_api.messages import Phase

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.trainer.harness import TrainerHarness, assignment_of, job
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import assignment_of, job
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Entry
