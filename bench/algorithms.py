@@ -69,13 +69,13 @@ def measure(setting: Setting, steps: int, folder: Path) -> dict[str, Any]:
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps({"manifests": digest, "wall_s": result.wall_s, "jobs": jobs}))
     draft.replace(path)
-    evals = ", ".join(f"{name} {figures['after']:.3f}" for name, figures in jobs.items())
+    evals = ", ".join(f"{name} {one['after']:.3f}" for name, one in jobs.items())
     print(f"{setting}: {evals}; {result.wall_s:.0f} s", flush=True)
     return jobs
 
 
-def main(words: Sequence[str] = ()) -> None:
-    chosen = _parser().parse_args(words)
+def main(arguments: Sequence[str] = ()) -> None:
+    chosen = _parser().parse_args(arguments)
     settings = [Setting(*each) for each in itertools.product(chosen.forms, chosen.staleness, chosen.seeds)]
     found = {setting: measure(setting, chosen.steps, chosen.out) for setting in settings}
     rows = [
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--staleness", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=28)
-    parser.add_argument("--out", type=Path, default=KEPT, help="where figures of runs are kept; default: %(default)s")
+    parser.add_argument("--out", type=Path, default=KEPT, help="folder for the results of runs; default: %(default)s")
     return parser
 
 
@@ -138,8 +138,8 @@ def _figures(result: Run, name: str) -> dict[str, Any]:
     job, records = result.jobs()[_key(name)], result.records[_key(name)]
     metrics = [record["metrics"] for record in records if record["metrics"]]
     means = {key: fmean(each[key] for each in metrics) for key in METRICS}
-    told = {"before": job["evalBefore"], "after": job["evalAfter"], "phase": job["phase"]}
-    return told | means | {"last_entropy": metrics[-1]["entropy"], "rewards": [one["reward_mean"] for one in records]}
+    ends = {"before": job["evalBefore"], "after": job["evalAfter"], "phase": job["phase"]}
+    return ends | means | {"last_entropy": metrics[-1]["entropy"], "rewards": [one["reward_mean"] for one in records]}
 
 
 def _is(setting: Setting, form: str, staleness: int) -> bool:
@@ -148,7 +148,7 @@ def _is(setting: Setting, form: str, staleness: int) -> bool:
 
 def _row(name: str, form: str, staleness: int, jobs: list[dict[str, Any]]) -> list[Any]:
     mean = {key: fmean(job[key] for job in jobs) for key in ("before", "after", "last_entropy", *METRICS)}
-    told = [f"{mean['before']:.3f}", f"{mean['after']:.3f}", f"{min(job['after'] for job in jobs):.3f}"]
+    ends = [f"{mean['before']:.3f}", f"{mean['after']:.3f}", f"{min(job['after'] for job in jobs):.3f}"]
     shares = [f"{100 * mean[key]:.1f}" for key in ("clip_fraction", "truncated_fraction")]
     rest = [
         f"{mean['logprob_gap']:.3f}",
@@ -156,7 +156,7 @@ def _row(name: str, form: str, staleness: int, jobs: list[dict[str, Any]]) -> li
         f"{mean['grad_norm']:.2f}",
         f"{mean['last_entropy']:.2f}",
     ]
-    return [f"`{name}`", form, staleness, *told, *shares, *rest]
+    return [f"`{name}`", form, staleness, *ends, *shares, *rest]
 
 
 def _smooth(values: list[float]) -> list[float]:

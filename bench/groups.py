@@ -38,11 +38,11 @@ GROUPS_PER_STEP, GROUP_SIZE, NUM_MEASURED = 8, 8, 5
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 10_000_000}}
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = options("groups", __doc__)
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--groups", type=int, default=10_000, help="of each job")
-    given = parser.parse_args(words)
+    given = parser.parse_args(arguments)
     asyncio.run(measure(given.jobs, given.groups // GROUPS_PER_STEP))
 
 

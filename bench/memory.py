@@ -202,7 +202,7 @@ async def _engine(model: Path, dtype: str) -> int:
     return int(held)
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = options("memory", __doc__)
     parser.add_argument("--model", choices=MODELS, action="append", help="default: both")
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="default: both")
@@ -210,7 +210,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--only", choices=("trainer", "engine"))
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args(arguments)
     if chosen.side == "trainer":
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as `python -m marlaas_worker trainer` does
         print(json.dumps(trainer(chosen.folder, chosen.dtype[0], chosen.tokens)))

@@ -40,7 +40,7 @@ MODELS = {"tiny": "tiny", "smollm2": "smollm2-135m-instruct"}
 SLOTS = 8
 
 
-class Bench:
+class ProofBench:
     """An engine, and the proofs tried on it."""
 
     def __init__(self, engine: VllmEngine, publisher: Publisher, folder: Path) -> None:
@@ -110,7 +110,7 @@ class Bench:
         self.caught.setdefault("engine has another base model", Counter())[found] += 1
         shutil.rmtree(folder)
 
-    async def tell(self, method: str, *arguments: Any) -> None:
+    async def call_worker(self, method: str, *arguments: Any) -> None:
         """Switch a fault in the engine's worker."""
         assert self.engine._incarnation is not None
         await self.engine._incarnation.llm.collective_rpc(method, args=arguments)
@@ -145,7 +145,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
         flush=True,
     )
     async with started(pool, scratch) as engine:
-        bench = Bench(engine, publisher, scratch)
+        bench = ProofBench(engine, publisher, scratch)
         began = time.perf_counter()
         failed = await bench.self_test()
         print(
@@ -158,7 +158,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
     print(table(["what is wrong", "tried", "found by"], [_row(kind, parts) for kind, parts in bench.caught.items()]))
 
 
-async def good(bench: Bench, options: argparse.Namespace) -> list[list[Version]]:
+async def good(bench: ProofBench, options: argparse.Namespace) -> list[list[Version]]:
     """Prove all versions; keep each agent's last versions for the later tests, and delete the files of the others."""
     chains = [bench.publisher.chain(number, -(-options.versions // len(RATES))) for number in range(len(RATES))]
     kept: list[list[Version]] = []
@@ -175,7 +175,7 @@ async def good(bench: Bench, options: argparse.Namespace) -> list[list[Version]]
     return kept
 
 
-async def wrong(bench: Bench, kept: list[list[Version]], num: int) -> None:
+async def wrong(bench: ProofBench, kept: list[list[Version]], num: int) -> None:
     """Try every kind of wrong version, `num` times each."""
     pairs = [pair for chain in kept for pair in itertools.pairwise(chain)]
     others = list(zip(kept[1], kept[2], strict=False))
@@ -193,13 +193,13 @@ async def wrong(bench: Bench, kept: list[list[Version]], num: int) -> None:
             ("engine skips one layer's adapter", "one layer"),
         ):
             slot_or_layer = number % bench.engine.limits.slots if fault == "one slot" else number
-            await bench.faulty(kind, partial(bench.tell, "bench_fault", fault, slot_or_layer))
-        await bench.tell("bench_fault", "none", 0)
+            await bench.faulty(kind, partial(bench.call_worker, "bench_fault", fault, slot_or_layer))
+        await bench.call_worker("bench_fault", "none", 0)
         bench.other_base(number)
         for size in (OTHER_BASE, 5 * OTHER_BASE):
             name = f"engine's base model is changed in memory by {size:.0%}: self-test alone"
-            await bench.faulty(name, partial(bench.tell, "bench_base", number, size))
-        await bench.tell("bench_base", 0, 0.0)
+            await bench.faulty(name, partial(bench.call_worker, "bench_base", number, size))
+        await bench.call_worker("bench_base", 0, 0.0)
     print(f"the right engine again: {await bench.self_test() or 'passed'}", flush=True)
 
 
@@ -207,7 +207,7 @@ def _take(chain: Iterator[Version], num: int) -> list[Version]:
     return list(itertools.islice(chain, num))
 
 
-def report_good(bench: Bench) -> None:
+def report_good(bench: ProofBench) -> None:
     rows = []
     for rate, found in bench.gaps.items():
         gaps, shares = [gap for gap, _ in found], [share for _, share in found]

@@ -64,7 +64,7 @@ def test_people_read_rewards_and_the_limit_holds(out: Path) -> None:
 
 
 def test_nothing_to_show_is_said(out: Path) -> None:
-    assert "No episode of step 7 is like that." in _invoke("episodes", str(out), "--step", "7").stdout
+    assert "No episode of step 7 matches." in _invoke("episodes", str(out), "--step", "7").stdout
     (out / "a" / "one" / "episodes.jsonl").unlink()
     assert "No episodes are kept here" in _invoke("episodes", str(out)).stdout
 

@@ -26,7 +26,7 @@ SEEN = {
     '"marlaas.dev/v1alpha1"\nensure CRDs are installed first\n': (KindsMissing, "does not know MARLaaS's kinds"),
     "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": (
         NoCluster,
-        "no cluster to talk to: there is no kubeconfig, or it names no cluster; see `kubectl config get-contexts`, then give --context or --kubeconfig",
+        "no cluster is configured: there is no kubeconfig, or it names no cluster; see `kubectl config get-contexts`, then give --context or --kubeconfig",
     ),
     "error: context was not found for specified context: nope\n": (NoCluster, "nope"),
     "Unable to connect to the server: tls: failed to verify certificate: x509: certificate signed by unknown authority\n": (

@@ -165,9 +165,9 @@ def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
 
 def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
     kubectl = cluster(
-        "echo 'the bus knows no job a/sums' >&2; echo 'command terminated with exit code 1' >&2; exit 1", [POD]
+        "echo 'job a/sums does not exist on the bus' >&2; echo 'command terminated with exit code 1' >&2; exit 1", [POD]
     )
-    with pytest.raises(CommandFailed, match=r"^the bus knows no job a/sums$"):
+    with pytest.raises(CommandFailed, match=r"^job a/sums does not exist on the bus$"):
         fetch(kubectl, _job(), Published("policy", 7, ""), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

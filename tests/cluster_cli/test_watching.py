@@ -105,7 +105,7 @@ def test_the_headline_says_what_the_first_stuck_job_waits_for() -> None:
 def test_a_silent_cluster_is_said_and_asked_again() -> None:
     watch, screen = _watch(ClusterSilent("the cluster does not answer"), [_job(phase="Succeeded", reason="Finished")])
     watch.run(lambda: None)
-    assert screen.waited[0] == "the cluster does not answer; trying again"
+    assert screen.waited[0] == "the cluster does not answer; retrying"
     assert len(screen.shown) == 1
 
 

@@ -140,7 +140,7 @@ def test_a_new_weight_of_the_tenant_makes_a_new_generation(document):
     ("change", "words"),
     [
         ({"training": {"steps": 3, "groupsPerStep": 16}}, "spec.training.groupsPerStep was 8 and is now 16"),
-        ({"training": {"steps": 2}}, "spec.training.steps was 3 and is now 2: it may be raised, never lowered"),
+        ({"training": {"steps": 2}}, "spec.training.steps was 3 and is now 2: it can only be raised"),
         ({"environment": {"name": "calculator"}}, "spec.environment.name was reverse and is now calculator"),
         ({"rollout": {"groupSize": 4}}, "spec.rollout.groupSize was 8 and is now 4"),
         ({"environment": {"name": "reverse", "args": {"length": 3}}}, "spec.environment.args.length was absent"),

@@ -48,7 +48,7 @@ def test_an_error_inside_the_run_is_not_blamed_on_the_folder(tmp_path):
 
 
 def test_a_full_disk_says_what_to_do(tmp_path):
-    sentence = "the disk is full: make room and run the same command again"
+    sentence = "the disk is full: free space and run the same command again"
     with pytest.raises(InvalidInput, match=sentence), translated(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 

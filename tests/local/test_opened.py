@@ -41,7 +41,7 @@ def test_what_cannot_be_opened_is_told(out, tmp_path):
         open_jobs(tmp_path)
     with pytest.raises(InvalidInput, match="has no job spel: it has team-a/reverse, team-b/spell"):
         open_jobs(out, "spel")
-    with pytest.raises(InvalidInput, match="say --job team-a/reverse or --job team-b/spell"):
+    with pytest.raises(InvalidInput, match="choose one with --job team-a/reverse or --job team-b/spell"):
         open_job(out)
     (out / "team-a" / "reverse" / "steps.jsonl").write_text("nonsense\n")
     with pytest.raises(InvalidInput, match=r"steps.jsonl holds a line"):

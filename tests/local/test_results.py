@@ -56,7 +56,9 @@ def test_a_failed_job_says_why(document, level):
 
 
 def test_a_job_that_the_runner_gave_up_is_failed_with_the_roles_words(document, level):
-    result = JobResult(document(), level(document()), failure=Failure("RoleFailed", "rollout-0 (tiny) died: no memory"))
+    result = JobResult(
+        document(), level(document()), failure=Failure("RoleFailed", "rollout-0 (tiny) exited: no memory")
+    )
     entry = summary([result])["jobs"]["team-a/reverse"]
     assert (entry["phase"], entry["reason"]) == ("Failed", "RoleFailed")
     assert not all_succeeded([result])

@@ -103,7 +103,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path, names: list[str], missing: st
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NotAModel, match="there is no such folder"):
+    with pytest.raises(NotAModel, match="the folder does not exist"):
         resolve(ModelSpec(path=str(tmp_path / "none")))
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_needs_a_package_that_is_not_here(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "marlaas.models.tiny", raising=False)
     with pytest.raises(
-        MissingPackage, match="model tiny cannot be made here: the Python package torch is not installed; inst"
+        MissingPackage, match="model tiny cannot be built here: the Python package torch is not installed; inst"
     ):
         prepare("tiny")
 

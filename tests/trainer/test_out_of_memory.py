@@ -55,7 +55,7 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
     labels = 'namespace="team-a",job="sums",agent="policy"'
     assert f"marlaas_trainer_out_of_memory_total{{{labels}}} {len(faults.failed)}\n" in page
     event = await harness.emitted(document, "OutOfMemory")
-    assert "tokens a micro-batch instead of 256" in event.message
+    assert "tokens instead of 256" in event.message
 
 
 async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(

@@ -232,14 +232,14 @@ class Agent:
         given = (messages,) if isinstance(messages, Message) else messages
         append = tuple(one if isinstance(one, Message) else Message(**one) for one in given)
         if not append:
-            raise ValueError(f"agent {self.name!r} was asked without a message")
+            raise ValueError(f"agent {self.name!r}: `ask` needs at least one message")
         shown = None if tools is None else tuple(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return self._turn(TurnRequest(self.name, self._parent, append, max_tokens, shown))
 
     def complete(self, text: str, *, max_tokens: int | None = None) -> Reply:
         """Append raw text without the chat template and return the agent's continuation. Raises TurnLimit."""
         if not text:
-            raise ValueError(f"agent {self.name!r} was asked to complete an empty text")
+            raise ValueError(f"agent {self.name!r}: `complete` needs a text that is not empty")
         return self._turn(TurnRequest(self.name, self._parent, text, max_tokens))
 
     def openai(self) -> "OpenAIServer":

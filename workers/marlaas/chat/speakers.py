@@ -38,9 +38,7 @@ class ModelSpeaker:
             from transformers import AutoModelForCausalLM, AutoTokenizer
             from transformers.utils.logging import disable_progress_bar
         except ImportError as error:
-            raise InvalidInput(
-                f"chat needs the models' libraries ({error.name}): pip install 'marlaas[worker]'"
-            ) from error
+            raise InvalidInput(f"chat needs the Python package {error.name}: pip install 'marlaas[worker]'") from error
         disable_progress_bar()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -49,7 +47,9 @@ class ModelSpeaker:
             base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
             self._model: Any = PeftModel.from_pretrained(base, str(adapter)).eval().to(device)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise InvalidInput(f"{adapter} cannot be put on the base model {model}: {error}") from error
+            raise InvalidInput(
+                f"the adapter {adapter} cannot be loaded onto the base model {model}: {error}"
+            ) from error
         self._torch = torch
 
     def reply(self, side: Side, transcript: Transcript, sampling: ChatSampling, on_text: Callable[[str], None]) -> str:
@@ -81,7 +81,7 @@ class ModelSpeaker:
         context = int(getattr(self._model.config, "max_position_embeddings", 1 << 20))
         if num_prompt >= context:
             raise InvalidInput(
-                f"the conversation has {num_prompt} tokens and the model's context {context}: begin anew with /new"
+                f"the conversation has {num_prompt} tokens, and the model's context holds {context}: start a new one with /new"
             )
         return context - num_prompt
 

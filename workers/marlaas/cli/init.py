@@ -25,16 +25,16 @@ _FILES = {
     "gitignore.txt": ".gitignore",
 }
 Name = Annotated[
-    Path, typer.Argument(metavar="NAME", help="The project's folder, new or empty; its last part names the job.")
+    Path, typer.Argument(metavar="NAME", help="Folder of the project, new or empty. Its last part is the job's name.")
 ]
 
 
 def init(folder: Name) -> None:
-    """Write a ready project: an environment with its test, a manifest for a real model, a README.
+    """Create a starter project: an environment with its test, a manifest for a real model, a README.
 
-    The environment asks for sums, in two turns if need be: change it into what your model should learn. Nothing is installed or started.
+    The environment asks for sums, in up to two turns; replace it with a task of your own. Nothing is installed or started.
 
-    Exit code: 0 written, 2 the name cannot be used or the folder is not empty.
+    Exit code: 0 written, 2 the name is invalid or the folder is not empty.
     """
     for path in create(folder):
         typer.echo(path)
@@ -59,7 +59,7 @@ def create(folder: Path) -> list[Path]:
     texts = project(folder.absolute().name)
     with translated(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InvalidInput(f"{folder} is there already and not empty: choose another name")
+            raise InvalidInput(f"{folder} exists and is not empty: choose another name")
     for name, text in texts.items():
         write(folder / name, text.encode())
     return [folder / name for name in texts]
@@ -69,11 +69,15 @@ def _module(name: str) -> str:
     """Return the Python module name for a job's name. Raises InvalidInput."""
     if not re.match(DNS_LABEL, name):
         near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        hint = f": how about {near}?" if near else ""
-        raise InvalidInput(f"{name!r} cannot be a job's name: lower-case letters, digits and '-', at most 63{hint}")
+        hint = f"; for example {near}" if near else ""
+        raise InvalidInput(
+            f"{name!r} is not a valid job name: use lower-case letters, digits and '-', at most 63 characters{hint}"
+        )
     module = name.replace("-", "_")
     if not module.isidentifier() or keyword.iskeyword(module):
-        raise InvalidInput(f"{name!r} cannot be a Python module's name: it must begin with a letter, and be no keyword")
+        raise InvalidInput(
+            f"{name!r} is not a valid Python module name: it must begin with a letter and must not be a keyword"
+        )
     if module in sys.stdlib_module_names or module in ("marlaas", "pytest"):
-        raise InvalidInput(f"a module {module!r} would hide the one that Python programs expect: choose another name")
+        raise InvalidInput(f"a module named {module!r} would shadow a standard or required module: choose another name")
     return module

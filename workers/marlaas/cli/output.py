@@ -22,19 +22,21 @@ from marlaas_api.names import Split
 FOLLOW_S = 0.5
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
-Job = Annotated[str | None, typer.Option(metavar="NAME", help="Only this job.")]
+Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job. [default: all]")]
 Step = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Only episodes that step N resolved, counted from 0.")
+    int | None, typer.Option(min=0, metavar="N", help="Only episodes that step N (counted from 0) resolved.")
 ]
 Worst = Annotated[bool, typer.Option("--worst", help="Lowest reward first.")]
 Best = Annotated[bool, typer.Option("--best", help="Highest reward first.")]
-Random = Annotated[bool, typer.Option("--random", help="Any, drawn anew each time.")]
-SplitOption = Annotated[Split | None, typer.Option(help="Only tasks trained on, or those held out.")]
-Faults = Annotated[bool, typer.Option("--faults", help="Only what died of a fault, or was played again after one.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Then show episodes as they end, until Ctrl-C.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="How many at most.")]
-Tokens = Annotated[bool, typer.Option("--tokens", help="Token ids of every reply as well.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines: token ids, logprobs, all.")]
+Random = Annotated[bool, typer.Option("--random", help="Random order.")]
+SplitOption = Annotated[Split | None, typer.Option(help="Only training tasks, or only held-out tasks.")]
+Faults = Annotated[
+    bool, typer.Option("--faults", help="Only episodes that ended with a fault, or were played again after one.")
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing episodes as they end, until Ctrl-C.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Maximum number of episodes.")]
+Tokens = Annotated[bool, typer.Option("--tokens", help="Show the token ids of each reply.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with token ids and logprobs.")]
 
 
 def episodes(
@@ -51,14 +53,14 @@ def episodes(
     tokens: Tokens = False,
     as_json: Json = False,
 ) -> None:
-    """Read real episodes of a run: what was asked, every reply and tool answer, reward, advantage, version, stop reason, fault.
+    """Show recorded episodes of a run: messages, replies, tool output, reward, advantage, version, stop reason, fault.
 
-    Works while the run goes on. Without --worst, --best or --random the latest are shown, in the order of time. The text is the engine's reading
-    of the tokens that it generated; --tokens shows the ids, which are what is trained on.
+    Works during the run. Without --worst, --best or --random, the latest episodes are shown in order of time. The text is the engine's decoding
+    of the generated tokens; --tokens shows the token ids, on which the trainer trains.
 
-    The run keeps them in DIR/NAMESPACE/NAME/episodes.jsonl, older ones compressed beside it, 256 MiB a job (`marlaas run --keep-episodes`).
+    The run stores them in DIR/NAMESPACE/NAME/episodes.jsonl, older ones compressed beside it, up to 256 MiB per job (`marlaas run --keep-episodes`).
 
-    Exit code: 0 shown, 2 no such folder or job.
+    Exit code: 0 success, 2 the folder or job does not exist.
     """
     choice = EpisodeFilter(step, split, faults, _order(worst, best, any_), limit)
     jobs = open_jobs(folder, job)
@@ -106,28 +108,28 @@ def _show_episodes(console: Console, found: Sequence[Played], tokens: bool, as_j
 def _nothing(jobs: Sequence[OpenedJob], choice: EpisodeFilter) -> str:
     kept = any(files.parts(one.folder) or (one.folder / files.OPEN).exists() for one in jobs)
     if not kept:
-        return "No episodes are kept here: none has ended yet, or the run was told --keep-episodes 0."
+        return "No episodes are recorded: none has ended yet, or the run was started with --keep-episodes 0."
     where = f" of step {choice.step}" if choice.step is not None else ""
-    return f"No episode{where} is like that."
+    return f"No episode{where} matches."
 
 
 Dirs = Annotated[list[Path], typer.Argument(metavar="DIR…", help="Output folders of `marlaas run`, or jobs' folders.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="FILE", help="Where to: .png, .svg or .html. [default: DIR/plot.png]"),
+    typer.Option("--out", "-o", metavar="FILE", help="File to write: .png, .svg or .html. [default: DIR/plot.png]"),
 ]
-JobOfEach = Annotated[str | None, typer.Option(metavar="NAME", help="Only this job of each folder.")]
+JobOfEach = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job in each folder. [default: all]")]
 
 
 def plot(folders: Dirs, out: Out = None, job: JobOfEach = None) -> None:
-    """Draw reward, held-out reward, length, entropy, KL, logprob gap, staleness and seconds per step, and who worked when.
+    """Plot reward, held-out reward, length, entropy, KL, logprob gap, staleness, seconds per step, and working times.
 
-    Several folders go into one picture, a colour per job. Below the curves, per job: when the engine generated for it, when its environment
-    was busy between turns, when the trainer computed, with the share of the whole time. Works while the run goes on.
+    Several folders are plotted in one figure, one colour per job. Lanes below the curves show per job when the engine generated, when the environment
+    ran between turns and when the trainer computed, each with its share of the whole time. Works during the run.
 
-    PNG, SVG, or an HTML page of its own that loads nothing and holds a table of the results as well. Prints the file's path.
+    Writes PNG, SVG, or a self-contained HTML page with a table of the results. Prints the file's path.
 
-    Exit code: 0 drawn, 2 no such folder or job, or no such kind of file.
+    Exit code: 0 success, 2 the folder or job does not exist, or the file type is unknown.
     """
     target = out or folders[0] / "plot.png"
     render = _renderer(target)
@@ -149,7 +151,7 @@ def _renderer(target: Path) -> Renderer:
     }
     found = renderers.get(target.suffix.lower())
     if found is None:
-        raise InvalidInput(f"--out {target}: expected a name that ends in {', '.join(renderers)}")
+        raise InvalidInput(f"--out {target}: expected a file name that ends in {', '.join(renderers)}")
     return found
 
 

@@ -49,7 +49,7 @@ class CommandFailed(Permanent):
     """kubectl failed with an error that no pattern matches; the text is kubectl's own."""
 
 
-INSTALL = "install MARLaaS there first (helm install marlaas charts/marlaas), or choose another --context"
+INSTALL = "install MARLaaS (helm install marlaas charts/marlaas), or choose another --context"
 ASK = "ask the platform team for a role: edit or view in the namespace, or <release>-platform-editor for pools and tenants"
 
 _CAUSE = re.compile(r"^\* (?P<field>[^:\s]+): (?P<text>.*)$", re.MULTILINE)
@@ -69,7 +69,7 @@ def error_of(stderr: str) -> MarlaasError:
     for pattern, make in _MEANINGS:
         if re.search(pattern, text):
             return make(text)
-    return CommandFailed(_plain(text) or "kubectl failed and did not say why")
+    return CommandFailed(_plain(text) or "kubectl failed without an error text")
 
 
 def _without_warnings(stderr: str) -> str:
@@ -87,20 +87,20 @@ def _plain(text: str) -> str:
 
 
 def _kinds_missing(text: str) -> MarlaasError:
-    return KindsMissing(f"the cluster does not know MARLaaS's kinds: {INSTALL}")
+    return KindsMissing(f"the cluster does not have MARLaaS's CRDs: {INSTALL}")
 
 
 def _silent(text: str) -> MarlaasError:
-    words = _plain(text).splitlines()[-1].partition("; if you choose to ignore")[0]
-    return ClusterSilent(f"the cluster does not answer: {words}")
+    reason = _plain(text).splitlines()[-1].partition("; if you choose to ignore")[0]
+    return ClusterSilent(f"the cluster does not answer: {reason}")
 
 
 def _no_cluster(text: str) -> MarlaasError:
-    words = _plain(text).splitlines()[0].partition("; if you choose to ignore")[0]
+    reason = _plain(text).splitlines()[0].partition("; if you choose to ignore")[0]
     if "localhost:8080" in text:  # kubectl's default address when it has no kubeconfig
-        words = "there is no kubeconfig, or it names no cluster"
+        reason = "there is no kubeconfig, or it names no cluster"
     return NoCluster(
-        f"no cluster to talk to: {words}; see `kubectl config get-contexts`, then give --context or --kubeconfig"
+        f"no cluster is configured: {reason}; see `kubectl config get-contexts`, then give --context or --kubeconfig"
     )
 
 
@@ -116,8 +116,8 @@ def _refused(text: str) -> MarlaasError:
     return Refused(_plain(text), causes)
 
 
-def _said_by(error: type[MarlaasError], words: str = "{}") -> Callable[[str], MarlaasError]:
-    return lambda text: error(words.format(_plain(text)))
+def _plain_error(error: type[MarlaasError], reason: str = "{}") -> Callable[[str], MarlaasError]:
+    return lambda text: error(reason.format(_plain(text)))
 
 
 _MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
@@ -130,7 +130,7 @@ _MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
         _no_cluster,
     ),
     (r"stat .*: no such file or directory|error loading config file|Error in configuration|x509: ", _no_cluster),
-    (r"\(Unauthorized\)|must be logged in|getting credentials", _said_by(NotLoggedIn, "not logged in: {}")),
+    (r"\(Unauthorized\)|must be logged in|getting credentials", _plain_error(NotLoggedIn, "not logged in: {}")),
     (
         r"connection .*refused|Unable to connect|i/o timeout|TLS handshake timeout|no such host|ServiceUnavailable",
         _silent,
@@ -141,5 +141,5 @@ _MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
         _refused,
     ),
     (r"\(Forbidden\)", _forbidden),
-    (r"\(NotFound\)", _said_by(ObjectMissing)),
+    (r"\(NotFound\)", _plain_error(ObjectMissing)),
 )

@@ -45,8 +45,10 @@ def headline(views: Sequence[JobView]) -> str:
 def _is_stuck(one: JobView) -> bool:
     progress = one.progress
     waits = progress is not None and progress.phase in (Phase.QUEUED, Phase.SUSPENDED)
-    ails = progress is not None and progress.phase is Phase.RUNNING and progress.reason not in ("Admitted", "Training")
-    return progress is not None and bool(progress.message) and (waits or ails)
+    faulty = (
+        progress is not None and progress.phase is Phase.RUNNING and progress.reason not in ("Admitted", "Training")
+    )
+    return progress is not None and bool(progress.message) and (waits or faulty)
 
 
 def _progress(document: JobDocument, status: RLJobStatus | None, now: float) -> Progress | None:
@@ -92,7 +94,7 @@ class ClusterWatch:
     now: Callable[[], float]
     views: dict[str, JobView] = field(default_factory=dict)
     marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    noted: set[str] = field(default_factory=set)
 
     def run(self, pause: Callable[[], None]) -> None:
         """Poll and display until every job is final or deleted."""
@@ -107,7 +109,7 @@ class ClusterWatch:
         try:
             bodies = self.look()
         except ClusterSilent as error:
-            self.display.waiting(f"{error}; trying again")
+            self.display.waiting(f"{error}; retrying")
             return True
         seen = [one for body in bodies if (one := self._view(body)) is not None]
         self._forget_all_but(seen)
@@ -125,7 +127,7 @@ class ClusterWatch:
         try:
             fresh = view(body, self.now())
         except InvalidObject as error:
-            self._tell_once(f"{_key(body)} is of another version of MARLaaS than this command: {error}")
+            self._note_once(f"{_key(body)} cannot be shown, because another version of MARLaaS wrote it: {error}")
             return None
         return self._timed(fresh)
 
@@ -148,11 +150,11 @@ class ClusterWatch:
         uids = {one.document.uid for one in seen}
         for uid in [uid for uid in self.views if uid not in uids]:
             gone = self.views.pop(uid)
-            self._tell_once(f"{gone.name} is deleted")
+            self._note_once(f"{gone.name} was deleted")
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self.told:
-            self.told.add(text)
+    def _note_once(self, text: str) -> None:
+        if text not in self.noted:
+            self.noted.add(text)
             self.display.note(text)
 
 

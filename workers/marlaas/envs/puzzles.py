@@ -56,7 +56,9 @@ def checked_levels(
         raise InvalidInput(f"curriculum_tasks is {num_tasks}; expected 0 or more tasks")
     ends = {name: _level_range(what, name, value, num_levels) for name, value in given.items()}
     if num_tasks == 0 and (rising := [name for name, (first, last) in ends.items() if first < last]):
-        raise InvalidInput(f"curriculum {rising[0]!r} rises, so curriculum_tasks must say over how many training tasks")
+        raise InvalidInput(
+            f"curriculum {rising[0]!r} rises; set curriculum_tasks to the number of training tasks over which it does"
+        )
     return LevelSchedule(ends, num_tasks)
 
 
@@ -181,7 +183,7 @@ class Puzzles:
             _create(self._name, self._at(levels), 0)
         except Exception as error:
             raise InvalidInput(
-                f"reasoning-gym's dataset {self._name!r} refuses its config{at}: {type(error).__name__}: {error}"
+                f"reasoning-gym's dataset {self._name!r} rejects its config{at}: {type(error).__name__}: {error}"
             ) from error
 
 

@@ -71,7 +71,7 @@ class PythonTool:
         all_ran: list[Ran] = []
         while (text := program(reply)) is not None:
             all_ran.append(self._run(agent, text))
-            reply = agent.ask(Message("tool", told(all_ran[-1], self._max_output), name="python")).text
+            reply = agent.ask(Message("tool", tool_output(all_ran[-1], self._max_output), name="python")).text
         correct = puzzle.score(agent, self._extract(reply))
         num_ok = sum(ran.is_ok for ran in all_ran)
         reward = correct if num_ok or not self._needs_program else 0.0
@@ -91,7 +91,7 @@ class PythonTool:
         raise fault
 
 
-def told(ran: Ran, max_chars: int) -> str:
+def tool_output(ran: Ran, max_chars: int) -> str:
     """Return the tool message for a program: its output with the middle cut out, and the reason if it was stopped."""
     output = ran.output.strip()
     cut = len(output) - max_chars

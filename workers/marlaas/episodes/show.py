@@ -20,7 +20,7 @@ from marlaas_api.names import Split
 _ENDINGS = {
     Ending.MAX_TURNS: "out of turns",
     Ending.MAX_TOKENS: "out of tokens",
-    Ending.TOOL_ERROR: "the policy broke its tool",
+    Ending.TOOL_ERROR: "tool error of the policy",
 }
 
 
@@ -75,7 +75,9 @@ def _turn(turn: TurnRecord, tokens: bool) -> Iterator[Text]:
     if not turn.opens_segment or turn.parent is None:
         reply = conversation_line(turn.agent, turn.text or "(nothing)", "assistant")
     else:
-        reply = conversation_line(f"{turn.agent} (new segment: the template rewrote the past)", turn.text, "assistant")
+        reply = conversation_line(
+            f"{turn.agent} (new segment: the chat template changed earlier text)", turn.text, "assistant"
+        )
     yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens]", style="dim")
     if tokens:
         yield Text(f"ids {' '.join(map(str, turn.output_ids))}", style="dim")
@@ -84,7 +86,7 @@ def _turn(turn: TurnRecord, tokens: bool) -> Iterator[Text]:
 def _verdict(one: Played) -> Text:
     record = one.record
     if record.fault is not None:
-        return Text(f"fault: {record.fault} (never scored)\n{visible(record.fault_text)}", style="red")
+        return Text(f"fault: {record.fault} (not scored)\n{visible(record.fault_text)}", style="red")
     text = Text()
     for agent, reward in record.rewards.items():
         text.append(f"reward{_of(agent, record.rewards)} {reward:g}", style="bold")

@@ -61,5 +61,5 @@ def export(adapter: Path, path: str, part: str) -> None:
             shutil.copytree(adapter, partial)
         replace_folder(partial, target)
     except InvalidInput as error:
-        text = f"spec.export.path: the trained adapter lies in {adapter} and cannot be copied to {target}: {error}"
+        text = f"spec.export.path: the trained adapter is in {adapter} and cannot be copied to {target}: {error}"
         raise InvalidInput(text) from error

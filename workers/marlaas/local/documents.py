@@ -53,7 +53,7 @@ CHANGEABLE = frozenset(
 )
 """Fields of a job's spec that may change when it is resumed; steps may only grow."""
 
-_ADVICE = "give it as it was, or choose another --out for a job of its own"
+_ADVICE = "restore it, or choose another --out to start a new job"
 
 
 def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple[JobDocument, ...]:
@@ -65,19 +65,19 @@ def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple
     """
     before = {document.ref.key: document for document in stored}
     _refuse_missing(before, {document.ref.key for document in wanted})
-    return tuple(_taken_up(before.get(document.ref.key), document) for document in wanted)
+    return tuple(_merged(before.get(document.ref.key), document) for document in wanted)
 
 
 def _refuse_missing(before: Mapping[str, JobDocument], names: set[str]) -> None:
     missing = [str(document.ref) for key, document in before.items() if key not in names]
     if missing:
         raise InvalidInput(
-            f"job {missing[0]} began in this output folder and is not in the manifests now: "
-            "give its manifest again, or choose another --out"
+            f"job {missing[0]} was started in this output folder and is missing from the manifests: "
+            "add its manifest, or choose another --out"
         )
 
 
-def _taken_up(before: JobDocument | None, wanted: JobDocument) -> JobDocument:
+def _merged(before: JobDocument | None, wanted: JobDocument) -> JobDocument:
     if before is None:
         return wanted
     _refuse_changes(before, wanted)
@@ -98,7 +98,7 @@ def _refuse_changes(before: JobDocument, wanted: JobDocument) -> None:
     if wanted.spec.training.steps < before.spec.training.steps:
         raise InvalidInput(
             f"job {wanted.ref}: spec.training.steps was {before.spec.training.steps} and is now "
-            f"{wanted.spec.training.steps}: it may be raised, never lowered"
+            f"{wanted.spec.training.steps}: it can only be raised"
         )
 
 
@@ -107,7 +107,7 @@ def refuse_other_models(stored: Iterable[PoolDocument], wanted: Iterable[ModelPo
     now = {pool.metadata.name: pool.spec.model for pool in wanted}
     for pool in stored:
         if now.get(pool.name, pool.spec.model) != pool.spec.model:
-            raise InvalidInput(f"ModelPool {pool.name}: spec.model has changed since the jobs began: {_ADVICE}")
+            raise InvalidInput(f"ModelPool {pool.name}: spec.model has changed since the jobs were started: {_ADVICE}")
 
 
 def differences(before: object, after: object, path: str = "") -> Iterator[tuple[str, object, object]]:

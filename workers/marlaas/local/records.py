@@ -107,7 +107,7 @@ def open_jobs(folder: Path, job: str | None = None) -> tuple[OpenedJob, ...]:
     found = [one for one in jobs if (inside is None or one.folder == inside) and _is_named(one, job)]
     if not found:
         raise InvalidInput(
-            f"{folder} has no job {job or inside}: it has {', '.join(one.name for one in jobs) or 'none yet'}"
+            f"{folder} has no job {job or inside}: its jobs are {', '.join(one.name for one in jobs) or 'not known yet'}"
         )
     return tuple(found)
 
@@ -116,7 +116,9 @@ def open_job(folder: Path, job: str | None = None) -> OpenedJob:
     """Return the selected job. Raises InvalidInput, also if several match."""
     jobs = open_jobs(folder, job)
     if len(jobs) > 1:
-        raise InvalidInput(f"{folder} has several jobs: say --job {' or --job '.join(one.name for one in jobs)}")
+        raise InvalidInput(
+            f"{folder} has several jobs: choose one with --job {' or --job '.join(one.name for one in jobs)}"
+        )
     return jobs[0]
 
 
@@ -126,7 +128,7 @@ def _out_folder(folder: Path) -> tuple[OutFolder, Path | None]:
         return OutFolder(root), None
     if len(root.parents) >= 2 and _is_run(root.parents[1]):
         return OutFolder(root.parents[1]), root
-    raise InvalidInput(f"{folder} is no output folder of `marlaas run`: expected one with .state/run.json in it")
+    raise InvalidInput(f"{folder} is not an output folder of `marlaas run`: it has no .state/run.json")
 
 
 def _is_run(root: Path) -> bool:
@@ -136,7 +138,7 @@ def _is_run(root: Path) -> bool:
 def _opened(out: OutFolder, record: RunRecord, document: JobDocument) -> OpenedJob:
     pool = next((pool for pool in record.pools if pool.name == document.pool), None)
     if pool is None:
-        raise InvalidInput(f"{out.root}: its record does not say which base model pool {document.pool} has")
+        raise InvalidInput(f"{out.root}: its record lacks pool {document.pool}")
     return OpenedJob(document, pool, out.job(document.ref))
 
 
@@ -150,4 +152,4 @@ def _records(kind: type[R], path: Path) -> tuple[R, ...]:
     except FileNotFoundError:
         return ()
     except ValueError as error:
-        raise InvalidInput(f"{path} holds a line that this version of marlaas did not write") from error
+        raise InvalidInput(f"{path} has a line that this version of marlaas cannot read") from error

@@ -179,25 +179,25 @@ def _scores(results: Sequence[JobResult]) -> Table:
 
 def _score(result: JobResult) -> list[RenderableType]:
     entry = summary([result])["jobs"]
-    figures = entry[str(result.document.ref)] if isinstance(entry, dict) else {}
+    values = entry[str(result.document.ref)] if isinstance(entry, dict) else {}
     good = result.phase is Phase.SUCCEEDED
     return [
         str(result.document.ref),
         Text(result.phase.value, style="green" if good else "red"),
-        f"{figures['steps']}/{result.document.spec.training.steps}",
+        f"{values['steps']}/{result.document.spec.training.steps}",
         "·" if result.version is None else str(result.version),
-        number(figures["evalBefore"]),
-        Text(number(figures["evalAfter"]), style="bold"),
-        faults(figures["faults"]),
+        number(values["evalBefore"]),
+        Text(number(values["evalAfter"]), style="bold"),
+        faults(values["faults"]),
     ]
 
 
 def _whys(results: Sequence[JobResult]) -> list[Text]:
-    unwell = [(str(result.document.ref), reason(result)) for result in results]
+    failed = [(str(result.document.ref), reason(result)) for result in results]
     return [
-        Text(f"\n{why(name, words['reason'], words['message'], MAX_LINES)}", style="red")
-        for name, words in unwell
-        if words
+        Text(f"\n{why(name, why_not['reason'], why_not['message'], MAX_LINES)}", style="red")
+        for name, why_not in failed
+        if why_not
     ]
 
 
@@ -205,10 +205,11 @@ def _idle(results: Sequence[JobResult]) -> Iterator[Text]:
     """Yield a sentence for each job with many steps without signal."""
     for result in results:
         progress = result.progress
-        words = without_signal(progress.step, progress.versions.get(result.agent)) if progress is not None else ""
-        if words:
+        sentence = without_signal(progress.step, progress.versions.get(result.agent)) if progress is not None else ""
+        if sentence:
             yield Text(
-                f"\n{result.document.ref}: {words} `marlaas episodes DIR --best` shows what they were.", style="yellow"
+                f"\n{result.document.ref}: {sentence} `marlaas episodes DIR --best` shows these episodes.",
+                style="yellow",
             )
 
 

@@ -52,14 +52,14 @@ def plain_line(view: JobView) -> str:
     if progress is None:
         return f"{view.name}: starting"
     _, phase, step, version, reward, score, speed, staleness, fault, eta = cells(view)
-    figures = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
+    metrics = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
     tail = "" if progress.phase.final else f", done in {eta}" if view.eta_s is not None else ""
     why = (
         f" · {progress.reason}: {visible(progress.message)}"
         if progress.phase not in ("Running", "Succeeded") and progress.message
         else ""
     )
-    return f"{view.name}: {phase}, {figures}, faults {fault}{tail}{why}"
+    return f"{view.name}: {phase}, {metrics}, faults {fault}{tail}{why}"
 
 
 def as_json(view: JobView) -> dict[str, object]:
@@ -100,8 +100,8 @@ def without_signal(step: int, newest: int | None) -> str:
     if newest is None or step < _FEW_STEPS or 2 * (step - newest) < step:
         return ""
     return (
-        f"{step - newest} of {step} steps had no signal: the episodes of each task all earned the same (always right, or always wrong), so nothing was "
-        "learnt from them."
+        f"{step - newest} of {step} steps had no signal: all episodes of a task earned the same reward (always right, or always wrong), so there was "
+        "nothing to learn from them."
     )
 
 
@@ -173,16 +173,16 @@ def status_line(processes: Sequence[ProcessState], views: Sequence[JobView], now
     """Return a text for the first process that has exited, else for those that start, else for the jobs."""
     for state in processes:
         if state.started_at is None:
-            return _death(state, now)
+            return _exited(state, now)
     starting = [state for state in processes if not state.ready and state.started_at is not None]
     if starting:
         return "; ".join(_start(state, now) for state in starting)
     return _jobs(views)
 
 
-def _death(state: ProcessState, now: float) -> str:
+def _exited(state: ProcessState, now: float) -> str:
     wait = duration(max(0.0, state.next_start_at - now))
-    return f"{state.spec} died: {state.last_words}; it starts again in {wait} (death {state.restarts} in a row)"
+    return f"{state.spec} exited: {state.last_words}; it restarts in {wait} (exit {state.restarts} in a row)"
 
 
 def _start(state: ProcessState, now: float) -> str:
@@ -196,7 +196,7 @@ def _jobs(views: Sequence[JobView]) -> str:
         return f"{queued[0].name} is queued: {queued[0].progress.message or queued[0].progress.reason}"
     first = [view for view in views if view.progress is not None and not view.progress.phase.final]
     if any(view.progress is not None and view.progress.step == 0 for view in first):
-        return "everything is up; evaluating version 0 and playing the first episodes"
+        return "all roles are ready; evaluating version 0 and playing the first episodes"
     return "training" if first else "finishing"
 
 

@@ -53,7 +53,7 @@ async def _announce(bucket: Bucket, document: JobDocument) -> None:
     if there.uid != document.uid:
         raise InvalidInput(
             f"the NATS server already has a job {document.ref} of another run: "
-            "give this one another name or namespace, or go on with that run's --out"
+            "rename this job or its namespace, or continue that run with its --out"
         )
     if there != document:
         await bucket.update(document.ref.key, encode(document), entry.revision)
@@ -79,7 +79,7 @@ class JobWatch:
     failures: dict[str, Failure] = field(default_factory=dict)
     marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
 
-    async def look(self, supervisor: Supervisor) -> bool:
+    async def poll(self, supervisor: Supervisor) -> bool:
         """Run one round; return False once nothing is left to run. Raises InvalidInput if the output folder cannot be written."""
         answered = await self._observe()
         self._give_up(supervisor)
@@ -137,7 +137,7 @@ class JobWatch:
     def _show(self, supervisor: Supervisor, answered: bool) -> None:
         now = time.time()
         views = [self._view(job, now) for job in self.jobs]
-        waiting = status_line(supervisor.states(), views, now) if answered else "the message server does not answer yet"
+        waiting = status_line(supervisor.states(), views, now) if answered else "the NATS server does not answer"
         self.display.waiting(waiting)
         self.display.jobs(views)
 

@@ -62,7 +62,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifes
         *check_environments(contents.jobs),
     ]
     if not errors and runnable and not contents.jobs:
-        errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: there is nothing to run"))
+        errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: nothing can be run"))
     if errors:
         raise InvalidManifest(_in_order(errors, labels))
     notes = [*objects.notes, *advice(contents, runnable)]

@@ -66,7 +66,7 @@ def _similar(path: Path) -> str:
 
 
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
-_OURS = f"MARLaaS knows {listed(_BY_NAME)}"
+_OURS = f"the kinds are {listed(_BY_NAME)}"
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ def read_objects(file: File, objects: Objects) -> None:
         objects.errors.append(Finding(file.label, error.line, "", str(error)))
     else:
         if not documents:
-            objects.errors.append(Finding(file.label, 0, "", "holds no objects"))
+            objects.errors.append(Finding(file.label, 0, "", "contains no objects"))
 
 
 def _bodies(file: File, document: Document) -> Iterator[tuple[Source, Any]]:
@@ -112,7 +112,7 @@ def _read_one(source: Source, body: Any, objects: Objects) -> None:
     if isinstance(kind, Problem):
         objects.errors.append(source.finding(kind))
     elif kind is None:
-        text = f"skipped {body['kind']} {_name(body)!r}: no kind of MARLaaS"
+        text = f"skipped {body['kind']} {_name(body)!r}: it is not a MARLaaS kind"
         objects.notes.append(Finding(source.file, source.line(), "", text))
     else:
         _parse(source, kind, body, objects)

@@ -29,13 +29,13 @@ def objection(target: Path) -> str | None:
     The reason is the end of a sentence that begins with the path.
     """
     if target.exists() and not target.is_dir():
-        return "is no folder"
+        return "is not a folder"
     if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).is_file():
-        return "holds something else than an adapter; name a new folder"
+        return "holds files other than an adapter; choose a new folder"
     there = next(folder for folder in target.absolute().parents if folder.exists())
     if not there.is_dir():
-        return f"cannot be made: {there} is no folder"
-    return None if os.access(there, os.W_OK | os.X_OK) else f"cannot be made: you may not write in {there}"
+        return f"cannot be created: {there} is not a folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"cannot be created: {there} is not writable"
 
 
 def adapter_problems(job: RLJob) -> Iterator[Problem]:
@@ -59,7 +59,11 @@ def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
         if target is None:
             continue
         there = first.setdefault(target, job)
-        why = objection(target) if there is job else f"is the export of the job at {there.place} as well; name another"
+        why = (
+            objection(target)
+            if there is job
+            else f"is also the export path of the job at {there.place}; choose another"
+        )
         if why is not None:
             yield job.source.finding(Problem(("spec", "export", "path"), f"{target} {why}"))
 
@@ -68,9 +72,9 @@ def _adapter_problems(agent: AgentSpec, given: Path) -> Iterator[str]:
     folder = given.absolute()
     lacking = [name for name in (CONFIG, TENSORS) if not (folder / name).is_file()]
     if given.parts[:1] == ("~",):
-        yield f"'{given}' begins with ~, which stands for no folder here; give the whole path"
+        yield f"'{given}' begins with ~, which is not expanded; give the full path"
     elif lacking:
-        why = f"it has no {lacking[0]}" if folder.is_dir() else "there is no such folder"
+        why = f"it has no {lacking[0]}" if folder.is_dir() else "the folder does not exist"
         yield f"no PEFT adapter in {folder}: {why}"
     else:
         yield from _misfits(agent, folder)
@@ -82,7 +86,7 @@ def _misfits(agent: AgentSpec, folder: Path) -> Iterator[str]:
     for key, field, wanted in (("r", "rank", agent.adapter.rank), ("lora_alpha", "alpha", agent.adapter.alpha)):
         if config.get(key) != wanted:
             there = config.get(key, "nothing")
-            yield f"the adapter in {folder} has {field} {there}, and adapter.{field} of the agent is {wanted}; make them the same"
+            yield f"the adapter in {folder} has {field} {there}, and adapter.{field} of the agent is {wanted}; they must be equal"
 
 
 def _adapter_config(file: Path) -> dict[str, Any]:

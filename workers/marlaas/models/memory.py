@@ -104,7 +104,7 @@ def shortage(needed: Sequence[Demand], available: int) -> tuple[str, str] | None
         return None
     numbers = "; ".join(str(demand) for demand in needed)
     return (
-        f"about {gib(total)} GiB of memory are needed and {gib(available)} GiB are there",
+        f"about {gib(total)} GiB of memory are needed, and {gib(available)} GiB are available",
         f" (in GiB, {numbers}): use a smaller model, a dtype of 16 bits or fewer replicas, or lower kvCacheBytes, adapterSlots or maxRank",
     )
 

@@ -46,7 +46,7 @@ def _parsed_call(given: Any) -> ToolCall:
     """Parse one call. Raises KeyError, TypeError or ValueError if it is malformed."""
     name, arguments = given["name"], given["arguments"] if "arguments" in given else given["parameters"]
     if not isinstance(name, str) or not name:
-        raise ValueError("a name is text")
+        raise ValueError("the name must be text")
     return ToolCall(name, canonical(arguments if isinstance(arguments, str) else json.dumps(arguments)))
 
 

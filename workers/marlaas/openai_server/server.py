@@ -78,8 +78,8 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
 
 def _digest(before: bytes, message: Message) -> bytes:
     calls = [(call.name, call.arguments, call.id) for call in message.tool_calls]
-    said = (message.role, message.content, message.name, message.tool_call_id, calls)
-    return hashlib.sha256(before + json.dumps(said).encode()).digest()
+    content = (message.role, message.content, message.name, message.tool_call_id, calls)
+    return hashlib.sha256(before + json.dumps(content).encode()).digest()
 
 
 class OpenAIServer:
@@ -101,7 +101,7 @@ class OpenAIServer:
     def base_url(self) -> str:
         """Base URL for a client. Raises RuntimeError outside of the context."""
         if self._loopback is None:
-            raise RuntimeError("the door is closed: use it as `with agent.openai() as door:`")
+            raise RuntimeError("the server is not running: use it as `with agent.openai() as server:`")
         return f"http://127.0.0.1:{self._loopback.port}/v1"
 
     @property
@@ -135,7 +135,7 @@ class OpenAIServer:
         """Answer one request. Raises RequestError."""
         asked = read(body, self._episode.temperature)
         if asked.model not in self.models:
-            text = f"there is no model {asked.model!r}; the job's agents are {', '.join(self.models)}"
+            text = f"model {asked.model!r} does not exist; the job's agents are {', '.join(self.models)}"
             raise RequestError(text, param="model", status=404, code="model_not_found")
         with self._one_at_a_time:
             return asked, Answer(asked.model, int(time.time()), self._choices(asked))

@@ -56,16 +56,16 @@ def _step_row(step: StepRecord) -> MetricRow:
         **{f"faults/{name}": count for name, count in step.faults.items()},
         **{f"train/{name}": value for name, value in step.metrics.items()},
     }
-    return MetricRow(f"step {step.step}", step.step + 1, step.at, _told(values.items()))
+    return MetricRow(f"step {step.step}", step.step + 1, step.at, _finite(values.items()))
 
 
 def _eval_row(record: EvalRecord) -> MetricRow:
     metrics = ((f"held_out/{name}", value) for name, value in record.metrics.items())
-    values = _told([("reward/held_out", record.reward_mean), *metrics])
+    values = _finite([("reward/held_out", record.reward_mean), *metrics])
     return MetricRow(f"eval {record.version}", record.step, record.at, values)
 
 
-def _told(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _finite(values: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {_NOT_ALLOWED.sub("_", name): float(value) for name, value in values if math.isfinite(value)}
 
 
@@ -144,5 +144,5 @@ def require(jobs: Iterable[JobDocument]) -> None:
             if spec is None or spec.origin is None:
                 raise InvalidInput(
                     f"job {job.ref}: spec.export.trackers asks for {name}, and {_PACKAGES[name]} is not installed: "
-                    f"pip install 'marlaas[trackers]', or take {name} out"
+                    f"pip install 'marlaas[trackers]', or remove {name}"
                 )

@@ -115,7 +115,7 @@ def calibrate(model: BaseModel, pool: PoolDocument) -> Calibration:
     else:
         raise CalibrationFailed(
             f"{pool.model_path} in {dtype}: rounding moves the probes' logprobs by {noise:.2e} and the self-test's adapter by {shift:.2e}, but "
-            f"{needed:.2e} is needed to tell one from the other; set the pool's rollout.dtype to float32, or use another model"
+            f"{needed:.2e} is needed to distinguish them; set the pool's rollout.dtype to float32, or use another model"
         )
     log.info("calibrated for %s: noise %.2e, tolerance %.2e, self-test %.2e", dtype, noise, tolerance, shift)
     base = fingerprint(Path(pool.model_path))

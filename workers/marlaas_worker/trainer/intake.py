@@ -66,12 +66,12 @@ class StepInbox:
             self._check_base(group)
             if group.staleness < 0:
                 raise LogInvalid(
-                    f"group {group.group} was sampled at version {group.version}, after {group.base_version}"
+                    f"group {group.group} was sampled at version {group.version}, after its base version {group.base_version}"
                 )
         return group
 
     def take(self, group: GroupReady) -> None:
-        """Mark the group as accumulated, and go on to the next position."""
+        """Mark the group as accumulated, and move to the next position."""
         self._steps[group.step].num_taken = group.position + 1
 
     def rewind(self) -> None:
@@ -109,7 +109,7 @@ class StepInbox:
     def _check_base(self, message: GroupReady | StepClosed) -> None:
         if message.base_version != self.version:
             raise LogInvalid(
-                f"step {message.step} is to be trained at version {message.base_version}, and {message.agent} is at {self.version}"
+                f"step {message.step} must be trained at version {message.base_version}, and {message.agent} is at version {self.version}"
             )
 
 
@@ -148,7 +148,7 @@ class Intake:
             try:
                 await self._follow(consumer)
             except BusRefused as error:
-                log.warning("%s: %s; the consumer is made anew", self._assignment.consumer, error)
+                log.warning("%s: %s; recreating the consumer", self._assignment.consumer, error)
                 await asyncio.sleep(self._dependencies.timing.retry_s)
 
     async def settle(self) -> None:
@@ -182,7 +182,7 @@ class Intake:
         """Add a message to the inbox and return it; None for a message of another job of the same name."""
         message = await wire.unpack(data, self._dependencies.context.blobs)
         if not isinstance(message, GroupReady | StepClosed):
-            raise LogInvalid(f"{self._assignment.groups} carries a {type(message).__name__}")
+            raise LogInvalid(f"{self._assignment.groups} has a message of an unexpected type, {type(message).__name__}")
         if message.uid != self._assignment.ref.uid:
             return None
         self._inbox.add(message)

@@ -107,7 +107,7 @@ class Learner:
             return
         for name, parameter in self._adapter.parameters.items():
             if name not in state.first_moments or name not in state.second_moments:
-                raise StateInvalid(f"a training state lacks the moments of {name}")
+                raise StateInvalid(f"the training state lacks the moments of {name}")
             self._optimizer.state[parameter] = {
                 "step": torch.tensor(float(state.num_updates)),
                 "exp_avg": state.first_moments[name].to(parameter.device, copy=True),
@@ -250,8 +250,8 @@ class Learner:
         try:
             work()
         except OutOfMemory as error:
-            said = str(error)  # a log record with the error object would keep the failed pass and its memory alive
-            log.warning("%s: %s", self._assignment.key, said)
+            text = str(error)  # a log record with the error object would keep the failed pass and its memory alive
+            log.warning("%s: %s", self._assignment.key, text)
         else:
             return True
         self._forget_step()  # after the except clause, whose error object keeps the failed pass alive
@@ -267,5 +267,5 @@ class Learner:
         if self._num_skipped >= MAX_SKIPPED:
             raise GradientInvalid(
                 f"the gradient of {self._assignment.key} is not finite (its norm is {norm}) in {self._num_skipped} steps in a row, the last of them step "
-                f"{number}: training diverges; create the job anew with a lower training.optimizer.learningRate or a longer warmupSteps"
+                f"{number}: training diverges; create a new job with a lower training.optimizer.learningRate or a longer warmupSteps"
             )

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype, tensor_name
-from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_beginnings
+from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_prefixes
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
 from marlaas_worker.trainer.head import in_float32, precise_token_logprobs, token_logprobs, token_logprobs_and_entropies
@@ -72,7 +72,7 @@ class BaseModel:
         self._active: str | None = None
         check_head(self._model, self._name)
         with torch.no_grad():
-            shares = shares_beginnings(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
+            shares = shares_prefixes(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
         self.pairs_per_token = 6 * int(self._model.config.get_text_config().hidden_size) if shares else 0
 
     @property
@@ -255,7 +255,7 @@ class BaseModel:
             if target not in known:
                 near = difflib.get_close_matches(target, known, n=3, cutoff=0.4)
                 raise TargetUnknown(
-                    f"adapter target {target!r} is no linear layer of {self._name}; "
+                    f"adapter target {target!r} is not a linear layer of {self._name}; "
                     + (f"did you mean {' or '.join(near)}? " if near else "")
                     + f"It has {', '.join(known)}"
                 )
@@ -269,7 +269,7 @@ class BaseModel:
 
 def _load(path: str, dtype: torch.dtype, device: torch.device) -> Any:
     if not Path(path).is_dir():
-        raise ModelUnusable(f"there is no base model at {path}: expected a folder in Hugging Face format")
+        raise ModelUnusable(f"{path} has no base model: expected a folder in Hugging Face format")
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)

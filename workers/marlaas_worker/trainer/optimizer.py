@@ -136,4 +136,4 @@ def read_state(data: bytes) -> TrainingState:
             **parts,
         )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise StateInvalid(f"a training state cannot be read: {error!r}") from error
+        raise StateInvalid(f"the training state cannot be read: {error!r}") from error

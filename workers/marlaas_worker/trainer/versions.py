@@ -20,7 +20,7 @@ async def read_manifest(blobs: Blobs, ref: BlobRef) -> Manifest:
 async def read_version(blobs: Blobs, manifest: Manifest) -> tuple[dict[str, Tensor], TrainingState]:
     """Read a version's weights and training state. Raises Permanent if a blob is missing or damaged."""
     if manifest.state is None:
-        raise StateInvalid(f"{manifest.adapter} has no training state to go on from")
+        raise StateInvalid(f"{manifest.adapter} has no training state to continue from")
     tensors, _ = read_adapter({name: await blobs.get(ref) for name, ref in manifest.files.items()})
     state = read_state(await blobs.get(manifest.state))
     if state.step != manifest.step or state.consumed != manifest.consumed:

@@ -65,13 +65,15 @@ async def look(bus: Bus, pool: str, memory: Memory) -> View:
     jobs = memory.read(subjects.JOBS, await _entries(bus, subjects.JOBS)).values()
     found = memory.read(subjects.PROGRESS, await _entries(bus, subjects.PROGRESS))
     records = await _entries(bus, subjects.POLICY)
-    said_by = memory.read(subjects.POLICY, records)
-    policy = {entry.key: (entry, said_by[entry.key]) for entry in records}
+    parsed = memory.read(subjects.POLICY, records)
+    policy = {entry.key: (entry, parsed[entry.key]) for entry in records}
     prefix = subjects.replica_key("trainer", pool, "")
     reports = await _entries(bus, subjects.REPLICAS, prefix)
     documents = [job for job in jobs if isinstance(job, JobDocument)]
     progress = {key: one for key, one in found.items() if isinstance(one, Progress)}
-    known = {key: PolicyEntry(entry, said) for key, (entry, said) in policy.items() if isinstance(said, PolicyRecord)}
+    known = {
+        key: PolicyEntry(entry, record) for key, (entry, record) in policy.items() if isinstance(record, PolicyRecord)
+    }
     wanted = assignments(documents, progress, pool)
     readable = {key: assignment for key, assignment in wanted.items() if key in known or key not in policy}
     return View(readable, known, frozenset(entry.key.removeprefix(prefix) for entry in reports))
@@ -97,5 +99,5 @@ def _read(entry: Entry) -> BusMessage | None:
     try:
         return None if entry.data is None else wire.decode(entry.data)
     except (BadMessage, UnsupportedSchema) as error:
-        log.error("key %s cannot be read: %s", entry.key, error)
+        log.error("cannot parse key %s: %s", entry.key, error)
         return None

@@ -45,7 +45,7 @@ def restrict(readable: list[str], scratch: str) -> None:
     known = version()
     if known == 0:
         raise OSError(
-            "the kernel has no Landlock, or it is switched off (it needs Linux 5.13 and `landlock` in `lsm=`)"
+            "the kernel lacks Landlock, or Landlock is disabled (it needs Linux 5.13 and `landlock` in `lsm=`)"
         )
     ruleset = _create_ruleset(known)
     for path in readable:
@@ -79,8 +79,8 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _syscall(number: int, *arguments: int | bytes) -> int:
-    words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
-    returned = int(_libc.syscall(ctypes.c_long(number), *words))
+    values = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
+    returned = int(_libc.syscall(ctypes.c_long(number), *values))
     if returned < 0:
         failed = ctypes.get_errno()
         raise OSError(failed, f"Landlock: {os.strerror(failed)}")

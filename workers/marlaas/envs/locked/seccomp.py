@@ -48,7 +48,9 @@ def conditions(pid: int) -> dict[str, list[bytes]]:
 def bpf(machine: str, pid: int) -> bytes:
     """Return the filter's instructions. Raises RuntimeError for an unknown architecture."""
     if machine not in ARCHITECTURES:
-        raise RuntimeError(f"programs can be locked up on {' and '.join(ARCHITECTURES)} only; this is {machine!r}")
+        raise RuntimeError(
+            f"programs can be restricted only on {' and '.join(ARCHITECTURES)}; this machine is {machine!r}"
+        )
     rules = conditions(pid)
     parts = [_load(_AT_ARCHITECTURE), _if_equal(AUDIT_ARCH[machine], 1, 0), _instruction(_RETURN, _RET_KILL_PROCESS)]
     parts.append(_load(_AT_NUMBER))
@@ -71,7 +73,7 @@ def install() -> None:
     program = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls (seccomp)")
+        raise OSError(ctypes.get_errno(), "the kernel does not accept a seccomp filter")
 
 
 def _rule(number: int, decision: list[bytes]) -> list[bytes]:
