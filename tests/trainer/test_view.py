@@ -13,7 +13,7 @@ from marlaas_worker.trainer.assignment import assignments
 from marlaas_worker.trainer.view import Memory, look, what_decides
 
 
-def level(document: JobDocument, **changes: Any) -> Progress:
+def progress_of(document: JobDocument, **changes: Any) -> Progress:
     made = Progress(
         namespace=document.namespace,
         job=document.job,
@@ -27,7 +27,7 @@ def level(document: JobDocument, **changes: Any) -> Progress:
 
 
 @pytest.mark.parametrize(
-    ("job_changes", "level_changes", "wanted"),
+    ("job_changes", "progress_changes", "wanted"),
     [
         ({}, {}, True),
         ({"deleted": True}, {}, False),
@@ -39,24 +39,24 @@ def level(document: JobDocument, **changes: Any) -> Progress:
     ],
 )
 def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(
-    job_changes: dict[str, Any], level_changes: dict[str, Any], wanted: bool
+    job_changes: dict[str, Any], progress_changes: dict[str, Any], wanted: bool
 ) -> None:
     document = job().model_copy(update=job_changes)
-    found = assignments([document], {document.ref.key: level(document, **level_changes)}, "tiny")
+    found = assignments([document], {document.ref.key: progress_of(document, **progress_changes)}, "tiny")
     assert list(found) == (["team-a.sums.policy"] if wanted else [])
     assert assignments([document], {}, "tiny") == {}
 
 
 def test_an_agent_with_a_pool_of_its_own_belongs_to_that_pool() -> None:
     document = job(agent={"poolRef": {"name": "large"}})
-    progress = {document.ref.key: level(document)}
+    progress = {document.ref.key: progress_of(document)}
     assert assignments([document], progress, "tiny") == {}
     assert list(assignments([document], progress, "large")) == ["team-a.sums.policy"]
 
 
 def test_a_new_figure_decides_nothing_and_an_admission_does() -> None:
     def entry(**changes: Any) -> Entry:
-        return Entry("team-a.sums", wire.encode(level(job(), **changes)), 1)
+        return Entry("team-a.sums", wire.encode(progress_of(job(), **changes)), 1)
 
     assert what_decides(entry(step=3, tokens=500)) == what_decides(entry())
     for changes in ({"admitted": False}, {"uid": "other"}, {"phase": Phase.FAILED}):

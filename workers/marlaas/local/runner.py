@@ -1,6 +1,6 @@
 """`marlaas run`: validate, prepare, start all processes, watch until every job is settled, write the results, clean up.
 
-Runs the decisions of the pure modules `documents`, `plan`, `restarts`, `table` and `results`. Nothing is started
+Runs the decisions of the pure modules `documents`, `plan`, `table` and `report`. Nothing is started
 before everything that users can get wrong has been checked.
 """
 

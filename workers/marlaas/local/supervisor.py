@@ -1,4 +1,4 @@
-"""Starts, restarts and stops role processes. The desired processes and the backoff are decided by `plan` and `restarts`."""
+"""Starts, restarts and stops role processes. The desired processes and the backoff are decided by `plan`."""
 
 import asyncio
 import signal
