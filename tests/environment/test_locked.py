@@ -249,7 +249,7 @@ def test_a_kernel_without_landlock_runs_nothing(monkeypatch: pytest.MonkeyPatch,
     """The child looks for Landlock under system calls that no kernel has."""
     start = without(tmp_path, "landlock.py", "= 444, 445, 446", "= 9444, 9445, 9446")
     monkeypatch.setattr(program_module, "_START", start)
-    with pytest.raises(NotLocked, match=r"so none is run: OSError: the kernel has no Landlock"):
+    with pytest.raises(NotLocked, match=r"so none is run: OSError: the kernel lacks Landlock"):
         run("open('ran', 'w')")
 
 
@@ -264,7 +264,7 @@ def test_a_lock_that_is_left_open_is_found(
     line: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(program_module, "_START", without(tmp_path, "child.py", line, ""))
-    with pytest.raises(NotLocked, match=f"not locked: {found}"):
+    with pytest.raises(NotLocked, match=f"not restricted: {found}"):
         prove()
 
 

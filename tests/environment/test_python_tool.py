@@ -81,7 +81,7 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: p
     monkeypatch.setattr("marlaas.envs.locked.program._START", "raise SystemExit('no locks here')")
     with pytest.raises(Exception, match="so none is run: no locks here"):
         play_episode(environment, Task(Split.TRAIN, 0, 7), state)
-    with pytest.raises(InvalidInput, match="python-tool: programs of a policy cannot be locked up on this machine"):
+    with pytest.raises(InvalidInput, match="python-tool: programs cannot be restricted on this machine"):
         resolve("python-tool", SUMS).create()
 
 

@@ -246,7 +246,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(base: BaseMo
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnusable, match="there is no base model at"):
+    with pytest.raises(ModelUnusable, match="has no base model"):
         BaseModel(str(tmp_path / "nothing"))
     with pytest.raises(ModelUnusable, match="cannot be loaded"):
         BaseModel(str(tmp_path))
