@@ -34,7 +34,7 @@ def test_one_measurement_says_what_it_takes(name: str) -> None:
     [
         (["buss"], "measurement 'buss' does not exist; choose from bus, "),
         (["busy", "--seed", "1"], "busy: unexpected option --seed; options need a single measurement that has options"),
-        (["bus", "trl", "--seed", "1"], "bus trl: unexpected option --seed; options go to one"),
+        (["bus", "trl", "--seed", "1"], "bus trl: unexpected option --seed; options need a single measurement"),
         (["bus", "--seed", "1"], "unrecognized arguments: --seed 1"),
     ],
 )

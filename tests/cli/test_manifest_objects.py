@@ -298,7 +298,7 @@ def test_files_that_cannot_be_read_are_all_told(manifest: Write, tmp_path: Path)
         "jobs.yaml: no such file; did you mean job.yaml?",
         "folder: a folder; name its files, for example folder/*.yaml",
         "nowhere/x.yaml: no such file",
-        "job.yaml/x: : Not a directory",
+        "job.yaml/x: cannot be read: Not a directory",
     ]
 
 

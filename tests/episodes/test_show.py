@@ -49,7 +49,7 @@ def test_a_held_out_episode_and_a_rewritten_past_are_named(episode, turn):
     record = joined(one, [turn(one, 0), turn(one, 1, opens_segment=True)])
     text = _text(Played("a/b", record))
     assert "held out" in text
-    assert "new segment: the template rewrote the past" in text
+    assert "new segment: the chat template changed earlier text" in text
 
 
 def test_token_ids_are_shown_on_request(episode, turn):

@@ -111,7 +111,7 @@ def test_a_hub_that_is_not_there(fetched) -> None:
 def test_offline_by_choice_is_said_to_be_so(hub: Hub, fetched, tmp_path: Path) -> None:
     _, (kind, text), pauses, _ = fetched(hub.url, HF_HUB_OFFLINE="1")
     assert kind == "HubUnavailable"
-    assert f"is not in the hub's cache {tmp_path}/hf/hub, and HF_HUB_OFFLINE forbids to fetch it" in text
+    assert f"is not in the hub's cache {tmp_path}/hf/hub, and HF_HUB_OFFLINE forbids downloads" in text
     assert pauses == []
     assert hub.asked == []
 

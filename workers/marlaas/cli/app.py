@@ -45,7 +45,7 @@ class Command:
 
 COMMANDS = {
     "init": Command(
-        "Create a starter project: an environment with its test, and a manifest.",
+        "Create a starter project: environment, test and manifest.",
         "marlaas.cli.init",
         "init",
         "marlaas init word-game",
@@ -63,7 +63,7 @@ COMMANDS = {
         "marlaas validate examples/*.yaml",
     ),
     "episodes": Command(
-        "Show recorded episodes of a run: turns, tool calls, rewards, faults.",
+        "Show recorded episodes: turns, tool calls, rewards, faults.",
         "marlaas.cli.output",
         "episodes",
         "marlaas episodes runs/first --worst --step 3",
