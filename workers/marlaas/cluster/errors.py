@@ -116,8 +116,8 @@ def _refused(text: str) -> MarlaasError:
     return Refused(_plain(text), causes)
 
 
-def _plain_error(error: type[MarlaasError], reason: str = "{}") -> Callable[[str], MarlaasError]:
-    return lambda text: error(reason.format(_plain(text)))
+def _plain_error(error: type[MarlaasError], template: str = "{}") -> Callable[[str], MarlaasError]:
+    return lambda text: error(template.format(_plain(text)))
 
 
 _MEANINGS: tuple[tuple[str, Callable[[str], MarlaasError]], ...] = (
