@@ -52,7 +52,8 @@ def test_a_model_is_prepared_only_on_request(own_cache: Path, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("tny", "did you mean 'tiny'"), ("SmolLM2_135M", "did you mean 'smollm2"), ("gpt", "the builtin models are")]
+    ("name", "hint"),
+    [("tny", "did you mean 'tiny'"), ("SmolLM2_135M", "did you mean 'smollm2"), ("gpt", "the builtin models are")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(UnknownModel, match=hint) as caught:
@@ -79,7 +80,7 @@ def test_no_room_for_a_model(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -
     recipe = registry._RECIPES["tiny"]
     huge = registry.BuiltinModel("tiny", "", "", 2**60, 1)
     monkeypatch.setitem(registry._RECIPES, "tiny", registry._Recipe(huge, recipe.build, recipe.sources))
-    with pytest.raises(CacheFull, match="the disk of .* is full"):
+    with pytest.raises(CacheFull, match=r"the disk of .* is full"):
         prepare("tiny")
 
 

@@ -73,7 +73,10 @@ async def test_a_tracker_that_fails_is_named_and_told_no_more_and_the_others_go_
     await feed.close([job], {job.uid})
     assert [row.key for _, row in office.tracker.rows] == ["step 0"]
     assert [row.key for _, row in other.rows] == ["step 0", "step 1", "step 2"]
-    assert "team-a/reverse: tracker wandb failed and gets no more rows in this run: OSError: no route to host" in office.notes
+    assert (
+        "team-a/reverse: tracker wandb failed and gets no more rows in this run: OSError: no route to host"
+        in office.notes
+    )
     assert office.tracker.closed == []
 
 

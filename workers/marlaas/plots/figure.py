@@ -1,6 +1,6 @@
-"""Figures: several jobs' panels with the working times below, one job's learning curve, and an HTML page that loads nothing.
+"""Figures of runs: panels of several jobs with their working times, one job's learning curve, and an HTML page.
 
-Colours suit the colour-blind; thin rules, no boxes. matplotlib is imported only when a figure is drawn.
+matplotlib is imported only when a figure is drawn. Colours suit the colour-blind.
 """
 
 import html
