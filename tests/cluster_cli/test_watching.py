@@ -114,7 +114,7 @@ def test_a_deleted_job_is_told_once_and_no_longer_shown() -> None:
         [_job(phase="Running", reason="Training"), _job("other", phase="Running")], [_job("other")], []
     )
     watch.run(lambda: None)
-    assert screen.lines == ["a/sums is deleted", "a/other is deleted"]
+    assert screen.lines == ["a/sums was deleted", "a/other was deleted"]
     assert screen.shown[-1] == ()
     assert not watch.failed
 
@@ -126,7 +126,7 @@ def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody() -> None:
     watch, screen = _watch([strange, fine], [strange, _job(phase="Succeeded", reason="Finished")])
     watch.run(lambda: None)
     assert [line.partition(":")[0] for line in screen.lines] == [
-        "a/new is of another version of MARLaaS than this command"
+        "a/new cannot be shown, because another version of MARLaaS wrote it"
     ]
     assert [one.name for one in screen.shown[0]] == ["a/sums"]
 
