@@ -83,7 +83,7 @@ def test_the_promoted_version_counts_and_otherwise_the_newest() -> None:
 def test_a_job_without_an_adapter_says_so() -> None:
     with pytest.raises(InvalidInput, match="no published adapter yet; see kubectl marlaas why sums -n a"):
         published(_job(), None)
-    with pytest.raises(InvalidInput, match="no agent critic; it has policy"):
+    with pytest.raises(InvalidInput, match="no agent critic; its agents are policy"):
         published(_job({"name": "policy", "policyVersion": 0}), "critic")
 
 
@@ -157,7 +157,9 @@ def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
     cluster: Callable[..., Kubectl], tmp_path: Path
 ) -> None:
     refusal = 'Error from server (Forbidden): pods "x" is forbidden: User "ann" cannot create resource "pods/exec"'
-    with pytest.raises(AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can fetch it"):
+    with pytest.raises(
+        AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can fetch it"
+    ):
         fetch(
             cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), Published("policy", 7, "a/sums/7"), tmp_path / "o"
         )

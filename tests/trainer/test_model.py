@@ -231,9 +231,9 @@ def test_no_targets_are_all_linear_layers_of_the_decoder_and_not_the_head(base: 
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_names(base: BaseModel) -> None:
-    with pytest.raises(TargetUnknown, match=r"'qproj' is no linear layer .* did you mean q_proj"):
+    with pytest.raises(TargetUnknown, match=r"'qproj' is not a linear layer .* did you mean q_proj"):
         base.attach(4, 8, ("qproj",))
-    with pytest.raises(TargetUnknown, match="'lm_head' is no linear layer"):
+    with pytest.raises(TargetUnknown, match="'lm_head' is not a linear layer"):
         base.attach(4, 8, ("lm_head",))
 
 

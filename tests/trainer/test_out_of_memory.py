@@ -120,7 +120,7 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
         await harness.version(small, 0)
         await harness.admit(large)
         event = await harness.emitted(large, "OutOfMemory")
-        assert "1 more are on this trainer" in event.message
+        assert "other agents on it: 1" in event.message
         assert "marlaas_trainer_broken_jobs 0" in exposition(harness.metrics["trainer-0"].all_samples())
         await harness.play(small, 1)
     async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):

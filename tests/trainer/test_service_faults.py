@@ -31,7 +31,7 @@ async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:
 
 async def test_a_target_that_the_model_lacks_is_named_with_the_nearest_right_ones(harness: TrainerHarness) -> None:
     event = await failure(harness, job(agent={"adapter": {"targets": ["qproj"]}}))
-    assert "'qproj' is no linear layer" in event.message
+    assert "'qproj' is not a linear layer" in event.message
     assert "did you mean q_proj" in event.message
 
 

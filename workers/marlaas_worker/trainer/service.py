@@ -221,7 +221,7 @@ class Trainer:
         num_others = len(self._running) - 1
         advice = "lower its adapter's rank in a new job, or give the pool's trainer more memory"
         if num_others:
-            advice = f"{num_others} other agents are on this trainer; this one is tried again after {self._timing.fault_s:g} s, here or on another trainer"
+            advice = f"the trainer is full (other agents on it: {num_others}); this one is tried again after {self._timing.fault_s:g} s, here or on another trainer"
         text = f"no memory for the agent's adapter, optimizer or probes: {error}; {advice}"
         await self._suspend(_Fault(assignment, self._until(), text, is_the_jobs=not num_others))
 
