@@ -82,7 +82,7 @@ def test_x32_calls_are_refused() -> None:
 
 
 def test_an_unknown_architecture_is_refused_loudly() -> None:
-    with pytest.raises(RuntimeError, match="x86_64 and aarch64 only; this is 'riscv64'"):
+    with pytest.raises(RuntimeError, match="x86_64 and aarch64; this machine is 'riscv64'"):
         bpf("riscv64", PID)
 
 

@@ -159,7 +159,7 @@ def test_another_seed_is_refused(document):
 
 
 def test_a_job_that_is_gone_from_the_manifests_is_asked_for(document):
-    with pytest.raises(InvalidInput, match="job team-a/other began in this output folder"):
+    with pytest.raises(InvalidInput, match="job team-a/other was started in this output folder"):
         merge([document("other")], [document()])
 
 

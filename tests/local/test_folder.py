@@ -33,7 +33,7 @@ def test_a_folder_is_free_again_when_its_run_has_ended(tmp_path):
 
 def test_a_file_in_the_folders_place_is_told(tmp_path):
     (tmp_path / "out").write_text("")
-    with pytest.raises(InvalidInput, match="a file is in the way"), hold(tmp_path / "out"):
+    with pytest.raises(InvalidInput, match="a file exists where a folder is needed"), hold(tmp_path / "out"):
         pass
 
 

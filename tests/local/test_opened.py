@@ -37,7 +37,7 @@ def test_records_are_read_and_what_is_not_there_yet_is_empty(out):
 
 
 def test_what_cannot_be_opened_is_told(out, tmp_path):
-    with pytest.raises(InvalidInput, match="is no output folder of `marlaas run`"):
+    with pytest.raises(InvalidInput, match="is not an output folder of `marlaas run`"):
         open_jobs(tmp_path)
     with pytest.raises(InvalidInput, match="has no job spel: it has team-a/reverse, team-b/spell"):
         open_jobs(out, "spel")

@@ -80,7 +80,7 @@ async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document,
     await scene.publish(job, progress_of)
     scene.folder.job(job.ref).parent.mkdir(parents=True)
     scene.folder.job(job.ref).write_text("in the way")
-    with pytest.raises(InvalidInput, match="a file is in the way"):
+    with pytest.raises(InvalidInput, match="a file exists where a folder is needed"):
         await scene.watch(job).results()
 
 
