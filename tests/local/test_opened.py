@@ -39,7 +39,7 @@ def test_records_are_read_and_what_is_not_there_yet_is_empty(out):
 def test_what_cannot_be_opened_is_told(out, tmp_path):
     with pytest.raises(InvalidInput, match="is not an output folder of `marlaas run`"):
         open_jobs(tmp_path)
-    with pytest.raises(InvalidInput, match="has no job spel: it has team-a/reverse, team-b/spell"):
+    with pytest.raises(InvalidInput, match="has no job spel: its jobs are team-a/reverse, team-b/spell"):
         open_jobs(out, "spel")
     with pytest.raises(InvalidInput, match="choose one with --job team-a/reverse or --job team-b/spell"):
         open_job(out)
