@@ -44,5 +44,5 @@ def test_what_cannot_be_opened_is_told(out, tmp_path):
     with pytest.raises(InvalidInput, match="choose one with --job team-a/reverse or --job team-b/spell"):
         open_job(out)
     (out / "team-a" / "reverse" / "steps.jsonl").write_text("nonsense\n")
-    with pytest.raises(InvalidInput, match=r"steps.jsonl holds a line"):
+    with pytest.raises(InvalidInput, match=r"steps.jsonl has a line"):
         open_job(out, "reverse").steps()
