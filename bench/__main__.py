@@ -27,22 +27,22 @@ NAMES = (
 )
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    words = sys.argv[1:] if words is None else words
-    num_names = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    names, options = words[:num_names], words[num_names:]
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    num_names = next((at for at, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    names, options = arguments[:num_names], arguments[num_names:]
     parser = _parser()
     if options and not names:
         parser.parse_args(options)
     for name in names:
         if name not in NAMES:
-            parser.error(f"there is no measurement {name!r}; there are {', '.join(NAMES)}")
+            parser.error(f"measurement {name!r} does not exist; choose from {', '.join(NAMES)}")
     if options and options[0] in ("-h", "--help") and not _takes_options(names[0]):
         print(ast.get_docstring(_tree(names[0])), end="\n\n(no options)\n")
         return
     if options and (len(names) > 1 or not _takes_options(names[0])):
         parser.error(
-            f"{' '.join(names)}: nothing to say with {options[0]}; options go to one measurement that has some"
+            f"{' '.join(names)}: unexpected option {options[0]}; options need a single measurement that has options"
         )
     for name in names or NAMES:
         module = importlib.import_module(f"bench.{name}")
@@ -59,12 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench",
         usage="%(prog)s [-h] [NAME ...] | NAME --OPTION ...",
         description=__doc__,
-        epilog="\n".join(["measurements (`NAME --help` tells the options of those with a *):", *lines]),
+        epilog="\n".join(["measurements (`NAME --help` shows the options of those marked *):", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="which to take, one after the other; all if none is named"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="measurements to run, in order. [default: all]")
     return parser
 
 
@@ -74,8 +72,8 @@ def _tree(name: str) -> ast.Module:
 
 
 def _about(name: str) -> str:
-    said = (ast.get_docstring(_tree(name)) or "").partition("\n")[0]
-    return f"{said} *" if _takes_options(name) else said
+    summary = (ast.get_docstring(_tree(name)) or "").partition("\n")[0]
+    return f"{summary} *" if _takes_options(name) else summary
 
 
 def _takes_options(name: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from bench import options
 from bench.runs import Run, documents, run, table
-from marlaas.plots import style
+from marlaas.plots.figure import INK, blank, of_run, plain
 from marlaas_worker.rl.algorithms import ALGORITHMS, Ratio
 
 ROOT = Path(__file__).parent.parent
@@ -69,13 +69,13 @@ def measure(setting: Setting, steps: int, folder: Path) -> dict[str, Any]:
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps({"manifests": digest, "wall_s": result.wall_s, "jobs": jobs}))
     draft.replace(path)
-    evals = ", ".join(f"{name} {figures['after']:.3f}" for name, figures in jobs.items())
+    evals = ", ".join(f"{name} {one['after']:.3f}" for name, one in jobs.items())
     print(f"{setting}: {evals}; {result.wall_s:.0f} s", flush=True)
     return jobs
 
 
-def main(words: Sequence[str] = ()) -> None:
-    chosen = _parser().parse_args(words)
+def main(arguments: Sequence[str] = ()) -> None:
+    chosen = _parser().parse_args(arguments)
     settings = [Setting(*each) for each in itertools.product(chosen.forms, chosen.staleness, chosen.seeds)]
     found = {setting: measure(setting, chosen.steps, chosen.out) for setting in settings}
     rows = [
@@ -91,22 +91,22 @@ def main(words: Sequence[str] = ()) -> None:
 
 def draw(found: dict[Setting, dict[str, Any]], path: Path) -> None:
     """Draw one small plot per algorithm, with a line for each form: mean of the seeds, at staleness 1."""
-    figure = style.blank(10, 4.6)
+    figure = blank(10, 4.6)
     panels = figure.subplots(2, 4, sharex=True, sharey=True).flatten()
     for panel, name in zip(panels, ALGORITHMS, strict=False):
         for number, form in enumerate(get_args(Ratio)):
             jobs = [jobs[name] for setting, jobs in found.items() if _is(setting, form, 1)]
             curve = [fmean(rewards) for rewards in zip(*(_smooth(job["rewards"]) for job in jobs), strict=False)]
-            colour, _ = style.of_run(number)
+            colour, _ = of_run(number)
             panel.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=2, label=form)
             panel.plot([len(curve)], [fmean(job["after"] for job in jobs)], "o", color=colour, markersize=5)
-        panel.set_title(name, loc="left", fontsize=10, color=style.INK)
+        panel.set_title(name, loc="left", fontsize=10, color=INK)
         panel.set_ylim(0, 1.05)
-        style.plain(panel)
+        plain(panel)
     panels[-1].set_axis_off()
     panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False, title="ratio")
-    figure.supxlabel("step", fontsize=9, color=style.INK)
-    figure.supylabel("reward", fontsize=9, color=style.INK)
+    figure.supxlabel("step", fontsize=9, color=INK)
+    figure.supylabel("reward", fontsize=9, color=INK)
     figure.savefig(path, format="png", dpi=80)
 
 
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--staleness", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=28)
-    parser.add_argument("--out", type=Path, default=KEPT, help="where figures of runs are kept; default: %(default)s")
+    parser.add_argument("--out", type=Path, default=KEPT, help="folder for the results of runs; default: %(default)s")
     return parser
 
 
@@ -138,8 +138,8 @@ def _figures(result: Run, name: str) -> dict[str, Any]:
     job, records = result.jobs()[_key(name)], result.records[_key(name)]
     metrics = [record["metrics"] for record in records if record["metrics"]]
     means = {key: fmean(each[key] for each in metrics) for key in METRICS}
-    told = {"before": job["evalBefore"], "after": job["evalAfter"], "phase": job["phase"]}
-    return told | means | {"last_entropy": metrics[-1]["entropy"], "rewards": [one["reward_mean"] for one in records]}
+    ends = {"before": job["evalBefore"], "after": job["evalAfter"], "phase": job["phase"]}
+    return ends | means | {"last_entropy": metrics[-1]["entropy"], "rewards": [one["reward_mean"] for one in records]}
 
 
 def _is(setting: Setting, form: str, staleness: int) -> bool:
@@ -148,7 +148,7 @@ def _is(setting: Setting, form: str, staleness: int) -> bool:
 
 def _row(name: str, form: str, staleness: int, jobs: list[dict[str, Any]]) -> list[Any]:
     mean = {key: fmean(job[key] for job in jobs) for key in ("before", "after", "last_entropy", *METRICS)}
-    told = [f"{mean['before']:.3f}", f"{mean['after']:.3f}", f"{min(job['after'] for job in jobs):.3f}"]
+    ends = [f"{mean['before']:.3f}", f"{mean['after']:.3f}", f"{min(job['after'] for job in jobs):.3f}"]
     shares = [f"{100 * mean[key]:.1f}" for key in ("clip_fraction", "truncated_fraction")]
     rest = [
         f"{mean['logprob_gap']:.3f}",
@@ -156,7 +156,7 @@ def _row(name: str, form: str, staleness: int, jobs: list[dict[str, Any]]) -> li
         f"{mean['grad_norm']:.2f}",
         f"{mean['last_entropy']:.2f}",
     ]
-    return [f"`{name}`", form, staleness, *told, *shares, *rest]
+    return [f"`{name}`", form, staleness, *ends, *shares, *rest]
 
 
 def _smooth(values: list[float]) -> list[float]:

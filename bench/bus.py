@@ -122,7 +122,7 @@ async def compare(number: int) -> None:
             await bus.close()
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = options("bus", __doc__)
     parser.add_argument("--number", type=int, default=4000, help="messages per round at 1 KiB; a quarter at 64 KiB")
-    asyncio.run(compare(parser.parse_args(words).number))
+    asyncio.run(compare(parser.parse_args(arguments).number))

@@ -33,17 +33,17 @@ from marlaas_api.nats_server import EmbeddedNats
 from marlaas_api.wire import decode, encode
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer.inbox import StepInbox
+from marlaas_worker.trainer.intake import StepInbox
 
 GROUPS_PER_STEP, GROUP_SIZE, NUM_MEASURED = 8, 8, 5
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 10_000_000}}
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = options("groups", __doc__)
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--groups", type=int, default=10_000, help="of each job")
-    given = parser.parse_args(words)
+    given = parser.parse_args(arguments)
     asyncio.run(measure(given.jobs, given.groups // GROUPS_PER_STEP))
 
 

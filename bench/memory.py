@@ -23,6 +23,8 @@ from bench.runs import table
 
 if TYPE_CHECKING:
     from marlaas_api.kinds import ModelPoolSpec
+    from marlaas_worker.trainer.learner import Learner
+    from marlaas_worker.trainer.model import BaseModel
 
 MODELS = ("tiny", "smollm2")
 DTYPES = ("float32", "bfloat16")
@@ -62,57 +64,69 @@ def trainer(model: Path, dtype: str, num_tokens: int) -> dict[str, int]:
     """
     import torch
 
-    from bench.trainer import document, random_model
-    from marlaas_api.documents import pool_spec
-    from marlaas_api.messages import PoolDocument
+    from bench.trainer import random_model
     from marlaas_worker.adapters import DTYPES as TORCH_DTYPES
-    from marlaas_worker.trainer.assignment import Assignment
-    from marlaas_worker.trainer.calibration import calibrate
-    from marlaas_worker.trainer.commit import StepResult
-    from marlaas_worker.trainer.learner import Learner
     from marlaas_worker.trainer.model import BaseModel
-    from marlaas_worker.trainer.versions import contents_of
 
     torch.set_num_threads(1)
-    assignment = Assignment(job := document(num_tokens), job.spec.agents[0])
-
-    def bound(base: BaseModel) -> Learner:
-        """Return an agent in the middle of its second step, with weights, moments and gradients in memory."""
-        learner = Learner(base, assignment)
-        learner.begin()
-        for _ in range(2):
-            learner.step(0)
-            learner.accumulate(_rows(base.vocab_size, WIDTH))
-        return learner
-
     with tempfile.TemporaryDirectory() as folder:
         random_model("tiny", Path(folder))
-        bound(BaseModel(folder, dtype=TORCH_DTYPES[dtype])).close()
+        _bound(BaseModel(folder, dtype=TORCH_DTYPES[dtype]), num_tokens).close()
     found = {"trainer: process": trimmed()}
     base = BaseModel(str(model), dtype=TORCH_DTYPES[dtype], activation_bytes=1 << 40)
     found["trainer: weights"] = trimmed() - found["trainer: process"]
-    learners = [bound(base)]
+    learners = [_bound(base, num_tokens)]
     buffers = trimmed() - found["trainer: process"] - found["trainer: weights"]
     before = trimmed()
-    learners += [bound(base) for _ in range(1, AGENTS)]
+    learners += [_bound(base, num_tokens) for _ in range(1, AGENTS)]
     found["trainer: an agent"] = (trimmed() - before) // (AGENTS - 1)
     found["trainer: process"] += buffers - found["trainer: an agent"]  # MKL's grow with the width of the layers
     found["trainer: bytes kept per token"] = int(base.activation_bytes_per_token)
     for learner in learners:
         learner.step(1)
-    learners[0].accumulate(_rows(base.vocab_size, WIDTH))  # its gradients are the agent's
-    before = peak_from_here()
-    learners[0].accumulate(_rows(base.vocab_size, num_tokens))
-    found[f"trainer: {num_tokens} tokens"] = resident("VmHWM") - before
-    learners[0].step(2)
-    calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool_spec(pool(model, dtype))))
-    before = peak_from_here()
-    contents_of(learners[0], calibration, StepResult(1, 1, (), {}, 0.0))
-    found["trainer: publishing"] = resident("VmHWM") - before
+    found[f"trainer: {num_tokens} tokens"] = _pass_bytes(base, learners[0], num_tokens)
+    found["trainer: publishing"] = _publishing_bytes(base, learners[0], model, dtype)
     passing = max(found[f"trainer: {num_tokens} tokens"], found["trainer: publishing"])
     found["trainer: all"] = found["trainer: process"] + found["trainer: weights"] + passing
     found["trainer: all"] += AGENTS * found["trainer: an agent"]
     return found
+
+
+def _bound(base: "BaseModel", num_tokens: int) -> "Learner":
+    """Return an agent in the middle of its second step, with weights, moments and gradients in memory."""
+    from bench.trainer import document
+    from marlaas_worker.trainer.assignment import Assignment
+    from marlaas_worker.trainer.learner import Learner
+
+    learner = Learner(base, Assignment(job := document(num_tokens), job.spec.agents[0]))
+    learner.begin()
+    for _ in range(2):
+        learner.step(0)
+        learner.accumulate(_rows(base.vocab_size, WIDTH))
+    return learner
+
+
+def _pass_bytes(base: "BaseModel", learner: "Learner", num_tokens: int) -> int:
+    """Return the peak of a forward and backward pass over a micro-batch, without the agent's gradients."""
+    learner.accumulate(_rows(base.vocab_size, WIDTH))  # allocates the gradients
+    before = peak_from_here()
+    learner.accumulate(_rows(base.vocab_size, num_tokens))
+    return resident("VmHWM") - before
+
+
+def _publishing_bytes(base: "BaseModel", learner: "Learner", model: Path, dtype: str) -> int:
+    """Return the peak of building a version's contents."""
+    from marlaas_api.documents import pool_spec
+    from marlaas_api.messages import PoolDocument
+    from marlaas_worker.trainer.calibration import calibrate
+    from marlaas_worker.trainer.commit import StepResult
+    from marlaas_worker.trainer.versions import contents_of
+
+    learner.step(2)
+    calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool_spec(pool(model, dtype))))
+    before = peak_from_here()
+    contents_of(learner, calibration, StepResult(1, 1, (), {}, 0.0))
+    return resident("VmHWM") - before
 
 
 def pool(model: Path, dtype: str) -> "ModelPoolSpec":
@@ -190,7 +204,7 @@ async def _engine(model: Path, dtype: str) -> int:
     return int(held)
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = options("memory", __doc__)
     parser.add_argument("--model", choices=MODELS, action="append", help="default: both")
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="default: both")
@@ -198,7 +212,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--only", choices=("trainer", "engine"))
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args(arguments)
     if chosen.side == "trainer":
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as `python -m marlaas_worker trainer` does
         print(json.dumps(trainer(chosen.folder, chosen.dtype[0], chosen.tokens)))

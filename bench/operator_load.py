@@ -93,10 +93,11 @@ class Load:
     async def latency(self, number: int) -> list[list[object]]:
         """Report progress of one job after the other, and measure the time until a GET shows it."""
         bus = await self._harness.connect_orchestrator()
-        says = ScriptedOrchestrator(bus)
+        orchestrator = ScriptedOrchestrator(bus)
         drawn = random.Random(0).sample(self._names, min(number, len(self._names)))
         times = [
-            await self._one(says, *name, step) for name, step in zip(drawn, itertools.cycle((1, 2, 3)), strict=False)
+            await self._one(orchestrator, *name, step)
+            for name, step in zip(drawn, itertools.cycle((1, 2, 3)), strict=False)
         ]
         await bus.close()
         parts = ((50, ""), (99, "≤ 3 s"))
@@ -111,9 +112,11 @@ class Load:
         ]
         return rows
 
-    async def _one(self, says: ScriptedOrchestrator, place: str, name: str, step: int) -> float:
+    async def _one(self, orchestrator: ScriptedOrchestrator, place: str, name: str, step: int) -> float:
         began = time.monotonic()
-        await says.say(place, name, phase="Queued", admitted=False, reason="WaitingForPool", message="waits", step=step)
+        await orchestrator.say(
+            place, name, phase="Queued", admitted=False, reason="WaitingForPool", message="waits", step=step
+        )
 
         async def look() -> Any:
             body = await self._harness.gateway.get(Target(RLJOBS, place, name))

@@ -103,9 +103,9 @@ async def run(num_jobs: int, num_reports: int) -> None:
     print(table(["what", "measured", "must", "aim"], rows))
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = options("operator_scale", __doc__)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--reports", type=int, default=200, help="progress reports whose way into a GET is timed")
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args(arguments)
     asyncio.run(run(chosen.jobs, chosen.reports))

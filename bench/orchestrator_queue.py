@@ -1,8 +1,8 @@
 """The orchestrator alone with 2,000 jobs that wait for slots, on a real nats-server: first progress, idle CPU time, memory, deletion.
 
 A rollout replica's report with one job's slots stands in for a pool, so that one job is admitted and all others wait.
-First progress (`first words` in the output): from the last document to the last job's first progress message. Idle
-(`at rest`): CPU seconds of the orchestrator's process over ten seconds in which nothing changes but the report.
+First progress (`first progress` in the output): from the last document to the last job's first progress message. Idle
+(`idle` in the output): CPU seconds of the orchestrator's process over ten seconds in which nothing changes but the report.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ REST_S = 10.0
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 10, "maxStaleness": 0}}
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = options("orchestrator_queue", __doc__)
     parser.add_argument("--jobs", type=int, default=2000)
-    asyncio.run(measure(parser.parse_args(words).jobs))
+    asyncio.run(measure(parser.parse_args(arguments).jobs))
 
 
 async def measure(num_jobs: int) -> None:
@@ -57,13 +57,13 @@ async def look(bus: Bus, process: psutil.Process, num_jobs: int) -> None:
     await until(bus, subjects.PROGRESS, num_jobs)
     waited, used = time.perf_counter() - began, cpu_s(process) - used
     print(
-        f"first words of {num_jobs} jobs: {waited:.1f} s after the last document; {used:.1f} s of processor time in all"
+        f"first progress of {num_jobs} jobs: {waited:.1f} s after the last document; {used:.1f} s of processor time in all"
     )
     await asyncio.sleep(3.0)
     used, before = cpu_s(process), await revision(bus)
     await asyncio.sleep(REST_S)
     percent = 100 * (cpu_s(process) - used) / REST_S
-    print(f"at rest: {percent:.1f} % of a core, {await revision(bus) - before} levels written in {REST_S:g} s")
+    print(f"idle: {percent:.1f} % of a core, {await revision(bus) - before} progress messages written in {REST_S:g} s")
     print(f"memory: {process.memory_info().rss / 2**20:.0f} MiB")
     used = cpu_s(process)
     await submit(bus, num_jobs, deleted=True)
@@ -90,7 +90,7 @@ async def submit(bus: Bus, num_jobs: int, *, deleted: bool) -> None:
 
 
 async def report(bus: Bus) -> None:
-    """Return the report of a rollout replica with room for one job."""
+    """Publish the report of a rollout replica with slots for one job."""
     bucket = await bus.bucket(subjects.REPLICAS)
     while True:
         one = ReplicaReport(role="rollout", pool="tiny", replica="r0", slots=3, max_rank=64, at=time.time())
@@ -108,7 +108,7 @@ async def start(url: str, folder: Path) -> asyncio.subprocess.Process:
 
 async def until(bus: Bus, name: str, number: int) -> None:
     bucket = await bus.bucket(name)
-    while len(await bucket.entries()) != number:  # noqa: ASYNC110 - a bench looks as an outsider would
+    while len(await bucket.entries()) != number:  # noqa: ASYNC110 - the bench polls like an outside observer
         await asyncio.sleep(0.2)
 
 

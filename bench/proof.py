@@ -18,102 +18,30 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
+from bench.proof_versions import OTHER_BASE, RANK, RATES, Publisher, Version, changed, write_other_base
 from bench.runs import table
 from marlaas.models import prepare
-from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.messages import Calibration, Manifest, PoolDocument
-from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_digests, write_adapter
-from marlaas_worker.calibration import fingerprint, tolerance_of
+from marlaas_api.messages import Manifest, PoolDocument
+from marlaas_worker.adapters import DTYPES
+from marlaas_worker.calibration import fingerprint
 from marlaas_worker.rollout import vllm_incarnation
 from marlaas_worker.rollout.engine import LoadedAdapter
 from marlaas_worker.rollout.proof import ProofFailed, load_proven
 from marlaas_worker.rollout.self_test import EngineSelfTest, SelfTestFailed
 from marlaas_worker.rollout.vllm_engine import VllmEngine
 from marlaas_worker.rollout.vllm_settings import engine_arguments
-from marlaas_worker.trainer.calibration import calibrate
-from marlaas_worker.trainer.model import BaseModel, initial_weights
-from marlaas_worker.trainer.probes import batch_of, measured
 
 MODELS = {"tiny": "tiny", "smollm2": "smollm2-135m-instruct"}
-RATES = (1e-6, 1e-5, 1e-4, 1e-3)
-RANK, SLOTS = 16, 8
-OTHER_BASE = 0.02
-"""Noise on each matrix of another base model, relative to the matrix's own scale."""
+SLOTS = 8
 
 
-@dataclass(frozen=True)
-class Version:
-    """A published version, in a folder of its own."""
-
-    manifest: Manifest
-    folder: Path
-    rate: float
-    tensors: dict[str, torch.Tensor]
-
-
-class Publisher:
-    """The trainer's side: the base model, its calibration, and versions."""
-
-    def __init__(self, pool: PoolDocument, dtype: str, folder: Path) -> None:
-        self.path = pool.model_path
-        self.model = BaseModel(pool.model_path, dtype=DTYPES[dtype])
-        began = time.perf_counter()
-        self.calibration: Calibration = calibrate(self.model, pool)
-        self.calibrate_s = time.perf_counter() - began
-        self._folder, self._numbers = folder, itertools.count()
-        self._ids = [probe.ids for probe in self.calibration.probes]
-
-    def chain(self, number: int, num_versions: int) -> Iterator[Version]:
-        """Yield one agent's versions 1, 2, ...; each is one AdamW step after the one before."""
-        rate = RATES[number % len(RATES)]
-        adapter = self.model.attach(RANK, 2 * RANK, ())
-        adapter.load(initial_weights(adapter.parameters, number, "bench"))
-        optimizer = torch.optim.AdamW(adapter.parameters.values(), lr=rate, weight_decay=0.0)
-        draw = torch.Generator().manual_seed(number)
-        rows = self.model.write(torch.randint(self.model.vocab_size, (8, 1), generator=draw), 16, draw).tolist()
-        for version in range(1, num_versions + 1):
-            batch = batch_of([rows[place] for place in torch.randperm(len(rows), generator=draw)[:2].tolist()])
-            logprobs = self.model.logprobs(adapter, batch, 1.0)
-            loss = -(torch.randn(logprobs.shape, generator=draw) * logprobs).mean()
-            self.model.backward(loss, batch)
-            optimizer.step()
-            optimizer.zero_grad()
-            yield self.publish(number, version, adapter, rate)
-        self.model.detach(adapter)
-
-    def publish(self, agent: int, version: int, adapter: Any, rate: float) -> Version:
-        tensors = adapter.tensors()
-        probes = [torch.frombuffer(bytearray(ids), dtype=torch.int32).tolist() for ids in self._ids]
-        return self.write(agent, version, tensors, rate, measured(self.model, adapter, probes))
-
-    def write(
-        self, agent: int, version: int, tensors: dict[str, torch.Tensor], rate: float, found: tuple[Any, float]
-    ) -> Version:
-        files = write_adapter(tensors, AdapterConfig(RANK, 2 * RANK))
-        folder = self._folder / str(next(self._numbers))
-        folder.mkdir(parents=True)
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
-        refs = {name: BlobRef(name=name, sha256=sha256_hex(data), size_bytes=len(data)) for name, data in files.items()}
-        manifest = Manifest(
-            namespace="bench", job="job", uid="u", agent=f"a{agent}", version=version, step=version - 1, parent=None,
-            rank=RANK, files=refs, state=None, tensor_digests=tensor_digests(tensors, 2.0), probes=found[0],
-            probe_tolerance=max(self.calibration.tolerance, tolerance_of(found[1])),
-        )  # fmt: skip
-        return Version(manifest, folder, rate, tensors)
-
-
-class Bench:
+class ProofBench:
     """An engine, and the proofs tried on it."""
 
     def __init__(self, engine: VllmEngine, publisher: Publisher, folder: Path) -> None:
@@ -183,36 +111,10 @@ class Bench:
         self.caught.setdefault("engine has another base model", Counter())[found] += 1
         shutil.rmtree(folder)
 
-    async def tell(self, method: str, *arguments: Any) -> None:
+    async def call_worker(self, method: str, *arguments: Any) -> None:
         """Switch a fault in the engine's worker."""
         assert self.engine._incarnation is not None
         await self.engine._incarnation.llm.collective_rpc(method, args=arguments)
-
-
-def changed(publisher: Publisher, version: Version, change: str, number: int) -> Version:
-    """Return the version's adapter scaled by 2, or without one of its layers."""
-    tensors = dict(version.tensors)
-    ups = sorted(name for name in tensors if ".lora_B." in name)
-    if change == "scaled":
-        tensors = {name: 2 * tensor if ".lora_B." in name else tensor for name, tensor in tensors.items()}
-    else:
-        layer = ups[number % len(ups)]
-        del tensors[layer], tensors[layer.replace(".lora_B.", ".lora_A.")]
-    return publisher.write(0, version.manifest.version, tensors, version.rate, (version.manifest.probes, 0.0))
-
-
-def write_other_base(model: Path, folder: Path, seed: int) -> None:
-    """Copy a model's files, with noise of `OTHER_BASE` on its matrices."""
-    folder.mkdir()
-    shutil.copyfile(model / "config.json", folder / "config.json")
-    draw = torch.Generator().manual_seed(seed)
-    for file in model.glob("*.safetensors"):
-        tensors = load_file(file)
-        for name, tensor in tensors.items():
-            if tensor.dim() == 2:
-                noise = torch.randn(tensor.shape, generator=draw).mul_(OTHER_BASE * tensor.float().std())
-                tensors[name] = (tensor.float() + noise).to(tensor.dtype)
-        save_file(tensors, folder / file.name, {"format": "pt"})
 
 
 @asynccontextmanager
@@ -244,7 +146,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
         flush=True,
     )
     async with started(pool, scratch) as engine:
-        bench = Bench(engine, publisher, scratch)
+        bench = ProofBench(engine, publisher, scratch)
         began = time.perf_counter()
         failed = await bench.self_test()
         print(
@@ -257,7 +159,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
     print(table(["what is wrong", "tried", "found by"], [_row(kind, parts) for kind, parts in bench.caught.items()]))
 
 
-async def good(bench: Bench, options: argparse.Namespace) -> list[list[Version]]:
+async def good(bench: ProofBench, options: argparse.Namespace) -> list[list[Version]]:
     """Prove all versions; keep each agent's last versions for the later tests, and delete the files of the others."""
     chains = [bench.publisher.chain(number, -(-options.versions // len(RATES))) for number in range(len(RATES))]
     kept: list[list[Version]] = []
@@ -274,7 +176,7 @@ async def good(bench: Bench, options: argparse.Namespace) -> list[list[Version]]
     return kept
 
 
-async def wrong(bench: Bench, kept: list[list[Version]], num: int) -> None:
+async def wrong(bench: ProofBench, kept: list[list[Version]], num: int) -> None:
     """Try every kind of wrong version, `num` times each."""
     pairs = [pair for chain in kept for pair in itertools.pairwise(chain)]
     others = list(zip(kept[1], kept[2], strict=False))
@@ -292,13 +194,13 @@ async def wrong(bench: Bench, kept: list[list[Version]], num: int) -> None:
             ("engine skips one layer's adapter", "one layer"),
         ):
             slot_or_layer = number % bench.engine.limits.slots if fault == "one slot" else number
-            await bench.faulty(kind, partial(bench.tell, "bench_fault", fault, slot_or_layer))
-        await bench.tell("bench_fault", "none", 0)
+            await bench.faulty(kind, partial(bench.call_worker, "bench_fault", fault, slot_or_layer))
+        await bench.call_worker("bench_fault", "none", 0)
         bench.other_base(number)
         for size in (OTHER_BASE, 5 * OTHER_BASE):
             name = f"engine's base model is changed in memory by {size:.0%}: self-test alone"
-            await bench.faulty(name, partial(bench.tell, "bench_base", number, size))
-        await bench.tell("bench_base", 0, 0.0)
+            await bench.faulty(name, partial(bench.call_worker, "bench_base", number, size))
+        await bench.call_worker("bench_base", 0, 0.0)
     print(f"the right engine again: {await bench.self_test() or 'passed'}", flush=True)
 
 
@@ -306,7 +208,7 @@ def _take(chain: Iterator[Version], num: int) -> list[Version]:
     return list(itertools.islice(chain, num))
 
 
-def report_good(bench: Bench) -> None:
+def report_good(bench: ProofBench) -> None:
     rows = []
     for rate, found in bench.gaps.items():
         gaps, shares = [gap for gap, _ in found], [share for _, share in found]

@@ -55,7 +55,7 @@ class Client:
     inbox: str
     waiting: dict[str, "asyncio.Future[GenerateReply]"] = field(default_factory=dict)
 
-    async def hear(self, message: Request) -> None:
+    async def receive(self, message: Request) -> None:
         reply = wire.decode_as(GenerateReply, message.data)
         if reply.phase in (ReplyPhase.RESULT, ReplyPhase.FAILED) and reply.request in self.waiting:
             self.waiting.pop(reply.request).set_result(reply)
@@ -183,7 +183,7 @@ async def served(scratch: Path) -> AsyncIterator[Bench]:
         role = asyncio.create_task(serve_engine(context, POOL, tokenizer, engine))
         client = Client(buses[1], buses[1].new_inbox())
         bench = Bench(buses[1], blobs, engine, tokenizer, client, scratch, manifests=manifests)
-        async with buses[1].listen(client.inbox, client.hear):
+        async with buses[1].listen(client.inbox, client.receive):
             for number in range(JOBS):
                 await bench.submit(number)
                 await bench.verified(f"bench.job-{number}.u{number}.policy@v1")

@@ -75,9 +75,9 @@ async def throughput(bench: Bench, num_jobs: int) -> list[Any]:
                 rates[name].append(tokens_per_s)
                 cpu[name].append((time.process_time() - before) * 1000 / (CONCURRENT * TURNS_EACH))
     ratios = sorted(role / raw for role, raw in zip(rates["role"], rates["bare"], strict=True))
-    figures = [f"{statistics.median(rates[name]):.0f}" for name in ("role", "bare")]
+    rates_text = [f"{statistics.median(rates[name]):.0f}" for name in ("role", "bare")]
     costs = [f"{statistics.median(cpu[name]):.2f}" for name in ("role", "bare")]
-    return [num_jobs, *figures, f"{statistics.median(ratios):.1%}", f"{ratios[3]:.0%} to {ratios[-4]:.0%}", *costs]
+    return [num_jobs, *rates_text, f"{statistics.median(ratios):.1%}", f"{ratios[3]:.0%} to {ratios[-4]:.0%}", *costs]
 
 
 async def commit_to_first_token(bench: Bench) -> list[float]:

@@ -42,11 +42,11 @@ def run(manifest: Path | list[dict[str, Any]], *, seed: int = 0, nats: str | Non
     command = [sys.executable, "-m", "marlaas", "run", str(manifest), "--out", str(folder), "--seed", str(seed)]
     command += ["--nats", nats] if nats else []
     begun = time.monotonic()
-    words = folder.with_suffix(".log")
-    with words.open("w") as sink:
+    log = folder.with_suffix(".log")
+    with log.open("w") as sink:
         memory = _watch(subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT))
     if not (folder / "summary.json").exists():
-        raise RuntimeError(words.read_text()[-2000:])
+        raise RuntimeError(log.read_text()[-2000:])
     records = {
         f"{path.parent.parent.name}/{path.parent.name}": [json.loads(line) for line in path.read_text().splitlines()]
         for path in folder.glob("*/*/steps.jsonl")

@@ -215,8 +215,8 @@ def compare(shape: str, words: list[str]) -> dict[str, Any]:
 def child(command: list[str]) -> dict[str, Any]:
     """Return the last line that a process prints, parsed as JSON."""
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
-    figures: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return figures
+    result: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return result
 
 
 if __name__ == "__main__":

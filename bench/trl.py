@@ -16,7 +16,7 @@ from typing import Any
 
 from bench import options
 from bench.runs import EXAMPLES
-from bench.trl_env import ROOT, surroundings, trl_python
+from bench.trl_env import ROOT, process_variables, trl_python
 from marlaas.models import prepare
 
 
@@ -26,7 +26,9 @@ def train(words: Sequence[str], threads: int) -> dict[str, Any]:
     command = [str(trl_python()), "-m", "bench.trl_loop", "--model", str(model), "--manifest"]
     command += [str(EXAMPLES / "arithmetic.yaml"), *words]
     began, lines = time.monotonic(), []
-    with subprocess.Popen(command, cwd=ROOT, env=surroundings(threads), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=process_variables(threads), stdout=subprocess.PIPE, text=True
+    ) as process:
         for line in process.stdout or ():
             if line.startswith('{"'):
                 lines.append(line)

@@ -29,12 +29,12 @@ def trl_python() -> Path:
     return folder / "bin" / "python"
 
 
-def surroundings(threads: int) -> dict[str, str]:
+def process_variables(threads: int) -> dict[str, str]:
     """Return the environment variables of a measured process.
 
     They set the number of threads, disable the network, and add our sources to the path, so that no installation is needed.
     """
-    paths = [str(ROOT / room) for room in ("operator", "workers")] + [str(ROOT)]
+    paths = [str(ROOT / folder) for folder in ("operator", "workers")] + [str(ROOT)]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": str(threads),

@@ -29,7 +29,7 @@ from marlaas_api.names import derive_seed
 
 AGENT = "policy"
 SAME_LOSS = {"grpo": ("grpo", 0.2, 0.2), "dapo": ("dapo", 0.2, 0.28)}
-"""TRL's loss_type, epsilon and epsilon_high by our algorithm. grpo is the mean over sequences in both, dapo the mean over tokens."""
+"""For each algorithm, TRL's loss_type, epsilon and epsilon_high. Both implementations average grpo over sequences and dapo over tokens."""
 
 
 class Tasks:
@@ -59,8 +59,8 @@ class Tasks:
         return Task(split, index, derive_seed(self._seed, split.value, index))
 
 
-class Run:
-    """One training run; `figures` collects the results printed at the end."""
+class TrlRun:
+    """One training run; `rewards` collects the mean reward of each step."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         documents = list(yaml.safe_load_all(options.manifest.read_text()))
@@ -142,24 +142,26 @@ class Run:
         return statistics.fmean(self.tasks.reward(Split.EVAL, *pair) for pair in enumerate(replies))
 
 
-class Story(TrainerCallback):  # type: ignore[misc]
+class StepLogger(TrainerCallback):  # type: ignore[misc]
     """Print a line per step, and evaluate at the job's evaluation steps."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrlRun) -> None:
         self._run, self._began = run, time.monotonic()
         self.evaluations: list[tuple[int, float]] = [(0, run.evaluate())]
 
     def on_log(self, _: Any, state: Any, __: Any, logs: Any = None, **___: Any) -> None:
         if logs and "reward" in logs:
             self._run.rewards.append(float(logs["reward"]))
-            say(step=state.global_step, reward=logs["reward"], elapsed_s=round(time.monotonic() - self._began, 1))
+            print_json(
+                step=state.global_step, reward=logs["reward"], elapsed_s=round(time.monotonic() - self._began, 1)
+            )
 
     def on_step_end(self, _: Any, state: Any, __: Any, **___: Any) -> None:
         if state.global_step % self._run.job["evaluation"]["every"] == 0 or state.global_step == self._run.steps:
             self.evaluations.append((state.global_step, self._run.evaluate()))
 
 
-def say(**values: Any) -> None:
+def print_json(**values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
@@ -171,18 +173,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--per-device", type=int, required=True)
     began = time.monotonic()
-    run = Run(parser.parse_args())
-    story = Story(run)
-    run.trainer.add_callback(story)
+    run = TrlRun(parser.parse_args())
+    logger = StepLogger(run)
+    run.trainer.add_callback(logger)
     trained = time.monotonic()
     run.trainer.train()
-    say(
+    print_json(
         seed=run.seed,
         steps=run.steps,
         rewards=run.rewards,
-        evaluations=story.evaluations,
-        eval_before=story.evaluations[0][1],
-        eval_after=story.evaluations[-1][1],
+        evaluations=logger.evaluations,
+        eval_before=logger.evaluations[0][1],
+        eval_after=logger.evaluations[-1][1],
         train_s=round(time.monotonic() - trained, 1),
         inside_s=round(time.monotonic() - began, 1),
     )

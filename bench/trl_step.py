@@ -18,43 +18,43 @@ from typing import Any
 from bench import options
 from bench.runs import table
 from bench.trl_data import SHAPES, batch, num_tokens
-from bench.trl_env import ROOT, surroundings, trl_python
+from bench.trl_env import ROOT, process_variables, trl_python
 from marlaas.models import prepare
 
 MODEL = "smollm2-135m-instruct"
 
 
-class Side:
+class StepProcess:
     """A loaded process that takes a step on request."""
 
     def __init__(self, command: Sequence[str], threads: int) -> None:
         self._process = subprocess.Popen(
             [*command],
             cwd=ROOT,
-            env=surroundings(threads),
+            env=process_variables(threads),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.resident = int(self._hear()["resident"])
+        self.resident = int(self._read()["resident"])
 
     def step(self) -> dict[str, float]:
         assert self._process.stdin is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
-        return self._hear()
+        return self._read()
 
     def close(self) -> None:
         self._process.communicate()
 
-    def _hear(self) -> dict[str, float]:
+    def _read(self) -> dict[str, float]:
         assert self._process.stdout is not None
         while line := self._process.stdout.readline():
             if line.startswith("{"):
-                heard: dict[str, float] = json.loads(line)
-                return heard
-        raise RuntimeError(f"a side of the comparison died: {self._process.args!r}")
+                result: dict[str, float] = json.loads(line)
+                return result
+        raise RuntimeError(f"a process of the comparison exited: {self._process.args!r}")
 
 
 def our_command(model: Path, shape: str, threads: int, *more: str) -> list[str]:
@@ -71,7 +71,7 @@ def speed(model: Path, shape: str, threads: int, repeats: int) -> list[Any]:
     """Return the tokens per second of both: medians over steps."""
     commands = {"ours": our_command(model, shape, threads)}
     commands |= {f"TRL, {size} at once": trl_command(model, shape, size) for size in SHAPES[shape].per_device}
-    sides = {name: Side(command, threads) for name, command in commands.items()}
+    sides = {name: StepProcess(command, threads) for name, command in commands.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
         for name, side in sides.items():
@@ -101,7 +101,7 @@ def memory(model: Path, shape: str, threads: int) -> list[list[Any]]:
     }
     rows = []
     for name, command in commands.items():
-        side = Side(command, threads)
+        side = StepProcess(command, threads)
         side.step()
         last = side.step()
         side.close()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 NAMES = ("trainer", "ceiling", "noise", "engine", "loop")
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    words = sys.argv[1:] if words is None else words
-    if not words or words[0] not in NAMES:
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] not in NAMES:
         sys.exit(f"usage: python -m bench.gpu NAME [--help], where NAME is {', '.join(NAMES)}")
-    importlib.import_module(f"bench.gpu.{words[0]}").main(words[1:])
+    importlib.import_module(f"bench.gpu.{arguments[0]}").main(arguments[1:])
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ from typing import Any
 
 from bench.gpu import shapes
 from marlaas_worker.adapters import DTYPES
-from marlaas_worker.trainer.model import BaseModel, initial_weights
+from marlaas_worker.trainer.lora import initial_weights
+from marlaas_worker.trainer.model import BaseModel
 
 WIDTH = 256
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = shapes.options("ceiling", __doc__)
     parser.add_argument("--tokens", default="32,64,128,256,512,1024,2048,4096,8192")
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args(arguments)
     counts = [int(count) for count in chosen.tokens.split(",")]
     columns = ("shape", "device", "dtype", "tokens", "tokens/s", "of the best", "peak GiB")
     shapes.show(columns, _rows(chosen, shapes.random_model(chosen), counts))

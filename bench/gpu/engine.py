@@ -19,12 +19,12 @@ from bench.gpu import shapes
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = shapes.options("engine", __doc__)
     parser.add_argument("--adapters", default="1,8,32", help="numbers of adapters that requests are spread over")
     parser.add_argument("--requests", default="8,64,256", help="numbers of requests at once")
     parser.add_argument("--reply", type=int, default=128, help="tokens of a reply")
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args(arguments)
     asyncio.run(_measure(chosen, shapes.random_model(chosen)))
 
 

@@ -15,14 +15,14 @@ from bench.gpu import shapes
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = shapes.options("loop", __doc__)
     parser.add_argument("--example", default="arithmetic.yaml")
     parser.add_argument(
         "--jobs", default="1", help="numbers of jobs that run at once, each a copy of the example's first job"
     )
     parser.add_argument("--steps", type=int, help="default: the example's")
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args(arguments)
     columns = ("example", "dtype", "jobs", "wall s", "episodes/s", "trainer busy", "last reward")
     shapes.show(columns, _rows(chosen))
 

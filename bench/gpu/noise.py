@@ -20,19 +20,20 @@ from torch import Tensor
 from bench.gpu import shapes
 from marlaas_worker.adapters import DTYPES, write_adapter
 from marlaas_worker.trainer.batching import collate
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel
+from marlaas_worker.trainer.lora import AttachedAdapter
+from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, chain
 
 GSPO_LOW, GSPO_HIGH = 3e-4, 4e-4
 
 
-def main(words: Sequence[str] = ()) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = shapes.options("noise", __doc__)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a random prompt")
     parser.add_argument("--reply", type=int, default=128, help="tokens that are sampled")
     parser.add_argument("--engine", action="store_true", help="compare with vLLM too")
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args(arguments)
     columns = (
         "shape",
         "device",

@@ -19,7 +19,8 @@ from torch import Tensor
 from bench.gpu import shapes
 from marlaas_worker.adapters import DTYPES, tensor_digests, write_adapter
 from marlaas_worker.trainer.batching import MicroBatch
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel, initial_weights
+from marlaas_worker.trainer.lora import AttachedAdapter, initial_weights
+from marlaas_worker.trainer.model import BaseModel
 
 
 def main(words: Sequence[str] = ()) -> None:
@@ -37,14 +38,14 @@ def main(words: Sequence[str] = ()) -> None:
 
 
 def _speeds(chosen: argparse.Namespace, folder: Path) -> Iterator[Sequence[Any]]:
-    for words in chosen.batches.split(","):
-        rows, width = (int(number) for number in words.split("x"))
+    for batch in chosen.batches.split(","):
+        rows, width = (int(number) for number in batch.split("x"))
         plain = 0.0
         for side, make in SIDES.items():
             rate, peak = _rate(chosen, folder, (rows, width), make)
             plain = plain or rate or 0.0
             against = f"{rate / plain:.2f}" if rate and plain else "-"
-            yield chosen.shape, chosen.device, chosen.dtype, words, side, f"{rate:.0f}" if rate else "out of memory", peak, against  # fmt: skip
+            yield chosen.shape, chosen.device, chosen.dtype, batch, side, f"{rate:.0f}" if rate else "out of memory", peak, against  # fmt: skip
 
 
 def _rate(

@@ -32,9 +32,9 @@ def test_one_measurement_says_what_it_takes(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["buss"], "there is no measurement 'buss'; there are bus, "),
-        (["busy", "--seed", "1"], "busy: nothing to say with --seed; options go to one measurement that has some"),
-        (["bus", "trl", "--seed", "1"], "bus trl: nothing to say with --seed; options go to one"),
+        (["buss"], "measurement 'buss' does not exist; choose from bus, "),
+        (["busy", "--seed", "1"], "busy: unexpected option --seed; options need a single measurement that has options"),
+        (["bus", "trl", "--seed", "1"], "bus trl: unexpected option --seed; options need a single measurement"),
         (["bus", "--seed", "1"], "unrecognized arguments: --seed 1"),
     ],
 )

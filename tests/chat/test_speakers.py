@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.chat.sides import Chat, ChatSampling, Side
+from marlaas.chat.conversations import Chat, ChatSampling, Side
 from marlaas.chat.speakers import ModelSpeaker
 from marlaas.models import prepare
 from marlaas_api.errors import InvalidInput
@@ -84,5 +84,5 @@ def test_a_conversation_that_does_not_fit_any_more_is_told(speaker):
 
 def test_what_is_no_adapter_is_told(model, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(InvalidInput, match="cannot be put on the base model"):
+    with pytest.raises(InvalidInput, match="cannot be loaded onto the base model"):
         ModelSpeaker(model, tmp_path)

@@ -68,7 +68,7 @@ def test_lines_from_a_pipe_are_answered_side_by_side(out: Path) -> None:
 def test_what_cannot_be_is_refused_before_anything_is_loaded(out: Path, tmp_path: Path) -> None:
     for arguments, words in (
         (("--greedy", "--temperature", "0.5"), "exclude each other"),
-        (("--agent", "other"), "has no agent other: it has policy"),
+        (("--agent", "other"), "has no agent other: its agents are policy"),
         (("--job", "two"), "has no job two"),
     ):
         with pytest.raises(InvalidInput, match=words):

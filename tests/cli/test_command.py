@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from marlaas.cli import main
-from marlaas.cli.app import COMMANDS, build
-from marlaas.cli.failures import exit_code_of
+from marlaas.cli.app import COMMANDS, build, exit_code_of
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
 
 Write = Callable[..., Path]
@@ -65,7 +64,7 @@ def test_a_cluster_that_nobody_is_going_to_ask_is_not_silently_ignored(
     manifest: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _command("validate", str(manifest()), "--context", "prod", monkeypatch=monkeypatch) == 2
-    assert "give --server as well" in capsys.readouterr().err
+    assert "need --server" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_modules_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,13 +67,13 @@ def test_people_read_rewards_and_the_limit_holds(out: Path) -> None:
 
 
 def test_nothing_to_show_is_said(out: Path) -> None:
-    assert "No episode of step 7 is like that." in _invoke("episodes", str(out), "--step", "7").stdout
+    assert "No episode of step 7 matches." in _invoke("episodes", str(out), "--step", "7").stdout
     (out / "a" / "one" / "episodes.jsonl").unlink()
-    assert "No episodes are kept here" in _invoke("episodes", str(out)).stdout
+    assert "No episodes are recorded" in _invoke("episodes", str(out)).stdout
 
 
 def test_what_cannot_be_is_refused(out: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--worst and --best exclude each other"):
         raise _invoke("episodes", str(out), "--best", "--worst").exception
-    with pytest.raises(InvalidInput, match="is no output folder"):
+    with pytest.raises(InvalidInput, match="is not an output folder"):
         raise _invoke("episodes", str(tmp_path)).exception

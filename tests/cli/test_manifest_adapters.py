@@ -29,8 +29,8 @@ def test_an_adapter_of_the_agents_size_is_right(complaints: Complaints, tmp_path
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ('{"r": 16, "lora_alpha": 16}', ["has rank 16, and adapter.rank of the agent is 8; make them the same"]),
-        ('{"r": 8, "lora_alpha": 32}', ["has alpha 32, and adapter.alpha of the agent is 16; make them the same"]),
+        ('{"r": 16, "lora_alpha": 16}', ["has rank 16, and adapter.rank of the agent is 8; they must be equal"]),
+        ('{"r": 8, "lora_alpha": 32}', ["has alpha 32, and adapter.alpha of the agent is 16; they must be equal"]),
         ("no json", ["has rank nothing, and adapter.rank", "has alpha nothing, and adapter.alpha"]),
     ],
 )
@@ -54,9 +54,7 @@ def test_a_folder_that_is_half_an_adapter_is_told(complaints: Complaints, tmp_pa
 
 
 def test_a_home_that_no_worker_knows_is_told(complaints: Complaints) -> None:
-    assert complaints(beginning("~/a")) == [
-        f"{PLACE} '~/a' begins with ~, which stands for no folder here; give the whole path"
-    ]
+    assert complaints(beginning("~/a")) == [f"{PLACE} '~/a' begins with ~, which is not expanded; give the full path"]
 
 
 def exporting(path: object) -> tuple[str, str]:
@@ -67,7 +65,7 @@ def test_a_folder_with_something_else_in_it_is_no_export(complaints: Complaints,
     (tmp_path / "mine").mkdir()
     assert complaints(exporting("mine")) == []
     (tmp_path / "mine" / "thesis.tex").touch()
-    said = f"{tmp_path / 'mine'} holds something else than an adapter; name a new folder"
+    said = f"{tmp_path / 'mine'} holds files other than an adapter; choose a new folder"
     assert complaints(exporting("mine")) == [f"job.yaml:22: spec.export.path: {said}"]
     assert complaints(exporting("mine"), runnable=False) == []
     (tmp_path / "mine" / "adapter_config.json").touch()
@@ -77,7 +75,7 @@ def test_a_folder_with_something_else_in_it_is_no_export(complaints: Complaints,
 def test_a_folder_that_cannot_be_made_is_told_before_the_training(complaints: Complaints, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert complaints(exporting("file/below")) == [
-        f"job.yaml:22: spec.export.path: {tmp_path / 'file' / 'below'} cannot be made: {tmp_path / 'file'} is no folder"
+        f"job.yaml:22: spec.export.path: {tmp_path / 'file' / 'below'} cannot be created: {tmp_path / 'file'} is not a folder"
     ]
 
 
@@ -97,13 +95,13 @@ def test_two_jobs_do_not_write_over_each_others_export(complaints: Complaints, t
         )
     )
     assert complaints((old, second)) == [
-        f"job.yaml:31: spec.export.path: {tmp_path / 'out'} is the export of the job at job.yaml:14 as well; name another"
+        f"job.yaml:31: spec.export.path: {tmp_path / 'out'} is also the export path of the job at job.yaml:14; choose another"
     ]
 
 
 def test_a_kl_reference_is_looked_into_like_an_adapter_to_begin_from(complaints: Complaints, tmp_path: Path) -> None:
     write_adapter(tmp_path / "a", json.dumps({"r": 4, "lora_alpha": 16}))
-    for path, said in (("a", "has rank 4, and adapter.rank of the agent is 8"), ("b", "there is no such folder")):
+    for path, said in (("a", "has rank 4, and adapter.rank of the agent is 8"), ("b", "the folder does not exist")):
         training = f"training: {{steps: 3, kl: {{reference: {{path: {path}}}}}}}"
         (line,) = complaints(("training: {steps: 3}", training))
         assert "spec.training.kl.reference.path: " in line

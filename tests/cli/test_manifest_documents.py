@@ -60,35 +60,35 @@ def test_anchors_and_merges_work_and_the_nearer_value_wins() -> None:
 
 
 ERRORS = {
-    "a: 1\nb: 2\na: 3\n": (3, "the key 'a' stands twice, here and on line 1; remove one"),
+    "a: 1\nb: 2\na: 3\n": (3, "the key 'a' is given twice, here and on line 1; remove one"),
     "a:\n\tb: 1\n": (
         2,
         "not YAML: while scanning for the next token, found character '\\t' that cannot start any token; indent with spaces, not tabs",
     ),
     "a: 1\n b: 2\n": (
         2,
-        "not YAML: mapping values are not allowed here; look at the indentation, here and above, and for a space after every colon",
+        "not YAML: mapping values are not allowed here; check the indentation here and above, and the space after every colon",
     ),
     "a: 1\nb:2\n": (
         2,
-        "not YAML: while scanning a simple key, could not find expected ':'; look for a space after every colon",
+        "not YAML: while scanning a simple key, could not find expected ':'; check the space after every colon",
     ),
     "a: [1, 2\n": (2, "not YAML: while parsing a flow sequence, expected ',' or ']', but got '<stream end>'"),
     "a: 1\nb: *nope\n": (2, "not YAML: found undefined alias 'nope'"),
-    "a: &x\n  - *x\n": (1, "an anchor that contains itself"),
+    "a: &x\n  - *x\n": (1, "not a manifest: an anchor contains itself"),
     "a: .inf\n": (1, "'.inf' is not a finite number"),
     "a: 1e999\n": (1, "'1e999' is not a finite number"),
     "a: 99999999999999999999\n": (1, "the number 99999999999999999999 does not fit into 64 bits"),
-    "a: 1\nb: !foo 5\n": (2, "the tag !foo has no place in a manifest; remove it"),
+    "a: 1\nb: !foo 5\n": (2, "the tag !foo is not allowed in a manifest; remove it"),
     "a: !!python/object:os.system {}\n": (
         1,
-        "the tag tag:yaml.org,2002:python/object:os.system has no place in a manifest; remove it",
+        "the tag tag:yaml.org,2002:python/object:os.system is not allowed in a manifest; remove it",
     ),
-    "a: 1\n? [b]\n: 2\n": (2, "a key is text, not a list or a mapping"),
+    "a: 1\n? [b]\n: 2\n": (2, "a key must be text, not a list or a mapping"),
     "a: 1\nb: \x01\n": (2, "not YAML: the character '\\x01' is not allowed"),
-    "a: {<<: 5}\n": (1, "'<<' takes a mapping, or a list of mappings"),
+    "a: {<<: 5}\n": (1, "'<<' must be a mapping, or a list of mappings"),
     "a: " + "[" * 100 + "]" * 100: (1, "not a manifest: nested more than 100 deep"),
-    'a: "\\ud800"\n': (1, "'\\ud800' has half a character"),
+    'a: "\\ud800"\n': (1, "'\\ud800' contains an unpaired surrogate"),
     "[" * 5000: (1, "not a manifest: nested too deeply"),
 }
 

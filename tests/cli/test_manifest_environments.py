@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from marlaas.manifest import InvalidManifest, load
-from marlaas.manifest.environments import check_environments
-from marlaas.manifest.files import File
 from marlaas.manifest.findings import Placed
-from marlaas.manifest.objects import Objects, read_objects
+from marlaas.manifest.objects import File, Objects, read_objects
+from marlaas.manifest.references import check_environments
 from marlaas_api.kinds import RLJob
 
 OWN = ("environment: {name: reverse}", "environment: {name: 'games:guess', args: {limit: 3}}")
@@ -47,7 +46,7 @@ def test_a_users_module_is_found_beside_the_manifest_and_cannot_hurt_the_command
 
 def test_a_files_name_where_a_modules_is_brings_the_modules(complaints: Callable[..., list[str]]) -> None:
     assert complaints(("environment: {name: reverse}", "environment: {name: 'games.py:guess'}")) == [
-        "job.yaml:19: spec.environment: environment 'games.py:guess': there is no module 'games' beside the manifest or on PYTHONPATH; "
+        "job.yaml:19: spec.environment: environment 'games.py:guess': module 'games' was not found beside the manifest or on PYTHONPATH; "
         "write 'games:guess'"
     ]
 

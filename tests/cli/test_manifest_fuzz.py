@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlaas.manifest.documents import read_documents
-from marlaas.manifest.files import File
-from marlaas.manifest.objects import Objects, read_objects
+from marlaas.manifest.objects import File, Objects, read_objects
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 OBJECTS = [document.value for document in read_documents(EXAMPLE.read_text(encoding="utf-8"))]
@@ -69,7 +68,7 @@ def _findings(text: str) -> list[str]:
 @given(bodies())
 def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
     for line in _findings(yaml.safe_dump(body, allow_unicode=True)):
-        assert LINE.match(line) or line == "fuzz.yaml: holds no objects", line
+        assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line
         assert "pydantic" not in line
         assert "Input should" not in line
 
@@ -78,11 +77,11 @@ def test_a_mutated_object_is_taken_or_told_with_a_line(body: Any) -> None:
 @given(st.text(alphabet=st.sampled_from(list("ab:- \n\t{}[]&*!<>'\"#?|%@\\1.~")), max_size=40))
 def test_any_text_is_taken_or_told(text: str) -> None:
     for line in _findings(text):
-        assert LINE.match(line) or line == "fuzz.yaml: holds no objects", line
+        assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(bodies())
 def test_json_is_yaml_too(body: Any) -> None:
     for line in _findings(json.dumps(body)):
-        assert LINE.match(line) or line == "fuzz.yaml: holds no objects", line
+        assert LINE.match(line) or line == "fuzz.yaml: contains no objects", line

@@ -60,7 +60,7 @@ def test_the_reference_engine_takes_any_architecture(complaints: Complaints, tmp
 def test_a_model_without_linear_layers_has_nothing_to_train(complaints: Complaints, tmp_path: Path) -> None:
     write_model(tmp_path / "m", {"model.norm.weight": (8,)})
     assert complaints((BUILTIN, "{path: m}")) == [
-        "job.yaml:5: spec.model.path: the model has no linear layers that an adapter could be trained on; choose another"
+        "job.yaml:5: spec.model.path: the model has no linear layers for an adapter; choose another model"
     ]
 
 
@@ -80,7 +80,7 @@ def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(complaints
     write_model(tmp_path / "m", HUGE)
     (line,) = complaints((BUILTIN, "{path: m}"))
     assert line.startswith(
-        "job.yaml:5: spec.model: about 8201.7 GiB of memory are needed and 16.0 GiB are there (in GiB, engine: "
+        "job.yaml:5: spec.model: about 8201.7 GiB of memory are needed, and 16.0 GiB are available (in GiB, engine: "
     )
     assert complaints((BUILTIN, "{path: m}"), runnable=False) == [], "another machine may run it"
 
@@ -97,7 +97,7 @@ def test_what_only_others_leave_no_room_for_is_a_note(
     monkeypatch.setattr(models, "machine", lambda: Machine(16 * GIB, GIB))
     write_model(tmp_path / "m")
     (note,) = load([manifest((BUILTIN, "{path: m}"))]).notes
-    assert "about 3.2 GiB of memory are needed and 1.0 GiB are there now, because of what else runs" in str(note)
+    assert "about 3.2 GiB of memory are needed, and 1.0 GiB are available now, because of what else runs" in str(note)
 
 
 def test_a_hub_model_in_the_cache_is_looked_into_and_one_that_is_not_is_left_to_the_workers(
@@ -121,8 +121,8 @@ def test_packages_that_the_workers_lack_are_named_before_anything_is_started(
     monkeypatch.setattr(models, "find_spec", lambda name: None if name in ("vllm", "peft") else name)
     how = "install MARLaaS with its extra cpu or gpu: pip install 'marlaas[cpu]'"
     assert complaints() == [
-        f"job.yaml:4: spec: its workers need peft, not installed here; {how}",
-        f"job.yaml:4: spec.rollout.engine: the Python package vllm is not installed; {how} (reference needs none, and is slow)",
+        f"job.yaml:4: spec: its workers need peft, which this machine lacks; {how}",
+        f"job.yaml:4: spec.rollout.engine: the Python package vllm is not installed; {how} (the engine `reference` does not need it, and is slow)",
     ]
     assert complaints(runnable=False) == []
 
@@ -141,8 +141,8 @@ def test_replies_that_fill_the_models_own_context_are_refused(
 ) -> None:
     write_model(tmp_path / "m")
     assert complaints((BUILTIN, "{path: m}"), LONG, runnable=runnable) == [
-        "job.yaml:20: spec.rollout.maxTokens: maxTokens 512 leaves no room for a prompt: the base model of ModelPool 'tiny' was made for "
-        "conversations of up to 512 tokens; lower maxTokens or choose a pool with another model"
+        "job.yaml:20: spec.rollout.maxTokens: maxTokens 512 leaves no room for a prompt: the base model of ModelPool 'tiny' has a "
+        "context of 512 tokens; lower maxTokens or choose a pool with another model"
     ]
     write_model(tmp_path / "m", max_position_embeddings=1024)
     assert complaints((BUILTIN, "{path: m}"), LONG, runnable=runnable) == []
@@ -157,7 +157,7 @@ def test_a_longer_context_than_the_models_is_noted_where_somebody_wrote_it(
 ) -> None:
     write_model(tmp_path / "m")
     assert notes_of(manifest, (BUILTIN, "{path: m}\n  rollout: {maxModelLen: 4096}")) == [
-        "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 is more than the model was made for: engines take conversations of up to 512 tokens"
+        "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 exceeds the model's context of 512 tokens; engines accept conversations of up to 512 tokens"
     ]
     assert notes_of(manifest, (BUILTIN, "{path: m}")) == []
 
@@ -166,13 +166,13 @@ def test_what_would_keep_a_local_run_from_a_model_is_noted_where_a_cluster_may_r
     manifest: Callable[..., Path], tmp_path: Path
 ) -> None:
     (note,) = notes_of(manifest, (BUILTIN, "{path: /nowhere/model}"))
-    assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: there is no such folder")
+    assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: the folder does not exist")
     write_model(tmp_path / "m", HUGE)
     (note,) = notes_of(manifest, (BUILTIN, "{path: m}"))
-    assert "and 16.0 GiB are there on this machine, so `marlaas run` refuses it here (in GiB, engine: " in note
+    assert "and 16.0 GiB are available on this machine, so `marlaas run` refuses it here (in GiB, engine: " in note
     init = (JOB, f"{JOB}\n  agents: [{{name: policy, initFrom: {{path: /nowhere}}}}]")
     assert notes_of(manifest, init) == [
-        "job.yaml:19: spec.agents[0].initFrom.path: no PEFT adapter in /nowhere: there is no such folder"
+        "job.yaml:19: spec.agents[0].initFrom.path: no PEFT adapter in /nowhere: the folder does not exist"
     ]
 
 
@@ -183,7 +183,7 @@ def test_accelerators_that_this_machine_lacks_are_noted(
     write_model(tmp_path / "m")
     asked = (BUILTIN, "{path: m}\n  trainer: {gpus: 1}")
     assert notes_of(manifest, asked, runnable=runnable) == [
-        "job.yaml:6: spec.trainer.gpus: gpus 1, and this machine has none: `marlaas run` computes on the CPU here"
+        "job.yaml:6: spec.trainer.gpus: gpus is 1, and this machine has no GPU: `marlaas run` computes on the CPU here"
     ]
 
 

@@ -67,11 +67,11 @@ CROSS = {
     ),
     "an unknown builtin model": (
         ("model: {builtin: tiny}", "model: {builtin: tny}"),
-        "5: spec.model.builtin: there is no builtin model 'tny'; there are tiny and smollm2-135m-instruct; did you mean 'tiny'?",
+        "5: spec.model.builtin: builtin model 'tny' does not exist; the builtin models are tiny and smollm2-135m-instruct; did you mean 'tiny'?",
     ),
     "a model folder that is not there": (
         ("model: {builtin: tiny}", "model: {path: /nowhere/model}"),
-        "5: spec.model.path: no base model in /nowhere/model: there is no such folder",
+        "5: spec.model.path: no base model in /nowhere/model: the folder does not exist",
     ),
     "a model folder that holds none": (
         ("model: {builtin: tiny}", "model: {path: .}"),
@@ -79,13 +79,13 @@ CROSS = {
     ),
     "an adapter to begin from that is not there": (
         (TRAINING, f"{TRAINING}\n  agents: [{{name: a, initFrom: {{path: /nowhere/adapter}}}}]"),
-        "22: spec.agents[0].initFrom.path: no PEFT adapter in /nowhere/adapter: there is no such folder",
+        "22: spec.agents[0].initFrom.path: no PEFT adapter in /nowhere/adapter: the folder does not exist",
     ),
     "an unknown environment": (
         (ENVIRONMENT, "environment: {name: revrse}"),
-        "19: spec.environment.name: there is no environment 'revrse'; did you mean 'reverse'?; builtins are "
+        "19: spec.environment.name: environment 'revrse' does not exist; did you mean 'reverse'?; builtin environments are "
         + ", ".join(BUILTINS)
-        + "; your own is module:attribute",
+        + "; others are named module:attribute",
     ),
     "an unknown argument of an environment": (
         (ENVIRONMENT, "environment: {name: reverse, args: {min_lenght: 3}}"),
@@ -102,11 +102,11 @@ CROSS = {
     ),
     "an environment of a module that is not there": (
         (ENVIRONMENT, "environment: {name: 'games:guess'}"),
-        "19: spec.environment: environment 'games:guess': there is no module 'games' beside the manifest or on PYTHONPATH",
+        "19: spec.environment: environment 'games:guess': module 'games' was not found beside the manifest or on PYTHONPATH",
     ),
     "an unknown kind of ours": (
         ("kind: Tenant", "kind: Tennant"),
-        "10: kind: unknown kind 'Tennant'; MARLaaS knows RLJob, ModelPool and Tenant; did you mean 'Tenant'?",
+        "10: kind: unknown kind 'Tennant'; the kinds are RLJob, ModelPool and Tenant; did you mean 'Tenant'?",
     ),
     "another version of ours": (
         ("apiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "apiVersion: marlaas.dev/v1\nkind: Tenant"),
@@ -148,7 +148,7 @@ def test_objects_of_several_files_belong_together(manifest: Write, tmp_path: Pat
     (tmp_path / "pool.yaml").write_text(pool, encoding="utf-8")
     (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
     assert len(load(["pool.yaml", "job.yaml"]).jobs) == 1
-    alone = r"^job.yaml:5: spec.poolRef.name: no ModelPool 'tiny' in these files; name the file that has it as well$"
+    alone = r"^job.yaml:5: spec.poolRef.name: no ModelPool 'tiny' in these files; add the file that defines it$"
     with pytest.raises(InvalidManifest, match=alone):
         load(["job.yaml"])
 
@@ -178,14 +178,14 @@ def test_objects_of_others_are_skipped_with_a_note(manifest: Write) -> None:
     path = manifest(("---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "---\napiVersion: v1\nkind: Namespace"))
     loaded = load([path])
     assert loaded.tenants == ()
-    assert [str(note) for note in loaded.notes] == ["job.yaml:9: skipped Namespace 'red': no kind of MARLaaS"]
+    assert [str(note) for note in loaded.notes] == ["job.yaml:9: skipped Namespace 'red': it is not a MARLaaS kind"]
 
 
 def test_a_pool_that_no_job_uses_is_noted(manifest: Write) -> None:
     more = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}}"
     loaded = load([manifest((TENANT, f"{TENANT}\n---\n{more}"))])
     assert [str(note) for note in loaded.notes] == [
-        "job.yaml:16: metadata.name: ModelPool 'big' is used by no job in these files"
+        "job.yaml:16: metadata.name: no job in these files uses ModelPool 'big'"
     ]
 
 
@@ -219,7 +219,8 @@ def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: W
 def test_an_export_that_a_cluster_does_not_follow_is_noted_to_whoever_submits_it(manifest: Write) -> None:
     path = manifest((TRAINING, f"{TRAINING}\n  export: {{path: out, trackers: [wandb]}}"))
     assert [str(note) for note in load([path], runnable=False).cluster_notes] == [
-        f"job.yaml:22: spec.export.{key}: `marlaas run` follows it; a cluster does not" for key in ("path", "trackers")
+        f"job.yaml:22: spec.export.{key}: only `marlaas run` supports it; a cluster ignores it"
+        for key in ("path", "trackers")
     ]
 
 
@@ -255,7 +256,7 @@ def test_lists_as_kubectl_prints_them_are_taken_apart_with_their_lines(manifest:
 def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
     path = manifest()
     path.write_text(path.read_text(encoding="utf-8").split("---\n")[0], encoding="utf-8")
-    with pytest.raises(InvalidManifest, match=r"^no RLJob in job.yaml: there is nothing to run$"):
+    with pytest.raises(InvalidManifest, match=r"^no RLJob in job.yaml: nothing can be run$"):
         load([path])
     assert len(load([path], runnable=False).pools) == 1
 
@@ -269,11 +270,11 @@ def test_standard_input_is_a_file_too(manifest: Write, monkeypatch: pytest.Monke
 
 
 FILES = {
-    "empty": (b"", "bad.yaml: holds no objects"),
-    "comments alone": (b"# nothing\n---\n", "bad.yaml: holds no objects"),
+    "empty": (b"", "bad.yaml: contains no objects"),
+    "comments alone": (b"# nothing\n---\n", "bad.yaml: contains no objects"),
     "not UTF-8": (b"a: 1\nb: \xff\n", "bad.yaml:2: not UTF-8 text: byte 0xff"),
     "not YAML": (b"a: &b\n b: *c\n", "bad.yaml:2: not YAML: found undefined alias 'c'"),
-    "a key twice": (b"a: 1\na: 2\n", "bad.yaml:2: the key 'a' stands twice, here and on line 1; remove one"),
+    "a key twice": (b"a: 1\na: 2\n", "bad.yaml:2: the key 'a' is given twice, here and on line 1; remove one"),
     "huge": (b"#" * (10 * 2**20 + 1), "bad.yaml: not a manifest: larger than 10 MiB"),
 }
 

@@ -46,5 +46,5 @@ def test_several_runs_are_told_apart_by_their_folders(outs: list[Path], tmp_path
 
 
 def test_a_kind_of_file_that_cannot_be_drawn_is_refused_before_anything_is_read(outs: list[Path]) -> None:
-    with pytest.raises(InvalidInput, match=r"expected a name that ends in .png, .svg, .html"):
+    with pytest.raises(InvalidInput, match=r"expected a file name that ends in .png, .svg, .html"):
         raise _invoke("plot", "nowhere", "--out", "plot.pdf").exception

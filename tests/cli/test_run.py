@@ -53,7 +53,7 @@ def test_several_mistakes_are_told_at_once(marlaas):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--out", "job.yaml"), "a file is in the way of this folder: choose another --out"),
+        (("--out", "job.yaml"), "a file exists where a folder is needed: choose another --out"),
         (("--out", "/proc/here/out"), "cannot be written"),
         (("--nats", "nats://127.0.0.1:1"), "127.0.0.1:1"),
         (("--seed", "-1"), "--seed"),
@@ -105,7 +105,7 @@ def test_a_nearly_full_disk_is_told_with_the_number(marlaas, tmp_path):
     finally:
         subprocess.run(["umount", "small"], check=True)
     assert done.returncode == 2
-    assert "MiB are free there and a run needs at least 256 MiB: make room" in done.stderr
+    assert "MiB are free, and a run needs at least 256 MiB: free space" in done.stderr
 
 
 def test_help_teaches(marlaas):

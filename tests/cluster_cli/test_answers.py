@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.cluster.answers import error_of
 from marlaas.cluster.errors import (
     AccessDenied,
     ClusterSilent,
@@ -16,17 +15,18 @@ from marlaas.cluster.errors import (
     NotLoggedIn,
     ObjectMissing,
     Refused,
+    error_of,
 )
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.submission import loc_of
 
 SEEN = {
-    'error: the server doesn\'t have a resource type "rljobs"\n': (KindsMissing, "install MARLaaS there first"),
+    'error: the server doesn\'t have a resource type "rljobs"\n': (KindsMissing, "install MARLaaS (helm"),
     'error: resource mapping not found for name: "q" namespace: "a" from "STDIN": no matches for kind "RLJob" in version '
-    '"marlaas.dev/v1alpha1"\nensure CRDs are installed first\n': (KindsMissing, "does not know MARLaaS's kinds"),
+    '"marlaas.dev/v1alpha1"\nensure CRDs are installed first\n': (KindsMissing, "does not have MARLaaS's CRDs"),
     "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": (
         NoCluster,
-        "no cluster to talk to: there is no kubeconfig, or it names no cluster; see `kubectl config get-contexts`, then give --context or --kubeconfig",
+        "no cluster is configured: there is no kubeconfig, or it names no cluster; see `kubectl config get-contexts`, then give --context or --kubeconfig",
     ),
     "error: context was not found for specified context: nope\n": (NoCluster, "nope"),
     "Unable to connect to the server: tls: failed to verify certificate: x509: certificate signed by unknown authority\n": (
@@ -59,7 +59,7 @@ SEEN = {
         'rljobs.marlaas.dev "x" not found',
     ),
     "error: something new\n": (CommandFailed, "something new"),
-    "": (CommandFailed, "did not say why"),
+    "": (CommandFailed, "without an error text"),
 }
 
 
@@ -108,7 +108,7 @@ def test_a_field_of_the_api_server_is_a_place_in_the_manifest(field: str, loc: t
 
 
 def test_without_kubectl_people_are_told_to_install_it() -> None:
-    with pytest.raises(KubectlMissing, match="no kubectl-of-nobody on PATH"):
+    with pytest.raises(KubectlMissing, match="kubectl-of-nobody is not on PATH"):
         Kubectl(program="kubectl-of-nobody").get("rljobs", "x")
 
 
@@ -134,5 +134,5 @@ def test_the_targets_flags_reach_kubectl(program: Callable[[str], str]) -> None:
 
 
 def test_an_answer_that_is_no_json_is_an_error_of_ours(program: Callable[[str], str]) -> None:
-    with pytest.raises(CommandFailed, match="no JSON"):
+    with pytest.raises(CommandFailed, match="not JSON"):
         Kubectl(program=program("echo hello")).get("rljobs", "x")

@@ -37,7 +37,9 @@ def test_submit_applies_nothing_when_one_object_is_refused(shell: Shell) -> None
     fine = shell.job.replace("name: sums", "name: other")
     said = shell.run("submit", shell.write(f"{fine}---\n{shell.job.replace('steps: 8', 'steps: 4')}"))
     assert said.code == 2
-    assert said.err.startswith("job.yaml:17: spec.training.steps: the cluster says: Invalid value: 4: may be raised")
+    assert said.err.startswith(
+        "job.yaml:17: spec.training.steps: the API server rejects this: Invalid value: 4: may be raised"
+    )
     assert shell.kubectl("get", "rljobs", "--output=name").split() == ["rljob.marlaas.dev/sums"]
 
 
@@ -52,7 +54,7 @@ def test_submit_says_which_namespace_is_missing(shell: Shell) -> None:
     said = shell.run("submit", shell.write(text))
     assert said.code == 2
     assert said.err.strip() == (
-        "job.yaml:3: metadata.namespace: there is no namespace nowhere in the cluster; create it: kubectl create namespace nowhere"
+        "job.yaml:3: metadata.namespace: namespace nowhere does not exist in the cluster; create it: kubectl create namespace nowhere"
     )
 
 
@@ -79,7 +81,7 @@ def test_validate_asks_the_server_and_changes_nothing(shell: Shell) -> None:
     said = shell.run("validate", "--server", shell.write(shell.job.replace("name: reverse", "name: calculator")))
     assert said.code == 2
     assert said.err.strip() == (
-        "job.yaml:6: spec.environment: the cluster says: Invalid value: cannot change once the job exists; "
+        "job.yaml:6: spec.environment: the API server rejects this: Invalid value: cannot change once the job exists; "
         "delete the job and create a new one"
     )
     as_json = shell.run("validate", "--server", "--json", "job.yaml")
@@ -94,8 +96,8 @@ def test_suspend_and_resume_set_one_field_and_say_what_follows(shell: Shell) -> 
         == f"{shell.namespace}/sums: suspended: it stops and frees what it holds; kubectl marlaas resume sums -n {shell.namespace}"
     )
     assert shell.get("rljob", "sums")["spec"]["suspend"] is True
-    assert "spec.suspend is true already" in shell.run("suspend", "sums").out
-    assert "goes on as soon as it is admitted" in shell.run("resume", "sums").out
+    assert "spec.suspend is already true" in shell.run("suspend", "sums").out
+    assert "the job continues once it is admitted" in shell.run("resume", "sums").out
     assert shell.get("rljob", "sums")["spec"]["suspend"] is False
 
 
@@ -110,7 +112,10 @@ def test_a_finished_job_can_not_be_suspended(shell: Shell) -> None:
     shell.submit()
     shell.set_status("rljob", "sums", {"phase": "Failed", "reason": "TooManyFaults"})
     said = shell.run("suspend", "sums")
-    assert (said.code, said.err.strip()) == (2, f"{shell.namespace}/sums has failed: there is nothing to suspend")
+    assert (said.code, said.err.strip()) == (
+        2,
+        f"{shell.namespace}/sums has failed: a finished job cannot be suspended",
+    )
 
 
 def test_why_names_the_pools_own_cause(shell: Shell) -> None:
@@ -160,7 +165,7 @@ def test_a_name_that_is_not_there_brings_the_one_that_was_meant(shell: Shell, co
     shell.submit()
     said = shell.run(command, "sum")
     assert said.code == 1
-    assert said.err.strip() == f"there is no RLJob 'sum' in namespace {shell.namespace}; did you mean 'sums'?"
+    assert said.err.strip() == f"RLJob 'sum' does not exist in namespace {shell.namespace}; did you mean 'sums'?"
 
 
 def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell: Shell) -> None:
@@ -182,7 +187,7 @@ def test_watch_of_a_namespace_without_jobs_says_so(shell: Shell) -> None:
     said = shell.run("watch")
     assert (said.code, said.err.strip()) == (
         0,
-        f"no RLJobs in namespace {shell.namespace}; -n NAMESPACE looks elsewhere, -A everywhere",
+        f"no RLJobs in namespace {shell.namespace}; choose another one with -n NAMESPACE, or all with -A",
     )
 
 
@@ -191,7 +196,7 @@ def test_a_job_that_is_looked_for_in_the_wrong_place_is_told_so(shell: Shell) ->
     assert said.code == 1
     assert (
         said.err.strip()
-        == f"there is no RLJob 'sums' in namespace {shell.namespace}; -n NAMESPACE looks elsewhere, `marlaas watch -A` everywhere"
+        == f"RLJob 'sums' does not exist in namespace {shell.namespace}; choose another namespace with -n NAMESPACE, or list all jobs with `marlaas watch -A`"
     )
 
 
@@ -224,7 +229,7 @@ def test_a_tenant_who_sees_no_pools_and_no_events_still_gets_an_answer(
 def test_a_context_that_is_not_there_is_said(shell: Shell) -> None:
     said = shell.run("why", "sums", "--context=nope")
     assert said.code == 1
-    assert said.err.startswith("no cluster to talk to:")
+    assert said.err.startswith("no cluster is configured:")
     assert "nope" in said.err
 
 

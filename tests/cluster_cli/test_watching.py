@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marlaas.cluster.errors import ClusterSilent
-from marlaas.cluster.headlines import headline, view
-from marlaas.cluster.watching import ClusterWatch
+from marlaas.cluster.watching import ClusterWatch, headline, view
 from marlaas.local.report import Report
 from marlaas.local.table import JobView, cells
 
@@ -106,7 +105,7 @@ def test_the_headline_says_what_the_first_stuck_job_waits_for() -> None:
 def test_a_silent_cluster_is_said_and_asked_again() -> None:
     watch, screen = _watch(ClusterSilent("the cluster does not answer"), [_job(phase="Succeeded", reason="Finished")])
     watch.run(lambda: None)
-    assert screen.waited[0] == "the cluster does not answer; trying again"
+    assert screen.waited[0] == "the cluster does not answer; retrying"
     assert len(screen.shown) == 1
 
 
@@ -115,7 +114,7 @@ def test_a_deleted_job_is_told_once_and_no_longer_shown() -> None:
         [_job(phase="Running", reason="Training"), _job("other", phase="Running")], [_job("other")], []
     )
     watch.run(lambda: None)
-    assert screen.lines == ["a/sums is deleted", "a/other is deleted"]
+    assert screen.lines == ["a/sums was deleted", "a/other was deleted"]
     assert screen.shown[-1] == ()
     assert not watch.failed
 
@@ -127,7 +126,7 @@ def test_a_job_of_a_newer_version_is_told_once_and_disturbs_nobody() -> None:
     watch, screen = _watch([strange, fine], [strange, _job(phase="Succeeded", reason="Finished")])
     watch.run(lambda: None)
     assert [line.partition(":")[0] for line in screen.lines] == [
-        "a/new is of another version of MARLaaS than this command"
+        "a/new cannot be shown, because another version of MARLaaS wrote it"
     ]
     assert [one.name for one in screen.shown[0]] == ["a/sums"]
 

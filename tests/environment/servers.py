@@ -1,4 +1,4 @@
-"""A door of a scripted policy, and the official client at it."""
+"""An OpenAI server of a scripted policy, and the official client connected to it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call
 
 @contextmanager
 def opened(*replies: str, agents: tuple[str, ...] = ("policy",), temperature: float = 1.0) -> Iterator[Any]:
-    """A door, its client, and what was asked of the agents behind it."""
+    """A server, its client, and the requests to the agents behind it."""
     channel = ScriptedReplies(replies, max_turns=99)
     state = EpisodeState(agents, channel, temperature)
     with state.agents()[agents[0]].openai() as server, client_of(server) as client:

@@ -152,7 +152,7 @@ def test_reasoning_gym_adds_a_system_prompt_and_a_suffix() -> None:
         ("calculator", {"tool_latency_s": -1}, "expected 0 or more seconds"),
         ("reasoning-gym", {"dataset": "chain_sums"}, "did you mean 'chain_sum'"),
         ("reasoning-gym", {"dataset": "chain_sum", "config": {"max_digit": 1}}, "did you mean 'max_digits'"),
-        ("reasoning-gym", {"dataset": "chain_sum", "config": {"max_digits": -1}}, "refuses its config"),
+        ("reasoning-gym", {"dataset": "chain_sum", "config": {"max_digits": -1}}, "rejects its config"),
         ("reasoning-gym", {"dataset": "chain_sum", "answer": "last"}, "expected one of"),
         ("reasoning-gym", {"dataset": "chain_sum", "shaping": {"exakt": 1}}, "did you mean 'exact'"),
         ("reasoning-gym", {"dataset": "chain_sum", "shaping": {"exact": 0.9, "format": 0.2}}, "at most 1"),

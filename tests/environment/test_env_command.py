@@ -1,6 +1,7 @@
 """`marlaas env`: a script is the policy."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_a_person_types_the_replies() -> None:
 
 def test_the_end_of_the_replies_ends_the_episode() -> None:
     code, output, _ = invoke("play", "calculator", "--reply", "calc: 1+1")
-    assert (code, "out of turns" in output) == (0, True)
+    assert (code, "turn limit reached" in output) == (0, True)
 
 
 def test_arguments_are_yaml() -> None:
@@ -87,7 +88,7 @@ def test_an_environment_that_raises_shows_its_traceback(tmp_path: Path, monkeypa
     code, output, _ = invoke("play", "bad_day:play", "--reply", "a")
     assert code == 1
     assert "agent.say('x').txt" in output
-    assert "never scored" in output
+    assert "not scored" in output
 
 
 @pytest.mark.parametrize(
@@ -102,3 +103,14 @@ def test_a_forgotten_return_is_told(
     monkeypatch.setattr("sys.path", [*sys.path])
     code, output, _ = invoke("play", f"{module}:play", "--reply", "x")
     assert (code, "Is a `return` missing?" in output) == (0, is_told)
+
+
+def test_the_commands_of_an_environment_image_import_no_worker_libraries() -> None:
+    """An image with an environment of its own has neither numpy nor the worker's libraries."""
+    code = (
+        "import sys\nimport marlaas.cli.env\nfrom marlaas_worker.sandbox import environment_server\n"
+        "heavy = {'numpy', 'torch', 'nats', 'ormsgpack', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

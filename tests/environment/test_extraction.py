@@ -39,8 +39,8 @@ def test_a_regular_expression_gives_its_first_group_of_the_last_match() -> None:
     [
         ("boxd", None, "expected one of last_number, boxed, tag, whole, regex"),
         ("regex", None, "needs the argument 'pattern'"),
-        ("regex", "(", "no regular expression"),
-        ("tag", "x", "pattern is for answer: regex"),
+        ("regex", "(", "not a regular expression"),
+        ("tag", "x", "`pattern` applies only to answer: regex"),
     ],
 )
 def test_wrong_extractions_are_refused(kind: str, pattern: str | None, words: str) -> None:

@@ -94,7 +94,7 @@ def test_numbers_are_trained_on_or_held_out() -> None:
     ("args", "words"),
     [
         ({"low": 5, "high": 5}, "expected low < high"),
-        ({"high": 2}, "too few numbers"),
+        ({"high": 2}, "is too small"),
         ({"max_guesses": 0}, "expected 1 or more"),
         ({"hihg": 9}, "did you mean 'high'"),
         ({"low": "1"}, "expected int"),

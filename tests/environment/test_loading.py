@@ -75,9 +75,9 @@ def test_every_builtin_is_found() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "words"),
     [
-        ("revers", {}, "did you mean 'reverse'.*builtins are calculator"),
-        ("own_games", {}, "your own is module:attribute"),
-        ("own_game:play", {}, "no module 'own_game' beside the manifest or on PYTHONPATH"),
+        ("revers", {}, "did you mean 'reverse'.*builtin environments are calculator"),
+        ("own_games", {}, "others are named module:attribute"),
+        ("own_game:play", {}, "module 'own_game' was not found beside the manifest or on PYTHONPATH"),
         ("own_games:plays", {}, "did you mean 'play'"),
         ("own_broken:play", {}, "importing own_broken failed: ModuleNotFoundError.*nowhere_to_be_found_later"),
         ("own_games:number", {}, "int; expected a function or a class"),

@@ -11,8 +11,7 @@ import pytest
 
 import marlaas.envs.locked.program as program_module
 from marlaas.envs.locked import landlock
-from marlaas.envs.locked.probe import prove
-from marlaas.envs.locked.program import Limits, NotLocked, Ran, run_program
+from marlaas.envs.locked.program import Limits, NotLocked, Ran, prove, run_program
 
 GENEROUS = Limits(cpu_s=30, wall_s=120)
 IMPATIENT = Limits(cpu_s=20, wall_s=0.5)
@@ -250,7 +249,7 @@ def test_a_kernel_without_landlock_runs_nothing(monkeypatch: pytest.MonkeyPatch,
     """The child looks for Landlock under system calls that no kernel has."""
     start = without(tmp_path, "landlock.py", "= 444, 445, 446", "= 9444, 9445, 9446")
     monkeypatch.setattr(program_module, "_START", start)
-    with pytest.raises(NotLocked, match=r"so none is run: OSError: the kernel has no Landlock"):
+    with pytest.raises(NotLocked, match=r"so none is run: OSError: the kernel lacks Landlock"):
         run("open('ran', 'w')")
 
 
@@ -265,7 +264,7 @@ def test_a_lock_that_is_left_open_is_found(
     line: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(program_module, "_START", without(tmp_path, "child.py", line, ""))
-    with pytest.raises(NotLocked, match=f"not locked: {found}"):
+    with pytest.raises(NotLocked, match=f"not restricted: {found}"):
         prove()
 
 
@@ -288,7 +287,7 @@ def test_it_needs_no_privileges_at_all() -> None:
     code = (
         "import os\nfrom marlaas.envs.locked.privileges import give_up_privileges\ngive_up_privileges(os.getppid())\n"
     )
-    code += "from marlaas.envs.locked.probe import prove\nprove()\nprint(open('/proc/self/status').read())"
+    code += "from marlaas.envs.locked.program import prove\nprove()\nprint(open('/proc/self/status').read())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "CapEff:\t0000000000000000" in ended.stdout
     assert "NoNewPrivs:\t1" in ended.stdout

@@ -1,4 +1,4 @@
-"""Running out of turns behind the door, whatever the agent's code makes of it."""
+"""The turn limit behind the OpenAI server, for several ways in which an agent's code handles it."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The door, with the official client; a script answers for the policy."""
+"""The OpenAI server with the official client; a script answers for the policy."""
 
 import subprocess
 import sys
@@ -121,7 +121,7 @@ def test_a_closed_door_leaves_no_thread_and_no_port() -> None:
     assert threading.active_count() == before
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}/models")
-    with pytest.raises(RuntimeError, match="the door is closed"):
+    with pytest.raises(RuntimeError, match="the server is not running"):
         _ = server.base_url
 
 

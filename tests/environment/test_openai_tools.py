@@ -1,4 +1,4 @@
-"""Tools through the door: calls are read from text, and answered."""
+"""Tools through the OpenAI server: calls are parsed from text, and answered."""
 
 import json
 

@@ -9,7 +9,7 @@ from marlaas.envs.extraction import program
 from marlaas.envs.loading import resolve
 from marlaas.envs.locked.program import Ran
 from marlaas.envs.playing import Outcome, play_episode
-from marlaas.envs.python_tool import told
+from marlaas.envs.python_tool import tool_output
 from marlaas.envs.scripted import RecordedReplies
 from marlaas_api.errors import InvalidInput
 
@@ -81,7 +81,7 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: p
     monkeypatch.setattr("marlaas.envs.locked.program._START", "raise SystemExit('no locks here')")
     with pytest.raises(Exception, match="so none is run: no locks here"):
         play_episode(environment, Task(Split.TRAIN, 0, 7), state)
-    with pytest.raises(InvalidInput, match="python-tool: programs of a policy cannot be locked up on this machine"):
+    with pytest.raises(InvalidInput, match="python-tool: programs cannot be restricted on this machine"):
         resolve("python-tool", SUMS).create()
 
 
@@ -97,7 +97,7 @@ def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: p
     ],
 )
 def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str) -> None:
-    assert told(ran, max_chars) == text
+    assert tool_output(ran, max_chars) == text
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_part_is_given_what_it_names() -> None:
 
 
 def test_a_part_that_lacks_something_says_so() -> None:
-    with pytest.raises(InvalidInput, match="'same' wants 'truth'; did you mean 'truths'"):
+    with pytest.raises(InvalidInput, match="'same' needs 'truth', which is missing; did you mean 'truths'"):
         Rubric((1, same)).score(reply=Reply("a"), truths="a")
 
 
@@ -50,11 +50,11 @@ def test_a_part_that_returns_no_number_says_so() -> None:
     ("make", "words"),
     [
         (lambda: Rubric(), "at least one part"),
-        (lambda: Rubric((1, half), (2, half)), "two parts called 'half'"),
+        (lambda: Rubric((1, half), (2, half)), "two parts named 'half'"),
         (lambda: Rubric((1, lambda reply: 1.0)), "the function needs a name"),
         (lambda: Rubric(("1", half)), "a weight is a finite number"),  # type: ignore[arg-type]
         (lambda: Rubric((math.inf, half)), "a weight is a finite number"),
-        (lambda: format_reward("("), "no regular expression"),
+        (lambda: format_reward("("), "not a regular expression"),
         (lambda: length_penalty(10, 10), "expected 0 <= free_tokens < max_tokens"),
         (lambda: answer_reward("box"), "did you mean 'boxed'"),
     ],

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.envs.locked.seccomp import bpf, numbers
-from marlaas.envs.locked.syscalls import ARCHITECTURES, AUDIT_ARCH, NUMBERS
+from marlaas.envs.locked.seccomp import ARCHITECTURES, AUDIT_ARCH, NUMBERS, bpf, numbers
 
 PID = 4711
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
@@ -83,7 +82,7 @@ def test_x32_calls_are_refused() -> None:
 
 
 def test_an_unknown_architecture_is_refused_loudly() -> None:
-    with pytest.raises(RuntimeError, match="x86_64 and aarch64 only; this is 'riscv64'"):
+    with pytest.raises(RuntimeError, match="x86_64 and aarch64; this machine is 'riscv64'"):
         bpf("riscv64", PID)
 
 

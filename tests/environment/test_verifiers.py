@@ -1,4 +1,4 @@
-"""A taskset of the `verifiers` library plays through the door, as it is."""
+"""A taskset of the `verifiers` library plays through the OpenAI server, unchanged."""
 
 import re
 import sys

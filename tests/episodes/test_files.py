@@ -50,7 +50,7 @@ def test_a_line_that_is_no_episode_is_told_by_file_and_line(tmp_path, episode):
     EpisodeWriter(tmp_path).append([joined(episode(0, 0), [])])
     with (tmp_path / OPEN).open("a") as file:
         file.write("nonsense\n")
-    with pytest.raises(InvalidInput, match=r"episodes.jsonl:2 is no episode"):
+    with pytest.raises(InvalidInput, match=r"episodes.jsonl:2 is not an episode"):
         list(read(tmp_path))
 
 

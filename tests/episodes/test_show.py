@@ -33,13 +33,13 @@ def test_an_episode_shows_every_turn_tool_answer_and_what_it_earned(episode, tur
 def test_what_did_not_go_well_is_said(episode, turn):
     broke = joined(episode(0, 0, 0.0, ending=Ending.TOOL_ERROR, prior_faults=(FaultClass.INFRA,)), [])
     text = _text(Played("a/b", broke))
-    assert "the policy broke its tool" in text
+    assert "tool error of the policy" in text
     assert "played again after infra" in text
     assert "no turn" in text
     assert "step not finished" in text
     fault = joined(episode(0, 1, fault=FaultClass.ENV, fault_text="KeyError: 'x'", rewards={}), [])
     text = _text(Played("a/b", fault))
-    assert "fault: env (never scored)" in text
+    assert "fault: env (not scored)" in text
     assert "KeyError: 'x'" in text
     assert "reward" not in text
 
@@ -49,7 +49,7 @@ def test_a_held_out_episode_and_a_rewritten_past_are_named(episode, turn):
     record = joined(one, [turn(one, 0), turn(one, 1, opens_segment=True)])
     text = _text(Played("a/b", record))
     assert "held out" in text
-    assert "new segment: the template rewrote the past" in text
+    assert "new segment: the chat template changed earlier text" in text
 
 
 def test_token_ids_are_shown_on_request(episode, turn):

@@ -26,8 +26,8 @@ def document() -> Documents:
 
 
 @pytest.fixture
-def level() -> Callable[..., Progress]:
-    """The progress of a document's job: running and admitted unless told otherwise."""
+def progress_of() -> Callable[..., Progress]:
+    """The progress of a document's job: running and admitted, unless `fields` change that."""
 
     def build(document: JobDocument, **fields: object) -> Progress:
         body = {

@@ -185,7 +185,7 @@ class Job:
 
     async def tell(self, done: int, steps: int) -> None:
         over = done >= steps
-        level = Progress(
+        progress = Progress(
             **self.base,
             generation=self.document.generation,
             phase=Phase.SUCCEEDED if over else Phase.RUNNING,
@@ -201,7 +201,7 @@ class Job:
             finished_at=160.0 if over else None,
         )
         bucket = await self.context.bus.bucket(subjects.PROGRESS)
-        await bucket.put(subjects.job_key(self.ref.namespace, self.ref.name), encode(level))
+        await bucket.put(subjects.job_key(self.ref.namespace, self.ref.name), encode(progress))
 
     async def once(self, subject: str, data: bytes) -> None:
         try:

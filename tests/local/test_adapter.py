@@ -90,7 +90,7 @@ def test_an_export_deletes_nothing_that_is_no_adapter(tmp_path, place):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidInput, match=r"^spec\.export\.path: the trained adapter lies in .* cannot be copied to "):
+    with pytest.raises(InvalidInput, match=r"^spec\.export\.path: the trained adapter is in .* cannot be copied to "):
         export(tmp_path / "adapter", str(tmp_path / place), "")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
     assert (tmp_path / "file").is_file()

@@ -5,8 +5,7 @@ import pytest
 from rich.console import Console
 
 from marlaas.local.display import PLAIN_PERIOD_S, JsonDisplay, LiveDisplay, PlainDisplay, choose, failures
-from marlaas.local.report import Report
-from marlaas.local.results import JobResult
+from marlaas.local.report import JobResult, Report
 from marlaas.local.table import JobView
 from marlaas_api.messages import Phase
 
@@ -34,12 +33,12 @@ def test_where_the_output_goes_decides_how_it_looks():
     assert isinstance(choose(False, io.StringIO()), PlainDisplay)
 
 
-def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, level):
+def test_plain_lines_come_at_a_change_of_phase_and_once_a_period(document, progress_of):
     clock = Clock()
     display, out = _plain(clock)
     for clock.now, step in ((0.0, 0), (1.0, 1), (2.0, 2), (PLAIN_PERIOD_S + 1, 3), (PLAIN_PERIOD_S + 2, 3)):
-        display.jobs([JobView(document(), level(document(), step=step))])
-    display.jobs([JobView(document(), level(document(), step=3, phase=Phase.SUCCEEDED))])
+        display.jobs([JobView(document(), progress_of(document(), step=step))])
+    display.jobs([JobView(document(), progress_of(document(), step=3, phase=Phase.SUCCEEDED))])
     told = [line.partition("step ")[2][:3] for line in out.getvalue().splitlines()]
     assert told == ["0/3", "3/3", "3/3"]
 
@@ -51,13 +50,13 @@ def test_what_is_waited_for_is_told_once_although_its_seconds_run():
     assert [line[9:] for line in out.getvalue().splitlines()] == ["starting the engine (2 s)", "training"]
 
 
-def test_json_lines_are_one_object_per_change(document, level):
+def test_json_lines_are_one_object_per_change(document, progress_of):
     out = io.StringIO()
     display = JsonDisplay(out)
     display.waiting("starting")
     for step in (1, 1, 2):
-        display.jobs([JobView(document(), level(document(), step=step), eta_s=1.0 + step)])
-    display.result(Report([JobResult(document(), level(document(), step=2))], "/out"))
+        display.jobs([JobView(document(), progress_of(document(), step=step), eta_s=1.0 + step)])
+    display.result(Report([JobResult(document(), progress_of(document(), step=2))], "/out"))
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["type"] for line in lines] == ["status", "progress", "progress", "summary"]
     assert [line.get("step") for line in lines[1:3]] == [1, 2]
@@ -70,36 +69,36 @@ def test_a_refusal_is_an_object_too():
     assert json.loads(out.getvalue()) == {"type": "error", "message": "pool.yaml:3: no"}
 
 
-def test_a_failed_job_says_why_below_the_table(document, level):
+def test_a_failed_job_says_why_below_the_table(document, progress_of):
     message = "\n".join(["Traceback", *map(str, range(20)), "KeyError: 'x'"])
-    failed = level(document(), phase=Phase.FAILED, reason="TooManyFaults", message=message)
-    (text,) = failures([JobView(document(), failed), JobView(document(), level(document()))])
+    failed = progress_of(document(), phase=Phase.FAILED, reason="TooManyFaults", message=message)
+    (text,) = failures([JobView(document(), failed), JobView(document(), progress_of(document()))])
     assert text.plain.startswith("team-a/reverse: TooManyFaults: …\n")
     assert text.plain.endswith("\n  KeyError: 'x'")
 
 
-def test_the_live_table_leaves_the_terminal_as_it_was(document, level):
+def test_the_live_table_leaves_the_terminal_as_it_was(document, progress_of):
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     display = LiveDisplay(console)
     display.waiting("preparing model tiny", 0.4)
-    display.jobs([JobView(document(), level(document()))])
+    display.jobs([JobView(document(), progress_of(document()))])
     display.close()
     display.close()
     assert "\x1b[?25h" in console.file.getvalue()
 
 
 @pytest.mark.parametrize("name", ["adapter", "curve.png", "steps.jsonl", "logs"])
-def test_the_report_names_what_is_there(tmp_path, document, level, name):
+def test_the_report_names_what_is_there(tmp_path, document, progress_of, name):
     path = tmp_path / "team-a" / "reverse" / name
     path.mkdir(parents=True)
-    report = Report([JobResult(document(), level(document()))], tmp_path)
+    report = Report([JobResult(document(), progress_of(document()))], tmp_path)
     assert [place for _, place in report.places(report.results[0])] == [path]
     assert str(path) in _text(report.rich())
 
 
-def test_the_report_shows_replies_before_and_after(document, level, evaluation, tmp_path):
+def test_the_report_shows_replies_before_and_after(document, progress_of, evaluation, tmp_path):
     evals = (evaluation(document(), 0, 0.0, ("olleh", "")), evaluation(document(), 3, 1.0, ("hello", "dlrow\nx")))
-    done = level(document(), phase=Phase.SUCCEEDED, versions={"policy": 3})
+    done = progress_of(document(), phase=Phase.SUCCEEDED, versions={"policy": 3})
     text = _text(Report([JobResult(document(), done, (), evals)], tmp_path).rich())
     assert "p0" in text
     assert "olleh (0.00)" in text
@@ -108,6 +107,6 @@ def test_the_report_shows_replies_before_and_after(document, level, evaluation, 
     assert "dlrow x (1.00)" in text
 
 
-def test_the_report_tells_of_a_job_that_succeeded_and_learnt_nothing(document, level, tmp_path):
-    done = level(document(), phase=Phase.SUCCEEDED, step=3, versions={"policy": 0})
+def test_the_report_tells_of_a_job_that_succeeded_and_learnt_nothing(document, progress_of, tmp_path):
+    done = progress_of(document(), phase=Phase.SUCCEEDED, step=3, versions={"policy": 0})
     assert "3 of 3 steps had no signal" in _text(Report([JobResult(document(), done)], tmp_path).rich())

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.local.desired_state import read
-from marlaas.local.documents import CHANGEABLE, differences, merge, refuse_other_models
+from marlaas.local.documents import CHANGEABLE, differences, merge, read, refuse_other_models
 from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
@@ -145,7 +144,7 @@ def test_a_new_weight_of_the_tenant_makes_a_new_generation(document):
     ("change", "words"),
     [
         ({"training": {"steps": 3, "groupsPerStep": 16}}, "spec.training.groupsPerStep was 8 and is now 16"),
-        ({"training": {"steps": 2}}, "spec.training.steps was 3 and is now 2: it may be raised but not lowered"),
+        ({"training": {"steps": 2}}, "spec.training.steps was 3 and is now 2: it can only be raised"),
         ({"environment": {"name": "calculator"}}, "spec.environment.name was reverse and is now calculator"),
         ({"rollout": {"groupSize": 4}}, "spec.rollout.groupSize was 8 and is now 4"),
         ({"environment": {"name": "reverse", "args": {"length": 3}}}, "spec.environment.args.length was absent"),
@@ -164,7 +163,7 @@ def test_another_seed_is_refused(document):
 
 
 def test_a_job_that_is_gone_from_the_manifests_is_asked_for(document):
-    with pytest.raises(InvalidInput, match="job team-a/other began in this output folder"):
+    with pytest.raises(InvalidInput, match="job team-a/other was started in this output folder"):
         merge([document("other")], [document()])
 
 

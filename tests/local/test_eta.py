@@ -1,6 +1,6 @@
 import pytest
 
-from marlaas.local.eta import WINDOW_S, ProgressMark, advanced, eta_s
+from marlaas.local.table import WINDOW_S, ProgressMark, advanced, eta_s
 
 
 def test_there_is_none_before_a_step_has_been_seen_to_take_time():

@@ -33,7 +33,7 @@ def test_a_folder_is_free_again_when_its_run_has_ended(tmp_path):
 
 def test_a_file_in_the_folders_place_is_told(tmp_path):
     (tmp_path / "out").write_text("")
-    with pytest.raises(InvalidInput, match="a file is in the way"), hold(tmp_path / "out"):
+    with pytest.raises(InvalidInput, match="a file exists where a folder is needed"), hold(tmp_path / "out"):
         pass
 
 
@@ -48,7 +48,7 @@ def test_an_error_inside_the_run_is_not_blamed_on_the_folder(tmp_path):
 
 
 def test_a_full_disk_says_what_to_do(tmp_path):
-    sentence = "the disk is full: make room and run the same command again"
+    sentence = "the disk is full: free space and run the same command again"
     with pytest.raises(InvalidInput, match=sentence), translated(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,7 +1,7 @@
 import pytest
 
 from marlaas.local.folder import RunRecord, hold, write
-from marlaas.local.opened import open_job, open_jobs
+from marlaas.local.records import open_job, open_jobs
 from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPoolSpec
@@ -40,12 +40,12 @@ def test_records_are_read_and_what_is_not_there_yet_is_empty(out):
 
 
 def test_what_cannot_be_opened_is_told(out, tmp_path):
-    with pytest.raises(InvalidInput, match="is no output folder of `marlaas run`"):
+    with pytest.raises(InvalidInput, match="is not an output folder of `marlaas run`"):
         open_jobs(tmp_path)
-    with pytest.raises(InvalidInput, match="has no job spel: it has team-a/reverse, team-b/spell"):
+    with pytest.raises(InvalidInput, match="has no job spel: its jobs are team-a/reverse, team-b/spell"):
         open_jobs(out, "spel")
-    with pytest.raises(InvalidInput, match="say --job team-a/reverse or --job team-b/spell"):
+    with pytest.raises(InvalidInput, match="choose one with --job team-a/reverse or --job team-b/spell"):
         open_job(out)
     (out / "team-a" / "reverse" / "steps.jsonl").write_text("nonsense\n")
-    with pytest.raises(InvalidInput, match=r"steps.jsonl holds a line"):
+    with pytest.raises(InvalidInput, match=r"steps.jsonl has a line"):
         open_job(out, "reverse").steps()

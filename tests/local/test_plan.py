@@ -15,8 +15,8 @@ def _keys(specs):
     return [spec.key for spec in specs]
 
 
-def _by_key(*levels):
-    return {level.ref.key: level for level in levels}
+def _by_key(*all_progress):
+    return {progress_of.ref.key: progress_of for progress_of in all_progress}
 
 
 def test_before_anything_is_admitted_the_pool_and_the_orchestrator_run(document):
@@ -24,27 +24,27 @@ def test_before_anything_is_admitted_the_pool_and_the_orchestrator_run(document)
     assert _keys(specs) == ["orchestrator", "rollout-0.tiny", "rollout-1.tiny", "trainer-0.tiny"]
 
 
-def test_an_admitted_job_has_its_sandboxes(document, level):
+def test_an_admitted_job_has_its_sandboxes(document, progress_of):
     job = document(spec={"environment": {"name": "reverse", "replicas": 2}})
-    specs = desired([_pool()], [job], _by_key(level(job)))
+    specs = desired([_pool()], [job], _by_key(progress_of(job)))
     assert _keys(specs)[3:] == ["sandbox-0.team-a.reverse", "sandbox-1.team-a.reverse"]
 
 
 @pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.SUSPENDED])
-def test_a_job_that_is_not_admitted_has_none(document, level, phase):
+def test_a_job_that_is_not_admitted_has_none(document, progress_of, phase):
     other = document("other")
-    levels = _by_key(level(document(), phase=phase, admitted=False), level(other))
-    assert _keys(desired([_pool()], [document(), other], levels))[3:] == ["sandbox-0.team-a.other"]
+    all_progress = _by_key(progress_of(document(), phase=phase, admitted=False), progress_of(other))
+    assert _keys(desired([_pool()], [document(), other], all_progress))[3:] == ["sandbox-0.team-a.other"]
 
 
-def test_a_job_that_has_ended_has_none_while_another_goes_on(document, level):
+def test_a_job_that_has_ended_has_none_while_another_goes_on(document, progress_of):
     other = document("other")
-    levels = _by_key(level(document(), phase=Phase.SUCCEEDED), level(other))
-    assert _keys(desired([_pool()], [document(), other], levels))[3:] == ["sandbox-0.team-a.other"]
+    all_progress = _by_key(progress_of(document(), phase=Phase.SUCCEEDED), progress_of(other))
+    assert _keys(desired([_pool()], [document(), other], all_progress))[3:] == ["sandbox-0.team-a.other"]
 
 
-def test_progress_of_an_earlier_job_of_the_same_name_counts_for_nothing(document, level):
-    stale = level(document(uid="earlier"), phase=Phase.SUCCEEDED)
+def test_progress_of_an_earlier_job_of_the_same_name_counts_for_nothing(document, progress_of):
+    stale = progress_of(document(uid="earlier"), phase=Phase.SUCCEEDED)
     assert _keys(desired([_pool()], [document()], _by_key(stale))) == [
         "orchestrator",
         "rollout-0.tiny",
@@ -52,16 +52,16 @@ def test_progress_of_an_earlier_job_of_the_same_name_counts_for_nothing(document
     ]
 
 
-def test_nothing_runs_once_every_job_is_settled(document, level):
+def test_nothing_runs_once_every_job_is_settled(document, progress_of):
     other = document("other")
-    levels = _by_key(level(document(), phase=Phase.FAILED), level(other, phase=Phase.SUCCEEDED))
-    assert desired([_pool()], [document(), other], levels) == ()
+    all_progress = _by_key(progress_of(document(), phase=Phase.FAILED), progress_of(other, phase=Phase.SUCCEEDED))
+    assert desired([_pool()], [document(), other], all_progress) == ()
 
 
-def test_a_pool_that_no_running_job_uses_does_not_run(document, level):
-    levels = _by_key(level(document(), phase=Phase.SUCCEEDED))
+def test_a_pool_that_no_running_job_uses_does_not_run(document, progress_of):
+    all_progress = _by_key(progress_of(document(), phase=Phase.SUCCEEDED))
     big = document("other", pool="big")
-    assert _keys(desired([_pool(), _pool("big")], [document(), big], levels)) == [
+    assert _keys(desired([_pool(), _pool("big")], [document(), big], all_progress)) == [
         "orchestrator",
         "rollout-0.big",
         "trainer-0.big",
@@ -78,14 +78,16 @@ def test_a_pool_that_no_running_job_uses_does_not_run(document, level):
         (Phase.RUNNING, 5, False),
     ],
 )
-def test_a_newer_document_unsettles_a_job_only_if_there_is_something_left_to_do(document, level, phase, step, expected):
+def test_a_newer_document_unsettles_a_job_only_if_there_is_something_left_to_do(
+    document, progress_of, phase, step, expected
+):
     newer = document(spec={"training": {"steps": 5}}, generation=2)
-    assert settled(newer, level(document(), phase=phase, step=step)) is expected
+    assert settled(newer, progress_of(document(), phase=phase, step=step)) is expected
 
 
-def test_a_suspended_job_is_settled_while_its_document_says_so(document, level):
+def test_a_suspended_job_is_settled_while_its_document_says_so(document, progress_of):
     job = document(spec={"suspend": True})
-    assert settled(job, level(job, phase=Phase.SUSPENDED))
+    assert settled(job, progress_of(job, phase=Phase.SUSPENDED))
 
 
 def test_a_process_affects_the_jobs_of_its_pool_or_its_own(document):

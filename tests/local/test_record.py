@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from marlaas.local.folder import hold
-from marlaas.local.record import RecordFile, read_line
+from marlaas.local.records import RecordFile, read_line
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer

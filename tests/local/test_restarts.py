@@ -1,17 +1,17 @@
-from marlaas.local.restarts import (
+from marlaas.local.plan import (
     EXIT_INVALID,
-    GOOD_LIFE_S,
+    MAX_NEVER_READY,
     MAX_SHORT,
-    MAX_STILLBORN,
+    MIN_READY_S,
     ProcessRun,
     RestartBackoff,
     after,
 )
 
-STILLBORN = ProcessRun(ended_at=50.0, ready_at=None, exit_code=1)
+NEVER_READY = ProcessRun(ended_at=50.0, ready_at=None, exit_code=1)
 KILLED_EARLY = ProcessRun(ended_at=50.0, ready_at=None, exit_code=-9)
 SHORT = ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=1)
-GOOD = ProcessRun(ended_at=50.0 + GOOD_LIFE_S, ready_at=50.0, exit_code=-9)
+GOOD = ProcessRun(ended_at=50.0 + MIN_READY_S, ready_at=50.0, exit_code=-9)
 
 
 def _all(*runs: ProcessRun) -> RestartBackoff:
@@ -32,12 +32,12 @@ def test_after_a_good_life_it_starts_again_at_once():
 
 
 def test_what_never_became_ready_is_given_up_after_a_few_deaths():
-    assert not _all(*[STILLBORN] * (MAX_STILLBORN - 1)).gives_up
-    assert _all(*[STILLBORN] * MAX_STILLBORN).gives_up
+    assert not _all(*[NEVER_READY] * (MAX_NEVER_READY - 1)).gives_up
+    assert _all(*[NEVER_READY] * MAX_NEVER_READY).gives_up
 
 
 def test_what_was_killed_while_starting_has_more_patience():
-    assert not _all(*[KILLED_EARLY] * MAX_STILLBORN).gives_up
+    assert not _all(*[KILLED_EARLY] * MAX_NEVER_READY).gives_up
     assert _all(*[KILLED_EARLY] * MAX_SHORT).gives_up
 
 
@@ -54,9 +54,9 @@ def test_what_only_a_person_can_mend_is_given_up_however_slowly_it_started():
 
 
 def test_what_was_at_work_before_only_a_person_could_mend_it_is_tried_once_more():
-    assert _all(ProcessRun(ended_at=50.0 + GOOD_LIFE_S, ready_at=50.0, exit_code=EXIT_INVALID)) == RestartBackoff()
+    assert _all(ProcessRun(ended_at=50.0 + MIN_READY_S, ready_at=50.0, exit_code=EXIT_INVALID)) == RestartBackoff()
 
 
 def test_a_good_life_wipes_out_what_was_before():
-    runs = [STILLBORN] * (MAX_STILLBORN - 1)
+    runs = [NEVER_READY] * (MAX_NEVER_READY - 1)
     assert not _all(*runs, GOOD, *runs).gives_up

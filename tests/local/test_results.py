@@ -1,11 +1,11 @@
 import math
 
-from marlaas.local.results import Failure, JobResult, all_succeeded, exchanges, summary
+from marlaas.local.report import Failure, JobResult, all_succeeded, exchanges, summary
 from marlaas_api.messages import Phase
 
 
-def _done(level, document, **fields):
-    return level(
+def _done(progress_of, document, **fields):
+    return progress_of(
         document(),
         **{
             "phase": Phase.SUCCEEDED,
@@ -18,9 +18,9 @@ def _done(level, document, **fields):
     )
 
 
-def test_the_summary_of_a_job_says_what_came_of_it(document, level, evaluation):
+def test_the_summary_of_a_job_says_what_came_of_it(document, progress_of, evaluation):
     evals = (evaluation(document(), 0, 0.25), evaluation(document(), 3, 0.75))
-    result = JobResult(document(), _done(level, document, faults={"env": 2}), (), evals)
+    result = JobResult(document(), _done(progress_of, document, faults={"env": 2}), (), evals)
     assert summary([result]) == {
         "jobs": {
             "team-a/reverse": {
@@ -37,26 +37,28 @@ def test_the_summary_of_a_job_says_what_came_of_it(document, level, evaluation):
     }
 
 
-def test_the_published_version_and_its_evaluation_count_not_the_last(document, level, evaluation):
+def test_the_published_version_and_its_evaluation_count_not_the_last(document, progress_of, evaluation):
     evals = tuple(evaluation(document(), version, mean) for version, mean in ((0, 0.1), (2, 0.9), (3, 0.6)))
-    result = JobResult(document(), _done(level, document, promoted={"policy": 2}), (), evals)
+    result = JobResult(document(), _done(progress_of, document, promoted={"policy": 2}), (), evals)
     entry = summary([result])["jobs"]["team-a/reverse"]
     assert (entry["policyVersion"], entry["evalAfter"]) == (2, 0.9)
 
 
-def test_the_mean_of_nothing_is_null_in_the_summary(document, level, evaluation):
-    result = JobResult(document(), _done(level, document), (), (evaluation(document(), 0, math.nan),))
+def test_the_mean_of_nothing_is_null_in_the_summary(document, progress_of, evaluation):
+    result = JobResult(document(), _done(progress_of, document), (), (evaluation(document(), 0, math.nan),))
     assert summary([result])["jobs"]["team-a/reverse"]["evalBefore"] is None
 
 
-def test_a_failed_job_says_why(document, level):
-    failed = _done(level, document, phase=Phase.FAILED, reason="TooManyFaults", message="KeyError: 'x'")
+def test_a_failed_job_says_why(document, progress_of):
+    failed = _done(progress_of, document, phase=Phase.FAILED, reason="TooManyFaults", message="KeyError: 'x'")
     entry = summary([JobResult(document(), failed)])["jobs"]["team-a/reverse"]
     assert (entry["phase"], entry["reason"], entry["message"]) == ("Failed", "TooManyFaults", "KeyError: 'x'")
 
 
-def test_a_job_that_the_runner_gave_up_is_failed_with_the_roles_words(document, level):
-    result = JobResult(document(), level(document()), failure=Failure("RoleFailed", "rollout-0 (tiny) died: no memory"))
+def test_a_job_that_the_runner_gave_up_is_failed_with_the_roles_words(document, progress_of):
+    result = JobResult(
+        document(), progress_of(document()), failure=Failure("RoleFailed", "rollout-0 (tiny) exited: no memory")
+    )
     entry = summary([result])["jobs"]["team-a/reverse"]
     assert (entry["phase"], entry["reason"]) == ("Failed", "RoleFailed")
     assert not all_succeeded([result])
@@ -68,16 +70,16 @@ def test_a_job_that_never_began_is_queued_and_no_success(document):
     assert not all_succeeded([result])
 
 
-def test_replies_are_paired_by_task_and_only_five(document, level, evaluation):
+def test_replies_are_paired_by_task_and_only_five(document, progress_of, evaluation):
     before = evaluation(document(), 0, 0.1, tuple(f"before {i}" for i in range(7)))
     after = evaluation(document(), 3, 0.9, tuple(f"after {i}" for i in range(6)))
-    pairs = exchanges(JobResult(document(), _done(level, document), (), (before, after)))
+    pairs = exchanges(JobResult(document(), _done(progress_of, document), (), (before, after)))
     assert [(pair.before.reply, pair.after.reply) for pair in pairs] == [
         (f"before {i}", f"after {i}") for i in range(5)
     ]
 
 
-def test_without_a_second_evaluation_there_is_nothing_to_pair(document, level, evaluation):
-    result = JobResult(document(), level(document()), (), (evaluation(document(), 0, 0.1, ("x",)),))
+def test_without_a_second_evaluation_there_is_nothing_to_pair(document, progress_of, evaluation):
+    result = JobResult(document(), progress_of(document()), (), (evaluation(document(), 0, 0.1, ("x",)),))
     assert exchanges(result) == ()
     assert summary([result])["jobs"]["team-a/reverse"]["evalAfter"] is None

@@ -75,7 +75,7 @@ def test_a_role_that_is_killed_is_started_again_and_nothing_is_counted_twice(pla
     run.named(role).kill()
     told = run.until(type="note")
     assert f"{role if role == 'orchestrator' else role + '-0'}" in told["message"]
-    assert "killed by SIGKILL; it starts again" in told["message"]
+    assert "killed by SIGKILL; it restarts" in told["message"]
     place.go()
     assert run.end() == 0
     assert place.steps() == [0, 1, 2]
@@ -99,7 +99,7 @@ def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) ->
     entry = place.summary()["team-a/reverse"]
     assert (entry["phase"], entry["reason"]) == ("Failed", "RoleFailed")
     assert (
-        "rollout-0 (tiny) died: ValueError: No common block size for 16; given up after it died 3 times"
+        "rollout-0 (tiny) exited: ValueError: No common block size for 16; not restarted after 3 exits in a row"
         in entry["message"]
     )
     assert "Traceback" in place.log("rollout-0.tiny.log")
@@ -109,7 +109,7 @@ def test_what_only_a_person_can_mend_is_given_up_at_once(place: Place) -> None:
     place.script(trainer={"how": "invalid", "text": "adapter rank 64 is above 16", "times": 99})
     run = place.start()
     assert run.end() == 1
-    assert "adapter rank 64 is above 16; given up" in place.summary()["team-a/reverse"]["message"]
+    assert "adapter rank 64 is above 16; not restarted" in place.summary()["team-a/reverse"]["message"]
     assert place.log("trainer-0.tiny.log").count("=== start") == 1
 
 

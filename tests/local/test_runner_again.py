@@ -15,7 +15,7 @@ def test_ctrl_c_drains_and_the_same_command_goes_on(place: Place) -> None:
     assert run.end() == 130
     assert run.processes() == []
     assert "trainer has drained" in place.log("trainer-0.tiny.log")
-    assert any("run the same command again to go on: marlaas run" in str(line.get("message")) for line in run.told)
+    assert any("to continue later, run: marlaas run" in str(line.get("message")) for line in run.told)
     assert place.summary()["team-a/reverse"]["phase"] == "Running"
     place.go()
     assert place.start().end() == 0

@@ -16,13 +16,13 @@ from marlaas.local.table import (
 from marlaas_api.messages import Phase
 
 
-def test_every_column_has_a_cell_before_and_after_the_orchestrator_has_spoken(document, level):
+def test_every_column_has_a_cell_before_and_after_the_orchestrator_has_spoken(document, progress_of):
     assert len(cells(JobView(document()))) == len(COLUMNS)
-    assert len(cells(JobView(document(), level(document())))) == len(COLUMNS)
+    assert len(cells(JobView(document(), progress_of(document())))) == len(COLUMNS)
 
 
-def test_a_row_says_how_a_job_stands(document, level):
-    progress = level(
+def test_a_row_says_how_a_job_stands(document, progress_of):
+    progress = progress_of(
         document(),
         step=2,
         versions={"policy": 2},
@@ -38,8 +38,8 @@ def test_a_row_says_how_a_job_stands(document, level):
     assert row == expected
 
 
-def test_a_finished_job_has_no_eta(document, level):
-    assert cells(JobView(document(), level(document(), phase=Phase.SUCCEEDED), eta_s=9.0))[-1] == "·"
+def test_a_finished_job_has_no_eta(document, progress_of):
+    assert cells(JobView(document(), progress_of(document(), phase=Phase.SUCCEEDED), eta_s=9.0))[-1] == "·"
 
 
 @pytest.mark.parametrize(
@@ -57,24 +57,24 @@ def test_faults_are_told_by_class_and_only_those_there_are():
     assert [faults(by) for by in ({}, {"env": 0}, {"infra": 2, "env": 1})] == ["0", "0", "env 1, infra 2"]
 
 
-def test_one_evaluation_is_told_once(document, level):
-    assert evaluation(level(document(), eval_before=0.25, eval_last=0.25)) == "0.25"
-    assert evaluation(level(document())) == "·"
+def test_one_evaluation_is_told_once(document, progress_of):
+    assert evaluation(progress_of(document(), eval_before=0.25, eval_last=0.25)) == "0.25"
+    assert evaluation(progress_of(document())) == "·"
 
 
-def test_a_plain_line_of_a_failed_job_says_why(document, level):
-    failed = level(document(), phase=Phase.FAILED, reason="TooManyFaults", message="ValueError: no such word")
+def test_a_plain_line_of_a_failed_job_says_why(document, progress_of):
+    failed = progress_of(document(), phase=Phase.FAILED, reason="TooManyFaults", message="ValueError: no such word")
     assert plain_line(JobView(document(), failed)).endswith("TooManyFaults: ValueError: no such word")
 
 
-def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, level):
-    failed = level(document(), phase=Phase.FAILED, reason="TooManyFaults", message="\x1b[2Jall is well")
+def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
+    failed = progress_of(document(), phase=Phase.FAILED, reason="TooManyFaults", message="\x1b[2Jall is well")
     assert plain_line(JobView(document(), failed)).endswith(r"TooManyFaults: \x1b[2Jall is well")
     assert why("team-a/sums", "TooManyFaults", failed.message, 5) == r"team-a/sums: TooManyFaults: \x1b[2Jall is well"
 
 
-def test_the_json_of_a_job_has_the_same_keys_as_the_summary_where_they_mean_the_same(document, level):
-    content = as_json(JobView(document(), level(document(), eval_before=0.5), eta_s=4.6))
+def test_the_json_of_a_job_has_the_same_keys_as_the_summary_where_they_mean_the_same(document, progress_of):
+    content = as_json(JobView(document(), progress_of(document(), eval_before=0.5), eta_s=4.6))
     assert (content["job"], content["phase"], content["evalBefore"], content["etaSeconds"]) == (
         "team-a/reverse",
         "Running",

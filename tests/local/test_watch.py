@@ -7,8 +7,7 @@ import pytest
 from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
-from marlaas.local.observation import announce
-from marlaas.local.watch import JobWatch
+from marlaas.local.watch import JobWatch, announce
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
@@ -27,7 +26,7 @@ class Scene:
     def watch(self, *jobs: JobDocument) -> JobWatch:
         return JobWatch(self.bus, Collector(self.folder, self.bus, self.blobs), JsonDisplay(_Nowhere()), jobs, ())
 
-    async def publish(self, document: JobDocument, level: Callable[..., object]) -> None:
+    async def publish(self, document: JobDocument, progress_of: Callable[..., object]) -> None:
         """The job has succeeded with version 1."""
         files = {
             "adapter_model.safetensors": await self.blobs.put("x", "adapter_model.safetensors", document.job.encode())
@@ -38,7 +37,7 @@ class Scene:
         record = PolicyRecord(uid=document.uid, version=1, manifest=await self.blobs.put("x", "m", encode(manifest)))
         policies = await self.bus.bucket(subjects.POLICY)
         await policies.put(subjects.policy_key(document.namespace, document.job, "policy"), encode(record))
-        done = level(document, phase=Phase.SUCCEEDED, versions={"policy": 1}, step=3)
+        done = progress_of(document, phase=Phase.SUCCEEDED, versions={"policy": 1}, step=3)
         await (await self.bus.bucket(subjects.PROGRESS)).put(document.ref.key, encode(done))
 
 
@@ -56,10 +55,10 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     await bus.close()
 
 
-async def test_what_cannot_be_read_of_one_job_is_that_jobs_failure_alone(scene, document, level):
+async def test_what_cannot_be_read_of_one_job_is_that_jobs_failure_alone(scene, document, progress_of):
     good, bad = document(), document("other")
     for job in (good, bad):
-        await scene.publish(job, level)
+        await scene.publish(job, progress_of)
     (name,) = [name for name, data in scene.blobs.contents.items() if data == b"other"]
     scene.blobs.contents[name] = b"tampered"
     results = await scene.watch(good, bad).results()
@@ -69,19 +68,19 @@ async def test_what_cannot_be_read_of_one_job_is_that_jobs_failure_alone(scene, 
     assert not (scene.folder.job(bad.ref) / "adapter").exists()
 
 
-async def test_an_export_goes_where_the_job_says(scene, document, level, tmp_path):
+async def test_an_export_goes_where_the_job_says(scene, document, progress_of, tmp_path):
     job = document(spec={"export": {"path": str(tmp_path / "mine")}})
-    await scene.publish(job, level)
+    await scene.publish(job, progress_of)
     await scene.watch(job).results()
     assert (tmp_path / "mine" / "adapter_model.safetensors").read_bytes() == b"reverse"
 
 
-async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document, level):
+async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document, progress_of):
     job = document()
-    await scene.publish(job, level)
+    await scene.publish(job, progress_of)
     scene.folder.job(job.ref).parent.mkdir(parents=True)
     scene.folder.job(job.ref).write_text("in the way")
-    with pytest.raises(InvalidInput, match="a file is in the way"):
+    with pytest.raises(InvalidInput, match="a file exists where a folder is needed"):
         await scene.watch(job).results()
 
 

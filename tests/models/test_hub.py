@@ -90,7 +90,7 @@ def test_a_hub_that_stays_broken_is_given_up_after_a_bound(hub: Hub, fetched) ->
     hub.refusals = [(500, "")] * 100
     _, (kind, text), pauses, found = fetched(hub.url)
     assert kind == "HubUnavailable"
-    assert f"the hub does not give model {NAME}@main (it answers 500, after 4 attempts)" in text
+    assert f"model {NAME}@main cannot be fetched from the hub (it answers 500, after 4 attempts)" in text
     assert pauses == [1.0, 2.0, 4.0]
     assert found is None
 
@@ -102,7 +102,8 @@ def test_a_hub_that_is_not_there(fetched) -> None:
     assert kind == "HubUnavailable"
     assert "(it does not answer, after 4 attempts)" in text
     assert (
-        "connect this machine, set HF_ENDPOINT to a hub that it can reach, or give a folder (path) or a builtin" in text
+        "connect this machine to the network, set HF_ENDPOINT to a hub that it can reach, or use a folder (path) or a builtin"
+        in text
     )
     assert len(pauses) == 3
 
@@ -110,7 +111,7 @@ def test_a_hub_that_is_not_there(fetched) -> None:
 def test_offline_by_choice_is_said_to_be_so(hub: Hub, fetched, tmp_path: Path) -> None:
     _, (kind, text), pauses, _ = fetched(hub.url, HF_HUB_OFFLINE="1")
     assert kind == "HubUnavailable"
-    assert f"is not in the hub's cache {tmp_path}/hf/hub, and HF_HUB_OFFLINE forbids to fetch it" in text
+    assert f"is not in the hub's cache {tmp_path}/hf/hub, and HF_HUB_OFFLINE forbids downloads" in text
     assert pauses == []
     assert hub.asked == []
 
@@ -122,9 +123,9 @@ def test_offline_by_choice_is_said_to_be_so(hub: Hub, fetched, tmp_path: Path) -
             "some/tyni",
             "main",
             {},
-            "the hub shows us no model some/tyni@main: check the name, and if it is private, set HF_TOKEN",
+            "the hub has no model some/tyni@main, or denies access to it: check the name, and if the model is private, set HF_TOKEN",
         ),
-        (NAME, "v9", {}, "the hub has no revision of that name: some/tiny@v9; give a branch, a tag or a commit"),
+        (NAME, "v9", {}, "the hub has no revision some/tiny@v9; give a branch, a tag or a commit"),
     ],
     ids=["a wrong name", "a wrong revision"],
 )
@@ -143,10 +144,10 @@ def test_a_gated_model_needs_the_token_of_somebody_who_may_read_it(hub: Hub, fet
     assert kind == "UnknownModel"
     assert (
         text
-        == f"the hub's model {NAME}@main is gated: accept its terms on its page, then set HF_TOKEN to a token that may read it"
+        == f"model {NAME}@main is gated on the hub: accept its terms on its page, then set HF_TOKEN to a token that may read it"
     )
     _, (_, text), _, _ = fetched(hub.url, HF_TOKEN="wrong")
-    assert text.endswith("give in HF_TOKEN the token of somebody who may read it; the present one may not")
+    assert text.endswith("set HF_TOKEN to a token that may read it; the current token may not")
     assert fetched(hub.url, HF_TOKEN="right")[1] is None
 
 
@@ -171,7 +172,7 @@ def test_a_full_disk_is_told_at_once_even_deep_within_the_hubs_own_error(
             raise RuntimeError("Data processing error") from error
 
     monkeypatch.setattr(models_hub, "_download", full)
-    with pytest.raises(CacheFull, match=f"no room in the hub's cache {tmp_path}: free some, or set HF_HOME"):
+    with pytest.raises(CacheFull, match=f"the disk of the hub's cache {tmp_path} is full: free space, or set HF_HOME"):
         fetch(NAME, "main", pauses.append)
     assert pauses == []
 

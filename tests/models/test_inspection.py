@@ -40,7 +40,7 @@ def test_a_model_with_a_picture_side_keeps_its_positions_with_the_text(tmp_path:
         ("model.safetensors", b"\xff" * 8, "model.safetensors is damaged"),
         ("model.safetensors", b"\x02\0\0\0\0\0\0\0{x", "model.safetensors is damaged"),
         ("config.json", b"{", "config.json cannot be read"),
-        ("config.json", b"[]", "config.json holds no JSON object"),
+        ("config.json", b"[]", "config.json is not a JSON object"),
         ("model.safetensors.index.json", b'{"weight_map": {"a": "part1.safetensors"}}', "part1.safetensors is missing"),
     ],
 )

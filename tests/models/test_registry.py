@@ -52,7 +52,8 @@ def test_a_model_is_prepared_only_on_request(own_cache: Path, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("tny", "did you mean 'tiny'"), ("SmolLM2_135M", "did you mean 'smollm2"), ("gpt", "there are")]
+    ("name", "hint"),
+    [("tny", "did you mean 'tiny'"), ("SmolLM2_135M", "did you mean 'smollm2"), ("gpt", "the builtin models are")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(UnknownModel, match=hint) as caught:
@@ -79,7 +80,7 @@ def test_no_room_for_a_model(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -
     recipe = registry._RECIPES["tiny"]
     huge = registry.BuiltinModel("tiny", "", "", 2**60, 1)
     monkeypatch.setitem(registry._RECIPES, "tiny", registry._Recipe(huge, recipe.build, recipe.sources))
-    with pytest.raises(CacheFull, match="no room"):
+    with pytest.raises(CacheFull, match=r"the disk of .* is full"):
         prepare("tiny")
 
 
@@ -103,7 +104,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path, names: list[str], missing: st
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NotAModel, match="there is no such folder"):
+    with pytest.raises(NotAModel, match="the folder does not exist"):
         resolve(ModelSpec(path=str(tmp_path / "none")))
 
 
@@ -130,7 +131,7 @@ def test_a_model_that_needs_a_package_that_is_not_here(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "marlaas.models.tiny", raising=False)
     with pytest.raises(
-        MissingPackage, match="model tiny cannot be made here: the Python package torch is not installed; inst"
+        MissingPackage, match="model tiny cannot be built here: the Python package torch is not installed; inst"
     ):
         prepare("tiny")
 

@@ -69,7 +69,9 @@ async def test_a_replica_of_the_bus_that_loses_sight_of_a_document_cancels_no_jo
             await seen_often.wait()
         progress = await harness.progress(job, final)
     assert (progress.phase, progress.step) == (Phase.SUCCEEDED, 5)
-    assert sum(line.startswith("admitted job") for line in caplog.messages) == 1, "the job was not cancelled and taken up again"
+    assert sum(line.startswith("admitted job") for line in caplog.messages) == 1, (
+        "the job was not cancelled and taken up again"
+    )
 
 
 async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harness, document):

@@ -5,10 +5,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from marlaas.plots.figure import draw
-from marlaas.plots.page import page
-from marlaas.plots.series import EVAL, REWARD, Curve, JobCurves
-from marlaas.plots.timeline import Timeline
+from marlaas.plots.figure import draw, page
+from marlaas.plots.series import EVAL, REWARD, Curve, JobCurves, Timeline
 
 JOBS = [
     JobCurves(

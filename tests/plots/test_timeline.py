@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
-from marlaas.plots.timeline import timeline, union
+from marlaas.plots.series import timeline, union
 from marlaas_api.messages import StopReason
 from marlaas_api.names import Split
 

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
-from marlaas.scaffold import create, project
+from marlaas.cli.init import create, project
 from marlaas_api.errors import InvalidInput
 
 
@@ -62,23 +62,23 @@ def test_its_code_is_in_good_form(folder: Path) -> None:
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(InvalidInput, match="is there already and not empty"):
+    with pytest.raises(InvalidInput, match="exists and is not empty"):
         create(tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidInput, match="is there already"):
+    with pytest.raises(InvalidInput, match="exists and is not empty"):
         create(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("My Game", "how about my-game?"),
-        ("...", "cannot be a job's name"),
+        ("My Game", "for example my-game"),
+        ("...", "is not a valid job name"),
         ("2048", "it must begin with a letter"),
-        ("class", "be no keyword"),
-        ("random", "would hide"),
-        ("marlaas", "would hide"),
+        ("class", "must not be a keyword"),
+        ("random", "would shadow"),
+        ("marlaas", "would shadow"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_told(name: str, words: str) -> None:

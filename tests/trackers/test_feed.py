@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from marlaas.trackers.feed import DeliveryLedger, TrackerFeed, TrackerPaths
-from marlaas.trackers.rows import rows, settings
-from marlaas.trackers.seam import MemoryTracker, require
+from marlaas.trackers.seam import MemoryTracker, require, rows, settings
 from marlaas_api.errors import InvalidInput
 
 
@@ -18,7 +17,7 @@ class Office:
     notes: list[str] = field(default_factory=list)
     tracker: MemoryTracker = field(default_factory=MemoryTracker)
 
-    def desk(self) -> TrackerFeed:
+    def feed(self) -> TrackerFeed:
         place = TrackerPaths(self.folder / ".state", lambda job: self.folder / job.job)
         return TrackerFeed(place, self.notes.append, lambda name, document, folder: self.tracker)
 
@@ -51,12 +50,12 @@ def test_settings_are_flat_and_named_as_in_the_manifest(document):
 
 async def test_every_record_is_told_once_also_over_a_restart(office, document, steps, evaluation):
     job = document("tensorboard")
-    first = office.desk()
-    first.tell(job, steps(1), [evaluation(0)])
-    first.tell(job, steps(2), [evaluation(0)])
+    first = office.feed()
+    first.add(job, steps(1), [evaluation(0)])
+    first.add(job, steps(2), [evaluation(0)])
     await first.close([job], set())
-    second = office.desk()
-    second.tell(job, steps(3), [evaluation(0), evaluation(3)])
+    second = office.feed()
+    second.add(job, steps(3), [evaluation(0), evaluation(3)])
     await second.close([job], {job.uid})
     assert office.heard() == [(0, "eval 0"), (1, "step 0"), (2, "step 1"), (3, "step 2"), (4, "eval 3")]
     assert office.tracker.closed == [False, True]
@@ -66,22 +65,25 @@ async def test_every_record_is_told_once_also_over_a_restart(office, document, s
 async def test_a_tracker_that_fails_is_named_and_told_no_more_and_the_others_go_on(office, document, steps):
     office.tracker.fails_at = 1
     other = MemoryTracker()
-    desk = office.desk()
-    desk.open_tracker = lambda name, document, folder: office.tracker if name == "wandb" else other
+    feed = office.feed()
+    feed.open_tracker = lambda name, document, folder: office.tracker if name == "wandb" else other
     job = document("wandb", "mlflow")
-    desk.tell(job, steps(3), [])
-    desk.tell(job, steps(3), [])
-    await desk.close([job], {job.uid})
+    feed.add(job, steps(3), [])
+    feed.add(job, steps(3), [])
+    await feed.close([job], {job.uid})
     assert [row.key for _, row in office.tracker.rows] == ["step 0"]
     assert [row.key for _, row in other.rows] == ["step 0", "step 1", "step 2"]
-    assert "team-a/reverse: wandb is told no more in this run: OSError: no route to host" in office.notes
+    assert (
+        "team-a/reverse: tracker wandb failed and gets no more rows in this run: OSError: no route to host"
+        in office.notes
+    )
     assert office.tracker.closed == []
 
 
 async def test_a_job_without_trackers_costs_nothing(office, document, steps):
-    desk = office.desk()
-    desk.tell(document(), steps(1), [])
-    await desk.close([document()], set())
+    feed = office.feed()
+    feed.add(document(), steps(1), [])
+    await feed.close([document()], set())
     assert office.heard() == []
     assert not (office.folder / ".state").exists()
 
@@ -89,9 +91,9 @@ async def test_a_job_without_trackers_costs_nothing(office, document, steps):
 async def test_a_finished_run_that_is_looked_at_again_opens_no_tracker(office, document, steps):
     job = document("wandb")
     for _ in range(2):
-        desk = office.desk()
-        desk.tell(job, steps(1), [])
-        await desk.close([job], {job.uid})
+        feed = office.feed()
+        feed.add(job, steps(1), [])
+        await feed.close([job], {job.uid})
     assert office.heard() == [(0, "step 0")]
     assert len(office.notes) == 1
 
@@ -102,8 +104,8 @@ def test_a_line_that_a_kill_cut_off_matches_nothing(tmp_path):
     path.write_text(path.read_text() + "mlflow step 1")
     ledger = DeliveryLedger(path)
     ledger.mark("mlflow", "step 12")
-    assert DeliveryLedger(path).told("mlflow") == {"step 1", "step 12"}
-    assert DeliveryLedger(path).told("wandb") == set()
+    assert DeliveryLedger(path).delivered("mlflow") == {"step 1", "step 12"}
+    assert DeliveryLedger(path).delivered("wandb") == set()
 
 
 def test_a_library_that_is_missing_is_told_with_what_to_install(document, monkeypatch: pytest.MonkeyPatch):

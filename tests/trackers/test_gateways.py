@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.trackers.rows import rows
-from marlaas.trackers.seam import open_tracker
+from marlaas.trackers.seam import open_tracker, rows
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from marlaas_worker.trainer import service
 from marlaas_worker.trainer.batching import MicroBatch
+from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.memory import memory_errors
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel
+from marlaas_worker.trainer.model import BaseModel
 
 
 @dataclass(frozen=True)

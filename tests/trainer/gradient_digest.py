@@ -10,7 +10,8 @@ import torch
 
 from marlaas_worker.trainer.batching import collate
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.model import BaseModel, initial_weights
+from marlaas_worker.trainer.lora import initial_weights
+from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, chain
 
 

@@ -1,22 +1,23 @@
-"""A world for trainers: bus, blobs and a clock in memory, and everybody else's part of the loop, played by hand."""
+"""Harness for trainers: bus, blobs and a clock in memory, with the orchestrator's, the rollout role's and the sandbox's part of the loop."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import load
+from tests.trainer.jobs import assignment_of
 from tests.trainer.sampler import VOCABULARY, Sampler
 from torch import Tensor
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.documents import job_spec, pool_spec
-from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
+from marlaas_api.documents import pool_spec
+from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import (
     GroupLogEntry,
     GroupReady,
@@ -40,7 +41,6 @@ from marlaas_worker.metrics import Metrics
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service
 from marlaas_worker.trainer.agent import weighing
-from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.shared import Timing
 from marlaas_worker.trainer.trajectories import Expectation, read_group
@@ -49,39 +49,7 @@ QUICK = Timing(report_s=0.02, reconcile_s=0.02, retry_s=0.005, missing_turn_s=5.
 
 
 class Killed(BaseException):
-    """A trainer died here, as kill -9 would have it."""
-
-
-def job(name: str = "sums", *, agent: Mapping[str, Any] | None = None, **training: Any) -> JobDocument:
-    """A small strict job on the pool `tiny`."""
-    spec = {
-        "poolRef": {"name": "tiny"},
-        "agents": [{"name": "policy", "adapter": {"rank": 8, "alpha": 16}, **(agent or {})}],
-        "environment": {"name": "reverse"},
-        "rollout": {"groupSize": 3, "temperature": 0.8},
-        "training": {
-            "steps": 4,
-            "groupsPerStep": 2,
-            "maxStaleness": 0,
-            "microbatchTokens": 64,
-            "optimizer": {"learningRate": 3e-3},
-            **training,
-        },
-        "checkpoint": {"keep": 1},
-    }
-    return JobDocument(
-        namespace="team-a",
-        job=name,
-        uid=f"uid-{name}",
-        pool="tiny",
-        tenant="team-a",
-        seed=3,
-        spec=job_spec(RLJobSpec.model_validate(spec)),
-    )
-
-
-def assignment_of(document: JobDocument) -> Assignment:
-    return Assignment(document, document.spec.agents[0])
+    """The trainer is killed at this point, as by kill -9."""
 
 
 @dataclass
@@ -119,7 +87,7 @@ class TrainerHarness:
     # a trainer ------------------------------------------------------------------------------------------------------
 
     async def serve(self, name: str, stop: asyncio.Event, blobs: MemoryBlobs | None = None) -> None:
-        """One life of a trainer."""
+        """Run a trainer once, until `stop` is set."""
         bus = self.server.connect(name)
         context = RoleContext(name, bus, blobs or self.blobs, self.scratch, stop, self.clock)
         self.metrics[name] = context.metrics
@@ -149,9 +117,9 @@ class TrainerHarness:
     # the orchestrator -----------------------------------------------------------------------------------------------
 
     async def admit(self, document: JobDocument, **changes: Any) -> None:
-        """Write a job's document and level."""
+        """Write a job's document and progress."""
         key = subjects.job_key(document.namespace, document.job)
-        level = Progress(
+        progress = Progress(
             namespace=document.namespace,
             job=document.job,
             uid=document.uid,
@@ -161,7 +129,7 @@ class TrainerHarness:
             steps=document.spec.training.steps,
         )
         await (await self.bus.bucket(subjects.JOBS)).put(key, wire.encode(document))
-        await (await self.bus.bucket(subjects.PROGRESS)).put(key, wire.encode(level.model_copy(update=changes)))
+        await (await self.bus.bucket(subjects.PROGRESS)).put(key, wire.encode(progress.model_copy(update=changes)))
 
     async def assign(self, document: JobDocument, step: int, positions: Sequence[int], **changes: Any) -> None:
         """Log groups of a step, their turns being recorded."""
@@ -177,7 +145,7 @@ class TrainerHarness:
         await self.log(document, StepClosed(**ids, agent="policy", step=step, base_version=base, num_groups=num_groups))
 
     async def play(self, document: JobDocument, steps: int, first: int = 0) -> None:
-        """Everybody else's part, strictly: each step's groups are sampled from the version before it."""
+        """Play the other roles in strict mode: each step's groups are sampled from the version before it."""
         for step in range(first, first + steps):
             await self.version(document, step)
             await self.assign(document, step, range(document.spec.training.groups_per_step))
@@ -252,7 +220,7 @@ class TrainerHarness:
     async def publish_turn(self, turn: Turn) -> None:
         await self.bus.publish(subjects.turn("team-a", turn.job, turn.episode, turn.turn), wire.encode(turn))
 
-    # what is true ---------------------------------------------------------------------------------------------------
+    # committed versions ---------------------------------------------------------------------------------------------------
 
     async def record(self, document: JobDocument) -> PolicyRecord:
         entry = await (await self.bus.bucket(subjects.POLICY)).get(assignment_of(document).key)
@@ -261,7 +229,7 @@ class TrainerHarness:
         return wire.decode_as(PolicyRecord, entry.data)
 
     async def version(self, document: JobDocument, version: int) -> PolicyRecord:
-        """Wait until a version is true."""
+        """Wait until a version is committed."""
         return await self.until(document, lambda record: record.version >= version)
 
     async def until(self, document: JobDocument, condition: Any) -> PolicyRecord:
@@ -305,8 +273,8 @@ class TrainerHarness:
         """The present version's tensors file."""
         return await self.blobs.get((await self.manifest(await self.record(document))).files[TENSORS_FILE])
 
-    async def told(self, document: JobDocument, reason: str) -> JobEvent:
-        """Wait for a sentence of the job's story."""
+    async def emitted(self, document: JobDocument, reason: str) -> JobEvent:
+        """Wait for an event of the job with this reason."""
         subject = subjects.event(document.namespace, document.job, "trainer")
         while True:
             for stored in await self.bus.replay(subjects.EVENTS, subject):

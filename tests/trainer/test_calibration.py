@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.trainer.harness import TrainerHarness, job
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import job
 
 from marlaas_api import subjects, wire
 from marlaas_api.documents import pool_spec
@@ -17,9 +18,9 @@ from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker import calibration as agreed
 from marlaas_worker.adapters import as_held, tensor_digest
 from marlaas_worker.trainer import calibration
-from marlaas_worker.trainer.calibration import CalibrationFailed, calibrate
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel
-from marlaas_worker.trainer.probes import batch_of
+from marlaas_worker.trainer.calibration import CalibrationFailed, batch_of, calibrate
+from marlaas_worker.trainer.lora import AttachedAdapter
+from marlaas_worker.trainer.model import BaseModel
 
 IDS = [[3, 9, 27, 17, 5, 40, 8, 2], [1, 60, 33, 12, 7, 7, 21, 50]]
 

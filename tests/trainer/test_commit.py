@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.harness import Killed, TrainerHarness, assignment_of, job
+from tests.trainer.harness import Killed, TrainerHarness
+from tests.trainer.jobs import assignment_of, job
 from tests.trainer.sampler import Sampler
 
 from marlaas_api import failpoints, subjects, wire
@@ -16,8 +17,8 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bucket, BusUnavailable, Entry
 from marlaas_api.messages import PolicyRecord, ReplicaReport
 from marlaas_worker.role import RoleContext
+from marlaas_worker.trainer.assignment import GRACE_S
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
-from marlaas_worker.trainer.lease import GRACE_S
 
 WITHIN_S = 60.0
 STEPS = 3

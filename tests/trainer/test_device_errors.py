@@ -9,7 +9,8 @@ import pytest
 import torch
 from tests.trainer.following import WITHIN_S, trained
 from tests.trainer.fragile import Pass, fragile
-from tests.trainer.harness import TrainerHarness, job
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import job
 from tests.trainer.sampler import Sampler
 
 from marlaas_api import subjects, wire
@@ -148,7 +149,7 @@ async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_ada
     async with harness.trainer(), asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
         doomed = tasks.create_task(harness.play(frail, STEPS))
         await harness.play(sound, STEPS)
-        await harness.told(frail, reason)
+        await harness.emitted(frail, reason)
         doomed.cancel()
     assert faults.failed
     assert await harness.adapter(sound) == undisturbed["sound"]
@@ -169,7 +170,7 @@ async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_w
         asyncio.timeout(WITHIN_S),
     ):  # which knows of the first from the commit alone
         await harness.play(document, 1, first=2)
-        assert (await harness.told(document, "UpdateSkipped")).message.endswith(
+        assert (await harness.emitted(document, "UpdateSkipped")).message.endswith(
             "version 2 has the weights of version 1"
         )
         event = await third_step(harness, document)
@@ -183,7 +184,7 @@ async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_w
 async def third_step(harness: TrainerHarness, document: JobDocument) -> str:
     await harness.assign(document, 3, range(2))
     await harness.close(document, 3, 2)
-    return (await harness.told(document, "TrainingFailed")).message
+    return (await harness.emitted(document, "TrainingFailed")).message
 
 
 @pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlaas_api.messages import GroupReady, StepClosed, TrajectoryRef
-from marlaas_worker.trainer.inbox import LogInvalid, StepInbox
+from marlaas_worker.trainer.intake import LogInvalid, StepInbox
 
 Log = list[GroupReady | StepClosed]
 IDS = {"namespace": "team-a", "job": "sums", "uid": "uid", "agent": "policy"}
@@ -108,9 +108,9 @@ def test_a_step_is_not_due_before_its_closing_says_how_many_groups_it_has() -> N
     [
         ([ready(0, 0), ready(0, 0, name="uid-t7")], "assigned twice"),
         ([closed(0, 2), closed(0, 3)], "assigned twice"),
-        ([ready(0, 0, base=2)], "to be trained at version 2, and policy is at 0"),
-        ([closed(0, 0, base=1)], "to be trained at version 1, and policy is at 0"),
-        ([ready(0, 0, version=1)], "was sampled at version 1, after 0"),
+        ([ready(0, 0, base=2)], "must be trained at version 2, and policy is at version 0"),
+        ([closed(0, 0, base=1)], "must be trained at version 1, and policy is at version 0"),
+        ([ready(0, 0, version=1)], "was sampled at version 1, after its base version 0"),
         ([ready(0, 0), ready(0, 1), closed(0, 1)], "has 2 groups, closed with 1"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 
 from marlaas_api.blobs import BlobRef
 from marlaas_api.messages import PolicyRecord
-from marlaas_worker.trainer.lease import GRACE_S, Absences, bound_record, may_bind
+from marlaas_worker.trainer.assignment import GRACE_S, Absences, bound_record, may_bind
 
 MANIFEST = BlobRef(name="m", sha256="0" * 64, size_bytes=1)
 HELD = PolicyRecord(uid="uid", version=3, manifest=MANIFEST, epoch=5, holder="trainer-0", step=4)

@@ -9,9 +9,15 @@ from tests.trainer.test_learner import learner_of, segments, step
 from marlaas_api.messages.job_spec import OptimizerSettings
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.optimizer import GradientInvalid, learning_rate, update
+from marlaas_worker.trainer.optimizer import (
+    GradientInvalid,
+    TrainingState,
+    learning_rate,
+    read_state,
+    update,
+    write_state,
+)
 from marlaas_worker.trainer.rows import Segment
-from marlaas_worker.trainer.state import TrainingState, read_state, write_state
 
 HALF_ROOT_2 = math.sqrt(2) / 2
 

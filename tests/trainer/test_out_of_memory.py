@@ -10,7 +10,8 @@ import pytest
 import torch
 from tests.trainer.following import WITHIN_S, trained
 from tests.trainer.fragile import FragileModel, Pass, fragile, no_room_above
-from tests.trainer.harness import TrainerHarness, assignment_of, job
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import assignment_of, job
 from tests.trainer.test_commit import kill_at
 
 from marlaas_api.health import exposition
@@ -54,8 +55,8 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
     assert first.metrics["out_of_memory"] == len(faults.failed) > 0 == second.metrics["out_of_memory"]
     labels = 'agent="policy",job="sums",namespace="team-a"'
     assert f"marlaas_trainer_out_of_memory_total{{{labels}}} {float(len(faults.failed))}\n" in page
-    event = await harness.told(document, "OutOfMemory")
-    assert "tokens a micro-batch instead of 256" in event.message
+    event = await harness.emitted(document, "OutOfMemory")
+    assert "tokens instead of 256" in event.message
 
 
 async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(
@@ -98,7 +99,7 @@ async def test_a_single_conversation_that_does_not_fit_fails_its_job_with_the_nu
         await harness.version(large, 0)
         await harness.assign(large, 0, [0, 1])
         await harness.close(large, 0, 2)
-        event = await harness.told(large, "TrainingFailed")
+        event = await harness.emitted(large, "TrainingFailed")
         await harness.play(small, 1)
     assert "one conversation of " in event.message
     assert "lower rollout.maxTokens" in event.message
@@ -119,14 +120,14 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         await harness.version(small, 0)
         await harness.admit(large)
-        event = await harness.told(large, "OutOfMemory")
-        assert "1 more are on this trainer" in event.message
+        event = await harness.emitted(large, "OutOfMemory")
+        assert "other agents on it: 1" in event.message
         assert "marlaas_trainer_broken_jobs 0.0" in exposition(families(harness.metrics["trainer-0"].all_samples()))
         await harness.play(small, 1)
     async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
         await harness.admit(small, admitted=False)
         harness.clock.at += 1e7
-        await harness.told(large, "TrainingFailed")
+        await harness.emitted(large, "TrainingFailed")
 
 
 def segments(*lengths: int) -> list[Segment]:

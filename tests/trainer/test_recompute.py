@@ -10,7 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.batching import collate as collate_rows
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel
+from marlaas_worker.trainer.lora import AttachedAdapter
+from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, pack_prefix_tree
 
 

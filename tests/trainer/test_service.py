@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.harness import TrainerHarness, assignment_of, job
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import assignment_of, job
 
 from marlaas_api import subjects
 from marlaas_api.health import exposition
@@ -18,9 +19,10 @@ from marlaas_worker.calibration import NUM_PROBES
 from marlaas_worker.health import families
 from marlaas_worker.rl.advantages import advantages
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.model import BaseModel, initial_weights
+from marlaas_worker.trainer.lora import initial_weights
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.optimizer import TrainingState
 from marlaas_worker.trainer.rows import chain
-from marlaas_worker.trainer.state import TrainingState
 
 
 async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(harness: TrainerHarness) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer.following import WITHIN_S, let_time_pass, report
-from tests.trainer.harness import QUICK, TrainerHarness, job
+from tests.trainer.harness import QUICK, TrainerHarness
+from tests.trainer.jobs import job
 
 from marlaas_api.messages import JobDocument, JobEvent
 from marlaas_worker.adapters import AdapterConfig, write_adapter
@@ -20,7 +21,7 @@ async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:
     await harness.admit(document)
     await harness.admit(neighbour)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        event = await harness.told(document, "TrainingFailed")
+        event = await harness.emitted(document, "TrainingFailed")
         await harness.play(neighbour, 1)
         async with harness.trainer("trainer-1"):
             reports = [await report(harness, lambda report: bool(report.broken), f"trainer-{n}") for n in (0, 1)]
@@ -30,7 +31,7 @@ async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:
 
 async def test_a_target_that_the_model_lacks_is_named_with_the_nearest_right_ones(harness: TrainerHarness) -> None:
     event = await failure(harness, job(agent={"adapter": {"targets": ["qproj"]}}))
-    assert "'qproj' is no linear layer" in event.message
+    assert "'qproj' is not a linear layer" in event.message
     assert "did you mean q_proj" in event.message
 
 
@@ -64,8 +65,8 @@ async def test_a_step_for_another_version_fails_the_agent(harness: TrainerHarnes
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         await harness.version(document, 0)
         await harness.assign(document, 0, [0], base_version=3)
-        event = await harness.told(document, "TrainingFailed")
-    assert "to be trained at version 3, and policy is at 0" in event.message
+        event = await harness.emitted(document, "TrainingFailed")
+    assert "must be trained at version 3, and policy is at version 0" in event.message
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ async def test_a_turn_that_is_not_what_its_group_says_fails_the_agent_and_no_ver
         harness.tamper = lambda turn: turn.model_copy(update=change) if turn.member == 1 else turn
         await harness.assign(document, 0, [0, 1])
         await harness.close(document, 0, 2)
-        event = await harness.told(document, "TrainingFailed")
+        event = await harness.emitted(document, "TrainingFailed")
     assert text in event.message
     assert (await harness.record(document)).version == 0
 
@@ -102,7 +103,7 @@ async def test_a_turn_that_stays_missing_fails_the_agent(harness: TrainerHarness
         harness.tamper = lambda turn: None if turn.member == 1 else turn
         await harness.assign(document, 0, [0])
         clock = asyncio.create_task(let_time_pass(harness))
-        event = await harness.told(document, "TrainingFailed")
+        event = await harness.emitted(document, "TrainingFailed")
         clock.cancel()
     assert "turn.team-a.sums.uid-sums-t0-1-1.0 is not recorded" in event.message
 
@@ -124,5 +125,5 @@ async def test_a_turn_that_comes_late_is_waited_for(harness: TrainerHarness) -> 
 
 async def test_a_pool_without_a_model_says_where_it_looked(harness: TrainerHarness, tmp_path: Path) -> None:
     harness.model = tmp_path / "nothing"
-    with pytest.raises(ModelUnusable, match=r"no base model at .*nothing"):
+    with pytest.raises(ModelUnusable, match=r"nothing has no base model"):
         await harness.serve("trainer-0", asyncio.Event())

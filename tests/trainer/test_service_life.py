@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.harness import QUICK, TrainerHarness, job
+from tests.trainer.harness import QUICK, TrainerHarness
+from tests.trainer.jobs import job
 
 from marlaas_api import bucket_cache, subjects
 from marlaas_api.bus import Entry
@@ -42,16 +43,16 @@ async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_go
     assert await trained(straight, document, steps=1) == [await harness.adapter(document)]
 
 
-@pytest.mark.parametrize("level", [{"phase": Phase.SUCCEEDED}, {"admitted": False, "phase": Phase.SUSPENDED}])
+@pytest.mark.parametrize("progress", [{"phase": Phase.SUCCEEDED}, {"admitted": False, "phase": Phase.SUSPENDED}])
 async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(
-    harness: TrainerHarness, level: dict[str, Any]
+    harness: TrainerHarness, progress: dict[str, Any]
 ) -> None:
     document = job()
     await harness.admit(document)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         await harness.play(document, 1)
         await report(harness, lambda report: bool(report.bound))
-        await harness.admit(document, **level)
+        await harness.admit(document, **progress)
         await report(harness, lambda report: not report.bound)
         await harness.admit(document)
         await harness.play(document, 1, first=1)

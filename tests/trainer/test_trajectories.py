@@ -228,13 +228,13 @@ def test_a_turn_near_the_bound_costs_reward_however_short_the_others() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"namespace": "team-b"}, "namespace is 'team-b', and the group says 'team-a'"),
+        ({"namespace": "team-b"}, "namespace is 'team-b', and the group has 'team-a'"),
         ({"uid": "other"}, "uid is 'other'"),
         ({"agent": "critic"}, "agent is 'critic'"),
         ({"group": "uid-t1"}, "group is 'uid-t1'"),
         ({"member": 1}, "member is 1"),
-        ({"version": 3}, "version is 3, and the group says 4"),
-        ({"temperature": 0.7}, "temperature is 0.7, and the group says 1.0"),
+        ({"version": 3}, "version is 3, and the group has 4"),
+        ({"temperature": 0.7}, "temperature is 0.7, and the group has 1.0"),
         ({"adapter_sha256": "b" * 64}, "adapter_sha256 is 'bbb"),
         ({"opens_segment": False}, "no parent and opens no segment"),
         ({"parent": 2}, "its parent 2 does not come before it"),

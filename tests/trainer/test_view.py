@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.trainer.harness import TrainerHarness, assignment_of, job
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import assignment_of, job
 
 from marlaas_api import subjects, wire
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress
@@ -11,7 +12,7 @@ from marlaas_worker.trainer.assignment import assignments
 from marlaas_worker.trainer.view import TrainerCaches, View, what_decides
 
 
-def level(document: JobDocument, **changes: Any) -> Progress:
+def progress_of(document: JobDocument, **changes: Any) -> Progress:
     made = Progress(
         namespace=document.namespace,
         job=document.job,
@@ -25,7 +26,7 @@ def level(document: JobDocument, **changes: Any) -> Progress:
 
 
 @pytest.mark.parametrize(
-    ("job_changes", "level_changes", "wanted"),
+    ("job_changes", "progress_changes", "wanted"),
     [
         ({}, {}, True),
         ({"deleted": True}, {}, False),
@@ -37,17 +38,17 @@ def level(document: JobDocument, **changes: Any) -> Progress:
     ],
 )
 def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(
-    job_changes: dict[str, Any], level_changes: dict[str, Any], wanted: bool
+    job_changes: dict[str, Any], progress_changes: dict[str, Any], wanted: bool
 ) -> None:
     document = job().model_copy(update=job_changes)
-    found = assignments([document], {document.ref.key: level(document, **level_changes)}, "tiny")
+    found = assignments([document], {document.ref.key: progress_of(document, **progress_changes)}, "tiny")
     assert list(found) == (["team-a.sums.policy"] if wanted else [])
     assert assignments([document], {}, "tiny") == {}
 
 
 def test_an_agent_with_a_pool_of_its_own_belongs_to_that_pool() -> None:
     document = job(agent={"poolRef": {"name": "large"}})
-    progress = {document.ref.key: level(document)}
+    progress = {document.ref.key: progress_of(document)}
     assert assignments([document], progress, "tiny") == {}
     assert list(assignments([document], progress, "large")) == ["team-a.sums.policy"]
 
@@ -59,10 +60,10 @@ async def view_of(harness: TrainerHarness) -> View:
 
 
 def test_a_new_metric_decides_nothing_and_an_admission_does() -> None:
-    progress = level(job())
-    assert what_decides(level(job(), step=3, tokens=500)) == what_decides(progress)
+    progress = progress_of(job())
+    assert what_decides(progress_of(job(), step=3, tokens=500)) == what_decides(progress)
     for changes in ({"admitted": False}, {"uid": "other"}, {"phase": Phase.FAILED}):
-        assert what_decides(level(job(), **changes)) != what_decides(progress)
+        assert what_decides(progress_of(job(), **changes)) != what_decides(progress)
     assert what_decides(None) != what_decides(progress)
 
 
@@ -98,7 +99,7 @@ async def test_only_changes_that_matter_wake_the_trainer_and_a_deleted_job_is_no
     assert len(caches.view().wanted) == 2
     num_woken = len(woken)
     progress = await harness.bus.bucket(subjects.PROGRESS)
-    await progress.put("team-a.b", wire.encode(level(job("b"), step=2)))
+    await progress.put("team-a.b", wire.encode(progress_of(job("b"), step=2)))
     await caches.load()
     assert len(woken) == num_woken
     await (await harness.bus.bucket(subjects.JOBS)).delete("team-a.a")

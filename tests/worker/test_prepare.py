@@ -85,7 +85,7 @@ def test_a_model_of_the_hub_is_fetched_with_the_token_into_the_shared_cache(pod:
         pod.variables["HF_ENDPOINT"] = hub.url
         code, words = pod.run()
         assert code == 2
-        assert words.startswith(f"the hub's model some/model@{COMMIT} is gated: ")
+        assert words.startswith(f"model some/model@{COMMIT} is gated on the hub: ")
         pod.variables["HF_TOKEN"] = "secret"
         assert pod.run()[0] == 0
     assert Path(pod.model_path).is_relative_to(pod.folder / "cache" / "huggingface")
@@ -95,9 +95,9 @@ def test_a_model_of_the_hub_is_fetched_with_the_token_into_the_shared_cache(pod:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"path": "/nowhere/model"}, "no base model in /nowhere/model: there is no such folder"),
+        ({"path": "/nowhere/model"}, "no base model in /nowhere/model: the folder does not exist"),
         ({"path": "/usr"}, "no base model in /usr: it has no config.json; a folder in Hugging Face format is expected"),
-        ({"builtin": "tinny"}, "there is no builtin model 'tinny'; "),
+        ({"builtin": "tinny"}, "builtin model 'tinny' does not exist; "),
         (
             {"pvc": {"claimName": "m"}},
             "the model lies on a PersistentVolumeClaim: set MARLAAS_MODEL_MOUNT to the folder",

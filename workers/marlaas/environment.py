@@ -62,11 +62,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message.
-
-    `role` is system, user, assistant or tool. `name` is the tool's name, `tool_call_id` the id of the call that a
-    tool message answers.
-    """
+    """Chat message of role system, user, assistant or tool. `tool_call_id`: the call that a tool message answers; `name`: the tool's."""
 
     role: str
     content: str
@@ -94,10 +90,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Result of an episode: one reward for all agents, or one per agent name, and metrics for the job's record.
-
-    Each value is between -1e30 and 1e30.
-    """
+    """Result of an episode: a reward for all agents or by agent name, and metrics to record. Values are between -1e30 and 1e30."""
 
     reward: float | Mapping[str, float]
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -136,8 +129,7 @@ class Task:
 class TurnRequest:
     """Request for one turn of an agent: messages or raw text, appended after turn `parent` (None: a new conversation).
 
-    `tools` holds the JSON text of each function that the chat template shows. None keeps the functions of the turn
-    before.
+    `tools` holds the JSON text of each function that the chat template shows. None keeps those of the turn before.
     """
 
     agent: str
@@ -237,21 +229,22 @@ class Agent:
         `tools` replaces the functions that the chat template shows, each as `{"type": "function", "function":
         {…}}`. None leaves them unchanged.
         """
-        append = (messages,) if isinstance(messages, Message) else tuple(map(_message, messages))
+        given = (messages,) if isinstance(messages, Message) else messages
+        append = tuple(one if isinstance(one, Message) else Message(**one) for one in given)
         if not append:
-            raise ValueError(f"agent {self.name!r} was asked without a message")
+            raise ValueError(f"agent {self.name!r}: `ask` needs at least one message")
         shown = None if tools is None else tuple(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return self._turn(TurnRequest(self.name, self._parent, append, max_tokens, shown))
 
     def complete(self, text: str, *, max_tokens: int | None = None) -> Reply:
         """Append raw text without the chat template and return the agent's continuation. Raises TurnLimit."""
         if not text:
-            raise ValueError(f"agent {self.name!r} was asked to complete an empty text")
+            raise ValueError(f"agent {self.name!r}: `complete` needs a text that is not empty")
         return self._turn(TurnRequest(self.name, self._parent, text, max_tokens))
 
     def openai(self) -> "OpenAIServer":
         """Return a context manager that serves the agents to chat-completions clients, each as the model of its name (docs/openai.md)."""
-        from marlaas.openai_server import OpenAIServer
+        from marlaas.openai_server import OpenAIServer  # the import takes a while, and few environments need it
 
         return OpenAIServer(self._episode)
 
@@ -284,10 +277,6 @@ class Agent:
         reply = self._episode.turn(request)
         self._parent = reply.turn
         return reply
-
-
-def _message(message: Message | Mapping[str, Any]) -> Message:
-    return message if isinstance(message, Message) else Message(**message)
 
 
 @contextlib.contextmanager

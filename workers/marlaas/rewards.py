@@ -54,7 +54,9 @@ class Rubric:
         if not names:
             raise InvalidInput("a rubric needs at least one part, (weight, function)")
         if doubled := [name for name in names if names.count(name) > 1]:
-            raise InvalidInput(f"a rubric has two parts called {doubled[0]!r}: name them, they are metrics")
+            raise InvalidInput(
+                f"a rubric has two parts named {doubled[0]!r}: rename one, because the names are metrics"
+            )
 
     def score(self, **things: Any) -> Score:
         """Return the weighted reward, with each part's unweighted value as a metric.
@@ -72,7 +74,7 @@ def format_reward(pattern: str) -> Part:
     try:
         form = re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise InvalidInput(f"pattern {pattern!r} is no regular expression: {error}") from error
+        raise InvalidInput(f"pattern {pattern!r} is not a regular expression: {error}") from error
 
     def format(reply: Reply) -> float:
         return float(form.fullmatch(reply.text.strip()) is not None)
@@ -134,7 +136,9 @@ def _value(part: _Weighted, things: dict[str, Any]) -> float:
     for name in part.wants:
         if name not in things and parameters[name].default is inspect.Parameter.empty:
             hint = nearest(name, things)
-            raise InvalidInput(f"the rubric's part {part.name!r} wants {name!r}{hint}; given are {', '.join(things)}")
+            raise InvalidInput(
+                f"the rubric's part {part.name!r} needs {name!r}, which is missing{hint}; given are {', '.join(things)}"
+            )
     value = part.part(**{name: things[name] for name in part.wants if name in things})
     try:
         number = float(value)

@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
         f"the environment 'verifiers' needs the package {error.name!r}: pip install 'marlaas[verifiers]'"
     ) from error
 
-_KEY = "MARLAAS_DOOR_KEY"
+_KEY = "MARLAAS_OPENAI_API_KEY"
 _MAX_TASKS = 10_000
 
 
@@ -115,5 +115,5 @@ def _tasks_of(taskset: str, config: dict[str, Any], num_tasks: int) -> dict[Spli
     for task in itertools.islice(loaded, _MAX_TASKS if loaded.bounded else num_tasks):
         split[split_of(task.key)].append(task)
     if not all(split.values()):
-        raise InvalidInput(f"verifiers: taskset {taskset!r} has too few tasks: some are trained on, some held out")
+        raise InvalidInput(f"verifiers: taskset {taskset!r} has too few tasks to train on some and hold out others")
     return split

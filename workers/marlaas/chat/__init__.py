@@ -1,1 +1,1 @@
-"""Chat with a base model and an adapter side by side: models (`speakers`), conversations (`sides`: pure), display (`show`)."""
+"""Chat with a base model and an adapter side by side: models (`speakers`), conversations and their display (`conversations`)."""

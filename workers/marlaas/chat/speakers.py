@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.chat.sides import ChatSampling, Said, Side
+from marlaas.chat.conversations import ChatSampling, Side, Transcript
 from marlaas_api.errors import InvalidInput
 
 
@@ -18,13 +18,13 @@ from marlaas_api.errors import InvalidInput
 class ScriptedSpeaker:
     """Fake speaker: each side's reply is a function of the conversation, emitted word by word."""
 
-    answers: Mapping[Side, Callable[[Said], str]]
+    answers: Mapping[Side, Callable[[Transcript], str]]
 
-    def reply(self, side: Side, said: Said, sampling: ChatSampling, hear: Callable[[str], None]) -> str:
+    def reply(self, side: Side, transcript: Transcript, sampling: ChatSampling, on_text: Callable[[str], None]) -> str:
         """Reply with at most `max_tokens` words."""
-        words = self.answers[side](said).split(" ")[: sampling.max_tokens]
+        words = self.answers[side](transcript).split(" ")[: sampling.max_tokens]
         for at, word in enumerate(words):
-            hear(word if at == 0 else f" {word}")
+            on_text(word if at == 0 else f" {word}")
         return " ".join(words)
 
 
@@ -38,9 +38,7 @@ class ModelSpeaker:
             from transformers import AutoModelForCausalLM, AutoTokenizer
             from transformers.utils.logging import disable_progress_bar
         except ImportError as error:
-            raise InvalidInput(
-                f"chat needs the models' libraries ({error.name}): pip install 'marlaas[worker]'"
-            ) from error
+            raise InvalidInput(f"chat needs the Python package {error.name}: pip install 'marlaas[worker]'") from error
         disable_progress_bar()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -49,14 +47,16 @@ class ModelSpeaker:
             base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
             self._model: Any = PeftModel.from_pretrained(base, str(adapter)).eval().to(device)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise InvalidInput(f"{adapter} cannot be put on the base model {model}: {error}") from error
+            raise InvalidInput(
+                f"the adapter {adapter} cannot be loaded onto the base model {model}: {error}"
+            ) from error
         self._torch = torch
 
-    def reply(self, side: Side, said: Said, sampling: ChatSampling, hear: Callable[[str], None]) -> str:
-        """Generate a reply and pass its text to `hear` as it is decoded."""
-        ids = self._ids(said)
+    def reply(self, side: Side, transcript: Transcript, sampling: ChatSampling, on_text: Callable[[str], None]) -> str:
+        """Generate a reply and pass its text to `on_text` as it is decoded."""
+        ids = self._ids(transcript)
         room = self._room(ids.shape[1])
-        pieces = _Pieces(self._tokenizer, ids.shape[1], hear)
+        pieces = _Pieces(self._tokenizer, ids.shape[1], on_text)
         self._torch.manual_seed(sampling.seed)
         with self._model.disable_adapter() if side is Side.BASE else nullcontext(), self._torch.inference_mode():
             self._model.generate(
@@ -67,8 +67,8 @@ class ModelSpeaker:
             )
         return pieces.text
 
-    def _ids(self, said: Said) -> Any:
-        messages = [{"role": role, "content": text} for role, text in said]
+    def _ids(self, transcript: Transcript) -> Any:
+        messages = [{"role": role, "content": text} for role, text in transcript]
         if self._tokenizer.chat_template is None:
             text = "\n".join(message["content"] for message in messages)
         else:
@@ -81,7 +81,7 @@ class ModelSpeaker:
         context = int(getattr(self._model.config, "max_position_embeddings", 1 << 20))
         if num_prompt >= context:
             raise InvalidInput(
-                f"the conversation has {num_prompt} tokens and the model's context {context}: begin anew with /new"
+                f"the conversation has {num_prompt} tokens, and the model's context holds {context}: start a new one with /new"
             )
         return context - num_prompt
 
@@ -103,10 +103,10 @@ class _Pieces:
     `text` holds all of it, without special tokens.
     """
 
-    def __init__(self, tokenizer: Any, num_prompt: int, hear: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: Any, num_prompt: int, on_text: Callable[[str], None]) -> None:
         self._tokenizer = tokenizer
         self._left = num_prompt
-        self._hear = hear
+        self._on_text = on_text
         self._ids: list[int] = []
         self.text = ""
 
@@ -131,5 +131,5 @@ class _Pieces:
 
     def _say(self, text: str) -> None:
         if len(text) > len(self.text):
-            self._hear(text[len(self.text) :])
+            self._on_text(text[len(self.text) :])
         self.text = text

@@ -1,5 +1,6 @@
-"""The tree of commands. Only the requested command is imported, so that help appears at once."""
+"""The command: its tree of subcommands, of which only the requested one is imported, and errors as sentences and exit codes."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +10,21 @@ from typing import Annotated
 
 import typer
 
-from marlaas.cli.failures import INTERRUPTED, exit_code_of
+from marlaas_api.errors import InvalidInput, MarlaasError
 
 HELP = """Reinforcement learning of LLMs for many tenants at once.
 
-A **ModelPool** offers a base model, an **RLJob** says what is to be learnt in which environment, a **Tenant** says who may have how much:
-YAML objects, the same for a cluster (`kubectl apply`) and for this machine (`marlaas run`)."""
+A **ModelPool** serves a base model, an **RLJob** trains an adapter of it in an environment, and a **Tenant** sets the share and quota of namespaces.
+They are YAML objects, the same for a cluster (`kubectl apply`) and for this machine (`marlaas run`)."""
 
-EPILOG = """To begin:
+EPILOG = """Getting started:
 
 - `marlaas run examples/quickstart.yaml` trains two jobs on one tiny model, in minutes.
-- `marlaas init NAME` writes a project of your own to begin with.
-- `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` look inside a run.
-- `marlaas env play reverse` lets you be the policy; the README shows an environment of your own in ten lines.
-- `marlaas validate FILE` tells what is wrong with a manifest before anything starts.
-- `marlaas submit FILE` takes it to a cluster; `watch`, `why`, `suspend` and `resume` look after it there (`kubectl marlaas …` is the same)."""
+- `marlaas init NAME` creates a starter project.
+- `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` show the episodes, curves and adapter of a run.
+- `marlaas env play reverse` plays an environment by hand, with you as the policy.
+- `marlaas validate FILE` checks a manifest before anything starts.
+- `marlaas submit FILE` applies it to a cluster; `watch`, `why`, `suspend` and `resume` manage the job there (also as `kubectl marlaas …`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Command:
 
 COMMANDS = {
     "init": Command(
-        "Write a ready project: an environment with its test, a manifest.",
+        "Create a starter project: environment, test and manifest.",
         "marlaas.cli.init",
         "init",
         "marlaas init word-game",
@@ -56,26 +57,26 @@ COMMANDS = {
         "marlaas run examples/quickstart.yaml --out runs/first",
     ),
     "validate": Command(
-        "Say what is wrong with manifests, by file, line and field.",
+        "Check manifests, and report errors by file, line and field.",
         "marlaas.cli.validate",
         "validate",
         "marlaas validate examples/*.yaml",
     ),
     "episodes": Command(
-        "Read real episodes of a run: every turn, tool call, reward, fault.",
-        "marlaas.cli.episodes",
+        "Show recorded episodes: turns, tool calls, rewards, faults.",
+        "marlaas.cli.output",
         "episodes",
         "marlaas episodes runs/first --worst --step 3",
     ),
     "chat": Command(
-        "Talk to the base model and the trained adapter side by side.",
+        "Chat with the base model and the trained adapter side by side.",
         "marlaas.cli.chat",
         "chat",
         "marlaas chat runs/first --prompt 'What is 3 + 4?'",
     ),
     "plot": Command(
-        "Draw one or several runs into one picture.",
-        "marlaas.cli.plot",
+        "Plot one or several runs in one figure.",
+        "marlaas.cli.output",
         "plot",
         "marlaas plot runs/first runs/second --out both.html",
     ),
@@ -89,14 +90,14 @@ COMMANDS = {
         "marlaas submit examples/quickstart.yaml --watch",
     ),
     "watch": Command(
-        "Show how jobs in the cluster stand, until they end.",
+        "Show the status of jobs in the cluster until they end.",
         "marlaas.cli.cluster",
         "watch",
         "marlaas watch reverse -n team-a",
         is_whole=True,
     ),
     "why": Command(
-        "Tell what a job in the cluster waits for, and what to do.",
+        "Explain the state of a job in the cluster, and what to do.",
         "marlaas.cli.cluster",
         "why",
         "marlaas why reverse -n team-a",
@@ -108,19 +109,19 @@ COMMANDS = {
         "marlaas adapter reverse -n team-a --out reverse-adapter",
     ),
     "suspend": Command(
-        "Stop a job in the cluster; it keeps what it learnt.",
+        "Suspend a job in the cluster; it keeps its last version.",
         "marlaas.cli.cluster",
         "suspend",
         "marlaas suspend reverse -n team-a",
     ),
     "resume": Command(
-        "Let a suspended job in the cluster go on.",
+        "Resume a suspended job in the cluster.",
         "marlaas.cli.cluster",
         "resume",
         "marlaas resume reverse -n team-a",
     ),
     "env": Command(
-        "Try an environment by hand, without training.",
+        "Play an environment by hand, without training.",
         "marlaas.cli.env",
         "app",
         "marlaas env play reverse",
@@ -172,7 +173,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 def _mount(app: typer.Typer, name: str, command: Command, is_asked: bool) -> None:
     epilog = f"Example: `{command.example}`"
     if not is_asked:
-        app.command(name, help=command.summary, epilog=epilog)(_unasked)
+        app.command(name, help=command.summary, epilog=epilog)(_not_requested)
         return
     target = getattr(import_module(command.module), command.attribute)
     if command.is_group:
@@ -181,7 +182,7 @@ def _mount(app: typer.Typer, name: str, command: Command, is_asked: bool) -> Non
         app.command(name, epilog=epilog, no_args_is_help=not command.is_whole)(target)
 
 
-def _unasked() -> None:
+def _not_requested() -> None:
     """Placeholder for a command that was not requested."""
 
 
@@ -197,3 +198,31 @@ def _root(
     ] = False,
 ) -> None:
     """Handle the options that stand before the command."""
+
+
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
+
+
+def exit_code_of(error: Exception) -> int | None:
+    """Print the error for the user and return the exit code; None, without output, for an unexpected error."""
+    if isinstance(error, BrokenPipeError):
+        _close_output()
+        return FAILED
+    if isinstance(error, MarlaasError):
+        complain(str(error))
+        return INVALID if isinstance(error, InvalidInput) else FAILED
+    if isinstance(error, OSError) and error.strerror:
+        complain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        return FAILED
+    return None
+
+
+def complain(text: str) -> None:
+    """Write to standard error, without Rich, so that paths and lines are not wrapped."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _close_output() -> None:
+    """Redirect standard output to the null device, so that Python's flush at exit does not fail on the closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,30 +9,33 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from marlaas.chat.show import Columns
-from marlaas.chat.sides import Chat, ChatSampling, Side
+from marlaas.chat.conversations import Chat, ChatSampling, Columns, Side
 from marlaas.chat.speakers import ModelSpeaker
-from marlaas.local.opened import OpenedJob, open_job
 from marlaas.local.preparation import describe
+from marlaas.local.records import OpenedJob, open_job
 from marlaas_api.errors import InvalidInput
 from marlaas_api.numeric import LARGEST_INTEGER
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
-Job = Annotated[str | None, typer.Option(metavar="NAME", help="Which job, if there are several.")]
-Agent = Annotated[str | None, typer.Option(metavar="NAME", help="Which agent, if the job has several.")]
+Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job, if there are several.")]
+Agent = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the agent, if the job has several.")]
 Prompts = Annotated[
     list[str] | None,
-    typer.Option("--prompt", "-p", metavar="TEXT", help="Ask this and end; repeat it to go on in the conversation."),
+    typer.Option(
+        "--prompt", "-p", metavar="TEXT", help="Send this message and exit; repeat it to continue the conversation."
+    ),
 ]
-Greedy = Annotated[bool, typer.Option("--greedy", help="The likeliest token each time, instead of drawing.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Choose the most probable token instead of sampling.")]
 Temperature = Annotated[
-    float | None, typer.Option(min=0.01, max=2.0, help="Instead of the job's own, which it was trained at.")
+    float | None, typer.Option(min=0.01, max=2.0, help="Sampling temperature. [default: the job's]")
 ]
-MaxTokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of one reply; the job's own if absent.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Maximum tokens of a reply. [default: the job's]")
+]
 Seed = Annotated[
-    int, typer.Option(min=0, max=LARGEST_INTEGER, help="Of the draws; the same for both, and for every reply.")
+    int, typer.Option(min=0, max=LARGEST_INTEGER, help="Sampling seed, the same for both models and for every reply.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per prompt, for machines.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")]
 
 
 def chat(
@@ -46,12 +49,12 @@ def chat(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Talk to the base model and to the trained adapter at once, their replies side by side.
+    """Chat with the base model and the trained adapter, with their replies side by side.
 
-    What you type goes to both; each goes on in its own conversation. `/new` begins anew, Ctrl-D ends. With --prompt, or lines from a pipe, it
-    answers those and ends. Tokens are drawn as in training: at the job's temperature, from all of the vocabulary.
+    Each message goes to both models, and each model continues its own conversation. `/new` starts new conversations, Ctrl-D exits. With --prompt,
+    or with lines from a pipe, the command answers those and exits. Tokens are sampled as in training: at the job's temperature, from the whole vocabulary.
 
-    Exit code: 0 talked, 2 no such folder, job or adapter.
+    Exit code: 0 success, 2 the folder, job or adapter does not exist.
     """
     if greedy and temperature is not None:
         raise InvalidInput("--greedy and --temperature exclude each other: choose one")
@@ -76,7 +79,7 @@ def _answer(console: Console, conversation: Chat, text: str, titles: dict[Side, 
     if not sys.stdin.isatty():
         console.print(f"\nyou: {text}", markup=False, style="bold cyan")
     with Columns(console, titles) as columns:
-        for _ in conversation.ask(text, columns.hear):
+        for _ in conversation.ask(text, columns.append):
             pass
 
 
@@ -104,12 +107,12 @@ def _adapter(opened: OpenedJob, agent: str | None) -> Path:
     """Return the folder with the agent's adapter. Raises InvalidInput."""
     names = [one.name for one in opened.document.spec.agents]
     if agent is not None and agent not in names:
-        raise InvalidInput(f"{opened.name} has no agent {agent}: it has {', '.join(names)}")
+        raise InvalidInput(f"{opened.name} has no agent {agent}: its agents are {', '.join(names)}")
     if agent is None and len(names) > 1:
-        raise InvalidInput(f"{opened.name} has several agents: say --agent {' or --agent '.join(names)}")
+        raise InvalidInput(f"{opened.name} has several agents: choose one with --agent {' or --agent '.join(names)}")
     folder = opened.folder / "adapter" / ("" if len(names) == 1 else str(agent or names[0]))
     if not (folder / "adapter_config.json").is_file():
         raise InvalidInput(
-            f"{opened.name} has no adapter in {folder} yet: a run writes it when it ends, or is stopped with Ctrl-C"
+            f"{opened.name} has no adapter in {folder} yet: `marlaas run` writes it when the run ends or is stopped with Ctrl-C"
         )
     return folder

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from marlaas.cli.failures import FAILED, INTERRUPTED, complain
+from marlaas.cli.app import FAILED, INTERRUPTED, complain
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import AccessDenied, ObjectMissing
 from marlaas.cluster.explain import explain
@@ -26,13 +26,13 @@ from marlaas_api.kinds import RLJob
 from marlaas_api.kinds.fields import did_you_mean
 
 Context = Annotated[
-    str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; its current one.")
+    str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig. [default: the current one]")
 ]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; the context's own when absent.")
+    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace. [default: the context's]")
 ]
 Kubeconfig = Annotated[
-    str | None, typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig; kubectl's own choice.")
+    str | None, typer.Option("--kubeconfig", metavar="FILE", help="Path of the kubeconfig. [default: kubectl's]")
 ]
 
 
@@ -43,17 +43,15 @@ def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) 
 
 RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
 
-Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests in YAML; - reads standard input.")]
+Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="YAML manifests; - is standard input.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the RLJob.")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Names of RLJobs; all when absent.")]
-Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines, instead of the table.")]
-Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Folder to write; an adapter that is there is replaced.")
-]
-Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Agent of a job with several; the first.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Then watch the submitted jobs until they end.")]
-JobsOnly = Annotated[bool, typer.Option("--jobs-only", help="Leave ModelPools and Tenants of the files alone.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Names of RLJobs. [default: all]")]
+Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of the table.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to; an adapter in it is replaced.")]
+Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Name of the agent. [default: the first]")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Watch the submitted jobs until they end.")]
+JobsOnly = Annotated[bool, typer.Option("--jobs-only", help="Submit only the RLJobs of the files.")]
 
 
 def submit(
@@ -66,15 +64,15 @@ def submit(
 ) -> None:
     """Check manifests, here and on the API server, then apply them to the cluster.
 
-    The very files that `marlaas run` takes. Nothing is applied unless everything would be: what is wrong is told by file, line and field.
+    Takes the same files as `marlaas run`. If the API server rejects an object, nothing is applied, and the errors are reported by file, line and field.
 
-    Exit code: 0 applied (with --watch: and no job failed), 1 it failed, or the cluster could not be asked, 2 something must be changed first.
+    Exit code: 0 applied (with --watch: and no job failed), 1 a job failed or the cluster cannot be reached, 2 the input must be changed first.
     """
     kubectl = gateway(context, namespace, kubeconfig)
     manifest = load(files, runnable=False)
     placed = [one for one in manifest.placed if not jobs_only or isinstance(one.object, RLJob)]
     if not placed:
-        raise InvalidInput(f"nothing to submit in {', '.join(files)}")
+        raise InvalidInput(f"no objects to submit in {', '.join(files)}")
     jobs: dict[str, list[str]] = {}
     for one, applied in zip(placed, submit_objects(kubectl, placed), strict=True):
         typer.echo(f"{applied}; {summary(one.object)}")
@@ -83,7 +81,7 @@ def submit(
     for note in manifest.cluster_notes:
         complain(f"note: {note}")
     if watch and jobs:
-        _watch([_Looker(_within(kubectl, there), names) for there, names in jobs.items()], as_json=False)
+        _watch([_JobLister(_within(kubectl, there), names) for there, names in jobs.items()], as_json=False)
     for there, names in jobs.items():
         typer.echo(f"watch: kubectl marlaas watch -n {there} {' '.join(names)}")
 
@@ -96,42 +94,44 @@ def watch(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show how jobs in the cluster stand, until all of them have ended: the live table of `marlaas run`.
+    """Show the status of jobs in the cluster until all of them have ended, in the live table of `marlaas run`.
 
-    Where the output is no terminal, a line for every change of phase. Ctrl-C ends the watching, not the jobs.
+    If the output is not a terminal, print a line for each change of phase. Ctrl-C ends the display, not the jobs.
 
-    Exit code: 0 no watched job failed, 1 one did, or is not there, or the cluster could not be asked, 2 the options do not go together, 130 stopped
+    Exit code: 0 no watched job failed, 1 a job failed or does not exist, or the cluster cannot be reached, 2 the options exclude each other, 130 stopped
     by Ctrl-C.
     """
     kubectl = gateway(context, namespace, kubeconfig)
     if everywhere and names:
         raise InvalidInput("give names or -A, not both: a name belongs to one namespace")
-    look: _Look = partial(kubectl.list, RLJOBS, "--all-namespaces") if everywhere else _Looker(kubectl, names or ())
+    look: _ListJobs = (
+        partial(kubectl.list, RLJOBS, "--all-namespaces") if everywhere else _JobLister(kubectl, names or ())
+    )
     if not _watch([look], as_json):
-        here = f"in namespace {kubectl.namespace()}; -n NAMESPACE looks elsewhere, -A everywhere"
+        here = f"in namespace {kubectl.namespace()}; choose another one with -n NAMESPACE, or all with -A"
         complain(f"no RLJobs {'in the cluster' if everywhere else here}")
 
 
 def suspend(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
-    """Stop a job and free what it holds; `resume` goes on with the step that was under way.
+    """Suspend a job and free its resources; `resume` continues with the interrupted step.
 
-    Exit code: 0 it will stop, or has been told so before, 1 no such job, or the cluster could not be asked, 2 the job has ended.
+    Exit code: 0 the job will stop, or is suspended already, 1 the job does not exist or the cluster cannot be reached, 2 the job has ended.
     """
     _set_suspend(gateway(context, namespace, kubeconfig), name, True)
 
 
 def resume(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
-    """Let a suspended job go on from its last committed step.
+    """Continue a suspended job from its last committed step.
 
-    Exit code: 0 it goes on once it is admitted, or was never suspended, 1 no such job, or the cluster could not be asked, 2 the job has ended.
+    Exit code: 0 the job continues once it is admitted, or was not suspended, 1 the job does not exist or the cluster cannot be reached, 2 the job has ended.
     """
     _set_suspend(gateway(context, namespace, kubeconfig), name, False)
 
 
 def why(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
-    """Tell in one paragraph what a job is doing or waiting for, since when, and what to do.
+    """Explain in one paragraph what a job does or waits for, since when, and what to do.
 
-    Exit code: 0 told, 1 no such job, or the cluster could not be asked.
+    Exit code: 0 success, 1 the job does not exist or the cluster cannot be reached.
     """
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
@@ -146,11 +146,11 @@ def adapter(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Fetch a job's published adapter as a plain PEFT folder: the promoted version of a succeeded job, the newest of another.
+    """Fetch a job's published adapter as a PEFT folder: the promoted version of a succeeded job, else the newest version.
 
-    Asks the orchestrator's pod for it, so it is for who may `kubectl exec` there; others are told where in the blob store it lies.
+    Runs a command in the orchestrator's pod, which needs permission for `kubectl exec` there. Without it, the error names the adapter's place in the blob store.
 
-    Exit code: 0 written, 1 no such job, or it could not be fetched, 2 there is no adapter yet, or the folder holds something else.
+    Exit code: 0 written, 1 the job does not exist or the adapter cannot be fetched, 2 there is no adapter yet, or the folder holds other files.
     """
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
@@ -161,17 +161,23 @@ def adapter(
 
 def _set_suspend(kubectl: Kubectl, name: str, wanted: bool) -> None:
     body = _job(kubectl, name)
-    sight = job_view(body)
-    phase = sight.status.phase if sight.status is not None else None
+    view = job_view(body)
+    phase = view.status.phase if view.status is not None else None
     if phase in ("Succeeded", "Failed"):
-        raise InvalidInput(f"{sight.key} has {phase.lower()}: there is nothing to {'suspend' if wanted else 'resume'}")
+        raise InvalidInput(
+            f"{view.key} has {phase.lower()}: a finished job cannot be {'suspended' if wanted else 'resumed'}"
+        )
     if bool(body["spec"].get("suspend", False)) is wanted:
-        typer.echo(f"{sight.key}: spec.suspend is {str(wanted).lower()} already")
+        typer.echo(f"{view.key}: spec.suspend is already {str(wanted).lower()}")
         return
     kubectl.patch(RLJOBS, name, {"spec": {"suspend": wanted}})
-    said = "suspended: it stops and frees what it holds" if wanted else "goes on as soon as it is admitted"
+    effect = (
+        "suspended: the job stops and frees its resources"
+        if wanted
+        else "resumed: the job continues once it is admitted"
+    )
     other = "resume" if wanted else "why"
-    typer.echo(f"{sight.key}: {said}; kubectl marlaas {other} {name} -n {sight.namespace}")
+    typer.echo(f"{view.key}: {effect}; kubectl marlaas {other} {name} -n {view.namespace}")
 
 
 def _job(kubectl: Kubectl, name: str) -> dict[str, Any]:
@@ -184,8 +190,11 @@ def _job(kubectl: Kubectl, name: str) -> dict[str, Any]:
 
 def _unknown(kubectl: Kubectl, name: str, names: Sequence[str]) -> ObjectMissing:
     there = kubectl.namespace()
-    hint = did_you_mean(name, names) or "; -n NAMESPACE looks elsewhere, `marlaas watch -A` everywhere"
-    return ObjectMissing(f"there is no RLJob '{name}' in namespace {there}{hint}")
+    hint = (
+        did_you_mean(name, names)
+        or "; choose another namespace with -n NAMESPACE, or list all jobs with `marlaas watch -A`"
+    )
+    return ObjectMissing(f"RLJob '{name}' does not exist in namespace {there}{hint}")
 
 
 def _pool(kubectl: Kubectl, job: ClusterJobView) -> ClusterPoolView | None:
@@ -204,11 +213,11 @@ def _events(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterEventView]:
     return [event_view(body) for body in found]
 
 
-_Look = Callable[[], Sequence[Mapping[str, Any]]]
+_ListJobs = Callable[[], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(slots=True)
-class _Looker:
+class _JobLister:
     """Lists the jobs of one namespace. The first call raises ObjectMissing if one of the names does not exist."""
 
     kubectl: Kubectl
@@ -229,7 +238,7 @@ def _within(kubectl: Kubectl, namespace: str) -> Kubectl:
     return replace(kubectl, target=replace(kubectl.target, namespace=namespace))
 
 
-def _watch(looks: Sequence[_Look], as_json: bool) -> bool:
+def _watch(looks: Sequence[_ListJobs], as_json: bool) -> bool:
     """Show jobs until they end. Return whether there were any. Raises Exit when one failed."""
     display = choose(as_json)
     watching = ClusterWatch(lambda: [body for look in looks for body in look()], display, time.time)
@@ -243,4 +252,4 @@ def _watch(looks: Sequence[_Look], as_json: bool) -> bool:
         Console().print(table([*watching.views.values()]), *failures([*watching.views.values()]), sep="\n")
     if watching.failed:
         raise typer.Exit(FAILED)
-    return bool(watching.views or watching.told)
+    return bool(watching.views or watching.noted)

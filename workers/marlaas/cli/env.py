@@ -15,33 +15,33 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from marlaas.cli.failures import FAILED, complain
+from marlaas.chat.conversations import conversation_line, speaker_name
+from marlaas.cli.app import FAILED, complain
 from marlaas.environment import EpisodeState, Reply, Task, TurnLimit, TurnRequest
 from marlaas.envs import BUILTINS
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import Outcome, explain, play_episode
-from marlaas.episodes.said import said, speaker
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split, derive_seed
 
 MAX_TURNS = 8
 _ENDINGS = {
     "completed": "completed",
-    "max_turns": "out of turns: scored with what was earned until then",
-    "tool_error": "the policy broke its tool: scored with what was earned until then",
+    "max_turns": "turn limit reached: scored with the rewards so far",
+    "tool_error": "a tool failed because of the policy: scored with the rewards so far",
 }
 
 app = typer.Typer(help=__doc__, rich_markup_mode="markdown")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A builtin environment, or module:attribute of your own.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a builtin environment, or module:attribute.")]
 Args = Annotated[
     list[str] | None,
     typer.Option(
-        "--args", "--arg", "-a", metavar="KEY=VALUE", help="An argument of the environment, in YAML; repeatable."
+        "--args", "--arg", "-a", metavar="KEY=VALUE", help="Argument of the environment; the value is YAML. Repeatable."
     ),
 ]
-SplitOption = Annotated[Split, typer.Option(help="Tasks that are trained on, or those held out.")]
-Index = Annotated[int, typer.Option(min=0, help="Which task.")]
+SplitOption = Annotated[Split, typer.Option(help="Training tasks or held-out tasks.")]
+Index = Annotated[int, typer.Option(min=0, help="Index of the task.")]
 Seed = Annotated[int, typer.Option(min=0, help="The job's seed (training.seed); the same seed gives the same tasks.")]
 Replies = Annotated[
     list[str] | None,
@@ -49,19 +49,21 @@ Replies = Annotated[
         "--reply",
         "-r",
         metavar="TEXT",
-        help="A reply of the policy; repeat it for more turns. Without any, you are asked.",
+        help="Reply of the policy; repeat it for more turns. Without it, replies are read from the keyboard.",
     ),
 ]
 Agents = Annotated[
-    list[str] | None, typer.Option("--agent", metavar="NAME", help="An agent of the job; repeatable. [default: policy]")
+    list[str] | None, typer.Option("--agent", metavar="NAME", help="Name of an agent; repeatable. [default: policy]")
 ]
 Socket = Annotated[
     Path,
     typer.Option(
-        envvar="MARLAAS_ENVIRONMENT_SOCKET", metavar="PATH", help="Where to listen; the sandbox's pod says it."
+        envvar="MARLAAS_ENVIRONMENT_SOCKET",
+        metavar="PATH",
+        help="Unix socket to listen on; the sandbox's pod sets the variable.",
     ),
 ]
-MaxTurns = Annotated[int, typer.Option(min=1, help="Turns of each agent, as rollout.maxTurns.")]
+MaxTurns = Annotated[int, typer.Option(min=1, help="Maximum turns of each agent, like rollout.maxTurns.")]
 
 
 @app.command("list", epilog="Example: `marlaas env list`")
@@ -75,7 +77,7 @@ def list_() -> None:
         for parameter in inspect.signature(code).parameters.values():
             console.print(Text(f"    {_described(parameter)}", style="dim"))
     console.print(
-        "\nYour own is [bold]module:attribute[/bold], a function [bold]play(task, agent)[/bold] beside the manifest."
+        "\nName an environment of your own as [bold]module:attribute[/bold]: a function [bold]play(task, agent)[/bold] beside the manifest."
     )
 
 
@@ -90,17 +92,17 @@ def play(
     agent: Agents = None,
     max_turns: MaxTurns = MAX_TURNS,
 ) -> None:
-    """Play one episode as the policy: read what the environment says, reply, see the reward.
+    """Play one episode by hand: read the environment's messages, reply, and see the reward.
 
-    Replies come from --reply in order, else from the keyboard, a line each (Ctrl-D ends the episode). Your module is looked for in this
-    folder and on PYTHONPATH.
+    Replies are taken from --reply in order, else from the keyboard, one per line (Ctrl-D ends the episode). Modules are searched in the
+    current folder and on PYTHONPATH.
 
-    Exit code: 0 it was played, 1 the environment raised, 2 the name or an argument is wrong.
+    Exit code: 0 played, 1 the environment raised an exception, 2 the name or an argument is invalid.
     """
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # what Python itself would put there
     arguments = parsed_args(args or [])
     console = _console()
-    channel = _Table(console, iter(reply) if reply else _typed(console), max_turns)
+    channel = _TerminalChannel(console, iter(reply) if reply else _typed(console), max_turns)
     state = EpisodeState(agent or ["policy"], channel)
     try:
         environment = resolve(name, arguments).create()
@@ -109,18 +111,20 @@ def play(
         raise
     except (Exception, SystemExit) as error:
         complain(explain(error))
-        complain("The environment raised. In a job this is a fault: the episode is played again, and never scored.")
+        complain(
+            "The environment raised an exception. In a job this is a fault: the episode is played again and not scored."
+        )
         raise typer.Exit(FAILED) from None
     _show(console, outcome, channel.num_turns)
 
 
 @app.command("serve", epilog="Example: `marlaas env serve my_environment:play`", no_args_is_help=True)
 def serve(name: Name, socket: Socket) -> None:
-    """Serve an environment to the supervisor of a sandbox: the command of an image of your own (environment.entrypoint).
+    """Serve an environment to a sandbox's supervisor: the command of an environment image (environment.entrypoint).
 
-    Its arguments come from environment.args of the job. Your module is looked for in the working folder and on PYTHONPATH.
+    The arguments are environment.args of the job. Modules are searched in the working folder and on PYTHONPATH.
 
-    Exit code: 0 it was told to stop, 2 the socket cannot be made.
+    Exit code: 0 stopped on request, 2 the socket cannot be created.
     """
     from marlaas_worker.sandbox import environment_server
 
@@ -143,7 +147,7 @@ def parsed_args(given: Iterable[str]) -> dict[str, Any]:
     return parsed
 
 
-class _Table:
+class _TerminalChannel:
     """Channel of a person or a script: displays messages and reads replies from an iterator."""
 
     def __init__(self, console: Console, replies: Iterator[str], max_turns: int) -> None:
@@ -158,10 +162,10 @@ class _Table:
         self._show(request)
         left = self._left.setdefault(request.agent, self._max_turns)
         if left == 0:
-            raise TurnLimit(f"agent {request.agent!r} has had its {self._max_turns} turns (--max-turns)")
+            raise TurnLimit(f"agent {request.agent!r} has used all of its {self._max_turns} turns (--max-turns)")
         text = next(self._replies, None)
         if text is None:
-            raise TurnLimit("there are no more replies")
+            raise TurnLimit("no replies are left")
         self._left[request.agent] = left - 1
         self.num_turns += 1
         self._say(request.agent, text, "assistant")
@@ -177,10 +181,10 @@ class _Table:
             self._say("raw text", request.append, "raw text")
             return
         for message in request.append:
-            self._say(speaker(message.role, message.name), message.content, message.role)
+            self._say(speaker_name(message.role, message.name), message.content, message.role)
 
     def _say(self, who: str, text: str, role: str) -> None:
-        self._console.print(said(who, text, role), soft_wrap=True)
+        self._console.print(conversation_line(who, text, role), soft_wrap=True)
 
 
 def _typed(console: Console) -> Iterator[str]:
@@ -204,7 +208,7 @@ def _show(console: Console, outcome: Outcome, num_turns: int) -> None:
     console.print()
     console.print(table)
     if outcome.ending == "completed" and not outcome.is_said:
-        complain("play returned nothing and gave no agent a reward, so it is 0. Is a `return` missing?")
+        complain("`play` returned None and set no reward, so the reward is 0. Is a `return` missing?")
 
 
 def _described(parameter: inspect.Parameter) -> str:

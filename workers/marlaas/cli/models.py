@@ -14,15 +14,15 @@ from marlaas.models import BuiltinModel, list_models, prepare, prepared
 
 app = typer.Typer(help="Show and prepare the builtin base models.", rich_markup_mode="markdown")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that `marlaas models list` shows.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON list, for machines.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a builtin model (see `marlaas models list`).")]
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 
 
 @app.command("list", epilog="Example: `marlaas models list`")
 def show(as_json: Json = False) -> None:
     """Show the builtin base models, smallest first, and which of them are prepared on this machine.
 
-    A ModelPool names one as `model: {builtin: NAME}`. Models of the Hugging Face hub and folders of your own need no preparation here.
+    A ModelPool selects one with `model: {builtin: NAME}`. Models of the Hugging Face hub and local folders need no preparation.
     """
     if as_json:
         typer.echo(json.dumps([_facts(model) for model in list_models()], indent=2))
@@ -37,9 +37,9 @@ def show(as_json: Json = False) -> None:
 
 @app.command("prepare", epilog="Example: `marlaas models prepare tiny`")
 def bring(name: Name) -> None:
-    """Make or unpack a builtin base model, unless this machine has it already, and print its folder.
+    """Build or unpack a builtin base model, unless it is prepared already, and print its folder.
 
-    `marlaas run` does so by itself; beforehand it saves the wait. The folder is in Hugging Face format, in $MARLAAS_CACHE or the user's cache.
+    `marlaas run` does this by itself. The folder is in Hugging Face format, in $MARLAAS_CACHE or the user's cache folder.
     """
     with _progress(name) as report:
         folder = prepare(name, progress=report)

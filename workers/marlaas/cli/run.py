@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from marlaas.cli.failures import INVALID, complain
+from marlaas.cli.app import INVALID, complain
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local.credentials import keep_to_oneself
 from marlaas.local.display import choose
@@ -14,27 +14,30 @@ from marlaas.local.runner import run as run_jobs
 from marlaas_api.errors import MarlaasError
 from marlaas_api.numeric import LARGEST_INTEGER
 
-Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests: ModelPools, Tenants and RLJobs.")]
+Files = Annotated[
+    list[str], typer.Argument(metavar="FILE…", help="YAML manifests with ModelPools, Tenants and RLJobs.")
+]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="DIR", help="Output folder; runs/NAME of the first file when absent. Same folder: goes on."
+        "--out", metavar="DIR", help="Output folder; a run in it is continued. [default: runs/NAME of the first file]"
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", min=0, max=LARGEST_INTEGER, metavar="N", help="Seed instead of the manifests' own."),
+    typer.Option("--seed", min=0, max=LARGEST_INTEGER, metavar="N", help="Seed that replaces the manifests' seeds."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines, instead of the table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of the table.")]
 Nats = Annotated[
     str | None,
-    typer.Option("--nats", metavar="URL", help="A NATS server that is there already, instead of an own one."),
+    typer.Option("--nats", metavar="URL", help="URL of an existing NATS server, instead of an embedded one."),
 ]
 Creds = Annotated[
-    Path | None, typer.Option("--creds", metavar="FILE", help="NATS credentials for the server of --nats, if it asks.")
+    Path | None, typer.Option("--creds", metavar="FILE", help="NATS credentials file for the server of --nats.")
 ]
 Keep = Annotated[
-    int, typer.Option("--keep-episodes", min=0, metavar="MIB", help="Disk for each job's episodes; 0 keeps none.")
+    int,
+    typer.Option("--keep-episodes", min=0, metavar="MIB", help="Disk space for each job's episodes; 0 stores none."),
 ]
 _KEEP_MIB = DEFAULT_BYTES >> 20
 
@@ -48,19 +51,19 @@ def run(
     creds: Creds = None,
     keep: Keep = _KEEP_MIB,
 ) -> None:
-    """Train the jobs of some manifests on this machine.
+    """Train the jobs of manifests on this machine.
 
-    The very manifests that a cluster takes. Starts a message server, engines, trainers and sandboxes as local processes, shows how the
-    jobs stand, and leaves in the output folder summary.json and, for each job, its adapter (a PEFT folder), learning curve, record, episodes
-    and logs. While it runs and afterwards, `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` look inside.
+    Takes the same manifests as a cluster. Starts a NATS server, engines, trainers and sandboxes as local processes and shows the jobs'
+    progress. Writes summary.json into the output folder and, for each job, its adapter (a PEFT folder), learning curve, records, episodes
+    and logs. `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` show them, during the run and afterwards.
 
-    Ctrl-C drains and the same command goes on later; a second Ctrl-C ends everything at once. A killed run goes on as well.
+    Ctrl-C drains the run, and the same command continues it later; a second Ctrl-C ends it at once. A killed run can be continued too.
 
-    Exit code: 0 every job succeeded, 1 one did not, 2 something must be changed first (the sentence says what), 130 stopped by Ctrl-C.
+    Exit code: 0 every job succeeded, 1 a job did not succeed, 2 the input must be changed first (the error says how), 130 stopped by Ctrl-C.
     """
     folder = out or Path("runs") / (Path(files[0]).stem.strip("-.") or "stdin")
     if creds is not None and nats is None:
-        complain("--creds is for the server of --nats URL; an own server's credentials are made for each run")
+        complain("--creds needs --nats URL: the embedded server creates its own credentials")
         raise typer.Exit(INVALID)
     again = _again(files, folder, seed, json, nats)
     again += ("--creds", str(creds)) if creds is not None else ()

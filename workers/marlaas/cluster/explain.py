@@ -14,7 +14,7 @@ SILENCE_S = 60.0
 RECENT_S = 600.0
 """Older warnings are left out: their cause is over, or is the reported reason."""
 
-_SILENT = "look whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
+_SILENT = "check whether the operator runs: `kubectl get pods -A -l app.kubernetes.io/component=operator`."
 _CAUSES = {
     Reason.WAITING_FOR_POOL: "RolloutReady",
     Reason.WAITING_FOR_TRAINER: "TrainerReady",
@@ -44,7 +44,7 @@ def _where(job: ClusterJobView, events: Sequence[ClusterEventView], now: float) 
     if job.deleted_at is not None:
         return f"{job.key} is being deleted, for {_ago(job.deleted_at, now)} now."
     if status is None or status.phase is None:
-        return f"{job.key} was created {_ago(job.created_at, now)} ago and nothing is said of it yet."
+        return f"{job.key} was created {_ago(job.created_at, now)} ago and has no status yet."
     since = _ago(_since(job, status, events), now)
     match status.phase:
         case "Queued":
@@ -76,8 +76,8 @@ def _at(status: RLJobStatus) -> str:
 
 
 def _figures(status: RLJobStatus) -> str:
-    said = {agent.name: agent.policy_version for agent in status.agents if agent.policy_version is not None}
-    parts = [f"version {versions(said)}"] if said else []
+    newest = {agent.name: agent.policy_version for agent in status.agents if agent.policy_version is not None}
+    parts = [f"version {versions(newest)}"] if newest else []
     parts += [f"reward {number(status.reward)}"] if status.reward is not None else []
     if status.eval_before is not None and status.eval_last is not None:
         parts.append(f"evaluation {number(status.eval_before)} → {number(status.eval_last)}")
@@ -89,8 +89,8 @@ def _idle(job: ClusterJobView) -> Iterator[str]:
     status = job.status
     if status is not None and status.phase in ("Running", "Succeeded") and job.deleted_at is None:
         newest = max((agent.policy_version or 0 for agent in status.agents), default=None)
-        words = without_signal(status.step or 0, newest)
-        yield from [words] if words else []
+        sentence = without_signal(status.step or 0, newest)
+        yield from [sentence] if sentence else []
 
 
 def _why(job: ClusterJobView, now: float) -> Iterator[str]:
@@ -99,14 +99,14 @@ def _why(job: ClusterJobView, now: float) -> Iterator[str]:
         return
     reason, message = job.status.reason, (job.status.message or "").strip()
     text = text_of(reason)
-    meaning = text.meaning if text is not None else "A newer MARLaaS says so; this command does not know the word."
+    meaning = text.meaning if text is not None else "This command does not know the reason; a newer MARLaaS set it."
     fault = _fault_since(job.status) if text is not None and text.stage is ReasonStage.FAULTY else None
     since = f" (for {_ago(fault, now)})" if fault is not None else ""
     yield f"{reason}{since}: {meaning}"
     if message:
-        yield "Its last words stand below." if "\n" in message else f"It says: {_sentence(message)}"
+        yield "Its message is shown below." if "\n" in message else f"Message: {_sentence(message)}"
     if job.status.sandbox_crashes and job.status.phase == "Running":
-        yield f"Crashes of its sandbox: {job.status.sandbox_crashes} of the {job.backoff_limit} that spec.backoffLimit allows."
+        yield f"Its sandbox has crashed {job.status.sandbox_crashes} times; spec.backoffLimit allows {job.backoff_limit}."
 
 
 def _fault_since(status: RLJobStatus) -> float | None:
@@ -124,26 +124,28 @@ def _cause(job: ClusterJobView, pool: ClusterPoolView | None) -> Condition | Non
 
 def _pool(job: ClusterJobView, pool: ClusterPoolView | None, cause: Condition | None) -> Iterator[str]:
     """Yield sentences about the pool's readiness, if the job's state depends on it."""
-    if pool is None or not _minds_pool(job):
+    if pool is None or not _depends_on_pool(job):
         return
     status = pool.status
     engines = status.rollout.ready if status is not None and status.rollout is not None else 0
     trainers = status.trainer.ready if status is not None and status.trainer is not None else 0
     taken = "" if status is None or status.free_slots is None else f", {status.free_slots} of {pool.slots} slots free"
-    said = f"{engines or 0} of {pool.engines} engines and {trainers or 0} of {pool.trainers} trainers ready{taken}"
-    yield f"Pool {pool.name} has {said}."
+    ready = f"{engines or 0} of {pool.engines} engines and {trainers or 0} of {pool.trainers} trainers ready{taken}"
+    yield f"Pool {pool.name} has {ready}."
     if cause is not None:
         text = text_of(cause.reason)
-        message = f" It says: {_sentence(cause.message)}" if cause.message.strip() else ""
+        message = f" Message: {_sentence(cause.message)}" if cause.message.strip() else ""
         yield f"The pool is not ready because of {cause.reason}{f': {text.meaning}' if text is not None else '.'}{message}"
 
 
-def _minds_pool(job: ClusterJobView) -> bool:
+def _depends_on_pool(job: ClusterJobView) -> bool:
     if job.status is None or job.status.phase in ("Succeeded", "Failed", "Suspended"):
         return False
     text = text_of(job.status.reason or "")
-    told = (Reason.WAITING_FOR_TRAINER, Reason.WAITING_FOR_ORCHESTRATOR)
-    return text is not None and (text.stage in (ReasonStage.WAITING, ReasonStage.FAULTY) or job.status.reason in told)
+    for_pool = (Reason.WAITING_FOR_TRAINER, Reason.WAITING_FOR_ORCHESTRATOR)
+    return text is not None and (
+        text.stage in (ReasonStage.WAITING, ReasonStage.FAULTY) or job.status.reason in for_pool
+    )
 
 
 def _unseen(job: ClusterJobView, now: float) -> Iterator[str]:
@@ -155,13 +157,13 @@ def _unseen(job: ClusterJobView, now: float) -> Iterator[str]:
         return
     seen = status.observed_generation
     if seen is not None and seen < job.generation:
-        yield f"Its last change (generation {job.generation}) is not acted on yet; the status is that of generation {seen}."
+        yield f"The operator has not processed the last change (generation {job.generation}) yet; the status is of generation {seen}."
 
 
-def _warning(events: Sequence[ClusterEventView], told: str, now: float) -> Iterator[str]:
-    """Yield the latest recent warning whose message is not already in `told`."""
+def _warning(events: Sequence[ClusterEventView], text: str, now: float) -> Iterator[str]:
+    """Yield the latest recent warning whose message is not already in `text`."""
     warnings = [event for event in events if event.kind == WARNING and now - event.at <= RECENT_S]
-    news = [one for one in warnings if one.message.rstrip(".") not in told and not _is_over(one, events)]
+    news = [one for one in warnings if one.message.rstrip(".") not in text and not _is_over(one, events)]
     if news:
         last = max(news, key=lambda event: event.at)
         yield f"Last warning, {_ago(last.at, now)} ago: {last.reason}: {_sentence(last.message)}"
@@ -212,9 +214,9 @@ def _last_words(job: ClusterJobView) -> Iterator[str]:
         yield from (f"  {line}" for line in message.splitlines())
 
 
-def _sentence(words: str) -> str:
-    """Return the last line of `words`, with a full stop if it has no closing punctuation."""
-    last = words.strip().splitlines()[-1] if words.strip() else ""
+def _sentence(text: str) -> str:
+    """Return the last line of `text`, with a full stop if it has no closing punctuation."""
+    last = text.strip().splitlines()[-1] if text.strip() else ""
     return last if last.endswith((".", "!", "?")) else f"{last}."
 
 

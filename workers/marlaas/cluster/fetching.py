@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marlaas.adapter_target import CONFIG, TENSORS, objection
 from marlaas.cluster.errors import AccessDenied, CommandFailed, ObjectMissing
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.views import ClusterJobView
 from marlaas.local.folder import replace_folder, translated
+from marlaas.manifest.references import CONFIG, TENSORS, objection
 from marlaas_api.errors import InvalidInput
 
 ORCHESTRATOR = "app.kubernetes.io/name=marlaas,app.kubernetes.io/component=orchestrator"
@@ -36,13 +36,15 @@ def published(job: ClusterJobView, agent: str | None) -> Published:
     found = next((one for one in agents if agent in (None, one.name)), None)
     if found is None and agent is not None:
         raise InvalidInput(
-            f"{job.key} has no agent {agent}; it has {', '.join(one.name for one in agents) or 'none yet'}"
+            f"{job.key} has no agent {agent}; its agents are {', '.join(one.name for one in agents) or 'not known yet'}"
         )
     version = (
         None if found is None else found.policy_version if found.promoted_version is None else found.promoted_version
     )
     if found is None or version is None:
-        raise InvalidInput(f"{job.key} has no published adapter yet; kubectl marlaas why {job.name} -n {job.namespace}")
+        raise InvalidInput(
+            f"{job.key} has no published adapter yet; see kubectl marlaas why {job.name} -n {job.namespace}"
+        )
     return Published(found.name, version, found.adapter or "")
 
 
@@ -59,7 +61,7 @@ def fetch(kubectl: Kubectl, job: ClusterJobView, wanted: Published, target: Path
     try:
         archive = _archive(kubectl, job, wanted)
     except AccessDenied as error:
-        where = f"the adapter lies in the blob store below {wanted.folder}; the platform team can fetch it so"
+        where = f"the adapter is in the blob store under {wanted.folder}, from where the platform team can fetch it"
         raise AccessDenied(f"{error}. {where}") from error
     _unpack(archive, target.resolve())
 
@@ -69,7 +71,7 @@ def _archive(kubectl: Kubectl, job: ClusterJobView, wanted: Published) -> bytes:
         "pods", "--all-namespaces", f"--selector={ORCHESTRATOR}", "--field-selector=status.phase=Running"
     )
     if not pods:
-        raise ObjectMissing("no orchestrator runs in this cluster: the platform team looks why")
+        raise ObjectMissing("no orchestrator pod runs in this cluster: ask the platform team")
     _check_alone(pods)
     who = ("--namespace", job.namespace, "--job", job.name, "--agent", wanted.agent, "--version", str(wanted.version))
     command = ("python3", "-m", "marlaas.cluster.published", *_started_with(pods[0]), *who)
@@ -85,8 +87,8 @@ def _check_alone(pods: Sequence[Mapping[str, Any]]) -> None:
     namespaces = sorted({str(pod["metadata"]["namespace"]) for pod in pods})
     if len(namespaces) > 1:
         raise InvalidInput(
-            f"pods of the namespaces {', '.join(namespaces)} call themselves MARLaaS's orchestrator, and only one of "
-            "these is the platform's; nothing was fetched: the platform team removes the others"
+            f"pods in the namespaces {', '.join(namespaces)} have the orchestrator's labels, and only one of "
+            "them is the platform's; nothing was fetched: ask the platform team to remove the others"
         )
 
 
@@ -110,9 +112,13 @@ def _whole(archive: bytes) -> Sequence[tuple[str, bytes]]:
     try:
         files = [*_files(archive)]
     except tarfile.TarError as error:
-        raise CommandFailed(f"only a part of the adapter came ({error}); run the same command again") from error
+        raise CommandFailed(
+            f"the transfer of the adapter was incomplete ({error}); run the same command again"
+        ) from error
     if lacking := {CONFIG, TENSORS} - {name for name, _ in files}:
-        raise CommandFailed(f"only a part of the adapter came, without {min(lacking)}; run the same command again")
+        raise CommandFailed(
+            f"the transfer of the adapter was incomplete: {min(lacking)} is missing; run the same command again"
+        )
     return files
 
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marlaas.cluster.answers import error_of
-from marlaas.cluster.errors import CommandFailed, KubectlMissing
+from marlaas.cluster.errors import CommandFailed, KubectlMissing, error_of
 
 FIELD_MANAGER = "marlaas"
 REQUEST_TIMEOUT_S = 30
@@ -71,8 +70,8 @@ class Kubectl:
         """
         namespace, pod, container = where
         elsewhere = replace(self.target, namespace=namespace)
-        words = [self.program, "exec", pod, f"--container={container}", *elsewhere.flags(), "--", *command]
-        return self._ran(words, None)
+        command_line = [self.program, "exec", pod, f"--container={container}", *elsewhere.flags(), "--", *command]
+        return self._ran(command_line, None)
 
     def namespace(self) -> str:
         """Return the namespace of commands that name none."""
@@ -87,7 +86,7 @@ class Kubectl:
         try:
             parsed: dict[str, Any] = json.loads(answer)
         except ValueError as error:
-            raise CommandFailed(f"kubectl answered something that is no JSON: {answer[:200]!r}") from error
+            raise CommandFailed(f"kubectl's output is not JSON: {answer[:200]!r}") from error
         return parsed
 
     def _run(self, arguments: Sequence[str], stdin: str | None) -> str:
@@ -98,7 +97,7 @@ class Kubectl:
         try:
             done = subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=_PROCESS_TIMEOUT_S)
         except FileNotFoundError as error:
-            text = f"there is no {self.program} on PATH: install it (https://kubernetes.io/docs/tasks/tools) to talk to a cluster"
+            text = f"{self.program} is not on PATH: install it (https://kubernetes.io/docs/tasks/tools)"
             raise KubectlMissing(text) from error
         except subprocess.TimeoutExpired as error:
             raise error_of(f"kubectl: i/o timeout after {_PROCESS_TIMEOUT_S:g} s") from error

@@ -61,7 +61,7 @@ async def pack(bus: Bus, blobs: Blobs, wanted: VersionRequest, out: IO[bytes]) -
     """
     entry = await (await bus.bucket(subjects.JOBS)).get(subjects.job_key(wanted.namespace, wanted.job))
     if entry is None or entry.data is None:
-        raise Permanent(f"the bus knows no job {wanted.namespace}/{wanted.job}")
+        raise Permanent(f"job {wanted.namespace}/{wanted.job} does not exist on the bus")
     document = decode_as(JobDocument, entry.data)
     manifest = await find(bus, blobs, document, wanted.agent, wanted.version)
     if manifest is None:

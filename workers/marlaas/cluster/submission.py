@@ -73,15 +73,17 @@ def _findings(one: Placed[Kind], error: Refused | AccessDenied | ObjectMissing) 
     absent = _NO_NAMESPACE.search(str(error))
     if absent:
         name = absent["name"]
-        text = f"there is no namespace {name} in the cluster; create it: kubectl create namespace {name}"
+        text = f"namespace {name} does not exist in the cluster; create it: kubectl create namespace {name}"
         yield source.finding(Problem(("metadata", "namespace"), text))
     elif isinstance(error, Refused) and error.causes:
-        yield from source.findings(Problem(loc_of(field), f"the cluster says: {text}") for field, text in error.causes)
+        yield from source.findings(
+            Problem(loc_of(field), f"the API server rejects this: {text}") for field, text in error.causes
+        )
     elif isinstance(error, AccessDenied) and not isinstance(one.object, RLJob):
-        hint = "; if it is there already, submit the jobs alone with --jobs-only"
-        yield source.finding(Problem((), f"the cluster says: {error}{hint}"))
+        hint = "; if the object exists already, submit only the jobs with --jobs-only"
+        yield source.finding(Problem((), f"the API server rejects this: {error}{hint}"))
     else:
-        yield source.finding(Problem((), f"the cluster says: {error}"))
+        yield source.finding(Problem((), f"the API server rejects this: {error}"))
 
 
 def _applied(before: dict[str, Any], after: dict[str, Any]) -> Applied:

@@ -1,9 +1,9 @@
 """Builtin environments by name, and how any environment is loaded (`loading`) and played (`playing`)."""
 
 BUILTINS = {
-    "calculator": "marlaas.envs.calculator:Calculator",
+    "calculator": "marlaas.envs.tiny_tasks:Calculator",
     "guess-number": "marlaas.envs.guess_number:GuessNumber",
     "python-tool": "marlaas.envs.python_tool:PythonTool",
     "reasoning-gym": "marlaas.envs.reasoning:ReasoningGym",
-    "reverse": "marlaas.envs.reverse:Reverse",
+    "reverse": "marlaas.envs.tiny_tasks:Reverse",
 }

@@ -25,7 +25,7 @@ def extractor(kind: str, pattern: str | None = None) -> Extract:
     if kind == "regex":
         return _regex(pattern)
     if pattern is not None:
-        raise InvalidInput(f"pattern is for answer: regex, not for answer: {kind}")
+        raise InvalidInput(f"`pattern` applies only to answer: regex, not to answer: {kind}")
     try:
         return _EXTRACTORS[kind]
     except KeyError:
@@ -73,7 +73,7 @@ def _regex(pattern: str | None) -> Extract:
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise InvalidInput(f"pattern {pattern!r} is no regular expression: {error}") from error
+        raise InvalidInput(f"pattern {pattern!r} is not a regular expression: {error}") from error
 
     def extract(reply: str) -> str | None:
         found = list(compiled.finditer(reply))

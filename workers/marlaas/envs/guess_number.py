@@ -11,7 +11,7 @@ _MAX_DIGITS = 100
 
 
 class GuessNumber:
-    """Guess a number: after each guess the policy hears whether the number is higher or lower.
+    """Guess a number: after each guess the policy is told whether the number is higher or lower.
 
     The reward is 1 for a number that is found in as few guesses as halving needs at most, falls to 0.5 at the last guess allowed, and is 0
     for one that is never found. The last number of a reply is the guess; a reply without a number is a guess lost.
@@ -27,7 +27,7 @@ class GuessNumber:
             raise InvalidInput(f"guess-number: low is {low} and high is {high}; expected low < high")
         if not _in_both_splits(low, high):
             raise InvalidInput(
-                f"guess-number: {low} to {high} is too few numbers: some must be held out; widen the range"
+                f"guess-number: the range {low} to {high} is too small, because some numbers must be held out; widen it"
             )
         self._low, self._high = low, high
         self._par = (high - low + 1).bit_length()
@@ -38,14 +38,14 @@ class GuessNumber:
     def play(self, task: Task, agent: Agent) -> Score:
         """Play one episode, one guess per turn."""
         secret = task.draw(lambda rng: rng.randint(self._low, self._high), lambda n: _text(self._low, self._high, n))
-        said = f"I think of a whole number from {self._low} to {self._high}. Guess it! Reply with a number only."
+        message = f"I think of a whole number from {self._low} to {self._high}. Guess it! Reply with a number only."
         num_wrong = 0
         for guesses in range(1, self._max_guesses + 1):
-            guess = _guess(agent.say(said).text)
+            guess = _guess(agent.say(message).text)
             if guess == secret:
                 return Score(self._reward(guesses), self._metrics(1.0, guesses, num_wrong))
             num_wrong += guess is None
-            said = self._hint(guess, secret)
+            message = self._hint(guess, secret)
         return Score(0.0, self._metrics(0.0, self._max_guesses, num_wrong))
 
     def _hint(self, guess: int | None, secret: int) -> str:

@@ -34,8 +34,8 @@ class Environment:
             return self.code(task, agents)
         if len(agents) != 1:
             raise InvalidInput(
-                f"the environment takes one agent, but the job has {len(agents)} ({', '.join(agents)}): call its second "
-                "parameter `agents` and it is given all of them by name"
+                f"the environment takes one agent, but the job has {len(agents)} ({', '.join(agents)}): name its second "
+                "parameter `agents` to receive all of them by name"
             )
         return self.code(task, next(iter(agents.values())))
 
@@ -71,7 +71,7 @@ def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
         raise InvalidInput(f"{what} has no method `play(self, task, agent)`")
     if inspect.iscoroutinefunction(play):
         raise InvalidInput(
-            f"{what}: `play` is async; an environment has a process of its own and is an ordinary function"
+            f"{what}: `play` is async; write an ordinary function, since each environment has its own process"
         )
     _check_play(what, play, num_bound=1 if inspect.isclass(target) else 0)
     _check_args(what, target, args)
@@ -84,7 +84,7 @@ def _find(name: str) -> object:
     if not (colon and module_name and attribute):
         hint = nearest(name, BUILTINS)
         raise InvalidInput(
-            f"there is no environment {name!r}{hint}; builtins are {', '.join(BUILTINS)}; your own is module:attribute"
+            f"environment {name!r} does not exist{hint}; builtin environments are {', '.join(BUILTINS)}; others are named module:attribute"
         )
     module = _import(name, module_name)
     found: object = module
@@ -102,7 +102,7 @@ def _import(name: str, module_name: str) -> object:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
             hint = f"; write {name.replace('.py:', ':')!r}" if ".py:" in name else ""
             raise InvalidInput(
-                f"environment {name!r}: there is no module {error.name!r} beside the manifest or on PYTHONPATH{hint}"
+                f"environment {name!r}: module {error.name!r} was not found beside the manifest or on PYTHONPATH{hint}"
             ) from None
         raise InvalidInput(
             f"environment {name!r}: importing {module_name} failed: {type(error).__name__}: {error}"

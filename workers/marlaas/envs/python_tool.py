@@ -5,8 +5,7 @@ from typing import Any
 
 from marlaas.environment import Agent, Message, Score, Task
 from marlaas.envs.extraction import extractor, program
-from marlaas.envs.locked.probe import prove
-from marlaas.envs.locked.program import Limits, NotLocked, Ran, run_program
+from marlaas.envs.locked.program import Limits, NotLocked, Ran, prove, run_program
 from marlaas.envs.puzzles import Puzzles
 from marlaas_api.errors import InvalidInput
 
@@ -72,7 +71,7 @@ class PythonTool:
         all_ran: list[Ran] = []
         while (text := program(reply)) is not None:
             all_ran.append(self._run(agent, text))
-            reply = agent.ask(Message("tool", told(all_ran[-1], self._max_output), name="python")).text
+            reply = agent.ask(Message("tool", tool_output(all_ran[-1], self._max_output), name="python")).text
         correct = puzzle.score(agent, self._extract(reply))
         num_ok = sum(ran.is_ok for ran in all_ran)
         reward = correct if num_ok or not self._needs_program else 0.0
@@ -92,7 +91,7 @@ class PythonTool:
         raise fault
 
 
-def told(ran: Ran, max_chars: int) -> str:
+def tool_output(ran: Ran, max_chars: int) -> str:
     """Return the tool message for a program: its output with the middle cut out, and the reason if it was stopped."""
     output = ran.output.strip()
     cut = len(output) - max_chars

@@ -30,7 +30,7 @@ class RecordedReplies:
     def turn(self, request: TurnRequest) -> Reply:
         """Return and record a reply. Raises TurnLimit."""
         if sum(asked.request.agent == request.agent for asked in self.asked) >= self._max_turns:
-            raise TurnLimit(f"agent {request.agent!r} has had its {self._max_turns} turns")
+            raise TurnLimit(f"agent {request.agent!r} has used all of its {self._max_turns} turns")
         text = self._answer(request)
         reply = Reply(text, StopReason.STOP, len(text), len(self.asked))
         self.asked.append(RecordedTurn(request, reply))

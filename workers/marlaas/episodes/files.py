@@ -133,7 +133,7 @@ def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[EpisodeRecord]:
             yield EpisodeRecord.model_validate_json(line)
         except ValidationError as error:
             if isinstance(lines, list) or line.endswith(b"\n"):
-                raise InvalidInput(f"{path}:{number} is no episode that this version of marlaas has kept") from error
+                raise InvalidInput(f"{path}:{number} is not an episode of this version of marlaas") from error
 
 
 class EpisodeFollower:

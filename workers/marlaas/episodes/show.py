@@ -10,20 +10,17 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from marlaas.chat.conversations import conversation_line, speaker_name
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
-from marlaas.episodes.said import said, speaker
 from marlaas.episodes.selection import Played
 from marlaas_api.last_words import visible
 from marlaas_api.messages import Ending
 from marlaas_api.names import Split
 
-_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "raw text": "cyan"}
-
-
 _ENDINGS = {
     Ending.MAX_TURNS: "out of turns",
     Ending.MAX_TOKENS: "out of tokens",
-    Ending.TOOL_ERROR: "the policy broke its tool",
+    Ending.TOOL_ERROR: "tool error of the policy",
 }
 
 
@@ -71,14 +68,16 @@ def _time(record: EpisodeRecord) -> str:
 
 def _turn(turn: TurnRecord, tokens: bool) -> Iterator[Text]:
     if isinstance(turn.append, str):
-        yield said("raw text", turn.append, "raw text")
+        yield conversation_line("raw text", turn.append, "raw text")
     else:
         for message in turn.append:
-            yield said(speaker(message.role, message.name), message.content, message.role)
+            yield conversation_line(speaker_name(message.role, message.name), message.content, message.role)
     if not turn.opens_segment or turn.parent is None:
-        reply = said(turn.agent, turn.text or "(nothing)", "assistant")
+        reply = conversation_line(turn.agent, turn.text or "(nothing)", "assistant")
     else:
-        reply = said(f"{turn.agent} (new segment: the template rewrote the past)", turn.text, "assistant")
+        reply = conversation_line(
+            f"{turn.agent} (new segment: the chat template changed earlier text)", turn.text, "assistant"
+        )
     yield reply.append(f"  [{turn.stop_reason}, {len(turn.output_ids)} tokens]", style="dim")
     if tokens:
         yield Text(f"ids {' '.join(map(str, turn.output_ids))}", style="dim")
@@ -87,7 +86,7 @@ def _turn(turn: TurnRecord, tokens: bool) -> Iterator[Text]:
 def _verdict(one: Played) -> Text:
     record = one.record
     if record.fault is not None:
-        return Text(f"fault: {record.fault} (never scored)\n{visible(record.fault_text)}", style="red")
+        return Text(f"fault: {record.fault} (not scored)\n{visible(record.fault_text)}", style="red")
     text = Text()
     for agent, reward in record.rewards.items():
         text.append(f"reward{_of(agent, record.rewards)} {reward:g}", style="bold")

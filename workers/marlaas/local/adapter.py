@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from marlaas.adapter_target import objection
 from marlaas.local.folder import replace_folder, translated
+from marlaas.manifest.references import objection
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
@@ -61,5 +61,5 @@ def export(adapter: Path, path: str, part: str) -> None:
             shutil.copytree(adapter, partial)
         replace_folder(partial, target)
     except InvalidInput as error:
-        text = f"spec.export.path: the trained adapter lies in {adapter} and cannot be copied to {target}: {error}"
+        text = f"spec.export.path: the trained adapter is in {adapter} and cannot be copied to {target}: {error}"
         raise InvalidInput(text) from error

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marlaas.local import adapter, curve
+from marlaas.local import adapter
 from marlaas.local.folder import OutFolder, RunRecord, write
-from marlaas.local.record import RecordFile, read_line
-from marlaas.local.results import Failure, JobResult, summary
+from marlaas.local.records import RecordFile, read_line
+from marlaas.local.report import Failure, JobResult, summary
+from marlaas.plots.figure import draw_curve
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
@@ -18,11 +19,11 @@ from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepR
 
 log = logging.getLogger(__name__)
 
-Tell = Callable[[JobDocument, Sequence[StepRecord], Sequence[EvalRecord]], None]
+RecordListener = Callable[[JobDocument, Sequence[StepRecord], Sequence[EvalRecord]], None]
 """Called with all records of a job so far whenever there are new ones; must return at once."""
 
 
-def _nobody(document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
+def _ignore_records(document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
     """Default listener: ignore the records."""
 
 
@@ -33,13 +34,13 @@ class Collector:
     folder: OutFolder
     bus: Bus
     blobs: Blobs
-    tell: Tell = _nobody
+    on_records: RecordListener = _ignore_records
     _records: dict[str, RecordFile] = field(default_factory=dict)
     _seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _published: set[tuple[str, str, int, Phase]] = field(default_factory=set)
 
     async def follow(self, document: JobDocument, progress: Progress | None) -> None:
-        """Write what is new of a job; once it is final, also its curve and adapters.
+        """Write a job's new records; once the job is final, also its curve and adapters.
 
         Raises InvalidInput, and the errors of the bus and the store.
         """
@@ -56,7 +57,7 @@ class Collector:
         records = self._records.setdefault(document.uid, RecordFile(document.ref))
         if await records.read(self.bus) or not (self.folder.job(document.ref) / "steps.jsonl").exists():
             records.write(self.folder)
-            self.tell(document, *records.in_order())
+            self.on_records(document, *records.in_order())
         self.folder.link_logs(document.ref)
 
     async def result(self, document: JobDocument, progress: Progress | None, failure: Failure | None) -> JobResult:
@@ -71,7 +72,7 @@ class Collector:
         folder = self.folder.job(result.document.ref)
         if result.steps or result.evals:
             size = result.document.spec.rollout.group_size
-            png = await asyncio.to_thread(curve.draw, str(result.document.ref), result.steps, result.evals, size)
+            png = await asyncio.to_thread(draw_curve, str(result.document.ref), result.steps, result.evals, size)
             write(folder / "curve.png", png)
         if result.progress is not None:
             for agent, version in (result.progress.versions | result.progress.promoted).items():
@@ -84,7 +85,9 @@ class Collector:
             return
         manifest = await adapter.find(self.bus, self.blobs, document, agent, version)
         if manifest is None:
-            log.warning("%s: no manifest of version %d of agent %s", document.ref, version, agent)
+            log.warning(
+                "%s: version %d of agent %s has no manifest; its adapter is not written", document.ref, version, agent
+            )
             return
         part = "" if len(document.spec.agents) == 1 else agent
         folder = self.folder.job(document.ref) / "adapter" / part
@@ -101,8 +104,8 @@ def write_summary(folder: OutFolder, results: Sequence[JobResult]) -> None:
 
 def read_results(folder: OutFolder, record: RunRecord) -> list[JobResult]:
     """Return the results of a finished run from its files. Raises InvalidInput if the files were damaged or removed."""
-    levels = {progress.uid: progress for progress in record.progress}
-    return [_read_result(folder.job(job.ref), job, levels.get(job.uid)) for job in record.jobs]
+    last_progress = {progress.uid: progress for progress in record.progress}
+    return [_read_result(folder.job(job.ref), job, last_progress.get(job.uid)) for job in record.jobs]
 
 
 def _read_result(folder: Path, document: JobDocument, progress: Progress | None) -> JobResult:
@@ -111,6 +114,6 @@ def _read_result(folder: Path, document: JobDocument, progress: Progress | None)
         evals = [read_line(EvalRecord, line) for line in (folder / "evals.jsonl").read_bytes().splitlines()]
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"{folder}: the records of this finished job cannot be read: choose another --out"
+            f"{folder}: the records of this finished job are damaged or missing: choose another --out"
         ) from error
     return JobResult(document, progress, tuple(steps), tuple(evals))

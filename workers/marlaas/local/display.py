@@ -134,16 +134,16 @@ class PlainDisplay:
         self._now = now
         self._waiting = ""
         self._phases: dict[str, str] = {}
-        self._told_at = now()
+        self._printed_at = now()
 
     def waiting(self, text: str, share: float | None = None) -> None:
-        words = _without_seconds(text)
-        if words != self._waiting:
-            self._waiting = words
+        shown = _without_seconds(text)
+        if shown != self._waiting:
+            self._waiting = shown
             self.note(text)
 
     def jobs(self, views: Sequence[JobView]) -> None:
-        due = self._now() - self._told_at >= PLAIN_PERIOD_S
+        due = self._now() - self._printed_at >= PLAIN_PERIOD_S
         for view in views:
             phase = view.progress.phase if view.progress is not None else ""
             news = phase != self._phases.get(view.name, "")
@@ -151,7 +151,7 @@ class PlainDisplay:
                 self._phases[view.name] = phase
                 self.note(plain_line(view))
         if due:
-            self._told_at = self._now()
+            self._printed_at = self._now()
 
     def note(self, text: str) -> None:
         self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
@@ -172,18 +172,18 @@ class JsonDisplay:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self._waiting = ""
-        self._told: dict[str, object] = {}
+        self._printed: dict[str, object] = {}
 
     def waiting(self, text: str, share: float | None = None) -> None:
-        words = _without_seconds(text)
-        if words != self._waiting:
-            self._waiting = words
+        shown = _without_seconds(text)
+        if shown != self._waiting:
+            self._waiting = shown
             self._write({"type": "status", "message": text})
 
     def jobs(self, views: Sequence[JobView]) -> None:
         for view in views:
-            if view.name not in self._told or self._told[view.name] != view.progress:
-                self._told[view.name] = view.progress
+            if view.name not in self._printed or self._printed[view.name] != view.progress:
+                self._printed[view.name] = view.progress
                 self._write({"type": "progress", **as_json(view)})
 
     def note(self, text: str) -> None:

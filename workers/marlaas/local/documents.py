@@ -1,18 +1,59 @@
-"""Merge stored job documents with the manifests, and check which fields may change while a job exists. Pure."""
+"""Job documents of a run: read from the manifests, merged with those of earlier runs, checked for fields that must not change."""
 
+import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from marlaas_api.documents import model_source
+from marlaas.local.plan import pool_names
+from marlaas.manifest import load
+from marlaas_api.documents import job_document, model_source
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool
 from marlaas_api.messages import JobDocument, PoolDocument
+
+_APART_S = 1e-3
+"""Difference between the creation times of consecutive jobs, so that the queue has the order of the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """Jobs, pools and module folders of a run.
+
+    jobs: with new uids and creation times, which apply to new jobs only.
+    pools: only pools that the jobs use.
+    folders: folders that may hold environment modules.
+    """
+
+    jobs: tuple[JobDocument, ...]
+    pools: tuple[ModelPool, ...]
+    folders: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read(files: Sequence[str], seed: int | None) -> DesiredState:
+    """Read the manifests. Raises InvalidManifest with all findings."""
+    manifest, now = load(files), time.time()
+    jobs = tuple(
+        job_document(job, manifest.tenants, str(uuid.uuid4()), seed, now + position * _APART_S)
+        for position, job in enumerate(manifest.jobs)
+    )
+    used = {name for job in jobs for name in pool_names(job)}
+    return DesiredState(
+        jobs,
+        tuple(pool for pool in manifest.pools if pool.metadata.name in used),
+        manifest.folders,
+        tuple(str(note) for note in manifest.notes),
+    )
+
 
 CHANGEABLE = frozenset(
     {"training.steps", "priority", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "backoffLimit"}
 )
 """Fields of a job's spec that may change when it is resumed; steps may only grow."""
 
-_ADVICE = "give it as it was, or choose another --out for a job of its own"
+_ADVICE = "restore it, or choose another --out to start a new job"
 
 
 def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple[JobDocument, ...]:
@@ -24,19 +65,19 @@ def merge(stored: Sequence[JobDocument], wanted: Sequence[JobDocument]) -> tuple
     """
     before = {document.ref.key: document for document in stored}
     _refuse_missing(before, {document.ref.key for document in wanted})
-    return tuple(_taken_up(before.get(document.ref.key), document) for document in wanted)
+    return tuple(_merged(before.get(document.ref.key), document) for document in wanted)
 
 
 def _refuse_missing(before: Mapping[str, JobDocument], names: set[str]) -> None:
     missing = [str(document.ref) for key, document in before.items() if key not in names]
     if missing:
         raise InvalidInput(
-            f"job {missing[0]} began in this output folder and is not in the manifests now: "
-            "give its manifest again, or choose another --out"
+            f"job {missing[0]} was started in this output folder and is missing from the manifests: "
+            "add its manifest, or choose another --out"
         )
 
 
-def _taken_up(before: JobDocument | None, wanted: JobDocument) -> JobDocument:
+def _merged(before: JobDocument | None, wanted: JobDocument) -> JobDocument:
     if before is None:
         return wanted
     _refuse_changes(before, wanted)
@@ -57,7 +98,7 @@ def _refuse_changes(before: JobDocument, wanted: JobDocument) -> None:
     if wanted.spec.training.steps < before.spec.training.steps:
         raise InvalidInput(
             f"job {wanted.ref}: spec.training.steps was {before.spec.training.steps} and is now "
-            f"{wanted.spec.training.steps}: it may be raised but not lowered"
+            f"{wanted.spec.training.steps}: it can only be raised"
         )
 
 
@@ -66,7 +107,7 @@ def refuse_other_models(stored: Iterable[PoolDocument], wanted: Iterable[ModelPo
     now = {pool.metadata.name: model_source(pool.spec.model) for pool in wanted}
     for pool in stored:
         if now.get(pool.name, pool.spec.model) != pool.spec.model:
-            raise InvalidInput(f"ModelPool {pool.name}: spec.model has changed since the jobs began: {_ADVICE}")
+            raise InvalidInput(f"ModelPool {pool.name}: spec.model has changed since the jobs were started: {_ADVICE}")
 
 
 def differences(before: object, after: object, path: str = "") -> Iterator[tuple[str, object, object]]:

@@ -132,8 +132,8 @@ def _make(folder: OutFolder, root: Path) -> None:
         free = shutil.disk_usage(folder.state).free
     if free < MIN_FREE_BYTES:
         raise InvalidInput(
-            f"--out {root}: only {free >> 20} MiB are free there and a run needs at least {MIN_FREE_BYTES >> 20} MiB: "
-            "make room, or choose another --out"
+            f"--out {root}: only {free >> 20} MiB are free, and a run needs at least {MIN_FREE_BYTES >> 20} MiB: "
+            "free space, or choose another --out"
         )
 
 
@@ -185,7 +185,7 @@ def translated(path: Path) -> Iterator[None]:
 
 def _sentence(path: Path, error: OSError) -> str:
     if error.errno in _FULL:
-        return f"{path}: the disk is full: make room and run the same command again"
+        return f"{path}: the disk is full: free space and run the same command again"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"{path}: a file is in the way of this folder: choose another --out"
+        return f"{path}: a file exists where a folder is needed: choose another --out"
     return f"{path} cannot be written ({error.strerror}): choose another --out"

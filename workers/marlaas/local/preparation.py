@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from marlaas.local import sessions
 from marlaas.local.processes import Watchdog
+from marlaas.local.watchdog import kill_session
 from marlaas.models import prepared, resolve
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.kinds import ModelSpec
@@ -29,11 +29,11 @@ async def prepare(model: ModelSpec, waiting: Waiting, watchdog: Watchdog) -> Pat
     Raises:
         InvalidInput: it cannot be prepared; the text gives the reason and what to do.
     """
-    there = _there(model)
-    if there is not None:
-        return there
+    folder = _ready_folder(model)
+    if folder is not None:
+        return folder
     name = describe(model)
-    waiting(f"looking for model {name}", None)
+    waiting(f"resolving model {name}", None)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "marlaas.local.preparation", model.model_dump_json(by_alias=True)),
         stdin=asyncio.subprocess.DEVNULL,
@@ -44,24 +44,24 @@ async def prepare(model: ModelSpec, waiting: Waiting, watchdog: Watchdog) -> Pat
     assert process.stdout is not None
     assert process.stderr is not None
     watchdog.add(process.pid)
-    words = asyncio.ensure_future(process.stderr.read())
+    errors = asyncio.ensure_future(process.stderr.read())
     try:
         async for line in process.stdout:
-            told = _told(line)
-            if "path" in told:
-                return Path(str(told["path"]))
-            if "error" in told:
-                raise InvalidInput(f"model {name}: {told['error']}")
-            if "share" in told:
-                waiting(f"preparing model {name}", float(str(told["share"])))
-        raise InvalidInput(f"model {name} could not be prepared: {last_words((await words).decode(errors='replace'))}")
+            message = _parsed(line)
+            if "path" in message:
+                return Path(str(message["path"]))
+            if "error" in message:
+                raise InvalidInput(f"model {name}: {message['error']}")
+            if "share" in message:
+                waiting(f"preparing model {name}", float(str(message["share"])))
+        raise InvalidInput(f"model {name} could not be prepared: {last_words((await errors).decode(errors='replace'))}")
     finally:
-        sessions.kill(process.pid)
-        await asyncio.gather(process.wait(), words)
+        kill_session(process.pid)
+        await asyncio.gather(process.wait(), errors)
         watchdog.remove(process.pid)
 
 
-def _there(model: ModelSpec) -> Path | None:
+def _ready_folder(model: ModelSpec) -> Path | None:
     """Return the folder if the model needs no preparation; else None."""
     if model.builtin is not None:
         return prepared(model.builtin)
@@ -75,13 +75,13 @@ def describe(model: ModelSpec | ModelSource) -> str:
     return model.builtin or model.path or "of a PersistentVolumeClaim"
 
 
-def _told(line: bytes) -> dict[str, object]:
+def _parsed(line: bytes) -> dict[str, object]:
     """Parse a line of the process; empty if it is not a JSON object, because libraries print as well."""
     try:
-        told = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
 def main(model: str) -> None:
@@ -89,15 +89,15 @@ def main(model: str) -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def say(**told: object) -> None:
-        print(json.dumps(told), file=out)
+    def send(**message: object) -> None:
+        print(json.dumps(message), file=out)
 
     try:
-        path = resolve(ModelSpec.model_validate_json(model), lambda share: say(share=share))
+        path = resolve(ModelSpec.model_validate_json(model), lambda share: send(share=share))
     except MarlaasError as error:
-        say(error=str(error))
+        send(error=str(error))
     else:
-        say(path=str(path))
+        send(path=str(path))
 
 
 if __name__ == "__main__":

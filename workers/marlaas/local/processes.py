@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas.local import sessions
 from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.plan import ProcessSpec
+from marlaas.local.watchdog import kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -166,7 +166,7 @@ class Launcher:
     async def sweep(self, process: asyncio.subprocess.Process) -> int:
         """Wait until a role exits, kill its remaining children, and return its exit code."""
         exit_code = await process.wait()
-        await asyncio.to_thread(sessions.kill, process.pid)
+        await asyncio.to_thread(kill_session, process.pid)
         self.watchdog.remove(process.pid)
         return exit_code
 
@@ -179,4 +179,4 @@ def ask_to_end(process: asyncio.subprocess.Process) -> None:
 
 def kill(process: asyncio.subprocess.Process) -> None:
     """Send SIGKILL to the role and its children."""
-    sessions.kill(process.pid)
+    kill_session(process.pid)

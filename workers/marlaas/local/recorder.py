@@ -73,7 +73,7 @@ class Recorder:
                 deliveries = await consumer.fetch(BATCH, FETCH_S)
                 await self._keep(job, writer, deliveries)
             except (Retryable, BusRefused) as error:
-                log.info("%s: episodes cannot be read now: %s", job.ref, error)
+                log.info("%s: cannot read episodes, retrying: %s", job.ref, error)
                 consumer, deliveries = None, []
                 await self._pause()
             if stopping and not deliveries:
@@ -99,7 +99,7 @@ class Recorder:
         except (InvalidInput, BusRefused):
             raise
         except Permanent as error:
-            log.warning("%s: an episode cannot be read: %s", job.ref, error)
+            log.warning("%s: skipping an episode that cannot be read: %s", job.ref, error)
             return None
 
     async def _turns(self, ref: JobRef, episode: str) -> list[Turn]:

@@ -1,6 +1,6 @@
 """`marlaas run`: validate, prepare, start all processes, watch until every job is settled, write the results, clean up.
 
-Runs the decisions of the pure modules `documents`, `plan`, `restarts`, `table` and `results`. Nothing is started
+Runs the decisions of the pure modules `documents`, `plan`, `table` and `report`. Nothing is started
 before everything that users can get wrong has been checked.
 """
 
@@ -13,19 +13,17 @@ from pathlib import Path
 from marlaas.episodes.files import DEFAULT_BYTES
 from marlaas.local import documents, plan
 from marlaas.local.collection import Collector, read_results, write_summary
-from marlaas.local.desired_state import DesiredState, read
 from marlaas.local.display import Display
+from marlaas.local.documents import DesiredState, read
 from marlaas.local.folder import OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts
-from marlaas.local.observation import announce
 from marlaas.local.preparation import prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
 from marlaas.local.recorder import Recorder
-from marlaas.local.report import Report
-from marlaas.local.results import JobResult, all_succeeded
+from marlaas.local.report import JobResult, Report, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
-from marlaas.local.watch import JobWatch
+from marlaas.local.watch import JobWatch, announce
 from marlaas.models import prepared
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
@@ -80,7 +78,7 @@ async def _run(request: RunRequest, display: Display) -> int:
         try:
             return await interrupts.unless(interrupts.second, _Run(request, display, interrupts).run())
         except Interrupted:
-            display.note(f"stopped; to go on: {shlex.join(request.again)}")
+            display.note(f"stopped; to continue: {shlex.join(request.again)}")
             return EXIT_INTERRUPTED
         finally:
             display.close()
@@ -122,9 +120,7 @@ class _Run:
 
     def _finished_before(self, folder: OutFolder, record: RunRecord) -> int:
         results = read_results(folder, record)
-        self._display.note(
-            f"nothing is left to do for these jobs in {folder.root}; to run them anew, choose another --out"
-        )
+        self._display.note(f"all jobs in {folder.root} are finished; to run them again, choose another --out")
         self._display.result(Report(results, folder.root))
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 
@@ -134,18 +130,18 @@ class _Run:
         The manifests are read again if a model was fetched or built, because it can be inspected only then. Raises
         InvalidInput.
         """
-        is_news = any(_is_unseen(pool.spec.model) for pool in wanted.pools)
+        has_unseen = any(_is_unseen(pool.spec.model) for pool in wanted.pools)
         pools = []
         for pool in wanted.pools:
             path = await prepare(pool.spec.model, self._display.waiting, guard)
             pools.append(PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool_spec(pool.spec)))
-        if is_news:
+        if has_unseen:
             await asyncio.to_thread(read, self._request.files, self._request.seed)
         return tuple(pools)
 
     async def _serve(self, folder: OutFolder, content: "_Content", guard: Watchdog) -> list[JobResult]:
         """Run the jobs until all are settled or the user asks to stop, and return their results so far."""
-        self._display.waiting("starting the message server")
+        self._display.waiting("starting the NATS server")
         async with message_server(folder, self._existing(), guard) as server:
             await announce(server.bus, content.jobs)
             launcher = Launcher(
@@ -160,14 +156,14 @@ class _Run:
             )
             blobs = open_blobs(folder.blobs)
             recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
-            desk = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
-            collector = Collector(folder, server.bus, blobs, desk.tell)
+            feed = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
+            collector = Collector(folder, server.bus, blobs, feed.add)
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             await self._supervise(watch, launcher, recorder)
             results = await watch.results()
             finished = [one.document for one in results if one.phase.final]
             await recorder.forget([document.ref for document in finished])
-            await desk.close(content.jobs, {document.uid for document in finished})
+            await feed.close(content.jobs, {document.uid for document in finished})
             return results
 
     def _existing(self) -> Existing | None:
@@ -178,18 +174,18 @@ class _Run:
             tasks.create_task(recorder.run(), name="episodes")
             supervisor = Supervisor(launcher, tasks)
             try:
-                while not self._interrupts.first.is_set() and await watch.look(supervisor):
+                while not self._interrupts.first.is_set() and await watch.poll(supervisor):
                     await _first_of(self._interrupts.first, supervisor.changed, TICK_S)
-                self._say_why()
+                self._note_stopping()
                 await supervisor.drain(GRACE_S if self._interrupts.first.is_set() else IDLE_GRACE_S)
             finally:
                 supervisor.kill()
                 recorder.stop()
 
-    def _say_why(self) -> None:
+    def _note_stopping(self) -> None:
         if self._interrupts.first.is_set():
-            self._display.note(f"stopping; run the same command again to go on: {shlex.join(self._request.again)}")
-        self._display.waiting("ending the roles; Ctrl-C ends them at once")
+            self._display.note(f"stopping; to continue later, run: {shlex.join(self._request.again)}")
+        self._display.waiting("stopping the roles; Ctrl-C stops them at once")
 
     def _end(self, folder: OutFolder, pools: tuple[PoolDocument, ...], results: Sequence[JobResult]) -> int:
         """Write the summary and the record, display the report, and return the exit code."""
@@ -203,7 +199,7 @@ class _Run:
         )
         self._display.result(Report(results, folder.root))
         if self._interrupts.first.is_set() and not finished:
-            self._display.note(f"to go on: {shlex.join(self._request.again)}")
+            self._display.note(f"to continue: {shlex.join(self._request.again)}")
             return EXIT_INTERRUPTED
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 

@@ -1,4 +1,4 @@
-"""Starts, restarts and stops role processes. The desired processes and the backoff are decided by `plan` and `restarts`."""
+"""Starts, restarts and stops role processes. The desired processes and the backoff are decided by `plan`."""
 
 import asyncio
 import signal
@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from marlaas.local.plan import ProcessSpec, is_ready
+from marlaas.local.plan import ProcessRun, ProcessSpec, RestartBackoff, after, is_ready
 from marlaas.local.processes import Launcher, ask_to_end, kill
-from marlaas.local.restarts import ProcessRun, RestartBackoff, after
-from marlaas.local.status import ProcessState
+from marlaas.local.table import ProcessState
 from marlaas_api.last_words import last_words
 from marlaas_api.messages import ReplicaReport
 
@@ -20,7 +19,7 @@ IDLE_GRACE_S = 2.0
 
 
 @dataclass(slots=True)
-class _Place:
+class _ManagedProcess:
     """A role process across its restarts. `process` is None between two runs; `asked`: SIGTERM was sent."""
 
     spec: ProcessSpec
@@ -47,42 +46,44 @@ class Supervisor:
         self._launcher = launcher
         self._tasks = tasks
         self._now = now
-        self._places: dict[str, _Place] = {}
+        self._processes: dict[str, _ManagedProcess] = {}
         self._news: list[str] = []
         self.changed = asyncio.Event()
 
     async def reconcile(self, desired: Sequence[ProcessSpec], reports: Sequence[ReplicaReport]) -> None:
         """Start and stop processes to match `desired`. Raises InvalidInput if a log cannot be written."""
         wanted = {spec.key: spec for spec in desired}
-        for key, place in self._places.items():
-            place.wanted = key in wanted
-            if not place.wanted:
-                self._end(place)
+        for key, managed in self._processes.items():
+            managed.wanted = key in wanted
+            if not managed.wanted:
+                self._end(managed)
         for key, spec in wanted.items():
-            place = self._places.setdefault(key, _Place(spec))
-            self._note_ready(place, reports)
-            if place.process is None and not place.backoff.gives_up and self._now() >= place.next_start_at:
-                await self._start(place)
+            managed = self._processes.setdefault(key, _ManagedProcess(spec))
+            self._note_ready(managed, reports)
+            if managed.process is None and not managed.backoff.gives_up and self._now() >= managed.next_start_at:
+                await self._start(managed)
 
     def states(self) -> tuple[ProcessState, ...]:
         """Return the states of the wanted processes."""
-        return tuple(place.state() for place in self._places.values() if place.wanted)
+        return tuple(managed.state() for managed in self._processes.values() if managed.wanted)
 
     def given_up(self) -> tuple[tuple[ProcessSpec, str], ...]:
         """Return the processes that were given up, each with a sentence about the reason."""
-        return tuple((place.spec, self._obituary(place)) for place in self._places.values() if place.backoff.gives_up)
+        return tuple(
+            (managed.spec, self._exit_text(managed)) for managed in self._processes.values() if managed.backoff.gives_up
+        )
 
     def news(self) -> list[str]:
         """Return sentences about processes that exited since the last call."""
-        told, self._news = self._news, []
-        return told
+        news, self._news = self._news, []
+        return news
 
     async def drain(self, grace_s: float) -> None:
         """Send SIGTERM to every process, wait up to `grace_s` seconds, then kill the rest."""
-        watchers = [place.watcher for place in self._places.values() if place.watcher is not None]
-        for place in self._places.values():
-            place.wanted = False
-            self._end(place)
+        watchers = [managed.watcher for managed in self._processes.values() if managed.watcher is not None]
+        for managed in self._processes.values():
+            managed.wanted = False
+            self._end(managed)
         if watchers:
             await asyncio.wait(watchers, timeout=grace_s)
         self.kill()
@@ -91,53 +92,55 @@ class Supervisor:
 
     def kill(self) -> None:
         """Kill every process at once."""
-        for place in self._places.values():
-            place.wanted = False
-            if place.process is not None:
-                kill(place.process)
+        for managed in self._processes.values():
+            managed.wanted = False
+            if managed.process is not None:
+                kill(managed.process)
 
-    async def _start(self, place: _Place) -> None:
-        place.process = await self._launcher.start(place.spec)
-        place.started_at, place.ready_at, place.asked = self._now(), None, False
-        place.watcher = self._tasks.create_task(self._watch(place, place.process), name=f"watch {place.spec.key}")
+    async def _start(self, managed: _ManagedProcess) -> None:
+        managed.process = await self._launcher.start(managed.spec)
+        managed.started_at, managed.ready_at, managed.asked = self._now(), None, False
+        managed.watcher = self._tasks.create_task(
+            self._watch(managed, managed.process), name=f"watch {managed.spec.key}"
+        )
 
-    def _end(self, place: _Place) -> None:
+    def _end(self, managed: _ManagedProcess) -> None:
         """Send SIGTERM once; kill the process if it has not exited after GRACE_S."""
-        if place.process is None or place.asked:
+        if managed.process is None or managed.asked:
             return
-        place.asked = True
-        ask_to_end(place.process)
-        asyncio.get_running_loop().call_later(GRACE_S, self._kill_if_there, place, place.process)
+        managed.asked = True
+        ask_to_end(managed.process)
+        asyncio.get_running_loop().call_later(GRACE_S, self._kill_if_there, managed, managed.process)
 
     @staticmethod
-    def _kill_if_there(place: _Place, process: asyncio.subprocess.Process) -> None:
-        if place.process is process:
+    def _kill_if_there(managed: _ManagedProcess, process: asyncio.subprocess.Process) -> None:
+        if managed.process is process:
             kill(process)
 
-    def _note_ready(self, place: _Place, reports: Sequence[ReplicaReport]) -> None:
-        starting = place.process is not None and place.ready_at is None
-        if starting and is_ready(place.spec, place.started_at, reports, self._now()):
-            place.ready_at = self._now()
+    def _note_ready(self, managed: _ManagedProcess, reports: Sequence[ReplicaReport]) -> None:
+        starting = managed.process is not None and managed.ready_at is None
+        if starting and is_ready(managed.spec, managed.started_at, reports, self._now()):
+            managed.ready_at = self._now()
 
-    async def _watch(self, place: _Place, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, managed: _ManagedProcess, process: asyncio.subprocess.Process) -> None:
         exit_code = await self._launcher.sweep(process)
         now = self._now()
-        place.process, place.watcher = None, None
-        if place.wanted and not place.asked:
-            place.backoff = after(place.backoff, ProcessRun(now, place.ready_at, exit_code))
-            place.next_start_at = now + place.backoff.delay_s
-            place.last_words = self._words(place.spec, exit_code)
-            self._news.append(self._obituary(place))
+        managed.process, managed.watcher = None, None
+        if managed.wanted and not managed.asked:
+            managed.backoff = after(managed.backoff, ProcessRun(now, managed.ready_at, exit_code))
+            managed.next_start_at = now + managed.backoff.delay_s
+            managed.last_words = self._last_words(managed.spec, exit_code)
+            self._news.append(self._exit_text(managed))
         self.changed.set()
 
-    def _obituary(self, place: _Place) -> str:
-        text = f"{place.spec} died: {place.last_words}"
-        if not place.backoff.gives_up:
-            return f"{text}; it starts again"
-        times = f" {place.backoff.in_a_row} times in a row" if place.backoff.in_a_row > 1 else ""
-        return f"{text}; given up after it died{times} (its log: {self._launcher.log(place.spec)})"
+    def _exit_text(self, managed: _ManagedProcess) -> str:
+        text = f"{managed.spec} exited: {managed.last_words}"
+        if not managed.backoff.gives_up:
+            return f"{text}; it restarts"
+        after = f" after {managed.backoff.in_a_row} exits in a row" if managed.backoff.in_a_row > 1 else ""
+        return f"{text}; not restarted{after} (log: {self._launcher.log(managed.spec)})"
 
-    def _words(self, spec: ProcessSpec, exit_code: int) -> str:
+    def _last_words(self, spec: ProcessSpec, exit_code: int) -> str:
         if exit_code < 0:
             return f"killed by {signal.Signals(-exit_code).name}"
         return last_words(self._launcher.log_tail(spec))

@@ -1,11 +1,12 @@
-"""Rows of the live table, plain lines and JSON objects, made from progress. Pure."""
+"""The live table's rows, the status line above it, and each job's estimated time, made from progress. Pure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from marlaas.local.plan import ProcessSpec
 from marlaas_api.last_words import visible
-from marlaas_api.messages import JobDocument, Progress
+from marlaas_api.messages import JobDocument, Phase, Progress
 
 COLUMNS = ("JOB", "PHASE", "STEP", "VERSION", "REWARD", "EVAL", "TOK/S", "STALENESS", "FAULTS", "ETA")
 _FEW_STEPS = 3
@@ -51,14 +52,14 @@ def plain_line(view: JobView) -> str:
     if progress is None:
         return f"{view.name}: starting"
     _, phase, step, version, reward, score, speed, staleness, fault, eta = cells(view)
-    figures = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
+    metrics = f"step {step}, version {version}, reward {reward}, eval {score}, {speed} tok/s, staleness {staleness}"
     tail = "" if progress.phase.final else f", done in {eta}" if view.eta_s is not None else ""
     why = (
         f" · {progress.reason}: {visible(progress.message)}"
         if progress.phase not in ("Running", "Succeeded") and progress.message
         else ""
     )
-    return f"{view.name}: {phase}, {figures}, faults {fault}{tail}{why}"
+    return f"{view.name}: {phase}, {metrics}, faults {fault}{tail}{why}"
 
 
 def as_json(view: JobView) -> dict[str, object]:
@@ -99,8 +100,8 @@ def without_signal(step: int, newest: int | None) -> str:
     if newest is None or step < _FEW_STEPS or 2 * (step - newest) < step:
         return ""
     return (
-        f"{step - newest} of {step} steps had no signal: the episodes of each task all earned the same (always right, or always wrong), so nothing was "
-        "learnt from them."
+        f"{step - newest} of {step} steps had no signal: all episodes of a task earned the same reward (always right, or always wrong), so there was "
+        "nothing to learn from them."
     )
 
 
@@ -143,3 +144,92 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} m {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+
+
+_STARTING = {
+    "orchestrator": "starting the orchestrator",
+    "rollout": "starting the engine of {name}; the first time takes about a minute",
+    "trainer": "loading the base model into {name}",
+    "sandbox": "starting {name}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """State of a role process. `started_at` is None between two runs of it.
+
+    `last_words` holds the reason of the last exit; `restarts` counts consecutive bad runs.
+    """
+
+    spec: ProcessSpec
+    started_at: float | None
+    ready: bool
+    restarts: int = 0
+    last_words: str = ""
+    next_start_at: float = 0.0
+
+
+def status_line(processes: Sequence[ProcessState], views: Sequence[JobView], now: float) -> str:
+    """Return a text for the first process that has exited, else for those that start, else for the jobs."""
+    for state in processes:
+        if state.started_at is None:
+            return _exited(state, now)
+    starting = [state for state in processes if not state.ready and state.started_at is not None]
+    if starting:
+        return "; ".join(_start(state, now) for state in starting)
+    return _jobs(views)
+
+
+def _exited(state: ProcessState, now: float) -> str:
+    wait = duration(max(0.0, state.next_start_at - now))
+    return f"{state.spec} exited: {state.last_words}; it restarts in {wait} (exit {state.restarts} in a row)"
+
+
+def _start(state: ProcessState, now: float) -> str:
+    text = _STARTING.get(state.spec.role, "starting {name}").format(name=str(state.spec))
+    return f"{text} ({duration(now - (state.started_at or now))})"
+
+
+def _jobs(views: Sequence[JobView]) -> str:
+    queued = [view for view in views if view.progress is not None and view.progress.phase is Phase.QUEUED]
+    if queued and queued[0].progress is not None:
+        return f"{queued[0].name} is queued: {queued[0].progress.message or queued[0].progress.reason}"
+    first = [view for view in views if view.progress is not None and not view.progress.phase.final]
+    if any(view.progress is not None and view.progress.step == 0 for view in first):
+        return "all roles are ready; evaluating version 0 and playing the first episodes"
+    return "training" if first else "finishing"
+
+
+WINDOW_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMark:
+    """The number of finished steps, first seen at `at` (any clock, seconds)."""
+
+    at: float
+    step: int
+
+
+def advanced(marks: tuple[ProgressMark, ...], step: int, now: float) -> tuple[ProgressMark, ...]:
+    """Add an observation. Drop marks older than the window, but keep one to measure from."""
+    if marks and marks[-1].step == step:
+        return marks
+    young = tuple(mark for mark in marks if now - mark.at <= WINDOW_S) or marks[-1:]
+    return (*young, ProgressMark(now, step))
+
+
+def eta_s(marks: tuple[ProgressMark, ...], steps: int, now: float) -> float | None:
+    """Return the seconds until `steps` are finished at the pace of the marks; None with fewer than two marks, or when done.
+
+    The first mark is the runner's first observation, so a resumed job's pause is not measured. Its interval
+    includes start-up and the first evaluation, so it is used only while there is no other. Time since the last step
+    beyond one step's duration is added, so that the estimate of a stalled job grows.
+    """
+    if len(marks) < 2 or marks[-1].step >= steps:
+        return None
+    first, last = marks[min(1, len(marks) - 2)], marks[-1]
+    pace_s = (last.at - first.at) / max(1, last.step - first.step)
+    waited_s = now - last.at
+    left = (steps - last.step) * pace_s
+    return max(left - waited_s, (steps - last.step - 1) * pace_s) + max(0.0, waited_s - pace_s)

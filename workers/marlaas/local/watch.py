@@ -1,23 +1,63 @@
-"""Polls the bus, reconciles the processes with `plan`, and displays and writes the jobs' state."""
+"""Polls the bus, reconciles the processes with `plan`, and displays and writes the jobs' state. Writes the job documents."""
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from marlaas.local import plan
 from marlaas.local.collection import Collector
 from marlaas.local.display import Display
-from marlaas.local.eta import ProgressMark, advanced, eta_s
-from marlaas.local.observation import Observation, observe
-from marlaas.local.results import Failure, JobResult
-from marlaas.local.status import status_line
+from marlaas.local.report import Failure, JobResult
 from marlaas.local.supervisor import Supervisor
-from marlaas.local.table import JobView
-from marlaas_api.bus import Bus
+from marlaas.local.table import JobView, ProgressMark, advanced, eta_s, status_line
+from marlaas_api import subjects
+from marlaas_api.bus import Bucket, Bus
 from marlaas_api.errors import InvalidInput, Permanent, Retryable
-from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress
+from marlaas_api.messages import JobDocument, Phase, PoolDocument, Progress, ReplicaReport
+from marlaas_api.wire import decode_as, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Progress by job key, and the reports of the live replicas."""
+
+    progress: Mapping[str, Progress] = field(default_factory=dict)
+    reports: tuple[ReplicaReport, ...] = ()
+
+
+async def observe(bus: Bus, keys: Collection[str]) -> Observation:
+    """Read the current progress of these jobs and all replica reports. Raises the errors of `Bucket.entries`."""
+    entries = await (await bus.bucket(subjects.PROGRESS)).entries()
+    reports = await (await bus.bucket(subjects.REPLICAS)).entries()
+    return Observation(
+        {entry.key: decode_as(Progress, entry.data) for entry in entries if entry.data and entry.key in keys},
+        tuple(decode_as(ReplicaReport, entry.data) for entry in reports if entry.data),
+    )
+
+
+async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
+    """Write the job documents that are missing or changed. Raises InvalidInput if another run's job has the name."""
+    bucket = await bus.bucket(subjects.JOBS)
+    for document in documents:
+        await _announce(bucket, document)
+
+
+async def _announce(bucket: Bucket, document: JobDocument) -> None:
+    entry = await bucket.get(document.ref.key)
+    if entry is None or entry.data is None:
+        await bucket.create(document.ref.key, encode(document))
+        return
+    there = decode_as(JobDocument, entry.data)
+    if there.uid != document.uid:
+        raise InvalidInput(
+            f"the NATS server already has a job {document.ref} of another run: "
+            "rename this job or its namespace, or continue that run with its --out"
+        )
+    if there != document:
+        await bucket.update(document.ref.key, encode(document), entry.revision)
+
 
 ANSWER_S = 2.0
 """Timeout of one poll of the bus, so that Ctrl-C does not wait for a server that restarts."""
@@ -39,7 +79,7 @@ class JobWatch:
     failures: dict[str, Failure] = field(default_factory=dict)
     marks: dict[str, tuple[ProgressMark, ...]] = field(default_factory=dict)
 
-    async def look(self, supervisor: Supervisor) -> bool:
+    async def poll(self, supervisor: Supervisor) -> bool:
         """Run one round; return False once nothing is left to run. Raises InvalidInput if the output folder cannot be written."""
         answered = await self._observe()
         self._give_up(supervisor)
@@ -97,7 +137,7 @@ class JobWatch:
     def _show(self, supervisor: Supervisor, answered: bool) -> None:
         now = time.time()
         views = [self._view(job, now) for job in self.jobs]
-        waiting = status_line(supervisor.states(), views, now) if answered else "the message server does not answer yet"
+        waiting = status_line(supervisor.states(), views, now) if answered else "the NATS server does not answer"
         self.display.waiting(waiting)
         self.display.jobs(views)
 

@@ -3,15 +3,50 @@
 The runner writes the sessions to stdin (`+<id>`, `-<id>`, one per line). When the runner exits for any reason,
 stdin closes, and the watchdog kills the remaining sessions. Only it can then remove their files in the temporary
 folder: sockets of a killed engine, episode scratch of a sandbox. The watchdog leads its own session, so Ctrl-C in
-the terminal does not reach it.
+the terminal does not reach it. A session is a role with all its children: a killed role cannot kill its own children
+(an engine's worker, an environment's process), so the whole session is killed.
 """
 
+import contextlib
+import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterable
 
-from marlaas.local import sessions
+import psutil
+
+_MAX_ROUNDS, _ROUND_S = 200, 0.01
+
+
+def session_members(session: int) -> list[int]:
+    """Return the pids of the session's live processes. Zombies are left out: they run no code and cannot be killed."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == session and not _zombie(pid):
+                found.append(pid)
+    return found
+
+
+def kill_session(session: int) -> None:
+    """Kill every process of the session, also those that are forked meanwhile. Gives up after about 2 s."""
+    for _ in range(_MAX_ROUNDS):
+        alive = session_members(session)
+        if not alive:
+            return
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_ROUND_S)
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def watch(lines: Iterable[str]) -> set[int]:
@@ -27,7 +62,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for session in watch(sys.stdin):
-        sessions.kill(session)
+        kill_session(session)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from marlaas.manifest.adapters import adapter_problems, export_problems
 from marlaas.manifest.findings import Finding, Placed
+from marlaas.manifest.references import adapter_problems, export_problems
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import (
     check_fit,
@@ -87,7 +87,7 @@ def misfits(contents: ManifestObjects, unknown: Mapping[str, bool], runnable: bo
             problems = check_fit(job.object, pools[name])
             yield from job.source.findings(one for one in problems if is_placed or one.loc != _NAMESPACE)
         elif unknown.get(name, False):
-            hint = did_you_mean(name, pools) or "; name the file that has it as well"
+            hint = did_you_mean(name, pools) or "; add the file that defines it"
             yield job.source.finding(Problem(_POOL, f"no ModelPool '{name}' in these files{hint}"))
 
 
@@ -135,11 +135,11 @@ def _laptops(job: RLJob) -> Iterator[Problem]:
     """Yield settings that `marlaas run` supports and a cluster does not: modules beside the manifest, export folders, trackers."""
     for key, given in (("path", job.spec.export.path), ("trackers", job.spec.export.trackers)):
         if given:
-            yield Problem(("spec", "export", key), "`marlaas run` follows it; a cluster does not")
+            yield Problem(("spec", "export", key), "only `marlaas run` supports it; a cluster ignores it")
     name = job.spec.environment.name or ""
     if ":" in name and not name.startswith("marlaas."):
         text = (
-            f"a cluster's sandboxes look for '{name}' in the worker image, not beside this file; bring it as an image otherwise "
+            f"a cluster's sandboxes look for '{name}' in the worker image, not beside this file; build an image with it "
             "(environment.image and entrypoint: docs/environments.md)"
         )
         yield Problem(("spec", "environment", "name"), text)
@@ -150,7 +150,7 @@ def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
     name, slots = pool.metadata.name, pool.spec.adapter_slots
     users = [job for job in jobs if job.spec.pool_ref.name == name]
     if jobs and not users:
-        yield Problem(("metadata", "name"), f"ModelPool '{name}' is used by no job in these files")
+        yield Problem(("metadata", "name"), f"no job in these files uses ModelPool '{name}'")
     needed = sum(job.spec.slots_needed for job in users)
     if needed > slots:
         text = f"{len(users)} jobs of ModelPool '{name}' need {needed} adapter slots and it has {slots}: some will be queued"

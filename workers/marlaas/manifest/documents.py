@@ -23,9 +23,9 @@ _LIST, _MAPPING = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _MERGE = "tag:yaml.org,2002:merge"
 _HINTS = {
     r"'\t'": "; indent with spaces, not tabs",
-    "mapping values are not allowed": "; look at the indentation, here and above, and for a space after every colon",
-    "could not find expected ':'": "; look for a space after every colon",
-    "expected <block end>": "; look at the indentation, here and above",
+    "mapping values are not allowed": "; check the indentation here and above, and the space after every colon",
+    "could not find expected ':'": "; check the space after every colon",
+    "expected <block end>": "; check the indentation here and above",
 }
 """Hints about the usual cause, by a part of the parser's error text."""
 _TRUE = frozenset({"y", "yes", "true", "on"})
@@ -114,7 +114,7 @@ class _Reader:
         if len(self._open) >= _MAX_DEPTH:
             raise YamlError(_line(node), f"not a manifest: nested more than {_MAX_DEPTH} deep")
         if any(node is parent for parent in self._open):
-            raise YamlError(_line(node), "an anchor that contains itself")
+            raise YamlError(_line(node), "not a manifest: an anchor contains itself")
         self._open.append(node)
         try:
             return self._mapping(node, loc) if isinstance(node, yaml.MappingNode) else self._list(node, loc)
@@ -134,7 +134,9 @@ class _Reader:
             key = _key(key_node)
             if key in values:
                 first = self.lines[(*loc, key)]
-                raise YamlError(_line(key_node), f"the key '{key}' stands twice, here and on line {first}; remove one")
+                raise YamlError(
+                    _line(key_node), f"the key '{key}' is given twice, here and on line {first}; remove one"
+                )
             self.lines[(*loc, key)] = _line(key_node)
             values[key] = self.read(value_node, (*loc, key))
         return {**merged, **values}
@@ -145,14 +147,14 @@ class _Reader:
         values: dict[str, Any] = {}
         for source in sources:
             if not isinstance(source, yaml.MappingNode):
-                raise YamlError(_line(source), "'<<' takes a mapping, or a list of mappings")
+                raise YamlError(_line(source), "'<<' must be a mapping, or a list of mappings")
             values = {**self.read(source, loc), **values}
         return values
 
 
 def _key(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise YamlError(_line(node), "a key is text, not a list or a mapping")
+        raise YamlError(_line(node), "a key must be text, not a list or a mapping")
     return _text(node, str(node.value))
 
 
@@ -173,12 +175,12 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 
 def _strange_tag(node: yaml.Node) -> YamlError:
-    return YamlError(_line(node), f"the tag {node.tag} has no place in a manifest; remove it")
+    return YamlError(_line(node), f"the tag {node.tag} is not allowed in a manifest; remove it")
 
 
 def _text(node: yaml.Node, text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise YamlError(_line(node), f"{text!r} has half a character")
+        raise YamlError(_line(node), f"{text!r} contains an unpaired surrogate")
     return text
 
 
@@ -187,7 +189,7 @@ def _integer(node: yaml.Node, text: str) -> int:
     try:
         number = int(digits, 8 if re.fullmatch(r"[-+]?0[0-7]+", digits) else 0)
     except ValueError:
-        raise YamlError(_line(node), f"{text!r} is no whole number") from None
+        raise YamlError(_line(node), f"{text!r} is not an integer") from None
     if not -_LARGEST <= number < _LARGEST:
         raise YamlError(_line(node), f"the number {text} does not fit into 64 bits")
     return number

@@ -14,11 +14,10 @@ from marlaas.manifest.crosscheck import (
     refusals,
     unknown_pools,
 )
-from marlaas.manifest.environments import check_environments
-from marlaas.manifest.files import File, read_files
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed
 from marlaas.manifest.models import check_models, model_notes
-from marlaas.manifest.objects import Objects, read_objects
+from marlaas.manifest.objects import File, Objects, read_files, read_objects
+from marlaas.manifest.references import check_environments
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 
 
@@ -63,7 +62,7 @@ def load(paths: Sequence[str | Path], *, runnable: bool = True) -> LoadedManifes
         *check_environments(contents.jobs),
     ]
     if not errors and runnable and not contents.jobs:
-        errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: there is nothing to run"))
+        errors.append(Finding("", 0, "", f"no RLJob in {', '.join(labels)}: nothing can be run"))
     if errors:
         raise InvalidManifest(_in_order(errors, labels))
     notes = [*objects.notes, *advice(contents, runnable)]

@@ -71,7 +71,7 @@ def _not_here(pool: ModelPool) -> Iterator[Problem]:
             resolve(pool.spec.model)
         except ModelError as error:
             yield Problem(
-                (*_MODEL, "path"), f"{error}; `marlaas run` needs it on this machine, a cluster's workers on theirs"
+                (*_MODEL, "path"), f"{error}; `marlaas run` needs it on this machine, and a cluster on its workers"
             )
 
 
@@ -79,14 +79,14 @@ def _no_gpu(pool: ModelPool) -> Iterator[Problem]:
     """Yield notes on requested GPUs: those apply to a cluster, and a local run uses the hardware of the machine."""
     for role, workers in (("rollout", pool.spec.rollout), ("trainer", pool.spec.trainer)):
         if workers.gpus:
-            text = f"gpus {workers.gpus}, and this machine has none: `marlaas run` computes on the CPU here"
+            text = f"gpus is {workers.gpus}, and this machine has no GPU: `marlaas run` computes on the CPU here"
             yield Problem(("spec", role, "gpus"), text)
 
 
 def _shorter(pool: ModelPool, facts: ModelFacts | None) -> Iterator[Problem]:
     most, wanted = facts.max_positions if facts is not None else None, pool.spec.rollout.max_model_len
     if most is not None and most < wanted and "max_model_len" in pool.spec.rollout.model_fields_set:
-        text = f"maxModelLen {wanted} is more than the model was made for: engines take conversations of up to {most} tokens"
+        text = f"maxModelLen {wanted} exceeds the model's context of {most} tokens; engines accept conversations of up to {most} tokens"
         yield Problem(("spec", "rollout", "maxModelLen"), text)
 
 
@@ -98,8 +98,8 @@ def _too_long(contents: ManifestObjects, pool: ModelPool, facts: ModelFacts) -> 
         is_ours = job.object.spec.pool_ref.name == pool.metadata.name
         if is_ours and most is not None and most <= tokens < pool.spec.rollout.max_model_len:
             text = (
-                f"maxTokens {tokens} leaves no room for a prompt: the base model of ModelPool '{pool.metadata.name}' was made for "
-                f"conversations of up to {most} tokens; lower maxTokens or choose a pool with another model"
+                f"maxTokens {tokens} leaves no room for a prompt: the base model of ModelPool '{pool.metadata.name}' has a "
+                f"context of {most} tokens; lower maxTokens or choose a pool with another model"
             )
             yield job.source.finding(Problem(("spec", "rollout", "maxTokens"), text))
 
@@ -116,9 +116,9 @@ def missing_packages(pool: ModelPool) -> Iterator[Problem]:
     how = "install MARLaaS with its extra cpu or gpu: pip install 'marlaas[cpu]'"
     lacking = [name for name in _WORKERS_NEED if find_spec(name) is None]
     if lacking:
-        yield Problem(("spec",), f"its workers need {listed(lacking)}, not installed here; {how}")
+        yield Problem(("spec",), f"its workers need {listed(lacking)}, which this machine lacks; {how}")
     if pool.spec.rollout.engine == "vllm" and find_spec("vllm") is None:
-        text = f"the Python package vllm is not installed; {how} (reference needs none, and is slow)"
+        text = f"the Python package vllm is not installed; {how} (the engine `reference` does not need it, and is slow)"
         yield Problem(("spec", "rollout", "engine"), text)
 
 
@@ -129,11 +129,11 @@ def unadaptable(facts: ModelFacts, pool: ModelPool) -> Iterator[Problem]:
         names = listed([f"'{name}'" for name in facts.architectures]) if facts.architectures else "not named"
         yield Problem(
             loc,
-            f"the model's architecture is {names}, and vLLM serves LoRA adapters of {len(ADAPTABLE)} others "
-            "(LlamaForCausalLM, Qwen3ForCausalLM and so on: docs/models.md has the list); choose one of those",
+            f"the model's architecture is {names}, and vLLM serves LoRA adapters only for {len(ADAPTABLE)} others "
+            "(LlamaForCausalLM, Qwen3ForCausalLM, …; docs/models.md lists them); choose one of those",
         )
     elif not facts.linear_layers:
-        yield Problem(loc, "the model has no linear layers that an adapter could be trained on; choose another")
+        yield Problem(loc, "the model has no linear layers for an adapter; choose another model")
 
 
 def unknown_targets(facts: ModelFacts, job: RLJob) -> Iterator[Problem]:
@@ -166,7 +166,7 @@ def _facts(model: ModelSpec, runnable: bool) -> ModelFacts | None:
 def _known(name: str) -> None:
     names = [model.name for model in list_models()]
     if name not in names:
-        text = f"there is no builtin model '{name}'; there are {listed(names)}"
+        text = f"builtin model '{name}' does not exist; the builtin models are {listed(names)}"
         raise ModelError(f"{text}{did_you_mean(name, names)}")
 
 

@@ -1,18 +1,72 @@
-"""Parse YAML documents into MARLaaS objects."""
+"""Read the files named on a command line and parse their YAML documents into MARLaaS objects. Each error becomes a finding."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from marlaas.manifest.documents import Document, YamlError, read_documents
-from marlaas.manifest.files import File
 from marlaas.manifest.findings import Finding, Placed, Source
 from marlaas_api.kinds import API_VERSION, GROUP, KINDS, Kind
-from marlaas_api.kinds.fields import did_you_mean, listed
+from marlaas_api.kinds.fields import did_you_mean, listed, nearest
 from marlaas_api.kinds.problems import InvalidObject, Problem, found, parse
 
+STDIN = "-"
+_STDIN_LABEL = "<stdin>"
+_MAX_BYTES = 10 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Text of one file; `label` is its name in errors."""
+
+    label: str
+    folder: Path
+    text: str
+
+
+def read_files(paths: Sequence[str]) -> Iterator[File | Finding]:
+    """Yield for every path its text, or a finding with the error. `-` is standard input."""
+    for path in paths:
+        if path == STDIN:
+            yield _decoded(_STDIN_LABEL, Path.cwd(), sys.stdin.buffer.read(_MAX_BYTES + 1))
+        else:
+            yield _read_file(path)
+
+
+def _read_file(path: str) -> File | Finding:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return Finding(path, 0, "", f"no such file{_similar(Path(path))}")
+    except IsADirectoryError:
+        return Finding(path, 0, "", f"a folder; name its files, for example {Path(path) / '*.yaml'}")
+    except OSError as error:
+        return Finding(path, 0, "", f"cannot be read: {error.strerror}")
+    return _decoded(path, Path(path).resolve().parent, data)
+
+
+def _decoded(label: str, folder: Path, data: bytes) -> File | Finding:
+    if len(data) > _MAX_BYTES:
+        return Finding(label, 0, "", f"not a manifest: larger than {_MAX_BYTES // 2**20} MiB")
+    try:
+        return File(label, folder, data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return Finding(label, line, "", f"not UTF-8 text: byte 0x{data[error.start]:02x}")
+
+
+def _similar(path: Path) -> str:
+    if not path.parent.is_dir():
+        return ""
+    found = nearest(path.name, (sibling.name for sibling in path.parent.iterdir() if sibling.is_file()))
+    return f"; did you mean {path.with_name(found)}?" if found else ""
+
+
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
-_OURS = f"MARLaaS knows {listed(_BY_NAME)}"
+_OURS = f"the kinds are {listed(_BY_NAME)}"
 
 
 @dataclass(slots=True)
@@ -40,7 +94,7 @@ def read_objects(file: File, objects: Objects) -> None:
         objects.errors.append(Finding(file.label, error.line, "", str(error)))
     else:
         if not documents:
-            objects.errors.append(Finding(file.label, 0, "", "holds no objects"))
+            objects.errors.append(Finding(file.label, 0, "", "contains no objects"))
 
 
 def _bodies(file: File, document: Document) -> Iterator[tuple[Source, Any]]:
@@ -58,7 +112,7 @@ def _read_one(source: Source, body: Any, objects: Objects) -> None:
     if isinstance(kind, Problem):
         objects.errors.append(source.finding(kind))
     elif kind is None:
-        text = f"skipped {body['kind']} {_name(body)!r}: no kind of MARLaaS"
+        text = f"skipped {body['kind']} {_name(body)!r}: it is not a MARLaaS kind"
         objects.notes.append(Finding(source.file, source.line(), "", text))
     else:
         _parse(source, kind, body, objects)

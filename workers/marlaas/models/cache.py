@@ -90,7 +90,7 @@ def _explained(folder: Path, needed_bytes: int) -> Iterator[None]:
     except Exception as error:
         if _is_full(error):
             raise CacheFull(
-                f"no room in {folder}: {needed_bytes / _MIB:.0f} MiB are needed; free some, or set MARLAAS_CACHE to a "
+                f"the disk of {folder} is full: {needed_bytes / _MIB:.0f} MiB are needed; free space, or set MARLAAS_CACHE to a "
                 "folder on another disk"
             ) from error
         if isinstance(error, OSError) and error.errno in _FORBIDDEN:

@@ -70,13 +70,13 @@ def _explained(error: Exception, name: str, attempts: int) -> Exception:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
-        return UnknownModel(f"the hub's model {name} is gated: accept its terms on its page, then {_token()}")
+        return UnknownModel(f"model {name} is gated on the hub: accept its terms on its page, then {_token()}")
     if isinstance(error, RevisionNotFoundError):
-        return UnknownModel(
-            f"the hub has no revision of that name: {name}; give a branch, a tag or a commit of that model"
-        )
+        return UnknownModel(f"the hub has no revision {name}; give a branch, a tag or a commit of the model")
     if isinstance(error, RepositoryNotFoundError) or _status(error) in (401, 403):
-        return UnknownModel(f"the hub shows us no model {name}: check the name, and if it is private, {_token()}")
+        return UnknownModel(
+            f"the hub has no model {name}, or denies access to it: check the name, and if the model is private, {_token()}"
+        )
     on_disk = _disk(error)
     if on_disk is not None:
         return on_disk
@@ -84,23 +84,23 @@ def _explained(error: Exception, name: str, attempts: int) -> Exception:
 
 
 def _unreachable(error: Exception, name: str, attempts: int) -> ModelError:
-    otherwise = "or give a folder (path) or a builtin model"
+    otherwise = "or use a folder (path) or a builtin model"
     if _offline():
         return HubUnavailable(
-            f"model {name} is not in the hub's cache {_cache()}, and HF_HUB_OFFLINE forbids to fetch it: unset that and connect this "
-            f"machine, copy the cache from one that has it, {otherwise}"
+            f"model {name} is not in the hub's cache {_cache()}, and HF_HUB_OFFLINE forbids downloads: unset it and connect this "
+            f"machine to the network, copy the cache from another machine, {otherwise}"
         )
     status = _status(error)
     why = f"it answers {status}" if status is not None else "it does not answer"
     return HubUnavailable(
-        f"the hub does not give model {name} ({why}, after {attempts} attempts), and it is not in the cache {_cache()}: "
-        f"connect this machine, set HF_ENDPOINT to a hub that it can reach, {otherwise}"
+        f"model {name} cannot be fetched from the hub ({why}, after {attempts} attempts) and is not in the cache {_cache()}: "
+        f"connect this machine to the network, set HF_ENDPOINT to a hub that it can reach, {otherwise}"
     )
 
 
 def _token() -> str:
     if os.environ.get("HF_TOKEN"):
-        return "give in HF_TOKEN the token of somebody who may read it; the present one may not"
+        return "set HF_TOKEN to a token that may read it; the current token may not"
     return "set HF_TOKEN to a token that may read it"
 
 
@@ -110,7 +110,7 @@ def _disk(error: BaseException | None) -> ModelError | None:
         number = error.errno if isinstance(error, OSError) else None
         if number in (errno.ENOSPC, errno.EDQUOT):
             return CacheFull(
-                f"no room in the hub's cache {_cache()}: free some, or set HF_HOME to a folder on another disk"
+                f"the disk of the hub's cache {_cache()} is full: free space, or set HF_HOME to a folder on another disk"
             )
         if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             return CacheUnusable(

@@ -54,16 +54,16 @@ def inspect(folder: Path) -> ModelFacts:
     config = _json(folder / "config.json")
     text = config.get("text_config")
     shapes = dict(_shapes(folder))
-    told = text if isinstance(text, dict) else config
-    positions = told.get("max_position_embeddings")
+    settings = text if isinstance(text, dict) else config
+    positions = settings.get("max_position_embeddings")
     return ModelFacts(
         architectures=tuple(str(name) for name in config.get("architectures") or ()),
         num_parameters=sum(math.prod(shape) for shape in shapes.values()),
         linear_layers=_linear_layers(shapes),
         max_positions=positions if isinstance(positions, int) else None,
-        vocab_size=_size(told, "vocab_size"),
-        hidden_size=_size(told, "hidden_size"),
-        num_layers=_size(told, "num_hidden_layers"),
+        vocab_size=_size(settings, "vocab_size"),
+        hidden_size=_size(settings, "hidden_size"),
+        num_layers=_size(settings, "num_hidden_layers"),
     )
 
 
@@ -101,7 +101,7 @@ def _files(folder: Path) -> list[Path]:
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise NotAModel(
-            f"no base model in {folder}: its weights are not in safetensors format, which is the only one served"
+            f"no base model in {folder}: its weights are not in safetensors format, the only supported format"
         )
     return files
 
@@ -128,5 +128,5 @@ def _json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise NotAModel(f"no base model in {file.parent}: {file.name} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise NotAModel(f"no base model in {file.parent}: {file.name} holds no JSON object")
+        raise NotAModel(f"no base model in {file.parent}: {file.name} is not a JSON object")
     return found

@@ -74,7 +74,7 @@ def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_toke
     A linear layer counts its input, its output and `rank` values of its adapter. That also covers what other parts
     keep (attention keeps queries, keys, values and outputs). The two norms of a layer keep float32 inputs in a
     16-bit model. A micro-batch that needs more than `activationBytes` is recomputed and keeps less
-    (`trainer.recompute`).
+    (`trainer.memory`).
     """
     number = _NUMBER_BYTES[spec.rollout.dtype]
     linear = sum(out + into + rank for shapes in facts.linear_layers.values() for out, into in shapes)
@@ -104,7 +104,7 @@ def shortage(needed: Sequence[Demand], available: int) -> tuple[str, str] | None
         return None
     numbers = "; ".join(str(demand) for demand in needed)
     return (
-        f"about {gib(total)} GiB of memory are needed and {gib(available)} GiB are there",
+        f"about {gib(total)} GiB of memory are needed, and {gib(available)} GiB are available",
         f" (in GiB, {numbers}): use a smaller model, a dtype of 16 bits or fewer replicas, or lower kvCacheBytes, adapterSlots or maxRank",
     )
 

@@ -1,7 +1,7 @@
 """Builtin models by name, and the folder of any model that a pool names.
 
 The cache key of a builtin model is its name and the digest of its recipe's sources, so a changed recipe is built
-anew. How models are built is defined in the recipes' own modules.
+again. How models are built is defined in the recipes' own modules.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Recipe:
 
 _TINY = BuiltinModel(
     name="tiny",
-    description="0.6 M parameters, one token per character; made for `reverse` and `calculator`, for demos and tests",
+    description="0.6 M parameters, one token per character; pretrained on `reverse` and `calculator`, for demos and tests",
     license="Apache-2.0",
     size_bytes=2_500_000,
     prepare_s=50,
@@ -111,7 +111,7 @@ def prepare(name: str, *, progress: Progress | None = None) -> Path:
         try:
             getattr(importlib.import_module(module), function)(folder, progress or _unheard)
         except ImportError as error:
-            raise MissingPackage(f"model {name} cannot be made here", error) from error
+            raise MissingPackage(f"model {name} cannot be built here", error) from error
 
     return build_once(_folder(recipe), build, recipe.model.size_bytes)
 
@@ -144,7 +144,7 @@ def _recipe(name: str) -> _Recipe:
 
         names = [model.name for model in list_models()]
         raise UnknownModel(
-            f"there is no builtin model {name!r}; there are {listed(names)}{did_you_mean(name, names)}"
+            f"builtin model {name!r} does not exist; the builtin models are {listed(names)}{did_you_mean(name, names)}"
         ) from None
 
 
@@ -158,7 +158,7 @@ def _folder(recipe: _Recipe) -> Path:
 def _checked(folder: Path) -> Path:
     """Return the folder after checking for required files. Raises NotAModel, which is clearer than an engine's failed start."""
     if not folder.is_dir():
-        raise NotAModel(f"no base model in {folder}: there is no such folder")
+        raise NotAModel(f"no base model in {folder}: the folder does not exist")
     for what, patterns in (
         ("config.json", ["config.json"]),
         ("weights (*.safetensors)", ["*.safetensors", "pytorch_model*.bin"]),

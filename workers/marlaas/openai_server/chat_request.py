@@ -98,7 +98,7 @@ class ChatRequest:
 def read(body: object, temperature: float) -> ChatRequest:
     """Check a request's body. `temperature` is the job's. Raises RequestError."""
     if not isinstance(body, dict):
-        raise RequestError("a request is a JSON object")
+        raise RequestError("the request body must be a JSON object")
     fields = {name: value for name, value in body.items() if value is not None}
     _check_sampling(fields, temperature)
     tools = _tools(fields.get("tools", []))
@@ -117,21 +117,23 @@ def read(body: object, temperature: float) -> ChatRequest:
 def _check_sampling(fields: Mapping[str, Any], temperature: float) -> None:
     asked = fields.get("temperature", temperature)
     if asked != temperature:
-        raise _refused("temperature", asked, f"the job samples at {temperature:g} (rollout.temperature); leave it out")
+        raise _refused(
+            "temperature", asked, f"the job samples at {temperature:g} (rollout.temperature); remove the field"
+        )
     for name, value in fields.items():
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
-            raise _refused(name, value, "it would be sampled from something other than the policy that is trained")
+            raise _refused(name, value, "it would sample from another distribution than the policy that is trained")
         if name not in _NEUTRAL and name not in _SERVED and name not in _IRRELEVANT:
-            raise RequestError(f"the field {name!r} is not known here; leave it out", param=name)
+            raise RequestError(f"unknown field {name!r}; remove it", param=name)
 
 
 def _refused(name: str, value: object, why: str) -> RequestError:
-    return RequestError(f"{name} = {value!r:.80} is refused: {why}", param=name)
+    return RequestError(f"{name} = {value!r:.80} is not supported: {why}", param=name)
 
 
 def _streams_usage(options: object) -> bool:
     if not isinstance(options, dict):
-        raise RequestError("stream_options is an object", param="stream_options")
+        raise RequestError("stream_options must be an object", param="stream_options")
     return bool(options.get("include_usage", False))
 
 
@@ -147,20 +149,20 @@ def _count(fields: Mapping[str, Any], name: str, most: int | None = None) -> int
 
 def _tools(given: object) -> tuple[str, ...]:
     if not isinstance(given, list):
-        raise RequestError("tools is a list", param="tools")
+        raise RequestError("tools must be a list", param="tools")
     return tuple(_tool(one) for one in given)
 
 
 def _tool(given: Any) -> str:
     function = given.get("function") if isinstance(given, dict) and given.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError('a tool is {"type": "function", "function": {"name": …}}', param="tools")
+        raise RequestError('a tool must be {"type": "function", "function": {"name": …}}', param="tools")
     return json.dumps(given, ensure_ascii=False)
 
 
 def _messages(given: object) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
-        raise RequestError("messages is a list with at least one message", param="messages")
+        raise RequestError("messages must be a list of at least one message", param="messages")
     return tuple(_message(one, f"messages[{number}]") for number, one in enumerate(given))
 
 
@@ -168,10 +170,10 @@ def _message(given: object, where: str) -> Message:
     fields: dict[str, Any] = given if isinstance(given, dict) else {}
     role = _ROLES.get(str(fields.get("role")))
     if role is None:
-        raise RequestError(f"{where}: the role is one of {', '.join(_ROLES)}", param=where)
+        raise RequestError(f"{where}: the role must be one of {', '.join(_ROLES)}", param=where)
     calls = fields.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise RequestError(f"{where}: tool_calls is a list", param=where)
+        raise RequestError(f"{where}: tool_calls must be a list", param=where)
     name, answered = (_text(fields.get(key) or "", f"{where}.{key}") or None for key in ("name", "tool_call_id"))
     return Message(
         role, _content(fields.get("content"), where), name, tuple(_call(one, where) for one in calls), answered
@@ -184,7 +186,7 @@ def _content(given: object, where: str) -> str:
         return given or ""
     parts: list[Any] = given if isinstance(given, list) else [given]
     if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-        raise RequestError(f"{where}: content is text", param=where)
+        raise RequestError(f"{where}: content must be text", param=where)
     return "".join(_text(part.get("text"), where) for part in parts)
 
 
@@ -193,7 +195,7 @@ def _call(given: Any, where: str) -> ToolCall:
         function = given["function"]
         return ToolCall(str(function["name"]), canonical(function["arguments"]), str(given.get("id") or ""))
     except (AttributeError, KeyError, TypeError, ValueError):
-        text = f"{where}: a tool call has an id and a function with a name and its arguments as JSON"
+        text = f"{where}: a tool call needs an id and a function with a name and its arguments as JSON"
         raise RequestError(text, param=where) from None
 
 
@@ -201,11 +203,11 @@ def canonical(arguments: str) -> str:
     """Return the arguments in canonical JSON, because clients parse and print them again. Raises ValueError unless it is an object."""
     parsed = json.loads(arguments)
     if not isinstance(parsed, dict):
-        raise ValueError("arguments are an object")
+        raise ValueError("the arguments must be a JSON object")
     return json.dumps(parsed, ensure_ascii=False)
 
 
 def _text(given: object, where: str) -> str:
     if not isinstance(given, str):
-        raise RequestError(f"{where} is text", param=where)
+        raise RequestError(f"{where} must be text", param=where)
     return given

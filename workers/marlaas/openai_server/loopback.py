@@ -43,7 +43,7 @@ class Loopback:
         self._closing = False
         self._open: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
-        self._accepting = threading.Thread(target=self._accept, name="openai door", daemon=True)
+        self._accepting = threading.Thread(target=self._accept, name="openai server", daemon=True)
         self._accepting.start()
 
     def close(self) -> None:
@@ -120,21 +120,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _check_key(self) -> None:
         if not self.server.backend.allows(self.headers.get("Authorization")):
-            raise RequestError("the API key is not this episode's (door.api_key)", status=401, code="invalid_api_key")
+            raise RequestError("the API key is not this episode's (server.api_key)", status=401, code="invalid_api_key")
 
     def _body(self) -> object:
         try:
             length = int(self.headers.get("Content-Length", ""))
         except ValueError:
             self.close_connection = True
-            raise RequestError("a request needs a Content-Length", status=411, code="no_length") from None
+            raise RequestError("the request has no Content-Length", status=411, code="no_length") from None
         if not 0 <= length <= MAX_BODY_BYTES:
             self.close_connection = True
-            raise RequestError(f"a request of {length} bytes; at most {MAX_BODY_BYTES}", status=413, code="too_large")
+            raise RequestError(
+                f"the request has {length} bytes; at most {MAX_BODY_BYTES} are allowed", status=413, code="too_large"
+            )
         try:
             return json.loads(self.rfile.read(length))
         except ValueError as error:
-            raise RequestError(f"the request is no JSON: {error}") from None
+            raise RequestError(f"the request body is not JSON: {error}") from None
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(body).encode())
@@ -161,5 +163,5 @@ def _listed(names: tuple[str, ...], path: str) -> dict[str, Any]:
 
 def _unknown(path: str) -> RequestError:
     return RequestError(
-        f"there is no {path} here, only /v1/chat/completions and /v1/models", status=404, code="not_found"
+        f"{path} does not exist; this server has only /v1/chat/completions and /v1/models", status=404, code="not_found"
     )

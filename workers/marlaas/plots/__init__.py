@@ -1,1 +1,1 @@
-"""Plots of runs: data (`series`, `timeline`: pure), drawing (`style`, `figure`), and a self-contained page (`page`)."""
+"""Plots of runs: data (`series`: pure) and drawing (`figure`)."""

@@ -1,17 +1,66 @@
-"""Figure of one or several jobs: eight panels over steps, and below them the working times of engine, environment and trainer."""
+"""Figures of runs: panels of several jobs with their working times, one job's learning curve, and an HTML page.
 
+matplotlib is imported only when a figure is drawn. Colours suit the colour-blind.
+"""
+
+import html
 import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from marlaas.plots import style
-from marlaas.plots.series import EVAL, PANELS, Curve, JobCurves
-from marlaas.plots.timeline import Interval, Timeline, union
+from marlaas.plots.series import (
+    EVAL,
+    PANELS,
+    REWARD,
+    WALL,
+    Curve,
+    Interval,
+    JobCurves,
+    Timeline,
+    eval_curve,
+    length,
+    reward_curve,
+    union,
+)
+from marlaas_api.messages import EvalRecord, StepRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
+
+INK, RULE, GRID = "#2b2f36", "#b8bec7", "#e6e9ee"
+RUNS = ("#3b6fb6", "#d1495b", "#4a8f6d", "#8d6a9f", "#c98a2b", "#3f9fae", "#7a7f87", "#a0522d")
+"""Okabe and Ito's hues with lower saturation. The ninth job has the first colour again, with a dashed line."""
+ENGINE, ENVIRONMENT, TRAINER = "#3b6fb6", "#c98a2b", "#4a8f6d"
+LANES = {"engine": ENGINE, "environment": ENVIRONMENT, "trainer": TRAINER}
+
+
+def blank(width: float, height: float) -> "Figure":
+    """Return an empty white figure; sizes are in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plain(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
+    """Draw thin rules below and to the left, and a pale grid behind."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(RULE)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.grid(axis=grid, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def of_run(index: int) -> tuple[str, str]:
+    """Return the colour and line style of the n-th job of a figure."""
+    return RUNS[index % len(RUNS)], "-" if index < len(RUNS) else "--"
+
 
 _COLUMNS = 2
 _ROW_INCHES, _LANE_INCHES = 2.1, 0.28
@@ -35,7 +84,7 @@ def draw(jobs: Sequence[JobCurves], timelines: Sequence[Timeline], kind: Literal
 def _figure(jobs: Sequence[JobCurves], timelines: Sequence[Timeline]) -> "Figure":
     above = math.ceil(len(PANELS) / _COLUMNS) * _ROW_INCHES + 0.5
     below = _LANE_INCHES * _LANES_PER_JOB * len(timelines) + 0.9 if timelines else 0.0
-    figure = style.blank(11, above + below)
+    figure = blank(11, above + below)
     # two subfigures, so that the names of the lanes take no room from the panels
     parts = figure.subfigures(
         2 if timelines else 1, 1, height_ratios=[above, below] if timelines else None, squeeze=False
@@ -51,7 +100,7 @@ def _panels(figure: "SubFigure", jobs: Sequence[JobCurves]) -> None:
     for panel, one in zip(PANELS, axes.flat, strict=False):
         _panel(one, panel, jobs)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=10, labelcolor=style.INK)
+    figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=10, labelcolor=INK)
 
 
 def _panel(axes: "Axes", panel: str, jobs: Sequence[JobCurves]) -> None:
@@ -60,17 +109,17 @@ def _panel(axes: "Axes", panel: str, jobs: Sequence[JobCurves]) -> None:
     drawn = False
     for index, job in enumerate(jobs):
         drawn = _curve(axes, job.curves.get(panel, Curve(())), index, job.name, marked=panel == EVAL) or drawn
-    axes.set_title(panel, loc="left", fontsize=10, color=style.INK)
+    axes.set_title(panel, loc="left", fontsize=10, color=INK)
     if not drawn:
-        axes.text(0.5, 0.5, "nothing on record", ha="center", transform=axes.transAxes, color=style.RULE)
+        axes.text(0.5, 0.5, "no data", ha="center", transform=axes.transAxes, color=RULE)
     axes.margins(y=0.12)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style.plain(axes)
+    plain(axes)
 
 
 def _curve(axes: "Axes", curve: Curve, index: int, name: str, marked: bool) -> bool:
     """Draw the curve; return False if it has no finite point."""
-    colour, line = style.of_run(index)
+    colour, line = of_run(index)
     if curve.band:
         axes.fill_between(curve.xs, *curve.edges(), color=colour, alpha=0.15, linewidth=0)
     alone = sum(map(math.isfinite, curve.ys)) == 1
@@ -83,18 +132,20 @@ def _timeline(axes: "Axes", timelines: Sequence[Timeline]) -> None:
     ticks, names, longest = [], [], max(one.end - one.begin for one in timelines)
     for index, one in enumerate(timelines):
         top = -index * _LANES_PER_JOB
-        axes.text(0, top + 0.6, one.name, fontsize=9, color=style.of_run(index)[0], fontweight="bold", va="bottom")
+        axes.text(0, top + 0.6, one.name, fontsize=9, color=of_run(index)[0], fontweight="bold", va="bottom")
         for number, (lane, intervals) in enumerate(one.lanes().items()):
             ticks.append(top - number)
             names.append(f"{lane}, {_share(one, intervals)}")
-            _lane(axes, top - number, intervals, (one.begin, longest, style.LANES[lane]))
+            _lane(axes, top - number, intervals, (one.begin, longest, LANES[lane]))
     unit_s = _unit_s(longest)
     axes.set_yticks(ticks, names)
     axes.set_ylim(min(ticks) - 0.6, 1.3)
-    axes.set_xlabel("minutes" if unit_s > 1 else "seconds", color=style.INK)
+    axes.set_xlabel("minutes" if unit_s > 1 else "seconds", color=INK)
     axes.set_xlim(0, longest / unit_s)
-    axes.set_title("who worked when, and for which share of the time", loc="left", fontsize=10, color=style.INK)
-    style.plain(axes, grid="x")
+    axes.set_title(
+        "working time of engine, environment and trainer, as a share of the run", loc="left", fontsize=10, color=INK
+    )
+    plain(axes, grid="x")
 
 
 def _unit_s(longest_s: float) -> float:
@@ -116,3 +167,85 @@ def _lane(axes: "Axes", place: float, intervals: Sequence[Interval] | None, scal
     unit_s = _unit_s(whole_s)
     bars = [((a - begin) / unit_s, (b - a) / unit_s) for a, b in union(intervals, gap_s=whole_s / _PIXELS)]
     axes.broken_barh(bars, (place - 0.36, 0.72), color=colour, linewidth=0)
+
+
+_CSS = """
+body{font:15px/1.5 system-ui,sans-serif;color:#2b2f36;max-width:1150px;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:1rem 0}th,td{padding:.2rem 1.2rem .2rem 0;text-align:right}
+th:first-child,td:first-child{text-align:left}th{color:#7a7f87;font-weight:400}svg{width:100%;height:auto}
+"""
+_TABLE = ("job", "steps", "held out, before", "held out, after", "reward, last step", "minutes")
+
+
+def page(title: str, jobs: Sequence[JobCurves], svg: bytes) -> bytes:
+    """Return the page: a table of the jobs' results, and the figure."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in _TABLE)
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(job))}</tr>" for job in jobs)
+    text = svg.decode()
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{_CSS}</style></head><body><h1>{html.escape(title)}</h1>"
+        f"<table><tr>{head}</tr>{rows}</table>{text[text.index('<svg') :]}</body></html>\n"
+    ).encode()
+
+
+def _cells(job: JobCurves) -> list[str]:
+    none = Curve(())
+    evals, rewards, walls = (job.curves.get(panel, none).ys for panel in (EVAL, REWARD, WALL))
+    ends = [evals[0] if evals else math.nan, evals[-1] if len(evals) > 1 else math.nan, *(rewards[-1:] or [math.nan])]
+    return [job.name, str(len(rewards)), *(_number(value) for value in ends), f"{sum(walls) / 60:.1f}"]
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "·"
+
+
+_REWARD_INK, _EVAL_INK, _LENGTH_INK, _STALE_INK = RUNS[:4]
+
+
+def draw_curve(title: str, steps: Sequence[StepRecord], evals: Sequence[EvalRecord], group_size: int) -> bytes:
+    """Return the PNG. `steps` and `evals` are in order.
+
+    On the axis, steps are counted from 1; 0 is before training. `group_size` is the number of episodes in a group,
+    needed to compute the length of a trained episode.
+    """
+    figure = blank(9, 6.2)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))
+    _reward_axes(above, steps, evals)
+    _staleness_axes(below, steps, [length(step, group_size) for step in steps])
+    above.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=10)
+    for axes in (above, below):
+        plain(axes)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _reward_axes(axes: "Axes", steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
+    reward, held_out = reward_curve(steps), eval_curve(evals)
+    axes.fill_between(
+        reward.xs, *reward.edges(), color=_REWARD_INK, alpha=0.15, linewidth=0, label="± one standard error"
+    )
+    axes.plot(reward.xs, reward.ys, color=_REWARD_INK, linewidth=2, label="reward in training")
+    axes.plot(held_out.xs, held_out.ys, "o--", color=_EVAL_INK, linewidth=1.2, markersize=6, label="held-out tasks")
+    for x, score in {held_out.points[0], held_out.points[-1]} if evals else set():
+        axes.annotate(f"{score:.2f}", (x, score), (0, 8), textcoords="offset points", ha="center", color=_EVAL_INK)
+    axes.set_ylabel("reward", color=INK)
+    axes.margins(y=0.12)
+    axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
+
+
+def _staleness_axes(axes: "Axes", steps: Sequence[StepRecord], lengths: Sequence[float]) -> None:
+    number = [record.step + 1 for record in steps]
+    axes.bar(number, [record.staleness_mean for record in steps], width=0.8, color=_STALE_INK, alpha=0.45)
+    axes.set_ylabel("staleness", color=_STALE_INK)
+    axes.set_ylim(0, max(1.0, *(record.staleness_max for record in steps)) * 1.15 if steps else 1.0)
+    axes.set_xlabel("step", color=INK)
+    if not all(map(math.isnan, lengths)):
+        other = axes.twinx()
+        other.plot(number, lengths, color=_LENGTH_INK, linewidth=1.6)
+        other.set_ylabel("tokens per episode", color=_LENGTH_INK)
+        other.set_ylim(bottom=0)
+        plain(other)
+        other.grid(visible=False)
+        other.spines["right"].set(visible=True, color=RULE)

@@ -1,1 +1,1 @@
-"""Experiment trackers: rows of metrics (`rows`: pure), delivered rows (`ledger`), a gateway per library, and delivery (`feed`)."""
+"""Experiment trackers: interface and rows of metrics (`seam`), a gateway per library, and delivery (`feed`)."""

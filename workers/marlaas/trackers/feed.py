@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marlaas.trackers.rows import rows
-from marlaas.trackers.seam import Open, Tracker, open_tracker
+from marlaas.trackers.seam import Open, Tracker, open_tracker, rows
 from marlaas_api.kinds.training import Tracker as Name
 from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
 
@@ -25,7 +24,7 @@ class DeliveryLedger:
     """Ledger of one job. A line that a kill cut off matches no row."""
 
     path: Path
-    _told: dict[str, set[str]] = field(default_factory=dict)
+    _delivered: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,17 +34,17 @@ class DeliveryLedger:
                 file.write("\n")
         for line in content.splitlines():
             tracker, _, key = line.partition(" ")
-            self._told.setdefault(tracker, set()).add(key)
+            self._delivered.setdefault(tracker, set()).add(key)
 
-    def told(self, tracker: str) -> set[str]:
+    def delivered(self, tracker: str) -> set[str]:
         """Return the keys of the rows that were delivered to this tracker."""
-        return self._told.setdefault(tracker, set())
+        return self._delivered.setdefault(tracker, set())
 
     def mark(self, tracker: str, key: str) -> None:
         """Record that a row is about to be delivered."""
         with self.path.open("a") as file:
             file.write(f"{tracker} {key}\n")
-        self.told(tracker).add(key)
+        self.delivered(tracker).add(key)
 
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ CLOSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _Batch:
     """A job's records to deliver. `finished` is None until the end of the run."""
 
     document: JobDocument
@@ -79,15 +78,15 @@ class TrackerFeed:
     place: TrackerPaths
     note: Callable[[str], None]
     open_tracker: Open = open_tracker
-    _orders: "queue.SimpleQueue[_Order | None]" = field(default_factory=queue.SimpleQueue)
+    _batches: "queue.SimpleQueue[_Batch | None]" = field(default_factory=queue.SimpleQueue)
     _thread: threading.Thread | None = None
     _ledgers: dict[str, DeliveryLedger] = field(default_factory=dict)
     _trackers: dict[tuple[str, Name], Tracker | None] = field(default_factory=dict)
 
-    def tell(self, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
+    def add(self, document: JobDocument, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
         """Queue a job's records; new ones are delivered soon. Returns at once."""
         if document.spec.export.trackers:
-            self._put(_Order(document, steps, evals))
+            self._put(_Batch(document, steps, evals))
 
     async def close(self, jobs: Sequence[JobDocument], finished: Collection[str]) -> None:
         """Deliver the rest and close the trackers. Gives up after `CLOSE_S`.
@@ -97,10 +96,10 @@ class TrackerFeed:
         if self._thread is None:
             return
         for job in jobs:
-            self._put(_Order(job, finished=job.uid in finished))
+            self._put(_Batch(job, finished=job.uid in finished))
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         thread = self._thread
-        self._orders.put(None)
+        self._batches.put(None)
 
         def wait() -> None:
             thread.join()
@@ -112,41 +111,43 @@ class TrackerFeed:
             async with asyncio.timeout(CLOSE_S):
                 await over.wait()
         except TimeoutError:
-            self.note(f"the trackers have not taken everything within {CLOSE_S:.0f} s; steps.jsonl has it all")
+            self.note(f"the trackers have not accepted all rows within {CLOSE_S:.0f} s; steps.jsonl has all of them")
 
-    def _put(self, order: _Order) -> None:
+    def _put(self, batch: _Batch) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True, name="trackers")
             self._thread.start()
-        self._orders.put(order)
+        self._batches.put(batch)
 
     def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
-            for name in order.document.spec.export.trackers:
-                self._serve(name, order)
+        while (batch := self._batches.get()) is not None:
+            for name in batch.document.spec.export.trackers:
+                self._serve(name, batch)
 
-    def _serve(self, name: Name, order: _Order) -> None:
-        """Deliver one order. Any exception of a library is caught here, because it must not affect the job."""
-        key = (order.document.uid, name)
+    def _serve(self, name: Name, batch: _Batch) -> None:
+        """Deliver one batch. Any exception of a library is caught here, because it must not affect the job."""
+        key = (batch.document.uid, name)
         try:
-            if order.finished is None:
-                self._tell(name, order)
+            if batch.finished is None:
+                self._deliver(name, batch)
             elif (tracker := self._trackers.get(key)) is not None:
-                tracker.close(finished=order.finished)
+                tracker.close(finished=batch.finished)
         except Exception as error:
             log.debug("%s", name, exc_info=error)
             self._trackers[key] = None
-            self.note(f"{order.document.ref}: {name} is told no more in this run: {type(error).__name__}: {error}")
+            self.note(
+                f"{batch.document.ref}: tracker {name} failed and gets no more rows in this run: {type(error).__name__}: {error}"
+            )
 
-    def _tell(self, name: Name, order: _Order) -> None:
-        ledger = self._ledger(order.document)
-        told = ledger.told(name)
-        fresh = [row for row in rows(order.steps, order.evals) if row.key not in told]
-        tracker = self._tracker(name, order.document) if fresh else None
+    def _deliver(self, name: Name, batch: _Batch) -> None:
+        ledger = self._ledger(batch.document)
+        delivered = ledger.delivered(name)
+        fresh = [row for row in rows(batch.steps, batch.evals) if row.key not in delivered]
+        tracker = self._tracker(name, batch.document) if fresh else None
         if tracker is None:
             return
         for row in fresh:
-            number = len(told)
+            number = len(delivered)
             ledger.mark(name, row.key)
             tracker.log(number, row)
 

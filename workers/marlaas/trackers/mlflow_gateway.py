@@ -9,7 +9,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 
-from marlaas.trackers.rows import MetricRow, settings
+from marlaas.trackers.seam import MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _UID = "marlaas.uid"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tensorboard.summary import Writer  # type: ignore[import-untyped]
 
-from marlaas.trackers.rows import MetricRow
+from marlaas.trackers.seam import MetricRow
 from marlaas_api.messages import JobDocument
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import wandb
 
-from marlaas.trackers.rows import MetricRow, settings
+from marlaas.trackers.seam import MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _HOST = "api.wandb.ai"

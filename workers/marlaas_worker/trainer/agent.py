@@ -20,8 +20,7 @@ from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, patiently
-from marlaas_worker.trainer.inbox import StepInbox
-from marlaas_worker.trainer.intake import Intake
+from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import lowered_budget
 from marlaas_worker.trainer.rows import Row, pack_prefix_tree
@@ -112,7 +111,7 @@ class AgentTraining:
         staleness = self._spec.training.max_staleness
         self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
         await self._forget_state()
-        await self._dependencies.emit(self._assignment, "AgentBound", f"goes on from version {manifest.version}")
+        await self._dependencies.emit(self._assignment, "AgentBound", f"continues from version {manifest.version}")
 
     async def _train(self, learner: Learner) -> None:
         inbox = StepInbox(self.lease.record.step, self.lease.record.version)
@@ -154,8 +153,8 @@ class AgentTraining:
         inbox.rewind()
         self._num_redone += 1
         self._dependencies.out_of_memory[self._assignment.key] += 1
-        said = f"out of memory: the step is done anew with {learner.token_budget} tokens a micro-batch instead of {before}, and so are later ones"
-        await self._dependencies.emit(self._assignment, "OutOfMemory", said)
+        text = f"out of memory: the step restarts with micro-batches of {learner.token_budget} tokens instead of {before}, as do later steps"
+        await self._dependencies.emit(self._assignment, "OutOfMemory", text)
 
     async def _accumulate(self, learner: Learner, group: GroupReady) -> None:
         """Run backward for every micro-batch that the group fills.
@@ -244,8 +243,8 @@ class AgentTraining:
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:
             self._dependencies.skipped[self._assignment.key] += 1
-            said = f"the gradient of step {closed.step} is not finite: version {version} has the weights of version {version - 1}"
-            await self._dependencies.emit(self._assignment, "UpdateSkipped", said)
+            text = f"the gradient of step {closed.step} is not finite: version {version} has the weights of version {version - 1}"
+            await self._dependencies.emit(self._assignment, "UpdateSkipped", text)
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
         contents = await self._compute(lambda: contents_of(learner, self._dependencies.calibration, result))

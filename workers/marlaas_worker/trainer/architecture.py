@@ -61,7 +61,7 @@ def check_head(model: Any, name: str) -> None:
             )
 
 
-def shares_beginnings(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> bool:
+def shares_prefixes(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> bool:
     """Return whether the model computes a row that is a tree of tokens (`rows.pack_prefix_tree`).
 
     A model may reject our attention mask, or interpret it differently.
@@ -73,7 +73,7 @@ def shares_beginnings(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> 
     try:
         return _computes_trees(logprobs, text.vocab_size)
     except (RuntimeError, TypeError, ValueError) as error:
-        log.info("%s shares no beginnings: %s", type(config).__name__, error)
+        log.info("%s cannot share prefixes: %s", type(config).__name__, error)
         return False
 
 

@@ -19,9 +19,8 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Manifest, PolicyRecord, Probe
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.lease import bound_record
-from marlaas_worker.trainer.state import FILENAME
+from marlaas_worker.trainer.assignment import Assignment, bound_record
+from marlaas_worker.trainer.optimizer import FILENAME
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,7 +73,7 @@ async def patiently(call: Callable[[], Awaitable[T]], what: str, retry_s: float)
         try:
             return await call()
         except Retryable as error:
-            log.log(logging.DEBUG if complained else logging.WARNING, "%s: %s; trying on", what, error)
+            log.log(logging.DEBUG if complained else logging.WARNING, "%s: %s; retrying", what, error)
             complained = True
             await asyncio.sleep(retry_s)
 
@@ -169,12 +168,12 @@ class PolicyKey:
                 written = self._bucket.update(key, data, revision) if revision else self._bucket.create(key, data)
                 return AgentLease(record, await written)
             except (RevisionConflict, BusUnavailable) as error:
-                log.warning("%s: setting version %d: %s", key, record.version, error)
+                log.warning("%s: setting version %d failed: %s", key, record.version, error)
                 found = await patiently(lambda: self._bucket.get(key), key, self._retry_s)
                 if found is not None and found.data == data:
                     return AgentLease(record, found.revision)
                 if isinstance(error, RevisionConflict):
                     raise LeaseLost(
-                        f"{key}: another trainer has taken the lease (epoch {record.epoch} is past)"
+                        f"{key}: another trainer has taken the lease (epoch {record.epoch} is outdated)"
                     ) from error
                 await asyncio.sleep(self._retry_s)

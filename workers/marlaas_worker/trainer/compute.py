@@ -86,14 +86,14 @@ class Compute:
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise OutOfMemory(first_line(error)) from error
-            if not (says_lost(str(error)) or _is_dead()):
+            if not (says_lost(str(error)) or _is_lost()):
                 raise
             self.lost = first_line(error)
             raise self._lost_error() from error
 
     def _lost_error(self) -> DeviceLost:
         return DeviceLost(
-            f"the trainer's device is lost ({self.lost}); the process ends, and starts anew from the last commits"
+            f"the trainer's device is lost ({self.lost}); the process exits and restarts from the last commits"
         )
 
     def _charge(self, account: str, seconds: float) -> None:
@@ -102,7 +102,7 @@ class Compute:
             self.busy_s_by_account[account] = self.busy_s_by_account.get(account, 0.0) + seconds
 
 
-def _is_dead() -> bool:
+def _is_lost() -> bool:
     """Return whether the CUDA context is unusable: after a sticky error every call fails, whatever the first error's text was."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False

@@ -24,11 +24,19 @@ from marlaas_worker.rl.corrections import CAPS, FLOOR, Bounds
 from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import MicroBatch, collate
-from marlaas_worker.trainer.model import AttachedAdapter, BaseModel, WeightsMismatch, initial_weights
-from marlaas_worker.trainer.optimizer import MAX_SKIPPED, GradientInvalid, adamw, learning_rate, update
-from marlaas_worker.trainer.probes import measured
+from marlaas_worker.trainer.calibration import measured
+from marlaas_worker.trainer.lora import AttachedAdapter, WeightsMismatch, initial_weights
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.optimizer import (
+    MAX_SKIPPED,
+    GradientInvalid,
+    StateInvalid,
+    TrainingState,
+    adamw,
+    learning_rate,
+    update,
+)
 from marlaas_worker.trainer.rows import Row
-from marlaas_worker.trainer.state import StateInvalid, TrainingState
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +107,7 @@ class Learner:
             return
         for name, parameter in self._adapter.parameters.items():
             if name not in state.first_moments or name not in state.second_moments:
-                raise StateInvalid(f"a training state lacks the moments of {name}")
+                raise StateInvalid(f"the training state lacks the moments of {name}")
             self._optimizer.state[parameter] = {
                 "step": torch.tensor(float(state.num_updates)),
                 "exp_avg": state.first_moments[name].to(parameter.device, copy=True),
@@ -200,7 +208,7 @@ class Learner:
         )
 
     def measure(self, probes: Sequence[Probe]) -> tuple[tuple[Probe, ...], float]:
-        """Return the probes' logprobs under the current weights, and the noise of the model's dtype; see `probes.measured`."""
+        """Return the probes' logprobs under the current weights, and the noise of the model's dtype; see `calibration.measured`."""
         return measured(self._model, self._adapter, [ids.tolist() for ids in ids_of(probes)])
 
     def close(self) -> None:
@@ -242,8 +250,8 @@ class Learner:
         try:
             work()
         except OutOfMemory as error:
-            said = str(error)  # a log record with the error object would keep the failed pass and its memory alive
-            log.warning("%s: %s", self._assignment.key, said)
+            text = str(error)  # a log record with the error object would keep the failed pass and its memory alive
+            log.warning("%s: %s", self._assignment.key, text)
         else:
             return True
         self._forget_step()  # after the except clause, whose error object keeps the failed pass alive
@@ -259,5 +267,5 @@ class Learner:
         if self._num_skipped >= MAX_SKIPPED:
             raise GradientInvalid(
                 f"the gradient of {self._assignment.key} is not finite (its norm is {norm}) in {self._num_skipped} steps in a row, the last of them step "
-                f"{number}: training diverges; create the job anew with a lower training.optimizer.learningRate or a longer warmupSteps"
+                f"{number}: training diverges; create a new job with a lower training.optimizer.learningRate or a longer warmupSteps"
             )

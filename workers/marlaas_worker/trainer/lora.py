@@ -1,4 +1,4 @@
-"""A linear layer and its adapter as one operation: PEFT's results with fewer passes over memory.
+"""LoRA adapters: their parameters, and a linear layer with its adapter as one operation: PEFT's results with fewer passes over memory.
 
 PEFT stores the adapter's output, the scaled output and the sum as separate tensors, and autograd does the same in the
 backward pass. Here the adapter's output is added in place to the layer's output (GEMM with beta 1). Only the input is
@@ -15,12 +15,19 @@ multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a 
 same result, except for the order of summation.
 """
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
+
+from marlaas_api.errors import Permanent
+from marlaas_api.names import derive_seed
+from marlaas_worker.adapters import AdapterConfig
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -159,3 +166,50 @@ def _held(weight: Tensor, down: Tensor, up: Tensor, scaling: float) -> tuple[Ten
     """Return A and B with the values in an engine's slot, in the dtype in which they are multiplied."""
     dtype, working = weight.dtype, working_dtype(weight)
     return down.to(dtype).to(working), (up.to(dtype) * scaling).to(working)
+
+
+class TargetUnknown(Permanent):
+    """The base model has no linear layer of that name."""
+
+
+class WeightsMismatch(Permanent):
+    """Tensors do not fit the adapter into which they are loaded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttachedAdapter:
+    """An adapter on the base model. parameters: A [rank, in] and B [out, rank], float32, by their names in PEFT's file."""
+
+    name: str
+    config: AdapterConfig
+    parameters: dict[str, nn.Parameter]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return copies of the weights in host memory."""
+        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.parameters.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy weights into the adapter; parameters missing from `tensors` are unchanged. Raises WeightsMismatch."""
+        for name, tensor in tensors.items():
+            parameter = self.parameters.get(name)
+            if parameter is None or parameter.shape != tensor.shape:
+                found = "no such module" if parameter is None else f"shape {tuple(parameter.shape)}"
+                raise WeightsMismatch(f"{name} {tuple(tensor.shape)} does not fit this adapter ({found} here)")
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self.parameters[name].copy_(tensor)
+
+
+def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> dict[str, Tensor]:
+    """Return the weights of version 0: B zero, and A uniform in +-1/sqrt(in), as in PEFT.
+
+    A depends only on the job's seed, the agent's name and the tensor's name.
+    """
+    weights = {}
+    for name, parameter in parameters.items():
+        weights[name] = torch.zeros(parameter.shape)
+        if ".lora_A." in name:
+            draw = torch.Generator().manual_seed(derive_seed(seed, agent, name))
+            bound = 1.0 / math.sqrt(parameter.shape[1])
+            weights[name].uniform_(-bound, bound, generator=draw)
+    return weights

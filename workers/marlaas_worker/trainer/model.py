@@ -9,9 +9,8 @@ import difflib
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,67 +21,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from marlaas_api.errors import Permanent
-from marlaas_api.names import derive_seed
 from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype, tensor_name
-from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_beginnings
+from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_prefixes
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
-from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies
-from marlaas_worker.trainer.lora import fuse
-from marlaas_worker.trainer.memory import free_memory, memory_errors
-from marlaas_worker.trainer.precise import in_float32, precise_token_logprobs
-from marlaas_worker.trainer.recompute import LayerRecompute
+from marlaas_worker.trainer.head import in_float32, precise_token_logprobs, token_logprobs, token_logprobs_and_entropies
+from marlaas_worker.trainer.lora import AttachedAdapter, TargetUnknown, fuse
+from marlaas_worker.trainer.memory import LayerRecompute, free_memory, memory_errors
 from marlaas_worker.trainer.rows import chain
 
 log = logging.getLogger(__name__)
-
-
-class TargetUnknown(Permanent):
-    """The base model has no linear layer of that name."""
-
-
-class WeightsMismatch(Permanent):
-    """Tensors do not fit the adapter into which they are loaded."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AttachedAdapter:
-    """An adapter on the base model. parameters: A [rank, in] and B [out, rank], float32, by their names in PEFT's file."""
-
-    name: str
-    config: AdapterConfig
-    parameters: dict[str, nn.Parameter]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return copies of the weights in host memory."""
-        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.parameters.items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy weights into the adapter; parameters missing from `tensors` are unchanged. Raises WeightsMismatch."""
-        for name, tensor in tensors.items():
-            parameter = self.parameters.get(name)
-            if parameter is None or parameter.shape != tensor.shape:
-                found = "no such module" if parameter is None else f"shape {tuple(parameter.shape)}"
-                raise WeightsMismatch(f"{name} {tuple(tensor.shape)} does not fit this adapter ({found} here)")
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                self.parameters[name].copy_(tensor)
-
-
-def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> dict[str, Tensor]:
-    """Return the weights of version 0: B zero, and A uniform in +-1/sqrt(in), as in PEFT.
-
-    A depends only on the job's seed, the agent's name and the tensor's name.
-    """
-    weights = {}
-    for name, parameter in parameters.items():
-        weights[name] = torch.zeros(parameter.shape)
-        if ".lora_A." in name:
-            draw = torch.Generator().manual_seed(derive_seed(seed, agent, name))
-            bound = 1.0 / math.sqrt(parameter.shape[1])
-            weights[name].uniform_(-bound, bound, generator=draw)
-    return weights
 
 
 class BaseModel:
@@ -124,7 +72,7 @@ class BaseModel:
         self._active: str | None = None
         check_head(self._model, self._name)
         with torch.no_grad():
-            shares = shares_beginnings(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
+            shares = shares_prefixes(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
         self.pairs_per_token = 6 * int(self._model.config.get_text_config().hidden_size) if shares else 0
 
     @property
@@ -307,7 +255,7 @@ class BaseModel:
             if target not in known:
                 near = difflib.get_close_matches(target, known, n=3, cutoff=0.4)
                 raise TargetUnknown(
-                    f"adapter target {target!r} is no linear layer of {self._name}; "
+                    f"adapter target {target!r} is not a linear layer of {self._name}; "
                     + (f"did you mean {' or '.join(near)}? " if near else "")
                     + f"It has {', '.join(known)}"
                 )
@@ -321,7 +269,7 @@ class BaseModel:
 
 def _load(path: str, dtype: torch.dtype, device: torch.device) -> Any:
     if not Path(path).is_dir():
-        raise ModelUnusable(f"there is no base model at {path}: expected a folder in Hugging Face format")
+        raise ModelUnusable(f"{path} has no base model: expected a folder in Hugging Face format")
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)

@@ -23,11 +23,10 @@ from marlaas_worker.metrics import Sample, of_job, of_report
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
-from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.assignment import Absences, Assignment, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
 from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.lease import Absences, may_bind
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
 from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
@@ -49,7 +48,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         activation_bytes = int(quantity(pool.spec.trainer.activation_bytes))
         dtype = DTYPES[engine_dtype(pool)]
         model = await compute.run(lambda: BaseModel(pool.model_path, activation_bytes=activation_bytes, dtype=dtype))
-        log.info("base model %s is loaded as %s", pool.model_path, engine_dtype(pool))
+        log.info("loaded base model %s as %s", pool.model_path, engine_dtype(pool))
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
@@ -98,7 +97,7 @@ class _Running:
 class _Fault:
     assignment: Assignment
     until: float
-    words: str
+    text: str
     is_the_jobs: bool = True
 
 
@@ -106,12 +105,8 @@ class Trainer:
     """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
 
     def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
-        self._dependencies, self._context, self._timing, self._pool = (
-            dependencies,
-            dependencies.context,
-            dependencies.timing,
-            pool,
-        )
+        self._dependencies, self._pool = dependencies, pool
+        self._context, self._timing = dependencies.context, dependencies.timing
         self._reporter = Reporter(self._context, ("trainer", pool), self._report, self._timing.report_s)
         self._running: dict[str, _Running] = {}
         self._faults: dict[str, _Fault] = {}
@@ -200,7 +195,7 @@ class Trainer:
         except OutOfMemory as error:
             await self._lack_memory(assignment, error)
         except Retryable as error:
-            log.warning("%s: %s; it is bound anew", assignment.key, error)
+            log.warning("%s: %s; binding it again", assignment.key, error)
             await asyncio.sleep(self._timing.retry_s)
         except Exception as error:
             log.exception("training of %s failed", assignment.key)
@@ -232,20 +227,20 @@ class Trainer:
         num_others = len(self._running) - 1
         advice = "lower its adapter's rank in a new job, or give the pool's trainer more memory"
         if num_others:
-            advice = f"{num_others} more are on this trainer; it is tried again after {self._timing.fault_s:g} s, here or on another"
-        words = f"no memory for the agent's adapter, optimizer or probes: {error}; {advice}"
-        await self._leave_alone(_Fault(assignment, self._until(), words, is_the_jobs=not num_others))
+            advice = f"the trainer is full (other agents on it: {num_others}); this one is tried again after {self._timing.fault_s:g} s, here or on another trainer"
+        text = f"no memory for the agent's adapter, optimizer or probes: {error}; {advice}"
+        await self._suspend(_Fault(assignment, self._until(), text, is_the_jobs=not num_others))
 
     async def _give_up(self, assignment: Assignment, error: Exception) -> None:
-        words = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
-        await self._leave_alone(_Fault(assignment, self._until(), words))
+        text = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
+        await self._suspend(_Fault(assignment, self._until(), text))
 
-    async def _leave_alone(self, fault: _Fault) -> None:
+    async def _suspend(self, fault: _Fault) -> None:
         """Suspend an agent for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
-        log.warning("%s is left alone for %g s: %s", fault.assignment.key, self._timing.fault_s, fault.words)
+        log.warning("%s is suspended for %g s: %s", fault.assignment.key, self._timing.fault_s, fault.text)
         self._faults[fault.assignment.key] = fault
         await self._dependencies.emit(
-            fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.words
+            fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.text
         )
         await self._reporter.write()
 
@@ -265,7 +260,7 @@ class Trainer:
             ("marlaas_trainer_commits_total", "Versions committed.", self._dependencies.commits),
             (
                 "marlaas_trainer_out_of_memory_total",
-                "Steps begun anew with less memory.",
+                "Steps restarted with a lower token budget.",
                 self._dependencies.out_of_memory,
             ),
             (
@@ -292,6 +287,6 @@ class Trainer:
             busy_s=self._dependencies.compute.busy_s,
             wall_s=time.perf_counter() - self._started,
             rss_bytes=rss_bytes,
-            broken={fault.assignment.ref.uid: fault.words for fault in self._faults.values() if fault.is_the_jobs},
+            broken={fault.assignment.ref.uid: fault.text for fault in self._faults.values() if fault.is_the_jobs},
             at=self._context.now(),
         )

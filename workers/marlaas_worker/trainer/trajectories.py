@@ -132,16 +132,16 @@ def segments_of(
     """Cut a trajectory into segments.
 
     Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
-    own segment. A path that lies within another one gives no segment of its own.
+    own segment. A path within another one gives no segment of its own.
     A turn on several paths is trained on the first path and is context on the others. A prompt that did not fit the
     context window was never run: its segment has no tokens and is dropped.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
-    ways = {leaf: _way(turns, leaf) for leaf in sorted({*leaves, *left})}
-    inner = {turn.turn for path in ways.values() for turn in path[:-1]}
+    paths = {leaf: _path_to(turns, leaf) for leaf in sorted({*leaves, *left})}
+    inner = {turn.turn for path in paths.values() for turn in path[:-1]}
     trained: set[int] = set()
     segments = []
-    for leaf, path in ways.items():
+    for leaf, path in paths.items():
         if leaf not in inner:
             segments.append(_segment(path, trained, advantage))
             trained |= {turn.turn for turn in path}
@@ -169,7 +169,7 @@ def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expe
         wanted["adapter_sha256"] = expected.adapters[group.version]
     for name, value in wanted.items():
         if getattr(turn, name) != value:
-            raise _invalid(turn, f"{name} is {getattr(turn, name)!r}, and the group says {value!r}")
+            raise _invalid(turn, f"{name} is {getattr(turn, name)!r}, and the group has {value!r}")
     if turn.parent is None and not turn.opens_segment:
         raise _invalid(turn, "it has no parent and opens no segment")
     if turn.parent is not None and turn.parent >= turn.turn:
@@ -193,7 +193,7 @@ def _check_tokens(turn: Turn, vocab_size: int) -> None:
         raise _invalid(turn, f"a token id is outside the vocabulary of {vocab_size}")
 
 
-def _way(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
+def _path_to(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
     """Return the turns of one context, from the turn that opens the segment to `leaf`."""
     path = [turns[leaf]]
     while not path[-1].opens_segment and path[-1].parent is not None:

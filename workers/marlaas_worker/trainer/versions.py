@@ -9,7 +9,7 @@ from marlaas_worker.adapters import TENSORS_FILE, read_adapter, tensor_digests, 
 from marlaas_worker.calibration import tolerance_of
 from marlaas_worker.trainer.commit import StepResult, VersionContents
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.state import StateInvalid, TrainingState, read_state, write_state
+from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, read_state, write_state
 
 
 async def read_manifest(blobs: Blobs, ref: BlobRef) -> Manifest:
@@ -20,7 +20,7 @@ async def read_manifest(blobs: Blobs, ref: BlobRef) -> Manifest:
 async def read_version(blobs: Blobs, manifest: Manifest) -> tuple[dict[str, Tensor], TrainingState]:
     """Read a version's weights and training state. Raises Permanent if a blob is missing or damaged."""
     if manifest.state is None:
-        raise StateInvalid(f"{manifest.adapter} has no training state to go on from")
+        raise StateInvalid(f"{manifest.adapter} has no training state to continue from")
     tensors, _ = read_adapter({name: await blobs.get(ref) for name, ref in manifest.files.items()})
     state = read_state(await blobs.get(manifest.state))
     if state.step != manifest.step or state.consumed != manifest.consumed:

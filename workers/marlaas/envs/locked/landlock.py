@@ -56,8 +56,8 @@ def restrict_self(ruleset: int) -> None:
 
 
 def _syscall(number: int, *arguments: int | bytes) -> int:
-    words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
-    returned = int(_libc.syscall(ctypes.c_long(number), *words))
+    values = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
+    returned = int(_libc.syscall(ctypes.c_long(number), *values))
     if returned < 0:
         failed = ctypes.get_errno()
         raise OSError(failed, f"Landlock: {os.strerror(failed)}")

@@ -53,7 +53,7 @@ def give_up_privileges(parent: int) -> None:
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
     _demand(_libc.capset(header, ctypes.create_string_buffer(_NO_CAPABILITIES)), "capset")
     _demand(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    _demand(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "die with the parent")
+    _demand(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "parent death signal")
     if os.getppid() != parent:
         os._exit(1)
 

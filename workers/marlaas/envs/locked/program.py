@@ -86,7 +86,7 @@ class Ran:
 def run_program(program: str, limits: Limits | None = None) -> Ran:
     """Run a Python program with restrictions and return its result. Raises NotLocked."""
     if sys.platform != "linux":
-        raise NotLocked(f"programs of a policy are locked up by Linux' own means, so none is run on {sys.platform}")
+        raise NotLocked(f"programs are restricted by features of Linux, so none can run on {sys.platform}")
     limits = limits or Limits()
     with (
         tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as scratch,
@@ -140,9 +140,9 @@ def _wait_for_locks(process: subprocess.Popen[bytes], ready: int) -> None:
     if in_time and os.read(ready, len(LOCKED)) == LOCKED:
         return
     process.kill()
-    said = process.stdout.read().decode(errors="replace").strip() if process.stdout else ""
-    why = said.splitlines()[-1] if said else f"its process did not start in {_START_S:g} s"
-    raise NotLocked(f"programs of a policy cannot be locked up on this machine, so none is run: {why}")
+    printed = process.stdout.read().decode(errors="replace").strip() if process.stdout else ""
+    why = printed.splitlines()[-1] if printed else f"its process did not start in {_START_S:g} s"
+    raise NotLocked(f"programs cannot be restricted on this machine, so none is run: {why}")
 
 
 def _watched(process: subprocess.Popen[bytes], limits: Limits, scratch: str) -> tuple[bytes, str | None]:
@@ -209,3 +209,41 @@ def _ended(output: bytes, code: int, stopped: str | None) -> Ran:
         crashed = f"the interpreter crashed ({known.get(-code, f'signal {-code}')})"
         stopped = next((why for number, why in _BY_THE_KERNEL.items() if number == -code), crashed)
     return Ran(text, code, stopped)
+
+
+_HOLDS = "all restrictions hold"
+_PROBE = f"""
+import ctypes, os, socket
+
+def holds(attempt):
+    try:
+        attempt()
+    except PermissionError:
+        return True
+    return False
+
+parent = os.getppid()
+attempts = dict(
+    network=socket.socket,
+    processes=os.fork,
+    reading=lambda: open({str(Path(__file__).resolve())!r}),
+    writing=lambda: open(os.getcwd() + "-outside", "w"),
+    environment=lambda: open(f"/proc/{{parent}}/environ", "rb"),
+    memory=lambda: open(f"/proc/{{parent}}/mem", "rb"),
+    signals=lambda: os.kill(parent, 0),
+)
+broken = [name for name, attempt in attempts.items() if not holds(attempt)]
+libc = ctypes.CDLL(None, use_errno=True)
+PTRACE_SEIZE = 0x4206
+if libc.ptrace(PTRACE_SEIZE, parent, 0, 0) != -1:
+    broken.append("ptrace")
+print("not restricted: " + ", ".join(broken) if broken else {_HOLDS!r})
+"""
+
+
+def prove() -> None:
+    """Run the probe. Raises NotLocked if an operation is not denied."""
+    ran = run_program(_PROBE, Limits(cpu_s=10, wall_s=120))
+    if ran.output.strip() != _HOLDS:
+        reason = (ran.stopped or ran.output).strip() or f"exit code {ran.exit_code}"
+        raise NotLocked(f"programs cannot be restricted on this machine, so none is run: {reason}")

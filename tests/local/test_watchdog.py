@@ -5,8 +5,7 @@ import sys
 import psutil
 import pytest
 
-from marlaas.local import sessions
-from marlaas.local.watchdog import watch
+from marlaas.local.watchdog import kill_session, session_members, watch
 
 TREE = """
 import subprocess, sys, time
@@ -21,37 +20,37 @@ def tree():
     with subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout.readline() == b"up\n"
         yield process
-        sessions.kill(process.pid)
+        kill_session(process.pid)
 
 
 def test_a_session_ends_with_everything_in_it(tree):
-    inside = [psutil.Process(pid) for pid in sessions.members(tree.pid)]
+    inside = [psutil.Process(pid) for pid in session_members(tree.pid)]
     assert len(inside) == 2
-    sessions.kill(tree.pid)
+    kill_session(tree.pid)
     tree.wait()
     psutil.wait_procs(inside, timeout=30)
-    assert sessions.members(tree.pid) == []
+    assert session_members(tree.pid) == []
 
 
 def test_what_a_killed_leader_leaves_is_still_in_its_session(tree):
     tree.kill()
     tree.wait()
-    (left,) = (psutil.Process(pid) for pid in sessions.members(tree.pid))
-    sessions.kill(tree.pid)
+    (left,) = (psutil.Process(pid) for pid in session_members(tree.pid))
+    kill_session(tree.pid)
     psutil.wait_procs([left], timeout=30)
-    assert sessions.members(tree.pid) == []
+    assert session_members(tree.pid) == []
 
 
 def test_our_own_session_is_not_touched(tree):
-    sessions.kill(tree.pid)
-    assert os.getpid() in sessions.members(os.getsid(0))
+    kill_session(tree.pid)
+    assert os.getpid() in session_members(os.getsid(0))
 
 
-def test_the_warden_kills_only_what_has_not_ended():
+def test_the_watchdog_keeps_only_sessions_that_have_not_ended():
     assert watch(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
 
 
-def test_the_warden_ends_what_a_killed_runner_left(tree, tmp_path):
+def test_the_watchdog_kills_the_sessions_of_a_killed_runner(tree, tmp_path):
     (tmp_path / "left" / "by-an-engine").mkdir(parents=True)
     command = [sys.executable, "-m", "marlaas.local.watchdog", str(tmp_path / "left")]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as watchdog:
@@ -59,5 +58,5 @@ def test_the_warden_ends_what_a_killed_runner_left(tree, tmp_path):
         watchdog.stdin.close()
         assert watchdog.wait() == 0
     tree.wait()
-    assert sessions.members(tree.pid) == []
+    assert session_members(tree.pid) == []
     assert not (tmp_path / "left").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marlaas.envs.level_schedule import LevelSchedule, checked_levels
+from marlaas.envs.puzzles import LevelSchedule, checked_levels
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import Split
 
@@ -40,7 +40,7 @@ def test_all_that_training_goes_through_is_known() -> None:
         ({"terms": [0, 1, 2]}, 9, "or \\[first, last\\]"),
         ({"terms": "1"}, 9, "a level from 0 to 3"),
         ({"terms": True}, 9, "a level from 0 to 3"),
-        ({"digits": [0, 1]}, 0, "'digits' rises, so curriculum_tasks"),
+        ({"digits": [0, 1]}, 0, "'digits' rises; set curriculum_tasks"),
         ({"digits": 1}, -1, "curriculum_tasks is -1"),
     ],
 )

@@ -1,0 +1,166 @@
+"""Commands that read a run's output folder: `marlaas episodes` shows recorded episodes, `marlaas plot` draws curves."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from marlaas.episodes import files, show
+from marlaas.episodes.record import EpisodeRecord
+from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, Played, advantages_of, chosen, placed
+from marlaas.local.folder import write
+from marlaas.local.records import OpenedJob, open_jobs
+from marlaas.plots.figure import draw, page
+from marlaas.plots.series import JobCurves, Timeline, job_curves, timeline
+from marlaas_api.errors import InvalidInput
+from marlaas_api.names import Split
+
+FOLLOW_S = 0.5
+
+Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
+Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job. [default: all]")]
+Step = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Only episodes that step N (counted from 0) resolved.")
+]
+Worst = Annotated[bool, typer.Option("--worst", help="Lowest reward first.")]
+Best = Annotated[bool, typer.Option("--best", help="Highest reward first.")]
+Random = Annotated[bool, typer.Option("--random", help="Random order.")]
+SplitOption = Annotated[Split | None, typer.Option(help="Only training tasks, or only held-out tasks.")]
+Faults = Annotated[
+    bool, typer.Option("--faults", help="Only episodes that ended with a fault, or were played again after one.")
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing episodes as they end, until Ctrl-C.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Maximum number of episodes.")]
+Tokens = Annotated[bool, typer.Option("--tokens", help="Show the token ids of each reply.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with token ids and logprobs.")]
+
+
+def episodes(
+    folder: Dir,
+    job: Job = None,
+    step: Step = None,
+    worst: Worst = False,
+    best: Best = False,
+    any_: Random = False,
+    split: SplitOption = None,
+    faults: Faults = False,
+    follow: Follow = False,
+    limit: Limit = 5,
+    tokens: Tokens = False,
+    as_json: Json = False,
+) -> None:
+    """Show recorded episodes of a run: messages, replies, tool output, reward, advantage, version, stop reason, fault.
+
+    Works during the run. Without --worst, --best or --random, the latest episodes are shown in order of time. The text is the engine's decoding
+    of the generated tokens; --tokens shows the token ids, on which the trainer trains.
+
+    The run stores them in DIR/NAMESPACE/NAME/episodes.jsonl, older ones compressed beside it, up to 256 MiB per job (`marlaas run --keep-episodes`).
+
+    Exit code: 0 success, 2 the folder or job does not exist.
+    """
+    choice = EpisodeFilter(step, split, faults, _order(worst, best, any_), limit)
+    jobs = open_jobs(folder, job)
+    console = Console(highlight=False)
+    tails = [files.EpisodeFollower(one.folder) for one in jobs] if follow else []
+    found = chosen([one for opened in jobs for one in _placed(opened)], choice, random.Random())
+    _show_episodes(console, found, tokens, as_json)
+    if not found and not follow and not as_json:
+        console.print(_nothing(jobs, choice))
+    while follow:
+        time.sleep(FOLLOW_S)
+        for opened, tail in zip(jobs, tails, strict=True):
+            fresh = [one for one in _placed(opened, tail.news()) if chosen([one], choice, random.Random())]
+            _show_episodes(console, fresh, tokens, as_json)
+
+
+def _order(worst: bool, best: bool, any_: bool) -> EpisodeOrder:
+    asked = [
+        order
+        for order, flag in ((EpisodeOrder.WORST, worst), (EpisodeOrder.BEST, best), (EpisodeOrder.RANDOM, any_))
+        if flag
+    ]
+    if len(asked) > 1:
+        raise InvalidInput(f"--{asked[0]} and --{asked[1]} exclude each other: choose one")
+    return asked[0] if asked else EpisodeOrder.LATEST
+
+
+def _placed(opened: OpenedJob, fresh: Sequence[EpisodeRecord] | None = None) -> list[Played]:
+    spec = opened.document.spec
+    around = JobContext(opened.name, spec.rollout.group_size, opened.steps(), advantages_of(spec))
+    if fresh is None:
+        return placed(files.read(opened.folder), around)
+    ids = {record.episode for record in fresh}
+    return [one for one in placed(files.read(opened.folder), around) if one.record.episode in ids] if ids else []
+
+
+def _show_episodes(console: Console, found: Sequence[Played], tokens: bool, as_json: bool) -> None:
+    for one in found:
+        if as_json:
+            typer.echo(show.as_json(one))
+        else:
+            console.print(show.rich(one, tokens=tokens))
+
+
+def _nothing(jobs: Sequence[OpenedJob], choice: EpisodeFilter) -> str:
+    kept = any(files.parts(one.folder) or (one.folder / files.OPEN).exists() for one in jobs)
+    if not kept:
+        return "No episodes are recorded: none has ended yet, or the run was started with --keep-episodes 0."
+    where = f" of step {choice.step}" if choice.step is not None else ""
+    return f"No episode{where} matches."
+
+
+Dirs = Annotated[list[Path], typer.Argument(metavar="DIR…", help="Output folders of `marlaas run`, or jobs' folders.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", help="File to write: .png, .svg or .html. [default: DIR/plot.png]"),
+]
+JobOfEach = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job in each folder. [default: all]")]
+
+
+def plot(folders: Dirs, out: Out = None, job: JobOfEach = None) -> None:
+    """Plot reward, held-out reward, length, entropy, KL, logprob gap, staleness, seconds per step, and working times.
+
+    Several folders are plotted in one figure, one colour per job. Lanes below the curves show per job when the engine generated, when the environment
+    ran between turns and when the trainer computed, each with its share of the whole time. Works during the run.
+
+    Writes PNG, SVG, or a self-contained HTML page with a table of the results. Prints the file's path.
+
+    Exit code: 0 success, 2 the folder or job does not exist, or the file type is unknown.
+    """
+    target = out or folders[0] / "plot.png"
+    render = _renderer(target)
+    jobs = [(label, opened) for label, opened in _labelled(folders, job)]
+    curves = [job_curves(label, opened.document, opened.steps(), opened.evals()) for label, opened in jobs]
+    times = [timeline(label, files.read(opened.folder), opened.steps()) for label, opened in jobs]
+    write(target, render(curves, [one for one in times if one is not None]))
+    typer.echo(target)
+
+
+Renderer = Callable[[Sequence[JobCurves], Sequence[Timeline]], bytes]
+
+
+def _renderer(target: Path) -> Renderer:
+    renderers: dict[str, Renderer] = {
+        ".png": lambda curves, times: draw(curves, times, "png"),
+        ".svg": lambda curves, times: draw(curves, times, "svg"),
+        ".html": lambda curves, times: page(_title(curves), curves, draw(curves, times, "svg")),
+    }
+    found = renderers.get(target.suffix.lower())
+    if found is None:
+        raise InvalidInput(f"--out {target}: expected a file name that ends in {', '.join(renderers)}")
+    return found
+
+
+def _title(curves: Sequence[JobCurves]) -> str:
+    return ", ".join(one.name for one in curves)
+
+
+def _labelled(folders: Sequence[Path], job: str | None) -> list[tuple[str, OpenedJob]]:
+    """Return jobs with unique labels. If there are several folders, the label includes the folder's name."""
+    opened = [(folder, one) for folder in folders for one in open_jobs(folder, job)]
+    several = len({folder.absolute() for folder, _ in opened}) > 1
+    return [(f"{folder.absolute().name}: {one.name}" if several else one.name, one) for folder, one in opened]

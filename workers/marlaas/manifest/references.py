@@ -1,0 +1,156 @@
+"""Check what jobs refer to outside of their manifests: adapters, export folders and environments.
+
+An adapter must exist and have the agent's rank and alpha; its weights are not read. An existing adapter may be
+replaced by an export, other files may not. Environments are imported in a child process (`marlaas.environment_check`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from marlaas.envs import BUILTINS
+from marlaas.manifest.findings import Finding, Placed
+from marlaas_api.kinds import RLJob
+from marlaas_api.kinds.agent import AgentSpec
+from marlaas_api.kinds.problems import Loc, Problem
+
+TIMEOUT_S = 120.0
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def objection(target: Path) -> str | None:
+    """Return the reason why an adapter cannot be written to `target`; None if it can.
+
+    The reason is the end of a sentence that begins with the path.
+    """
+    if target.exists() and not target.is_dir():
+        return "is not a folder"
+    if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).is_file():
+        return "holds files other than an adapter; choose a new folder"
+    there = next(folder for folder in target.absolute().parents if folder.exists())
+    if not there.is_dir():
+        return f"cannot be created: {there} is not a folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"cannot be created: {there} is not writable"
+
+
+def adapter_problems(job: RLJob) -> Iterator[Problem]:
+    """Yield problems that would keep a trainer on this machine from reading the adapters that the job names."""
+    reference = job.spec.training.kl.reference.path
+    for at, agent in enumerate(job.spec.agents):
+        if agent.init_from is not None:
+            loc: Loc = ("spec", "agents", at, "initFrom", "path")
+            yield from (Problem(loc, text) for text in _adapter_problems(agent, Path(agent.init_from.path)))
+        if reference is not None and agent.trainable:
+            loc = ("spec", "training", "kl", "reference", "path")
+            yield from (Problem(loc, text) for text in _adapter_problems(agent, Path(reference)))
+
+
+def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
+    """Yield findings for exports that a local run could not write, or that two jobs would both write."""
+    first: dict[Path, Placed[RLJob]] = {}
+    for job in jobs:
+        path = job.object.spec.export.path
+        target = Path(path).expanduser().absolute() if path is not None else None
+        if target is None:
+            continue
+        there = first.setdefault(target, job)
+        why = (
+            objection(target)
+            if there is job
+            else f"is also the export path of the job at {there.place}; choose another"
+        )
+        if why is not None:
+            yield job.source.finding(Problem(("spec", "export", "path"), f"{target} {why}"))
+
+
+def _adapter_problems(agent: AgentSpec, given: Path) -> Iterator[str]:
+    folder = given.absolute()
+    lacking = [name for name in (CONFIG, TENSORS) if not (folder / name).is_file()]
+    if given.parts[:1] == ("~",):
+        yield f"'{given}' begins with ~, which is not expanded; give the full path"
+    elif lacking:
+        why = f"it has no {lacking[0]}" if folder.is_dir() else "the folder does not exist"
+        yield f"no PEFT adapter in {folder}: {why}"
+    else:
+        yield from _misfits(agent, folder)
+
+
+def _misfits(agent: AgentSpec, folder: Path) -> Iterator[str]:
+    """Yield differences in rank and alpha: a trainer loads an adapter without changing them."""
+    config = _adapter_config(folder / CONFIG)
+    for key, field, wanted in (("r", "rank", agent.adapter.rank), ("lora_alpha", "alpha", agent.adapter.alpha)):
+        if config.get(key) != wanted:
+            there = config.get(key, "nothing")
+            yield f"the adapter in {folder} has {field} {there}, and adapter.{field} of the agent is {wanted}; they must be equal"
+
+
+def _adapter_config(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def check_environments(jobs: Iterable[Placed[RLJob]], timeout_s: float = TIMEOUT_S) -> Iterator[Finding]:
+    """Yield findings on the jobs' environments. A user's module is searched beside the manifest, then on PYTHONPATH."""
+    named = [job for job in jobs if job.object.spec.environment.name is not None]
+    for folder, together in groupby(sorted(named, key=_folder), key=_folder):
+        batch = list(together)
+        for job, complaint in zip(batch, _complaints(folder, batch, timeout_s), strict=False):
+            if complaint is not None:
+                yield job.source.finding(Problem(_where(job.object), complaint))
+
+
+def _folder(job: Placed[RLJob]) -> Path:
+    return job.source.folder
+
+
+def _where(job: RLJob) -> Loc:
+    """Return the most specific field that can be blamed."""
+    name = str(job.spec.environment.name)
+    if name in BUILTINS:
+        return ("spec", "environment", "args")
+    return ("spec", "environment") if ":" in name else ("spec", "environment", "name")
+
+
+def _complaints(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -> list[str | None]:
+    """Return one entry per job, in order. If a module ends the child, the list is shorter and its last entry reports that."""
+    environments = [job.object.spec.environment for job in jobs]
+    given = json.dumps([[environment.name, environment.args] for environment in environments])
+    answers, end = _ask(folder, given, timeout_s)
+    complaints: list[str | None] = [json.loads(answer) for answer in answers]
+    if len(complaints) < len(jobs):
+        complaints.append(f"environment '{environments[len(complaints)].name}': importing its module {end}")
+    return complaints
+
+
+def _ask(folder: Path, given: str, timeout_s: float) -> tuple[list[str], str]:
+    """Return the child's answers, and how it ended."""
+    path = os.pathsep.join([str(folder), str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = subprocess.Popen(
+        [sys.executable, "-m", "marlaas.environment_check"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+    )
+    try:
+        answers, complaints = child.communicate(given, timeout=timeout_s)
+        end = f"ended the process (exit code {child.returncode}){_last_line(complaints)}"
+    except subprocess.TimeoutExpired:
+        child.kill()
+        answers, _ = child.communicate()
+        end = f"took longer than {timeout_s:g} s"
+    return answers.splitlines(), end
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return f": {lines[-1]}" if lines else ""
