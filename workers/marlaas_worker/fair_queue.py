@@ -1,4 +1,4 @@
-"""Weighted fair queue over tenants, and over jobs within a tenant. Pure; knows neither engines nor time.
+"""Weighted fair queue over tenants, and over jobs within a tenant. Pure; uses no clock.
 
 Each tenant has a counter, its usage: the cost of its served requests divided by its weight. The queue serves the active
 tenant with the smallest usage, and within it the active job with the smallest usage (VTC: Sheng et al., "Fairness in

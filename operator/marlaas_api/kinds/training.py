@@ -14,7 +14,6 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 Trackers = Distinct[Tracker]
 
-
 _SAMPLING_CONTRACT = (
     "refused: temperature is the only sampling setting that the trainer can reproduce; {key} makes the engine sample from another "
     "distribution than the one whose logprobs are trained on. Remove it"

@@ -51,7 +51,7 @@ class TurnLog:
         return len(self._waiting)
 
     def explain(self) -> str:
-        """Return whether the stream has space for turns, for people."""
+        """Return a sentence for an error message: whether the stream is full."""
         return f"the stream {subjects.TURNS} is full" if self._waiting else f"the stream {subjects.TURNS} has room"
 
     async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:

@@ -95,7 +95,7 @@ class ServerProcess(Protocol):
         ...
 
     def reap(self, pids: Iterable[int]) -> None:
-        """Kill the remains of its children, after its exit."""
+        """Kill those of its children that still run after its exit."""
         ...
 
 
