@@ -223,7 +223,7 @@ class TrainerHarness:
     # committed versions ---------------------------------------------------------------------------------------------------
 
     async def record(self, document: JobDocument) -> PolicyRecord:
-        entry = await (await self.bus.bucket(subjects.POLICY)).get(assignment_of(document).key)
+        entry = await (await self.bus.bucket(subjects.POLICY)).get(assignment_of(document).policy_key)
         assert entry is not None
         assert entry.data is not None
         return wire.decode_as(PolicyRecord, entry.data)
@@ -234,7 +234,7 @@ class TrainerHarness:
 
     async def until(self, document: JobDocument, condition: Any) -> PolicyRecord:
         """Wait for a policy record of the job."""
-        key = assignment_of(document).key
+        key = assignment_of(document).policy_key
         async with (await self.bus.bucket(subjects.POLICY)).watch() as changes:
             async for entry in changes:
                 if entry.key == key and entry.data is not None:

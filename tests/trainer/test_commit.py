@@ -176,7 +176,7 @@ async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_change
     bucket = await harness.bus.bucket(subjects.POLICY)
     first, second = policy_key(harness, "trainer-0", bucket), policy_key(harness, "trainer-1", bucket)
     lease = await first.commit(await first.bind(None), version(0))
-    newer = await second.bind(await bucket.get(assignment_of(job()).key))
+    newer = await second.bind(await bucket.get(assignment_of(job()).policy_key))
     with pytest.raises(LeaseLost, match="another trainer has taken the lease"):
         await first.commit(lease, version(1))
     assert await harness.record(job()) == newer.record
@@ -234,7 +234,7 @@ async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(harn
     faulty = FaultyBucket(plain, lost, times=2 if lost == "request" else 1)
     policy = policy_key(harness, "trainer-0", faulty)
     lease = await policy.commit(await policy.bind(None), version(0))
-    entry = await plain.get(assignment_of(job()).key)
+    entry = await plain.get(assignment_of(job()).policy_key)
     assert entry is not None
     assert (lease.revision, faulty.left) == (entry.revision, 0)
     assert wire.decode_as(PolicyRecord, entry.data or b"") == lease.record

@@ -75,8 +75,8 @@ async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_w
         await harness.admit(document)
     policy = await harness.bus.bucket(subjects.POLICY)
     record = PolicyRecord(uid=good.uid, epoch=2, holder="trainer-7")
-    await policy.put(assignment_of(good).key, wire.encode(record))
-    await policy.put(assignment_of(bad).key, b"nonsense")
+    await policy.put(assignment_of(good).policy_key, wire.encode(record))
+    await policy.put(assignment_of(bad).policy_key, b"nonsense")
     await (await harness.bus.bucket(subjects.JOBS)).put("team-a.worse", b"nonsense")
     replicas = await harness.bus.bucket(subjects.REPLICAS)
     for key in (("trainer", "tiny", "trainer-7"), ("trainer", "large", "trainer-8"), ("rollout", "tiny", "rollout-0")):

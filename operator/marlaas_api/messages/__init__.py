@@ -21,7 +21,16 @@ from marlaas_api.messages.groups import (
     TrajectoryRef,
 )
 from marlaas_api.messages.job_spec import JobSpec
-from marlaas_api.messages.jobs import JobDocument, JobEvent, JobVerdict, Phase, Progress, concerns_loop
+from marlaas_api.messages.jobs import (
+    JobAgent,
+    JobDocument,
+    JobEvent,
+    JobVerdict,
+    Phase,
+    Progress,
+    agents_on,
+    concerns_loop,
+)
 from marlaas_api.messages.policies import Manifest, PolicyRecord, Probe
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_api.messages.pools import AdaptedLayer, Calibration, PoolDocument, ReplicaReport, SelfTestSpec
@@ -60,6 +69,7 @@ __all__ = [
     "GroupResolution",
     "GroupUnused",
     "IssueLedger",
+    "JobAgent",
     "JobDocument",
     "JobEvent",
     "JobMessage",
@@ -87,5 +97,6 @@ __all__ = [
     "ToolCallMessage",
     "TrajectoryRef",
     "Turn",
+    "agents_on",
     "concerns_loop",
 ]

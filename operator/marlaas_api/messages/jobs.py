@@ -1,11 +1,15 @@
 """Messages about a job between the operator, the local runner and the orchestrator: its spec, its progress, its events."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 from pydantic import Field
 
+from marlaas_api import subjects
 from marlaas_api.messages.base import BusMessage, JobMessage
-from marlaas_api.messages.job_spec import JobSpec
+from marlaas_api.messages.job_spec import AgentSettings, JobSpec
+from marlaas_api.names import AdapterRef, JobRef
 
 
 class JobVerdict(BusMessage):
@@ -35,6 +39,45 @@ class JobDocument(JobMessage):
     spec: JobSpec
     deleted: bool = False
     verdict: JobVerdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobAgent:
+    """An agent of a job's document, with the names of its bus and blob objects."""
+
+    document: JobDocument
+    agent: AgentSettings
+
+    @property
+    def ref(self) -> JobRef:
+        """The job's reference."""
+        return self.document.ref
+
+    @property
+    def policy_key(self) -> str:
+        """Key of its policy record."""
+        return subjects.policy_key(self.ref.namespace, self.ref.name, self.agent.name)
+
+    @property
+    def generation(self) -> str:
+        """Subject of its generation requests."""
+        return subjects.generation(self.ref.namespace, self.ref.name, self.agent.name)
+
+    @property
+    def groups(self) -> str:
+        """Subject of its groups."""
+        return subjects.group(self.ref.namespace, self.ref.name, self.agent.name)
+
+    def adapter(self, version: int) -> AdapterRef:
+        """Return the identity of one of its versions."""
+        return AdapterRef(self.ref.namespace, self.ref.name, self.ref.uid, self.agent.name, version)
+
+
+def agents_on(pool: str, document: JobDocument) -> Iterator[JobAgent]:
+    """Yield the job's agents that run on a pool."""
+    for agent in document.spec.agents:
+        if (agent.pool_ref.name if agent.pool_ref else document.pool) == pool:
+            yield JobAgent(document, agent)
 
 
 _ASIDE = frozenset({"priority", "suspend", "active_deadline_seconds", "export", "adapter_retention"})

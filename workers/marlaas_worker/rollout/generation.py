@@ -12,7 +12,7 @@ from itertools import count
 from weakref import WeakValueDictionary
 
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import GenerateRequest, Meter, StopReason, Turn
+from marlaas_api.messages import GenerateRequest, JobAgent, Meter, StopReason, Turn
 from marlaas_api.names import AdapterRef, derive_seed, group_token, request_id
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
@@ -27,7 +27,7 @@ from marlaas_worker.rollout.conversation import (
     read_reply,
 )
 from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
-from marlaas_worker.rollout.policies import Pins, Policies, RequestRefused, Served
+from marlaas_worker.rollout.policies import Pins, Policies, RequestRefused
 from marlaas_worker.rollout.slots import Held
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of
@@ -77,7 +77,7 @@ class _Order:
     """Inputs of one generation. began: when the request arrived, on the loop's clock."""
 
     request: GenerateRequest
-    served: Served
+    served: JobAgent
     adapter: AdapterRef
     prompt: Prompt
     began: float

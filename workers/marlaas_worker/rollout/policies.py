@@ -6,8 +6,7 @@ A record with another uid than the job's belongs to an earlier job of the same n
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from marlaas_api import subjects, wire
@@ -15,8 +14,7 @@ from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import GenerateRequest, JobDocument, Pin, PolicyRecord, Progress
-from marlaas_api.messages.job_spec import AgentSettings
+from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
 from marlaas_api.names import AdapterRef, JobRef, group_token
 
 _PINS_KEPT = 65_536
@@ -30,36 +28,6 @@ class RequestRefused(Permanent):
 
 class NotAdmitted(Retryable):
     """The job is not admitted now (queued, suspended or finished)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """An agent of an admitted job whose turns this pool generates."""
-
-    document: JobDocument
-    agent: AgentSettings
-
-    @property
-    def subject(self) -> str:
-        """The subject of its generation requests."""
-        return subjects.generation(self.document.namespace, self.document.job, self.agent.name)
-
-    @property
-    def policy_key(self) -> str:
-        """The key of its policy record."""
-        return subjects.policy_key(self.document.namespace, self.document.job, self.agent.name)
-
-    def adapter(self, version: int) -> AdapterRef:
-        """Return its adapter at a version."""
-        job = self.document
-        return AdapterRef(job.namespace, job.job, job.uid, self.agent.name, version)
-
-
-def agents_of(document: JobDocument, pool: str) -> Iterator[Served]:
-    """Yield the job's agents that run on this pool."""
-    for agent in document.spec.agents:
-        if (agent.pool_ref.name if agent.pool_ref else document.pool) == pool:
-            yield Served(document, agent)
 
 
 class Policies:
@@ -77,13 +45,13 @@ class Policies:
             for cache in (self._jobs, self._progress, self._policy):
                 group.create_task(cache.follow())
 
-    def served(self) -> list[Served]:
+    def served(self) -> list[JobAgent]:
         """Return all agents of admitted jobs on this pool."""
         return [
             served
             for _, document, _ in self._jobs.items()
             if not document.deleted and _admits(self._progress.get(document.ref.key), document.ref)
-            for served in agents_of(document, self._pool)
+            for served in agents_on(self._pool, document)
         ]
 
     def newest(self) -> list[AdapterRef]:
@@ -95,7 +63,7 @@ class Policies:
             if record is not None and record.uid == served.document.uid and record.manifest is not None
         ]
 
-    async def find(self, request: GenerateRequest) -> Served:
+    async def find(self, request: GenerateRequest) -> JobAgent:
         """Return the agent that a request names. Reads the bus again before it refuses.
 
         Raises RequestRefused (no such job, another uid, no such agent here, inconsistent names), NotAdmitted,
@@ -110,7 +78,7 @@ class Policies:
         if document.uid != job.uid:
             raise RequestRefused(f"job {job} has uid {document.uid}; this request is of an earlier one, {job.uid}")
         await self._require_admitted(document.ref)
-        for served in agents_of(document, self._pool):
+        for served in agents_on(self._pool, document):
             if served.agent.name == request.agent:
                 _check(request, document)
                 return served

@@ -146,7 +146,7 @@ class _Rollout:
         served = [] if self._requests.closed else self._policies.served()
         self._template.emit(one.document.ref for one in served)
         try:
-            await self._reception.listen_to({one.subject for one in served})
+            await self._reception.listen_to({one.generation for one in served})
         except BusUnavailable as error:
             _log.warning("cannot subscribe to the requests of all jobs: %s", error)
 

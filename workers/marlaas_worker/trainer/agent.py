@@ -152,7 +152,7 @@ class AgentTraining:
         self._held, self._pending, self._num_filtered = [], [], 0
         inbox.rewind()
         self._num_redone += 1
-        self._dependencies.out_of_memory[self._assignment.key] += 1
+        self._dependencies.out_of_memory[self._assignment.policy_key] += 1
         text = f"out of memory: the step restarts with micro-batches of {learner.token_budget} tokens instead of {before}, as do later steps"
         await self._dependencies.emit(self._assignment, "OutOfMemory", text)
 
@@ -242,14 +242,14 @@ class AgentTraining:
         train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:
-            self._dependencies.skipped[self._assignment.key] += 1
+            self._dependencies.skipped[self._assignment.policy_key] += 1
             text = f"the gradient of step {closed.step} is not finite: version {version} has the weights of version {version - 1}"
             await self._dependencies.emit(self._assignment, "UpdateSkipped", text)
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
         contents = await self._compute(lambda: contents_of(learner, self._dependencies.calibration, result))
         self.lease = await self._policy.commit(self.lease, contents)
-        self._dependencies.commits[self._assignment.key] += 1
+        self._dependencies.commits[self._assignment.policy_key] += 1
         self._adapters[result.version] = sha256_hex(contents.files[TENSORS_FILE])
         await self._dependencies.emit(
             self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}"
@@ -281,4 +281,4 @@ class AgentTraining:
         return await self._dependencies.compute.run(work, self._assignment.ref.uid)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, self._assignment.key, self._dependencies.timing.retry_s)
+        return await patiently(call, self._assignment.policy_key, self._dependencies.timing.retry_s)

@@ -7,48 +7,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobDocument, PolicyRecord, Progress, concerns_loop
-from marlaas_api.messages.job_spec import AgentSettings
-from marlaas_api.names import AdapterRef, JobRef
+from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """An agent of a job, with the names of its bus and blob objects."""
-
-    document: JobDocument
-    agent: AgentSettings
-
-    @property
-    def ref(self) -> JobRef:
-        """The job's reference."""
-        return self.document.ref
-
-    @property
-    def key(self) -> str:
-        """Key of the agent's policy record."""
-        return subjects.policy_key(self.ref.namespace, self.ref.name, self.agent.name)
-
-    @property
-    def groups(self) -> str:
-        """Subject of the agent's groups."""
-        return subjects.group(self.ref.namespace, self.ref.name, self.agent.name)
+class Assignment(JobAgent):
+    """An agent that a pool's trainers have to train."""
 
     @property
     def consumer(self) -> str:
         """Name of the durable consumer of the agent's groups."""
         return subjects.consumer(self.ref.namespace, self.ref.name, self.agent.name, "trainer")
 
-    def adapter(self, version: int) -> AdapterRef:
-        """Return the identity of one of the agent's versions."""
-        return AdapterRef(self.ref.namespace, self.ref.name, self.ref.uid, self.agent.name, version)
-
     def is_as(self, other: "Assignment | None") -> bool:
         """Return whether the other assignment requests the same training.
 
         An edit of the job that does not concern the training loop needs no restart.
         """
-        return other is not None and self.key == other.key and not concerns_loop(self.document, other.document)
+        return (
+            other is not None
+            and self.policy_key == other.policy_key
+            and not concerns_loop(self.document, other.document)
+        )
 
     def is_complete(self, record: PolicyRecord | None) -> bool:
         """Return whether nothing is left to train: the agent is frozen and its version 0 exists."""
@@ -59,13 +39,12 @@ class Assignment:
 def assignments(documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str) -> dict[str, Assignment]:
     """Return the agents of admitted, unfinished jobs on this pool, by policy key. `progress` is by job key."""
     found = [
-        Assignment(document, agent)
+        Assignment(document, one.agent)
         for document in documents
         if _is_admitted(document, progress.get(document.ref.key))
-        for agent in document.spec.agents
-        if (agent.pool_ref.name if agent.pool_ref else document.pool) == pool
+        for one in agents_on(pool, document)
     ]
-    return {assignment.key: assignment for assignment in found}
+    return {assignment.policy_key: assignment for assignment in found}
 
 
 def _is_admitted(document: JobDocument, progress: Progress | None) -> bool:

@@ -97,7 +97,7 @@ class PolicyKey:
         """Clear the holder, so that any trainer may bind the agent at once. Ignores a lost lease and an unreachable bus."""
         with contextlib.suppress(RevisionConflict, BusUnavailable):
             released = wire.encode(lease.record.model_copy(update={"holder": ""}))
-            await self._bucket.update(self._assignment.key, released, lease.revision)
+            await self._bucket.update(self._assignment.policy_key, released, lease.revision)
 
     async def commit(self, lease: AgentLease, contents: VersionContents) -> AgentLease:
         """Make a version current, and return the lease at its new revision. Raises LeaseLost.
@@ -162,7 +162,7 @@ class PolicyKey:
 
     async def _set(self, record: PolicyRecord, revision: int) -> AgentLease:
         """Compare-and-set the key. If the reply is lost, read the key to see whether the write took effect."""
-        data, key = wire.encode(record), self._assignment.key
+        data, key = wire.encode(record), self._assignment.policy_key
         while True:
             try:
                 written = self._bucket.update(key, data, revision) if revision else self._bucket.create(key, data)

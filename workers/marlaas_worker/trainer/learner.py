@@ -251,7 +251,7 @@ class Learner:
             work()
         except OutOfMemory as error:
             text = str(error)  # a log record with the error object would keep the failed pass and its memory alive
-            log.warning("%s: %s", self._assignment.key, text)
+            log.warning("%s: %s", self._assignment.policy_key, text)
         else:
             return True
         self._forget_step()  # after the except clause, whose error object keeps the failed pass alive
@@ -266,6 +266,6 @@ class Learner:
         self._num_skipped = 0 if math.isfinite(norm) else self._num_skipped + 1
         if self._num_skipped >= MAX_SKIPPED:
             raise GradientInvalid(
-                f"the gradient of {self._assignment.key} is not finite (its norm is {norm}) in {self._num_skipped} steps in a row, the last of them step "
+                f"the gradient of {self._assignment.policy_key} is not finite (its norm is {norm}) in {self._num_skipped} steps in a row, the last of them step "
                 f"{number}: training diverges; create a new job with a lower training.optimizer.learningRate or a longer warmupSteps"
             )

@@ -169,7 +169,7 @@ class Trainer:
 
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
         now = self._context.now()
-        fault = self._faults.get(assignment.key)
+        fault = self._faults.get(assignment.policy_key)
         if assignment.is_complete(record) or (fault is not None and now < fault.until):
             return False
         gone = record is not None and self._absences.gone(record.holder, now)
@@ -181,31 +181,31 @@ class Trainer:
 
     async def _train(self, assignment: Assignment, known: PolicyEntry | None) -> None:
         """Run one agent's task and record its error. Raises DeviceLost only: it affects all agents and ends the role."""
-        self._faults.pop(assignment.key, None)
+        self._faults.pop(assignment.policy_key, None)
         try:
-            current = await self._caches.read_policy(assignment.key)
+            current = await self._caches.read_policy(assignment.policy_key)
             if current == known:  # else the decision to bind was made on an outdated record, and is made again
                 await self._bind_and_train(assignment, current.entry if current is not None else None)
         except DeviceLost:
             raise
         except LeaseLost as error:
             log.warning("%s", error)
-            if self._running[assignment.key].training is not None:
+            if self._running[assignment.policy_key].training is not None:
                 await self._dependencies.emit(assignment, "LeaseLost", str(error))
         except OutOfMemory as error:
             await self._lack_memory(assignment, error)
         except Retryable as error:
-            log.warning("%s: %s; binding it again", assignment.key, error)
+            log.warning("%s: %s; binding it again", assignment.policy_key, error)
             await asyncio.sleep(self._timing.retry_s)
         except Exception as error:
-            log.exception("training of %s failed", assignment.key)
+            log.exception("training of %s failed", assignment.policy_key)
             await self._give_up(assignment, error)
 
     async def _bind_and_train(self, assignment: Assignment, current: Entry | None) -> None:
         bucket = await self._context.bus.bucket(subjects.POLICY)
         policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
         training = AgentTraining(self._dependencies, assignment, policy, await policy.bind(current))
-        self._running[assignment.key].training = training
+        self._running[assignment.policy_key].training = training
         try:
             await training.run()
         except (Exception, asyncio.CancelledError):
@@ -215,7 +215,7 @@ class Trainer:
 
     async def _clean_up(self, assignment: Assignment) -> None:
         """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups."""
-        if self._running[assignment.key].over:
+        if self._running[assignment.policy_key].over:
             with contextlib.suppress(BusUnavailable):
                 await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
 
@@ -237,8 +237,8 @@ class Trainer:
 
     async def _suspend(self, fault: _Fault) -> None:
         """Suspend an agent for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
-        log.warning("%s is suspended for %g s: %s", fault.assignment.key, self._timing.fault_s, fault.text)
-        self._faults[fault.assignment.key] = fault
+        log.warning("%s is suspended for %g s: %s", fault.assignment.policy_key, self._timing.fault_s, fault.text)
+        self._faults[fault.assignment.policy_key] = fault
         await self._dependencies.emit(
             fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.text
         )
@@ -271,7 +271,7 @@ class Trainer:
         )
         for one in running:
             labels = {**of_job(one.ref), "agent": one.agent.name}
-            found += [Sample(name, "counter", text, counts[one.key], labels) for name, text, counts in counters]
+            found += [Sample(name, "counter", text, counts[one.policy_key], labels) for name, text, counts in counters]
         return found
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
