@@ -33,6 +33,7 @@ class Ticket(Generic[T]):
     Attributes:
         charged: cost that its tenant and job have been charged; before it is served, the estimate.
         size: room that it needs.
+        is_queued: whether it waits in the queue.
     """
 
     tenant: str
@@ -40,6 +41,7 @@ class Ticket(Generic[T]):
     item: T
     charged: float
     size: float
+    is_queued: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +68,10 @@ class _Accounts:
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
+
+    def is_active(self, name: str) -> bool:
+        """Return whether the account is active."""
+        return name in self._by_name and self._by_name[name].num_active > 0
 
     def enter(self, name: str) -> None:
         """Count one more reason for the account to be active, and lift its usage on activation."""
@@ -140,6 +146,10 @@ class FairQueue(Generic[T]):
         """Return a tenant's usage; 0 if it is neither active nor ahead of the active ones."""
         return self._accounts[tenant].usage if tenant in self._accounts else 0.0
 
+    def is_active(self, tenant: str, job: str) -> bool:
+        """Return whether a job has open episodes, queued requests or requests in flight."""
+        return tenant in self._tenants and self._tenants[tenant].jobs.is_active(job)
+
     def open(self, tenant: str, job: str) -> None:
         """Count one more open episode of a job."""
         self._accounts.enter(tenant)
@@ -157,7 +167,7 @@ class FairQueue(Generic[T]):
             cost: estimate of its cost.
             size: room that it needs to be served.
         """
-        ticket = Ticket(tenant, job, item, cost, size)
+        ticket = Ticket(tenant, job, item, cost, size, is_queued=True)
         self.open(tenant, job)
         self._tenants[tenant].queues.setdefault(job, deque()).append(ticket)
         self._num_queued += 1
@@ -187,9 +197,10 @@ class FairQueue(Generic[T]):
         self.close(ticket.tenant, ticket.job)
 
     def remove(self, ticket: Ticket[T]) -> None:
-        """Remove a request that is still queued; it is charged nothing."""
-        self._unqueue(ticket)
-        self.close(ticket.tenant, ticket.job)
+        """Remove a request that is still queued; it is charged nothing. Does nothing if it is not queued."""
+        if ticket.is_queued:
+            self._unqueue(ticket)
+            self.close(ticket.tenant, ticket.job)
 
     def charge(self, tenant: str, job: str, cost: float) -> None:
         """Add the cost of service elsewhere, such as on another replica, if the tenant is active here."""
@@ -211,6 +222,7 @@ class FairQueue(Generic[T]):
         queues[ticket.job].remove(ticket)
         if not queues[ticket.job]:
             del queues[ticket.job]
+        ticket.is_queued = False
         self._num_queued -= 1
         if ticket is self._waiting:
             self._waiting = None

@@ -42,8 +42,8 @@ class TenantSpec(Spec):
         1.0,
         gt=0,
         le=1000,
-        description="Weight of the tenant's share of contended throughput, relative to other tenants; a namespace without a Tenant has weight 1. Stored and "
-        "shown only: this version does not use it for scheduling.",
+        description="Weight of the tenant's share of its pools' engines while tenants compete, relative to other tenants; a namespace without a Tenant has "
+        "weight 1. Admission and trainers do not use it yet.",
     )
     quota: QuotaSpec = Field(
         default_factory=lambda: QuotaSpec(),

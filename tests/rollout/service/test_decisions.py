@@ -1,6 +1,7 @@
 """The pure parts: who is next, who owns what, who is charged, what is tried again, who gives way."""
 
 import asyncio
+import contextlib
 from collections import Counter
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.rollout.reception import owner
 from marlaas_worker.rollout.slots import to_yield
-from marlaas_worker.rollout.supervised_engine import EngineMeter, RequestLimiter, Rotation
+from marlaas_worker.rollout.supervised_engine import OPEN_S, Account, EngineMeter, RequestLimiter
 from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 
 EPISODES = [f"u-t{number}-0-1" for number in range(600)]
@@ -28,30 +29,16 @@ def test_only_a_lost_replicas_episodes_move() -> None:
     assert {owner(episode, "abc") for episode in moved} == {"c"}
 
 
-def test_the_rotation_serves_jobs_in_turn_however_much_one_asks_for() -> None:
-    rotation: Rotation[str] = Rotation()
-    for item in ("a1", "a2", "a3", "b1", "c1", "b2"):
-        rotation.push(item[0], item)
-    served = [rotation.pop() for _ in range(7)]
-    assert served == ["a1", "b1", "c1", "a2", "b2", "a3", None]
+def account(job: str, tenant: str = "team-a", weight: float = 1.0) -> Account:
+    return Account(tenant, weight, job)
 
 
-def test_an_item_that_no_longer_waits_is_passed_over() -> None:
-    rotation: Rotation[str] = Rotation()
-    for item in ("a1", "b1", "b2"):
-        rotation.push(item[0], item)
-    rotation.remove("a", "a1")
-    rotation.remove("a", "a1")
-    rotation.remove("b", "b1")
-    assert (rotation.pop(), rotation.pop(), len(rotation)) == ("b2", None, 0)
-
-
-async def test_the_door_lets_in_no_more_than_fit() -> None:
+async def test_the_limiter_admits_no_more_requests_than_its_capacity() -> None:
     limiter, inside, most = RequestLimiter(3), 0, 0
 
     async def visit(number: int) -> None:
         nonlocal inside, most
-        async with limiter.place(f"job-{number % 4}"):
+        async with limiter.place(account(f"job-{number % 4}"), f"episode-{number}", 1.0):
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
@@ -61,13 +48,70 @@ async def test_the_door_lets_in_no_more_than_fit() -> None:
     assert (most, inside, limiter.num_waiting) == (3, 0, 0)
 
 
+async def test_free_places_go_to_tenants_by_weight_however_many_jobs_and_requests_one_has() -> None:
+    limiter, served = RequestLimiter(1), Counter[str]()
+    many = [account(f"job-{number}", "many") for number in range(20)]
+    few = [account("job", "few", 3.0)]
+
+    async def visit(who: Account, episode: str) -> None:
+        async with limiter.place(who, episode, 10.0) as place:
+            await asyncio.sleep(0)
+            place.cost = 10.0
+            if limiter.num_waiting >= 60:
+                served[who.tenant] += 1
+
+    visits = [visit(who, f"{who.tenant}-{who.job}-{number}") for number in range(4) for who in many]
+    visits += [visit(who, f"few-{number}") for number in range(60) for who in few]
+    await asyncio.gather(*visits)
+    assert abs(served["few"] / 3 - served["many"]) <= 2
+
+
+async def test_a_request_that_fails_costs_nothing_and_one_that_costs_more_than_estimated_is_charged() -> None:
+    limiter = RequestLimiter(1)
+    with contextlib.suppress(RuntimeError):
+        async with limiter.place(account("a"), "a-1", 5.0):
+            raise RuntimeError("the engine failed")
+    assert limiter._queue.usage("team-a") == 0
+    async with limiter.place(account("a"), "a-1", 5.0) as place:
+        place.cost = 50.0
+    assert limiter._queue.usage("team-a") == 50
+
+
+async def test_an_episode_counts_as_open_for_a_while_after_its_last_request() -> None:
+    now = [0.0]
+    limiter = RequestLimiter(1, clock=lambda: now[0])
+
+    async def visit(who: Account, episode: str, cost: float) -> None:
+        async with limiter.place(who, episode, 1.0) as place:
+            place.cost = cost
+
+    await visit(account("a", "tenant-a"), "a-1", 1.0)
+    await visit(account("b", "tenant-b"), "b-1", 100.0)
+    now[0] = OPEN_S - 1
+    await visit(account("b", "tenant-b"), "b-1", 100.0)
+    assert limiter._queue.usage("tenant-a") == 1, "its episode waits for a tool, and keeps its credit"
+    now[0] = OPEN_S + 1
+    await visit(account("b", "tenant-b"), "b-1", 100.0)
+    await visit(account("a", "tenant-a"), "a-2", 1.0)
+    assert limiter._queue.usage("tenant-a") == 302, "lifted to the usage of the active tenant"
+
+
+def test_the_estimate_is_the_90th_percentile_of_recent_outputs_and_at_first_the_maximum() -> None:
+    limiter = RequestLimiter(1)
+    assert limiter.expected_tokens("job", 128) == 128
+    for num_tokens in range(1, 11):
+        limiter.note_tokens("job", num_tokens)
+    assert limiter.expected_tokens("job", 128) == 10
+    assert limiter.expected_tokens("job", 4) == 4
+
+
 async def test_a_place_whose_owner_gave_up_goes_to_the_next() -> None:
     limiter = RequestLimiter(1)
     entered: list[str] = []
     leave = asyncio.Event()
 
     async def visit(name: str) -> None:
-        async with limiter.place(name):
+        async with limiter.place(account(name), name, 1.0):
             entered.append(name)
             await leave.wait()
 
@@ -82,8 +126,9 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next() -> None:
     leave.set()
     await asyncio.gather(*visits, return_exceptions=True)
     assert entered == ["first", "last"]
-    async with asyncio.timeout(10), limiter.place("after all"):
+    async with asyncio.timeout(10), limiter.place(account("after all"), "after all", 1.0):
         pass
+    assert limiter.num_waiting == 0
 
 
 def test_shares_of_the_engines_time_add_up_to_the_time_it_was_busy() -> None:

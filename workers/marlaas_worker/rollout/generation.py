@@ -29,7 +29,7 @@ from marlaas_worker.rollout.conversation import (
 from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
 from marlaas_worker.rollout.policies import Pins, Policies, RequestRefused
 from marlaas_worker.rollout.slots import Held
-from marlaas_worker.rollout.supervised_engine import SupervisedEngine
+from marlaas_worker.rollout.supervised_engine import Account, SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of
 from marlaas_worker.rollout.versions import Versions
 
@@ -175,7 +175,10 @@ class Generation:
         if order.prompt.room(engine.limits.max_model_len) < 1:
             return _Drawn(_OUT_OF_CONTEXT, sha256)
         stage.enter("it waited for a place in the engine")
-        async with engine.limiter.place(uid):
+        document, max_tokens = order.served.document, _max_tokens(order)
+        account = Account(document.tenant, document.tenant_weight, uid)
+        estimate = len(order.prompt.appended) + engine.limiter.expected_tokens(uid, max_tokens)
+        async with engine.limiter.place(account, order.request.episode, estimate) as place:
             if held.incarnation != engine.incarnation:
                 raise _EngineReplaced("the engine failed while this request waited for a place")
             stage.enter("it waited within the engine")
@@ -185,7 +188,10 @@ class Generation:
                 completion = await self._generate(order, held, stage)
             finally:
                 engine.meter.leave(mark, uid, _clock())
-        engine.meter.job_tokens[uid] += len(completion.output_ids)
+            num_generated = len(completion.output_ids)
+            place.cost = len(order.prompt.ids) - completion.cached_tokens + num_generated
+        engine.limiter.note_tokens(uid, num_generated)
+        engine.meter.job_tokens[uid] += num_generated
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
 
     async def _generate(self, order: _Order, held: Held, stage: RequestStage) -> Completion:
@@ -193,7 +199,7 @@ class Generation:
         rollout = document.spec.rollout
         sampling = Sampling(
             temperature=rollout.temperature,
-            max_tokens=min(request.max_tokens or rollout.max_tokens, rollout.max_tokens),
+            max_tokens=_max_tokens(order),
             seed=derive_seed(document.seed, group_token(request.group), request.member, request.turn),
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
@@ -227,6 +233,11 @@ class Generation:
             replica=self.context.name,
             at=self.context.now(),
         )
+
+
+def _max_tokens(order: _Order) -> int:
+    most = order.served.document.spec.rollout.max_tokens
+    return min(order.request.max_tokens or most, most)
 
 
 def _require_same(turn: Turn, request: GenerateRequest) -> Turn:

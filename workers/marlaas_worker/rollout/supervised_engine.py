@@ -1,23 +1,24 @@
 """The engine as the role uses it: supervised (`SupervisedEngine`), limited (`RequestLimiter`), metered (`EngineMeter`).
 
-A supervised engine is an engine: failures are detected, it is restarted once per failure, every incarnation
-is tested. Its calls raise EngineDown from the failure (an exit or a hang) until the next incarnation serves. The
-adapters and slots of an earlier incarnation are gone; callers detect that by comparing `incarnation`.
+A supervised engine is an engine that is restarted after each failure (an exit or a hang), and tested at each start. From
+the failure until the next incarnation serves, its calls raise EngineDown. Adapters and slots are lost with an incarnation.
 """
 
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from marlaas_api.errors import MarlaasError
+from marlaas_worker.fair_queue import FairQueue, Ticket
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -31,97 +32,112 @@ from marlaas_worker.rollout.engine import (
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 HEALTH_CHECK_S = 5.0
+OPEN_S = 60.0
+"""As long as a request is kept without news of its sandbox, in seconds."""
+RECENT = 64
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Rotation(Generic[T]):
-    """One queue per job, served round-robin, one item at a time. A fair scheduler can replace it."""
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Tenant and job that a request is charged to. weight: the tenant's share relative to other tenants."""
 
-    def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[T]] = OrderedDict()
+    tenant: str
+    weight: float
+    job: str
 
-    def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
 
-    def push(self, job: str, item: T) -> None:
-        """Append to the job's queue; a new queue joins at the end of the rotation."""
-        self._queues.setdefault(job, deque()).append(item)
+@dataclass(slots=True, eq=False)
+class Place:
+    """A place in the engine. cost: real cost of the request in tokens, set by its holder; 0 until then."""
 
-    def pop(self) -> T | None:
-        """Remove and return the next item, and move its job to the end of the rotation; None if there is none."""
-        if not self._queues:
-            return None
-        job, queue = self._queues.popitem(last=False)
-        item = queue.popleft()
-        if queue:
-            self._queues[job] = queue
-        return item
-
-    def remove(self, job: str, item: T) -> None:
-        """Remove an item that still waits; does nothing if it does not wait."""
-        queue = self._queues.get(job, deque())
-        with contextlib.suppress(ValueError):
-            queue.remove(item)
-        if not queue:
-            self._queues.pop(job, None)
+    cost: float = 0.0
 
 
 class RequestLimiter:
-    """At most `capacity` requests in the engine at a time; the others wait in one queue per job.
+    """At most `capacity` requests in the engine at a time. Places go to tenants by weight, and within a tenant to jobs.
 
-    The engine's own queue is first come, first served, so one job's requests could delay all other jobs.
+    The engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's prefix
+    cache, and generated tokens. An episode counts as open until `OPEN_S` after its last request; its end is not seen.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._free = capacity
-        self._waiting: Rotation[asyncio.Future[None]] = Rotation()
+        self._clock = clock
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._open: OrderedDict[str, tuple[Account, float]] = OrderedDict()
+        self._recent: dict[str, deque[int]] = {}
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait in the queues."""
-        return len(self._waiting)
+        """Requests that wait in the queue."""
+        return len(self._queue)
+
+    def expected_tokens(self, job: str, max_tokens: int) -> int:
+        """Return the 90th percentile of the job's recent outputs in tokens, at most `max_tokens`."""
+        recent = sorted(self._recent.get(job, ())) or [max_tokens]
+        return min(recent[9 * len(recent) // 10], max_tokens)
+
+    def note_tokens(self, job: str, num_tokens: int) -> None:
+        """Record a request's number of generated tokens, for later estimates."""
+        self._recent.setdefault(job, deque(maxlen=RECENT)).append(num_tokens)
 
     @contextlib.asynccontextmanager
-    async def place(self, job: str) -> AsyncIterator[None]:
-        """Hold one place while the context is open. Waits for it in the job's queue."""
-        await self._take(job)
+    async def place(self, account: Account, episode: str, estimate: float) -> AsyncIterator[Place]:
+        """Wait for a place, and hold it while the context is open. Its `cost` then replaces the estimate, in tokens."""
+        self._see(account, episode)
+        granted = asyncio.get_running_loop().create_future()
+        ticket = self._queue.push(account.tenant, account.job, granted, cost=estimate)
+        self._grant()
         try:
-            yield
-        finally:
-            self._release()
-
-    async def _take(self, job: str) -> None:
-        if self._free and not len(self._waiting):
-            self._free -= 1
-            return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.push(job, place)
-        try:
-            await place
+            await granted
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._release()
+            if granted.cancelled():
+                self._queue.remove(ticket)
             else:
-                self._waiting.remove(job, place)
+                self._end(ticket, 0.0)
             raise
+        place = Place()
+        try:
+            yield place
+        finally:
+            self._end(ticket, place.cost)
 
-    def _release(self) -> None:
-        while (place := self._waiting.pop()) is not None:
-            if not place.done():
-                place.set_result(None)
-                return
+    def _grant(self) -> None:
+        while self._free and (ticket := self._queue.pop()) is not None:
+            if ticket.item.cancelled():
+                self._queue.settle(ticket, 0.0)
+            else:
+                self._free -= 1
+                ticket.item.set_result(None)
+
+    def _end(self, ticket: Ticket[asyncio.Future[None]], cost: float) -> None:
+        self._queue.settle(ticket, cost)
         self._free += 1
+        self._grant()
+
+    def _see(self, account: Account, episode: str) -> None:
+        """Note a request of an episode, and close the episodes whose last request is too long ago."""
+        self._queue.set_weight(account.tenant, account.weight)
+        if episode not in self._open:
+            self._queue.open(account.tenant, account.job)
+        self._open[episode] = account, (now := self._clock())
+        self._open.move_to_end(episode)
+        while self._open and (oldest := next(iter(self._open.values())))[1] < now - OPEN_S:
+            self._open.popitem(last=False)
+            self._queue.close(oldest[0].tenant, oldest[0].job)
+            if not self._queue.is_active(oldest[0].tenant, oldest[0].job):
+                self._recent.pop(oldest[0].job, None)
 
 
 @dataclass(slots=True)
 class EngineMeter:
     """Engine time and generated tokens since the role's start, by job uid. The caller passes the clock, in seconds.
 
-    busy_s: seconds with a non-empty batch. While n requests are in the engine, each is charged 1/n of the time, so
-    the shares of all jobs add up to it.
+    busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time.
     """
 
     busy_s: float = 0.0
@@ -156,14 +172,12 @@ class SupervisedEngine:
 
     Args:
         test: must pass before an incarnation serves.
-        engine_stopped: called with the reason after each failure.
-        engine_restarted: called after each restart.
+        engine_stopped, engine_restarted: called with the reason after each failure, and after each restart.
 
     Attributes:
         limiter, meter: of the requests to this engine.
         slot_numbers: for every adapter that is ever loaded into this engine.
-        incarnation: from 0; incremented at each failure.
-        restarts: successful restarts after a failure.
+        incarnation, restarts: number of failures, and of successful restarts.
     """
 
     def __init__(
