@@ -78,7 +78,7 @@ def test_draws_depend_on_the_seed_alone(speaker):
 
 def test_a_conversation_that_does_not_fit_any_more_is_told(speaker):
     chat = Chat(speaker, ChatSampling(max_tokens=4, temperature=None))
-    with pytest.raises(InvalidInput, match="begin anew with /new"):
+    with pytest.raises(InvalidInput, match="start a new one with /new"):
         list(chat.ask("a" * 100_000, lambda side, piece: None))
 
 

@@ -80,7 +80,7 @@ def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(complaints
     write_model(tmp_path / "m", HUGE)
     (line,) = complaints((BUILTIN, "{path: m}"))
     assert line.startswith(
-        "job.yaml:5: spec.model: about 8201.7 GiB of memory are needed, and 16.0 GiB are available (in GiB, engine: "
+        "job.yaml:5: spec.model: about 8201.2 GiB of memory are needed, and 16.0 GiB are available (in GiB, engine: "
     )
     assert complaints((BUILTIN, "{path: m}"), runnable=False) == [], "another machine may run it"
 
@@ -97,7 +97,7 @@ def test_what_only_others_leave_no_room_for_is_a_note(
     monkeypatch.setattr(models, "machine", lambda: Machine(16 * GIB, GIB))
     write_model(tmp_path / "m")
     (note,) = load([manifest((BUILTIN, "{path: m}"))]).notes
-    assert "about 3.2 GiB of memory are needed, and 1.0 GiB are available now, because of what else runs" in str(note)
+    assert "about 2.7 GiB of memory are needed, and 1.0 GiB are available now, because of what else runs" in str(note)
 
 
 def test_a_hub_model_in_the_cache_is_looked_into_and_one_that_is_not_is_left_to_the_workers(

@@ -93,7 +93,7 @@ def test_suspend_and_resume_set_one_field_and_say_what_follows(shell: Shell) -> 
     said = shell.run("suspend", "sums")
     assert (
         said.out.strip()
-        == f"{shell.namespace}/sums: suspended: it stops and frees what it holds; kubectl marlaas resume sums -n {shell.namespace}"
+        == f"{shell.namespace}/sums: suspended: the job stops and frees its resources; kubectl marlaas resume sums -n {shell.namespace}"
     )
     assert shell.get("rljob", "sums")["spec"]["suspend"] is True
     assert "spec.suspend is already true" in shell.run("suspend", "sums").out
@@ -209,7 +209,7 @@ def test_who_may_not_is_told_what_they_may_not_and_whom_to_ask(shell: Shell, mon
     assert "ask the platform team" in said.err
     refused = shell.run("submit", shell.write(shell.both), "-n", shell.namespace)
     assert refused.code == 2
-    assert "submit the jobs alone with --jobs-only" in refused.err
+    assert "submit only the jobs with --jobs-only" in refused.err
 
 
 def test_a_tenant_who_sees_no_pools_and_no_events_still_gets_an_answer(

@@ -87,8 +87,8 @@ def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_
     told = shortage(needed, 16 * GIB)
     assert told is not None
     assert "".join(told) == (
-        "about 29.0 GiB of memory are needed, and 16.0 GiB are available (in GiB, engine: weights as 32-bit numbers 12.0 + KV cache "
-        "0.5 + adapters 0.0 + process 1.9; trainer: weights as 32-bit numbers 12.0 + adapters and optimizer 0.0 + activations 1.8 + process 0.8): "
+        "about 28.5 GiB of memory are needed, and 16.0 GiB are available (in GiB, engine: weights as 32-bit numbers 12.0 + KV cache "
+        "0.5 + adapters 0.0 + process 1.4; trainer: weights as 32-bit numbers 12.0 + adapters and optimizer 0.0 + activations 1.8 + process 0.8): "
         "use a smaller model, a dtype of 16 bits or fewer replicas, or lower kvCacheBytes, adapterSlots or maxRank"
     )
     assert shortage(needed, 30 * GIB) is None

@@ -257,7 +257,7 @@ def test_only_what_strict_mode_refuses_compares_across_the_step() -> None:
         body = {"steps": 1, "algorithm": name}
         assert TrainingSpec.model_validate({**body, "maxStaleness": 1}).algorithm == name
         if name in spanning:
-            with pytest.raises(ValueError, match="allows no statistic that spans the batch"):
+            with pytest.raises(ValueError, match="allows no statistic over several groups"):
                 TrainingSpec.model_validate({**body, "maxStaleness": 0})
         else:
             assert TrainingSpec.model_validate({**body, "maxStaleness": 0}).max_staleness == 0

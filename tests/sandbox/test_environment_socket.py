@@ -109,7 +109,7 @@ async def test_the_sandbox_is_ready_once_the_environment_is_loaded(harness, cont
     ("name", "words"),
     [
         ("rogues:nothing", "rogues has no 'nothing'"),
-        ("no_such_module:play", "there is no module 'no_such_module'"),
+        ("no_such_module:play", "module 'no_such_module' was not found"),
         ("unloadable:Broken", "the data set is missing"),
         ("unloadable:EndsItself", "the process exited while it loaded the environment"),
     ],

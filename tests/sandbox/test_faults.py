@@ -126,7 +126,7 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
         ("unloadable:Broken", ["OSError: the data set is missing", "unloadable.py", "trying hard"]),
         ("unloadable:EndsItself", ["exited while it loaded"]),
         ("rogues:asks_", ["did you mean 'asks'"]),
-        ("nowhere:play", ["no module 'nowhere'"]),
+        ("nowhere:play", ["module 'nowhere' was not found"]),
     ],
 )
 async def test_an_environment_that_cannot_be_loaded_says_why(harness, name: str, words: list[str]) -> None:

@@ -37,11 +37,9 @@ CHANGES: list[tuple[dict[str, Any], str, Any]] = [
     ({"training": {"steps": 9}}, "training", 9),
     ({"priority": 7}, "priority", 7),
     ({"activeDeadlineSeconds": 60}, "active_deadline_seconds", 60),
-    ({"ttlSecondsAfterFinished": 600}, "ttl_seconds_after_finished", 600),
-    ({"backoffLimit": 0}, "backoff_limit", 0),
     ({"suspend": True}, "suspend", True),
 ]
-"""A change, and where the job's document has it."""
+"""A change, and where the job's document has it. The operator itself acts on the other fields that may change."""
 
 REFUSED = [
     ({"training": {"steps": 3}}, "may be raised but not lowered: finished steps cannot be undone"),

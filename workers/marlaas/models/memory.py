@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from marlaas.models.inspection import ModelFacts
     from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 
-ENGINE_PROCESS_BYTES = 15 * 2**27
+ENGINE_PROCESS_BYTES = 11 * 2**27
 TRAINER_PROCESS_BYTES = 13 * 2**26
 MICROBATCH_TOKENS = 4096
 _TRAINED_COPIES = 4  # per bound agent: weights, gradients, two moments
