@@ -82,7 +82,9 @@ async def test_without_its_secret_it_says_what_to_put_there_and_ends(external: O
     start(external)
     assert await ended(external) == 2
     words = external.started[-1].last_words()
-    assert "bus-credentials does not exist; create it with the keys of the external bus under the key keys.json" in words
+    assert (
+        "bus-credentials does not exist; create it with the keys of the external bus under the key keys.json" in words
+    )
 
 
 async def test_with_a_secret_that_it_may_not_write_it_says_which_label_is_missing_and_ends(

@@ -66,7 +66,8 @@ async def test_an_external_bus_brings_its_own_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"), [({}, "has no key keys.json"), ({"keys.json": base64.b64encode(b"{}").decode()}, "missing operator, system")]
+    ("data", "words"),
+    [({}, "has no key keys.json"), ({"keys.json": base64.b64encode(b"{}").decode()}, "missing operator, system")],
 )
 async def test_a_secret_without_keys_is_said_to_be_one(data: dict[str, str], words: str) -> None:
     cluster = MemoryCluster(SYSTEM)
