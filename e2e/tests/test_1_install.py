@@ -14,5 +14,10 @@ def test_the_platform_runs_at_the_restricted_level(platform: Platform) -> None:
 
 def test_explain_teaches_every_part_of_a_job_with_its_default(platform: Platform) -> None:
     text = " ".join(platform.kubectl("explain", "rljob.spec.training").split())
-    for words in ("algorithm", "Number of groups (tasks) in one optimizer step (P). Default: 8.", "maxStaleness", "optimizer"):
+    for words in (
+        "algorithm",
+        "Number of groups (tasks) in one optimizer step (P). Default: 8.",
+        "maxStaleness",
+        "optimizer",
+    ):
         assert words in text

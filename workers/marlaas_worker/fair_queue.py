@@ -69,10 +69,6 @@ class _Accounts:
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 
-    def is_active(self, name: str) -> bool:
-        """Return whether the account is active."""
-        return name in self._by_name and self._by_name[name].num_active > 0
-
     def enter(self, name: str) -> None:
         """Count one more reason for the account to be active, and lift its usage on activation."""
         account = self._by_name.setdefault(name, _Account())
@@ -145,10 +141,6 @@ class FairQueue(Generic[T]):
     def usage(self, tenant: str) -> float:
         """Return a tenant's usage; 0 if it is neither active nor ahead of the active ones."""
         return self._accounts[tenant].usage if tenant in self._accounts else 0.0
-
-    def is_active(self, tenant: str, job: str) -> bool:
-        """Return whether a job has open episodes, queued requests or requests in flight."""
-        return tenant in self._tenants and self._tenants[tenant].jobs.is_active(job)
 
     def open(self, tenant: str, job: str) -> None:
         """Count one more open episode of a job."""

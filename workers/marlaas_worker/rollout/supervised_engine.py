@@ -32,9 +32,8 @@ from marlaas_worker.rollout.engine import (
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 HEALTH_CHECK_S = 5.0
-OPEN_S = 60.0
-"""As long as a request is kept without news of its sandbox, in seconds."""
-RECENT = 64
+OPEN_S = 60.0  # as long as a request is kept without news of its sandbox
+RECENT, MAX_JOBS = 64, 4096  # outputs per job, and jobs, that estimates remember
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class RequestLimiter:
         self._clock = clock
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
         self._open: OrderedDict[str, tuple[Account, float]] = OrderedDict()
-        self._recent: dict[str, deque[int]] = {}
+        self._recent: OrderedDict[str, deque[int]] = OrderedDict()
 
     @property
     def num_waiting(self) -> int:
@@ -84,6 +83,9 @@ class RequestLimiter:
     def note_tokens(self, job: str, num_tokens: int) -> None:
         """Record a request's number of generated tokens, for later estimates."""
         self._recent.setdefault(job, deque(maxlen=RECENT)).append(num_tokens)
+        self._recent.move_to_end(job)
+        if len(self._recent) > MAX_JOBS:
+            self._recent.popitem(last=False)
 
     @contextlib.asynccontextmanager
     async def place(self, account: Account, episode: str, estimate: float) -> AsyncIterator[Place]:
@@ -129,8 +131,6 @@ class RequestLimiter:
         while self._open and (oldest := next(iter(self._open.values())))[1] < now - OPEN_S:
             self._open.popitem(last=False)
             self._queue.close(oldest[0].tenant, oldest[0].job)
-            if not self._queue.is_active(oldest[0].tenant, oldest[0].job):
-                self._recent.pop(oldest[0].job, None)
 
 
 @dataclass(slots=True)
