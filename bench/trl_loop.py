@@ -41,7 +41,7 @@ class Tasks:
         self._seed = seed
 
     def prompt(self, split: Split, index: int) -> list[dict[str, str]]:
-        """Return the messages with which an episode begins."""
+        """Return the first messages of an episode."""
         messages = self._play(split, index, "").asked[0].request.append
         assert not isinstance(messages, str)
         return [{"role": message.role, "content": message.content} for message in messages]

@@ -39,7 +39,7 @@ class StillRunning(MarlaasError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Clean up and print what is kept.
+    """Clean up, and print the list of kept objects.
 
     Returns:
         0 when nothing else is left; 1 otherwise, with the reason on stderr.

@@ -95,7 +95,7 @@ class _Accounts:
         return min(active) if active else self._last.usage
 
     def _drop_idle(self) -> None:
-        """Drop idle accounts whose usage the next activation would lift anyway, so that memory is bounded by what is active."""
+        """Drop idle accounts that the next activation would lift anyway. Memory is then bounded by the active accounts."""
         floor = self._floor()
         for name in [name for name, one in self._by_name.items() if not one.num_active and one.usage <= floor]:
             del self._by_name[name]

@@ -57,5 +57,5 @@ class AgentSpec(Spec):
         None, description="Pool of this agent; this version supports only the job's pool. Absent: the job's pool."
     )
     init_from: InitFrom | None = Field(
-        None, description="Initial adapter. Absent: a zero adapter, with which the policy equals the base model."
+        None, description="Initial adapter. Absent: a zero adapter; the policy then equals the base model."
     )

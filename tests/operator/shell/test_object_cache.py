@@ -1,4 +1,4 @@
-"""What is remembered of the cluster: never older than what was seen, and found by what it belongs to."""
+"""The object cache: never older than an earlier observation, with objects by owner."""
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, TENANTS
