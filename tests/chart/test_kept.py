@@ -80,9 +80,7 @@ def release(installed: Release) -> Release:
     return installed
 
 
-def test_an_upgrade_that_puts_everything_elsewhere_keeps_the_data_and_a_rollback_takes_it_up(
-    release: Release,
-) -> None:
+def test_an_upgrade_that_puts_everything_elsewhere_keeps_the_data_and_a_rollback_takes_it_up(release: Release) -> None:
     before, kind = claims(release), get(release, "crd", KIND)["metadata"]["uid"]
     release.call(*words(*ELSEWHERE))
     rendered = release.call("get", "manifest", "marlaas")
@@ -119,11 +117,7 @@ def test_what_an_older_chart_installed_is_deleted_by_no_upgrade_and_kept_once_it
     before = claims(release)
     as_an_older_chart_left_it(release)
     assert f"would delete the claim {BLOBS}" in refusal(release, OTHER_CLAIM)
-    for setting, data in (
-        (OBJECT_STORE, f"claim {BLOBS}"),
-        (EXTERNAL_BUS, f"claim {BUS}"),
-        (NO_KINDS, f"kind {KIND}"),
-    ):
+    for setting, data in ((OBJECT_STORE, f"claim {BLOBS}"), (EXTERNAL_BUS, f"claim {BUS}"), (NO_KINDS, f"kind {KIND}")):
         said = refusal(release, setting)
         assert f"would delete the {data}" in said
         release.plane.kubectl(*shlex.split(said.partition("then upgrade: kubectl ")[2]))
