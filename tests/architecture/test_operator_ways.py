@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 import kopf
-from tests.operator.real.harness import job, pool
+from tests.operator.objects import job, pool
 from tests.operator.shell.harness import ONE, ServiceHarness
 
 from marlaas_api.blobs_memory import MemoryBlobs

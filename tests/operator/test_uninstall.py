@@ -3,21 +3,16 @@
 from typing import Any
 
 import pytest
+from tests.operator import objects
+from tests.operator.objects import installation
 
 from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS, STATEFULSETS
-from marlaas_operator.installation import BlobSettings, ImageSettings, Installation
+from marlaas_operator.installation import BlobSettings
 from marlaas_operator.uninstall import LeftBehind, clean_up, kept_text
 
-INSTALLATION = Installation(
-    release="marlaas",
-    namespace="marlaas-system",
-    nats_url="nats://bus:4222",
-    bus_secret="marlaas-bus",
-    blobs=BlobSettings(url="memory://"),
-    worker_image=ImageSettings(name="worker"),
-)
+INSTALLATION = installation()
 OURS = {"app.kubernetes.io/managed-by": "marlaas-operator", "app.kubernetes.io/instance": "marlaas"}
 
 
@@ -35,9 +30,8 @@ def sandbox(labels: dict[str, str] = OURS) -> list[dict[str, Any]]:
 
 
 def job(*finalizers: str) -> dict[str, Any]:
-    spec = {"poolRef": {"name": "p"}, "environment": {"name": "reverse"}, "agents": [{"name": "policy"}]}
-    held = body("marlaas.dev/v1alpha1", "RLJob", "team-a", "job", finalizers=list(finalizers))
-    return {**held, "spec": {**spec, "training": {"steps": 1}}}
+    made = objects.job("team-a", "job", "p")
+    return {**made, "metadata": {**made["metadata"], "finalizers": list(finalizers)}}
 
 
 @pytest.fixture
@@ -130,19 +124,15 @@ async def test_a_finalizer_that_could_not_be_taken_off_is_named(cluster: MemoryC
         await clean_up(cluster, INSTALLATION)
 
 
-MADE_CLAIM = BlobSettings(url="file:///var/lib/marlaas/blobs", claim_name="marlaas-blobs")
-OBJECT_STORE = BlobSettings(url="s3://bucket/marlaas")
+OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_selector": None}
+CLAIMS = (
+    "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters)."
+)
 
 
 @pytest.mark.parametrize(
     ("fields", "kept"),
-    [
-        (
-            {"blobs": MADE_CLAIM, "nats_pod_selector": {"app": "nats"}},
-            "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters).",
-        ),
-        ({"blobs": OBJECT_STORE}, "and Tenant, s3://bucket/marlaas (all trained adapters)."),
-    ],
+    [({}, CLAIMS), (OBJECT_STORE, "and Tenant, s3://bucket/marlaas (all trained adapters).")],
     ids=["claims", "elsewhere"],
 )
 def test_what_is_kept_is_said_with_the_command_that_deletes_it(fields: dict[str, Any], kept: str) -> None:

@@ -4,6 +4,7 @@ import base64
 import json
 
 import pytest
+from tests.operator.objects import SYSTEM, installation
 
 from marlaas_api.bus_users import BusKeys, CredentialIssuer, read_credentials
 from marlaas_api.errors import InvalidInput
@@ -11,27 +12,10 @@ from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
-from marlaas_operator.installation import Installation
 
-SYSTEM = "marlaas-system"
 SECRET = Target(SECRETS, SYSTEM, "marlaas-bus")
 DAY_S = 86400.0
 NOW = 1_800_000_000.0
-
-
-def installation(**given: object) -> Installation:
-    return Installation.model_validate(
-        {
-            "release": "marlaas",
-            "namespace": SYSTEM,
-            "natsUrl": "nats://marlaas-nats:4222",
-            "natsPodSelector": {"app.kubernetes.io/component": "nats"},
-            "busSecret": "marlaas-bus",
-            "blobs": {"url": "file:///blobs"},
-            "workerImage": {"name": "worker:1"},
-            **given,
-        }
-    )
 
 
 def owner() -> Body:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.operator.objects import job
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusUnavailable
@@ -19,15 +20,7 @@ from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.job_documents import JobDocuments, Stale
 from marlaas_operator.plan import WriteDocument
 
-SPEC = job_spec(
-    RLJobSpec.model_validate(
-        {
-            "poolRef": {"name": "tiny"},
-            "environment": {"name": "arithmetic"},
-            "training": {"steps": 4, "groupsPerStep": 2},
-        }
-    )
-)
+SPEC = job_spec(RLJobSpec.model_validate(job("team-a", "job", "tiny")["spec"]))
 KEY = "team-a.job"
 
 
@@ -38,16 +31,8 @@ def document(uid: str = "u1", generation: int = 1) -> JobDocument:
 
 
 def level(step: int = 0) -> Progress:
-    return Progress(
-        namespace="team-a",
-        job="job",
-        uid="u1",
-        phase=Phase.RUNNING,
-        admitted=True,
-        reason="Training",
-        step=step,
-        steps=4,
-    )
+    identity = {"namespace": "team-a", "job": "job", "uid": "u1"}
+    return Progress(**identity, phase=Phase.RUNNING, admitted=True, reason="Training", step=step, steps=4)
 
 
 class DocumentsHarness:
