@@ -12,16 +12,6 @@ from marlaas_api.subjects import StreamSpec
 EPISODES = subjects.EPISODES
 
 
-async def test_what_is_published_is_stored_in_order(bus: Bus, ns: str) -> None:
-    subject = subjects.episode(ns, "job")
-    sequences = [await bus.publish(subject, data) for data in (b"1", b"2", b"3")]
-    assert sequences == sorted(sequences)
-    found = await bus.replay(EPISODES, subject)
-    assert [(stored.subject, stored.sequence, stored.data) for stored in found] == [
-        (subject, sequence, data) for sequence, data in zip(sequences, (b"1", b"2", b"3"), strict=True)
-    ]
-
-
 async def test_an_empty_and_a_large_message_come_back_whole(bus: Bus, ns: str) -> None:
     subject = subjects.turn(ns, "job", "uid-t0-0-1", 0)
     large = bytes(bus.max_payload_bytes)

@@ -1,18 +1,14 @@
 """From a pod's own status, as the kubelet writes it, to one reason and its words."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 
 from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
 
-TRACEBACK = """2026-11-21T16:00:00.000Z INFO sandbox-0 marlaas_worker: sandbox starts
-2026-11-21T16:00:01.000Z CRITICAL sandbox-0 marlaas_worker: no environment is called 'revers'
-    Traceback (most recent call last):
-      File "x.py", line 1
-    marlaas_api.errors.InvalidInput: no environment is called 'revers'
-"""
+SCENES = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
 
 
 def fault(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
@@ -30,9 +26,9 @@ def facts(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
     return pod_facts({"metadata": {"name": "p-0", "labels": labels, **meta}, "status": status})
 
 
-def one(state, last=None, **fields):
+def one(state, lastState=None, **fields):  # noqa: N803 - as the kubelet writes it
     container = {"name": "supervisor", "image": "w:1", "ready": False, "restartCount": 0, "state": state}
-    return yaml.safe_dump([{**container, "lastState": last or {}, **fields}])
+    return yaml.safe_dump([{**container, "lastState": lastState or {}, **fields}])
 
 
 def ended(code, reason="Error", message=""):
@@ -40,80 +36,12 @@ def ended(code, reason="Error", message=""):
 
 
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
-CASES = [
-    ("nothing is known yet", one({"waiting": {"reason": "ContainerCreating"}}), None),
-    ("starting", one({"running": {}}), None),
-    ("started again after a drain", one({"running": {}}, ended(0, "Completed")), None),
-    ("crash", one(ended(1, message=TRACEBACK)), ("ContainerCrashing", "no environment is called 'revers'")),
-    ("crash, waiting", one(BACK_OFF, ended(1, message="ValueError: x")), ("ContainerCrashing", "ValueError: x")),
-    ("crash, trying again", one({"running": {}}, ended(1, message="x")), ("ContainerCrashing", "x")),
-    (
-        "last words that a terminal would obey",
-        one(BACK_OFF, ended(1, message="ValueError: \x1b[2Jall is well")),
-        ("ContainerCrashing", r"ValueError: \x1b[2Jall is well"),
-    ),
-    (
-        "an image whose name a terminal would obey",
-        one(
-            {"waiting": {"reason": "InvalidImageName", "message": "couldn't parse \x1b]0;x\x07"}}, image="\x1b]0;x\x07"
-        ),
-        ("ImageCannotBePulled", r"image \x1b]0;x\x07: couldn't parse \x1b]0;x\x07"),
-    ),
-    (
-        "silent crash",
-        one(ended(3)),
-        ("ContainerCrashing", "container supervisor ended with exit code 3 and wrote no message"),
-    ),
-    ("killed", one({"running": {}}, ended(137)), ("ContainerCrashing", "container supervisor was killed")),
-    (
-        "out of memory",
-        one(BACK_OFF, ended(137, "OOMKilled")),
-        ("ContainerOutOfMemory", "container supervisor exceeded its memory limit"),
-    ),
-    (
-        "pull refused",
-        one({"waiting": {"reason": "ErrImagePull", "message": "not found"}}),
-        ("ImageCannotBePulled", "image w:1: not found"),
-    ),
-    (
-        "pull waits, new kubelet",
-        one(
-            {
-                "waiting": {
-                    "reason": "ImagePullBackOff",
-                    "message": 'Back-off pulling image "w:1": ErrImagePull: not found',
-                }
-            }
-        ),
-        ("ImageCannotBePulled", "image w:1: not found"),
-    ),
-    (
-        "pull waits, old kubelet",
-        one({"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "w:1"'}}),
-        ("ImageCannotBePulled", "image w:1"),
-    ),
-    (
-        "bad image name",
-        one({"waiting": {"reason": "InvalidImageName", "message": "cannot parse"}}),
-        ("ImageCannotBePulled", "image w:1: cannot parse"),
-    ),
-    (
-        "missing secret",
-        one({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "k" not found'}}),
-        ("ConfigMissing", 'secret "k" not found'),
-    ),
-    (
-        "missing program",
-        one({"waiting": {"reason": "RunContainerError", "message": 'exec: "serve": not found'}}),
-        ("ContainerCrashing", 'exec: "serve": not found'),
-    ),
-]
 
 
-@pytest.mark.parametrize(("name", "containers", "expected"), CASES, ids=[case[0] for case in CASES])
-def test_what_a_container_says_becomes_a_reason_and_its_own_words(name, containers, expected):
-    found = fault(containers)
-    assert (None if found is None else (found.reason, found.message)) == expected
+@pytest.mark.parametrize("scene", SCENES, ids=[scene["scene"] for scene in SCENES])
+def test_what_a_container_says_becomes_a_reason_and_its_own_words(scene):
+    found = fault(one(**scene["container"]))
+    assert (found and found.reason, found and found.message) == (scene.get("reason"), scene.get("says"))
 
 
 @pytest.mark.parametrize(
@@ -159,25 +87,15 @@ def evicted(message, name="p-0", created_at=1.0):
     return replace(facts(phase="Failed"), name=name, reason="Evicted", message=message, created_at=created_at)
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (FULL, "it was evicted: " + FULL.strip()),
-        (
-            'Container supervisor exceeded its local ephemeral storage limit "1Gi". ',
-            'it was evicted: Container supervisor exceeded its local ephemeral storage limit "1Gi".',
-        ),
-        (SHORT, None),
-        ("Pod was rejected: The node had condition: [DiskPressure]. ", None),
-    ],
-)
-def test_a_pod_that_was_evicted_for_what_it_wrote_itself_is_at_fault_and_one_whose_node_was_short_is_not(
-    message, expected
-):
+@pytest.mark.parametrize("message", [FULL, 'Container supervisor exceeded its local ephemeral storage limit "1Gi". '])
+def test_a_pod_that_was_evicted_for_what_it_wrote_itself_is_at_fault(message):
     found = pod_fault(evicted(message))
-    assert (None if found is None else (found.reason, found.message)) == (
-        None if expected is None else ("ContainerCrashing", expected)
-    )
+    assert (found.reason, found.message) == ("ContainerCrashing", f"it was evicted: {message.strip()}")
+
+
+@pytest.mark.parametrize("message", [SHORT, "Pod was rejected: The node had condition: [DiskPressure]. "])
+def test_a_pod_whose_node_was_short_is_not_at_fault(message):
+    assert pod_fault(evicted(message)) is None
 
 
 def test_an_eviction_is_told_until_a_pod_that_was_made_later_serves():

@@ -23,12 +23,6 @@ async def nothing_is_left(harness: OperatorHarness, orchestrator: ScriptedOrches
     await eventually(harness, "no document is left", lambda: orchestrator.documents == {})
 
 
-async def test_a_queued_job_goes(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
-    await harness.queue_job()
-    await harness.gateway.delete(ONE)
-    await nothing_is_left(harness, orchestrator)
-
-
 async def test_a_running_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
