@@ -39,8 +39,9 @@ async def test_putting_twice_is_putting_once(blobs: Blobs) -> None:
 
 
 async def test_other_bytes_get_another_name(blobs: Blobs) -> None:
-    first, second = await blobs.put("a", "x", b"1"), await blobs.put("a", "x", b"2")
-    assert (await blobs.get(first), await blobs.get(second)) == (b"1", b"2")
+    contents = [b"1", b"2", b""]
+    refs = [await blobs.put("a", "x", data) for data in contents]
+    assert [await blobs.get(ref) for ref in refs] == contents
 
 
 async def test_a_large_blob_comes_back_whole(blobs: Blobs, tmp_path: Path) -> None:

@@ -5,15 +5,14 @@ Pods do not run here: that the files themselves are still there is in e2e/.
 
 import json
 import shlex
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from marlaas_e2e.control_plane import ControlPlane
 
 from .conftest import CHART, Document, Helm
-from .releases import IN_FORCE_S, NAMESPACE, Release
+from .releases import NAMESPACE, Release, wait_until
 
 BLOBS, BUS, STATEFULSET = "marlaas-blobs", "data-marlaas-nats-0", "marlaas-nats"
 OBJECT_STORE = "blobs.url=s3://bucket/marlaas"
@@ -43,12 +42,6 @@ def claims(release: Release) -> dict[str, str]:
 
 def owners(release: Release, claim: str) -> list[str]:
     return [owner["kind"] for owner in get(release, "pvc", claim)["metadata"].get("ownerReferences", [])]
-
-
-def wait_until(look: Callable[[], bool]) -> None:
-    until = time.monotonic() + IN_FORCE_S
-    while not look():
-        assert time.monotonic() < until
 
 
 def words(*settings: str) -> tuple[str, ...]:

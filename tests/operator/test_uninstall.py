@@ -8,7 +8,7 @@ from tests.operator.objects import installation
 
 from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS, STATEFULSETS
+from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS
 from marlaas_operator.installation import BlobSettings
 from marlaas_operator.uninstall import LeftBehind, clean_up, kept_text
 
@@ -37,15 +37,6 @@ def job(*finalizers: str) -> dict[str, Any]:
 @pytest.fixture
 async def cluster() -> MemoryCluster:
     return MemoryCluster("team-a", "marlaas-system")
-
-
-async def test_what_the_operator_made_goes_with_its_credentials(cluster: MemoryCluster) -> None:
-    workload = body("apps/v1", "StatefulSet", "marlaas-system", "p-rollout", labels=OURS)
-    for each in [*sandbox(), workload, body("v1", "Secret", "marlaas-system", "p-rollout", labels=OURS)]:
-        await cluster.create(each)
-    await clean_up(cluster, INSTALLATION)
-    for resource in (DEPLOYMENTS, STATEFULSETS, NETWORK_POLICIES, SECRETS):
-        assert await cluster.list(resource) == []
 
 
 ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}
@@ -88,13 +79,6 @@ async def test_what_may_not_be_deleted_keeps_no_finalizer_and_is_named_at_the_en
     assert await cluster.list(NETWORK_POLICIES) == []
     (released,) = await cluster.list(RLJOBS)
     assert not released["metadata"].get("finalizers")
-
-
-async def test_our_finalizers_come_off_and_others_stay(cluster: MemoryCluster) -> None:
-    await cluster.create(job("marlaas.dev/job", "example.com/theirs"))
-    await clean_up(cluster, INSTALLATION)
-    (kept,) = await cluster.list(RLJOBS)
-    assert kept["metadata"]["finalizers"] == ["example.com/theirs"]
 
 
 async def test_a_job_that_was_only_waiting_for_us_is_gone(cluster: MemoryCluster) -> None:

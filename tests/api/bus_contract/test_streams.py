@@ -182,18 +182,18 @@ async def test_a_consumer_says_how_far_it_has_acked(bus: Bus, ns: str) -> None:
     assert await bus.position(EPISODES, f"{ns}_job_reader") is None
     sequences = [await bus.publish(one, b"x") for one in (subject, other, subject, subject)]
     consumer = await bus.consumer(EPISODES, f"{ns}_job_reader", subject)
-    position = await bus.position(EPISODES, f"{ns}_job_reader")
-    assert position is not None
-    assert (position.num_behind, position.has_acked(sequences[0])) == (3, False)
+
+    async def position() -> tuple[int, list[bool]]:
+        found = await bus.position(EPISODES, f"{ns}_job_reader")
+        assert found is not None
+        return found.num_behind, [found.has_acked(sequence) for sequence in sequences]
+
+    assert await position() == (3, [False] * 4)
     first, second, _ = await soon(consumer.fetch(3, 10))
     await second.ack()
-    position = await bus.position(EPISODES, f"{ns}_job_reader")
-    assert position is not None
-    assert (position.num_behind, position.has_acked(sequences[0])) == (2, False)
+    assert await position() == (2, [False] * 4)
     await first.ack()
-    position = await bus.position(EPISODES, f"{ns}_job_reader")
-    assert position is not None
-    assert (position.num_behind, position.has_acked(sequences[2]), position.has_acked(sequences[3])) == (1, True, False)
+    assert await position() == (1, [True, True, True, False])
 
 
 async def test_who_acks_what_was_purged_is_not_behind(bus: Bus, ns: str) -> None:

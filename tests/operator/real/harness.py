@@ -54,14 +54,14 @@ class OperatorHarness:
     def start_operator(
         self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45, variant: str = ""
     ) -> Daemon:
-        """Start a new operator process; it is killed with the rig. variant: `hasty` or `patient`, the files of these names."""
+        """Start a new operator process; it is killed with the rig. variant: `hasty` or `patient`, see variants.py."""
         self.health = 0
         env = [f"MARLAAS_FAILPOINT={failpoint}"] if failpoint else []
         command = [
             "env",
             *env,
             sys.executable,
-            *((str(Path(__file__).with_name(f"{variant}.py")),) if variant else ("-m", "marlaas_operator")),
+            *((str(Path(__file__).with_name("variants.py")), variant) if variant else ("-m", "marlaas_operator")),
             *("--installation", str(self.folder / "installation.yaml")),
             *("--kubeconfig", str(kubeconfig or self.plane.kubeconfig)),
             *("--health", "0"),  # a port that was chosen here could be another process's by the time it is bound

@@ -6,7 +6,7 @@ import json
 import pytest
 from tests.operator.objects import SYSTEM, installation
 
-from marlaas_api.bus_users import BusKeys, CredentialIssuer, read_credentials
+from marlaas_api.bus_users import BusKeys, CredentialIssuer
 from marlaas_api.errors import InvalidInput
 from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
@@ -72,19 +72,6 @@ async def test_the_platforms_credentials_are_written_once_a_window() -> None:
     later = await cluster.get(SECRET)
     assert later["data"]["orchestrator.creds"] != first["data"]["orchestrator.creds"]
     assert later["data"]["keys.json"] == first["data"]["keys.json"]
-
-
-def test_a_jobs_credential_stays_the_same_within_its_window_and_is_another_one_after() -> None:
-    now = [NOW]
-    credentials = CredentialIssuer(BusKeys.make(), lambda: now[0])
-    first = credentials.sandbox("team-a", "one", "u1")
-    assert first is not None
-    assert credentials.sandbox("team-a", "one", "u1") == first
-    assert credentials.sandbox("team-a", "one", "u2") != first
-    now[0] += DAY_S / 4
-    assert credentials.sandbox("team-a", "one", "u1") != first
-    assert read_credentials(first)
-    assert set(credentials.pool("tiny")) == {"rollout", "trainer"}
 
 
 def test_without_keys_nothing_is_minted() -> None:
