@@ -23,6 +23,12 @@ async def nothing_is_left(harness: OperatorHarness, orchestrator: ScriptedOrches
     await eventually(harness, "no document is left", lambda: orchestrator.documents == {})
 
 
+async def test_a_queued_job_goes(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) -> None:
+    await harness.queue_job()
+    await harness.gateway.delete(ONE)
+    await nothing_is_left(harness, orchestrator)
+
+
 async def test_a_running_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(
     harness: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
@@ -33,17 +39,6 @@ async def test_a_running_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its
     made = await harness.gateway.create(job("team-a", "one", "tiny"))
     await harness.phase("team-a", "one", "Queued")
     assert orchestrator.documents["team-a.one"].uid == made["metadata"]["uid"]
-
-
-async def test_a_job_deleted_while_the_operator_is_down_goes_when_it_is_back(
-    harness: OperatorHarness, orchestrator: ScriptedOrchestrator
-) -> None:
-    await harness.run_job(orchestrator)
-    harness.started[-1].kill()
-    await harness.gateway.delete(ONE)
-    assert (await harness.job("team-a", "one")) is not None
-    harness.start_operator()
-    await nothing_is_left(harness, orchestrator)
 
 
 @pytest.mark.slow

@@ -86,11 +86,7 @@ async def test_a_watch_that_is_refused_for_ever_is_begun_seldom_and_is_there_aga
 ) -> None:
     proxy.times(1_000_000, refusal, lambda request: is_watch(request) and request.path.endswith("/rljobs"))
     await harness.queue_job(kubeconfig=proxy.kubeconfig(harness.folder))
-
-    async def refused() -> bool:
-        return proxy.faults > 0
-
-    await eventually(harness, "the watch was refused", refused)
+    await eventually(harness, "the watch was refused", lambda: proxy.faults > 0)
     before, seen = proxy.faults, proxy.seen.copy()
     await for_a_while()
     assert proxy.faults - before <= most

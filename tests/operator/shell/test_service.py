@@ -6,7 +6,7 @@ import httpx
 import pytest
 from tests.operator.objects import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job, running_job
+from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job
 
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.errors import InvalidInput, MarlaasError
@@ -20,7 +20,6 @@ from marlaas_operator.cluster import (
     NoAnswer,
     NotFound,
     Target,
-    Terminating,
     TooMany,
     Unavailable,
 )
@@ -133,13 +132,6 @@ def forged(component: str) -> Body:
     }
     metadata = {"name": component, "namespace": "team-a", "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}}
-
-
-async def test_what_cannot_be_made_for_now_does_not_keep_the_status_from_being_told() -> None:
-    harness = ServiceHarness()
-    harness.cluster.fail = lambda verb, target: Terminating("ending") if verb == "apply" and target.namespace else None
-    async with running_job(harness):
-        assert harness.count("apply", "serviceaccounts") > 0
 
 
 async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
