@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -66,27 +67,19 @@ def test_every_value_is_explained_where_it_stands() -> None:
 def test_the_schema_and_the_values_name_the_same_things() -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert names_of_schema(schema) - {"global"} == names_of_values(values, schema)
+    assert names_of_schema(schema) - {".global"} == names_of_values(values, schema)
 
 
-def names_of_schema(schema: dict[str, object], prefix: str = "") -> set[str]:
-    properties = schema.get("properties", {})
-    assert isinstance(properties, dict)
-    found: set[str] = set()
-    for key, value in properties.items():
-        below = names_of_schema(value, f"{prefix}{key}.") if "properties" in value else set()
-        found |= below or {f"{prefix}{key}"}
-    return found
+def names_of_schema(schema: dict[str, Any], name: str = "") -> set[str]:
+    """Names of the schema's leaves, from the top."""
+    if "properties" not in schema:
+        return {name}
+    return set().union(*(names_of_schema(below, f"{name}.{key}") for key, below in schema["properties"].items()))
 
 
-def names_of_values(values: dict[str, object], schema: dict[str, object], prefix: str = "") -> set[str]:
-    properties = schema.get("properties", {})
-    assert isinstance(properties, dict)
-    found: set[str] = set()
-    for key, value in values.items():
-        inner = properties.get(key, {})
-        if isinstance(value, dict) and "properties" in inner:
-            found |= names_of_values(value, inner, f"{prefix}{key}.")
-        else:
-            found.add(f"{prefix}{key}")
-    return found
+def names_of_values(value: Any, schema: dict[str, Any], name: str = "") -> set[str]:
+    """Names of the values as deep as the schema names them."""
+    if not isinstance(value, dict) or "properties" not in schema:
+        return {name}
+    named = schema["properties"]
+    return set().union(*(names_of_values(below, named.get(key, {}), f"{name}.{key}") for key, below in value.items()))

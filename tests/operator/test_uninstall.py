@@ -1,12 +1,13 @@
 """Before helm takes the operator away: what it made goes, what others made stays, and no finalizer of ours is left."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.operator import objects
 from tests.operator.objects import installation
 
-from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Target, Unavailable
+from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Resource, Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS
 from marlaas_operator.installation import BlobSettings
@@ -34,6 +35,10 @@ def job(*finalizers: str) -> dict[str, Any]:
     return {**made, "metadata": {**made["metadata"], "finalizers": list(finalizers)}}
 
 
+def fails(verb: str, resource: Resource, error: Exception) -> Callable[[str, Target], Exception | None]:
+    return lambda called, target: error if (called, target.resource) == (verb, resource) else None
+
+
 @pytest.fixture
 async def cluster() -> MemoryCluster:
     return MemoryCluster("team-a", "marlaas-system")
@@ -57,11 +62,7 @@ async def test_a_foreign_secret_that_admission_protects_is_passed_over(
 ) -> None:
     for each in sandbox():
         await cluster.create(each)
-
-    def protected(verb: str, target: Target) -> Exception | None:
-        return error("touches only its own") if (verb, target.resource) == ("delete", SECRETS) else None
-
-    cluster.fail = protected
+    cluster.fail = fails("delete", SECRETS, error("touches only its own"))
     await clean_up(cluster, INSTALLATION)
     assert await cluster.list(DEPLOYMENTS) == []
 
@@ -69,11 +70,7 @@ async def test_a_foreign_secret_that_admission_protects_is_passed_over(
 async def test_what_may_not_be_deleted_keeps_no_finalizer_and_is_named_at_the_end(cluster: MemoryCluster) -> None:
     for each in [*sandbox(), job("marlaas.dev/job")]:
         await cluster.create(each)
-
-    def protected(verb: str, target: Target) -> Exception | None:
-        return Forbidden("the team's own rule") if (verb, target.resource) == ("delete", DEPLOYMENTS) else None
-
-    cluster.fail = protected
+    cluster.fail = fails("delete", DEPLOYMENTS, Forbidden("the team's own rule"))
     with pytest.raises(LeftBehind, match="the team's own rule"):
         await clean_up(cluster, INSTALLATION)
     assert await cluster.list(NETWORK_POLICIES) == []
@@ -103,7 +100,7 @@ async def test_somebody_who_changes_the_object_meanwhile_makes_us_look_again(clu
 
 async def test_a_finalizer_that_could_not_be_taken_off_is_named(cluster: MemoryCluster) -> None:
     await cluster.create(job("marlaas.dev/job"))
-    cluster.fail = lambda verb, target: Conflict("changed") if verb == "patch" and target.resource == RLJOBS else None
+    cluster.fail = fails("patch", RLJOBS, Conflict("changed"))
     with pytest.raises(LeftBehind, match="RLJob team-a/job changed 60 times"):
         await clean_up(cluster, INSTALLATION)
 
@@ -129,11 +126,7 @@ def test_what_is_kept_is_said_with_the_command_that_deletes_it(fields: dict[str,
 async def test_a_second_run_goes_on_where_a_crash_left_it(cluster: MemoryCluster) -> None:
     for each in [*sandbox(), job("marlaas.dev/job")]:
         await cluster.create(each)
-
-    def crash(verb: str, target: Target) -> Exception | None:
-        return Unavailable("gone away") if (verb, target.resource) == ("list", MODELPOOLS) else None
-
-    cluster.fail = crash
+    cluster.fail = fails("list", MODELPOOLS, Unavailable("gone away"))
     with pytest.raises(Unavailable):
         await clean_up(cluster, INSTALLATION)
     cluster.fail = lambda verb, target: None

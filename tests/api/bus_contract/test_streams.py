@@ -138,13 +138,6 @@ async def test_purge_forgets_a_subject_or_the_part_below_a_sequence(bus: Bus, ns
     assert [stored.data for stored in await bus.replay(EPISODES, other)] == [b"stays"]
 
 
-async def test_purge_takes_wildcards(bus: Bus, ns: str) -> None:
-    for number in range(3):
-        await bus.publish(subjects.turn(ns, "job", "episode", number), b"x")
-    await bus.purge(subjects.TURNS, subjects.turn(ns, "job", "*", "*"))
-    assert await bus.replay(subjects.TURNS, subjects.turn(ns, "job", "*", "*")) == []
-
-
 async def test_a_full_work_queue_refuses_for_the_moment(bus: Bus) -> None:
     await bus.purge("FULL", "full.*")
     results = await asyncio.gather(*(bus.publish("full.x", bytes(1000)) for _ in range(5)), return_exceptions=True)

@@ -1,12 +1,28 @@
-"""From a pod's own status, as the kubelet writes it, to one reason and its words."""
+"""From a pod's own status, as the kubelet writes it, to one reason and its words; and what a job says of a pod that it lacks."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator.policies.scenes import (
+    INSTALLATION,
+    NOW,
+    container,
+    crashed,
+    document,
+    modelpool,
+    new,
+    pod,
+    queued,
+    rljob,
+    running,
+)
+from tests.operator.policies.test_job_status import conditions, status
 
 from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
+from marlaas_operator.policies.job import plan_job
+from marlaas_operator.snapshot import BusState
 
 SCENES = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
 
@@ -126,3 +142,77 @@ def test_a_deployment_without_trouble_refuses_nothing():
     fine = {"status": {"conditions": [{"type": "Available", "status": "True"}]}}
     assert refusal_of(fine) is None
     assert refusal_of(None) is None
+
+
+QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
+
+
+def serving(*components):
+    return tuple(pod(component) for component in components)
+
+
+STARTING = pod("rollout", container("rollout", running=True), ready=False)
+LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "message"),
+    [
+        (
+            {"pool_pods": (STARTING, *serving("trainer"))},
+            "RolloutStarting",
+            "rollout-0 of pool tiny is starting; the job continues when it is ready",
+        ),
+        (
+            {"pool_pods": serving("rollout")},
+            "TrainerStarting",
+            "pool tiny has no trainer worker yet; the job continues when it is ready",
+        ),
+        ({"pool_pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}, "Training", None),
+        (
+            {"bus": LEADERLESS},
+            "WaitingForOrchestrator",
+            "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost",
+        ),
+        ({"bus": replace(LEADERLESS, leaderless_since=NOW - 1)}, "Training", None),
+    ],
+)
+def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(fields, reason, message):
+    found = status(running(**fields))
+    assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
+
+
+def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
+    scene = running(bus=replace(LEADERLESS, leaderless_since=NOW - 1))
+    assert plan_job(scene, INSTALLATION, NOW).requeue_s == 2.0
+
+
+def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
+    waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
+    found = status(replace(waits, pool_pods=(STARTING,)))
+    expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job continues when it is ready"
+    assert (found["reason"], found["message"]) == ("WaitingForPool", expected)
+
+
+def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
+    scene = running(pods=())
+    (key,) = [key for key in scene.owned if key[0] == "Deployment"]
+    found = status(replace(scene, owned={**scene.owned, key: {**scene.owned[key], **QUOTA}}))
+    assert (found["reason"], found["message"]) == ("PodRefused", "exceeded quota")
+
+
+def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool():
+    broken = (crashed("boom", component="rollout"),)
+    waits = new(document=document(), progress=queued("WaitingForPool"), pool_pods=broken)
+    assert status(waits)["reason"] == "ContainerCrashing"
+    assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
+    assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
+
+
+def test_a_queued_job_whose_pool_shrank_below_it_says_so_and_goes_on_when_it_grows():
+    waits = queued("WaitingForPool", "needs 12 adapter slots and there are 8 in a replica that serves now")
+    job = rljob({"training": {"steps": 40, "maxStaleness": 10}})
+    shrunk = new(job=job, document=document(job), progress=waits, pool=modelpool(adapterSlots=8))
+    [admitted] = [one for one in status(shrunk)["conditions"] if one["type"] == "Admitted"]
+    assert (status(shrunk)["reason"], admitted["reason"]) == ("NeverFits", "NeverFits")
+    assert status(replace(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"

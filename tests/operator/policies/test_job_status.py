@@ -140,7 +140,6 @@ NO_NODE = pod("sandbox", ready=False, unschedulable="0/1 nodes are available: 1 
 NO_SECRET = pod("sandbox", container(waiting="CreateContainerConfigError", message='secret "k" not found'), ready=False)
 OOM = pod("sandbox", container(exit_code=137, exit_reason="OOMKilled", restarts=1), ready=False)
 NO_MODEL = pod("rollout", container("model", init=True, exit_code=2, last_words="no model at /m"), ready=False)
-QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
 
 
 @pytest.mark.parametrize(
@@ -183,77 +182,6 @@ def test_a_tenant_that_does_not_parse_takes_no_running_job_away_from_itself():
     assert [type(action).__name__ for action in plan_job(scene, INSTALLATION, NOW).actions][:1] == ["WriteDocument"]
     kept = plan_job(replace(scene, tenant_unread=True), INSTALLATION, NOW)
     assert not any(isinstance(action, WriteDocument) for action in kept.actions)
-
-
-def serving(*components):
-    return tuple(pod(component) for component in components)
-
-
-STARTING = pod("rollout", container("rollout", running=True), ready=False)
-LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason", "message"),
-    [
-        (
-            {"pool_pods": (STARTING, *serving("trainer"))},
-            "RolloutStarting",
-            "rollout-0 of pool tiny is starting; the job continues when it is ready",
-        ),
-        (
-            {"pool_pods": serving("rollout")},
-            "TrainerStarting",
-            "pool tiny has no trainer worker yet; the job continues when it is ready",
-        ),
-        ({"pool_pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}, "Training", None),
-        (
-            {"bus": LEADERLESS},
-            "WaitingForOrchestrator",
-            "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost",
-        ),
-        ({"bus": replace(LEADERLESS, leaderless_since=NOW - 1)}, "Training", None),
-    ],
-)
-def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(fields, reason, message):
-    found = status(running(**fields))
-    assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
-
-
-def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
-    scene = running(bus=replace(LEADERLESS, leaderless_since=NOW - 1))
-    assert plan_job(scene, INSTALLATION, NOW).requeue_s == 2.0
-
-
-def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
-    waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
-    found = status(replace(waits, pool_pods=(STARTING,)))
-    expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job continues when it is ready"
-    assert (found["reason"], found["message"]) == ("WaitingForPool", expected)
-
-
-def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
-    scene = running(pods=())
-    (key,) = [key for key in scene.owned if key[0] == "Deployment"]
-    found = status(replace(scene, owned={**scene.owned, key: {**scene.owned[key], **QUOTA}}))
-    assert (found["reason"], found["message"]) == ("PodRefused", "exceeded quota")
-
-
-def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool():
-    broken = (crashed("boom", component="rollout"),)
-    waits = new(document=document(), progress=queued("WaitingForPool"), pool_pods=broken)
-    assert status(waits)["reason"] == "ContainerCrashing"
-    assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
-    assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
-
-
-def test_a_queued_job_whose_pool_shrank_below_it_says_so_and_goes_on_when_it_grows():
-    waits = queued("WaitingForPool", "needs 12 adapter slots and there are 8 in a replica that serves now")
-    job = rljob({"training": {"steps": 40, "maxStaleness": 10}})
-    shrunk = new(job=job, document=document(job), progress=waits, pool=modelpool(adapterSlots=8))
-    [admitted] = [one for one in status(shrunk)["conditions"] if one["type"] == "Admitted"]
-    assert (status(shrunk)["reason"], admitted["reason"]) == ("NeverFits", "NeverFits")
-    assert status(replace(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"
 
 
 def test_a_final_status_stays_when_the_bus_has_forgotten_everything():
