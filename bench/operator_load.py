@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.operator.real.harness import OperatorHarness, eventually, job, namespace, pool
+from tests.operator.objects import job, namespace, pool
+from tests.operator.real.harness import OperatorHarness, eventually
 from tests.operator.real.orchestrators import ScriptedOrchestrator
 
 from marlaas_api.bus_users import OrchestratorUser, mint

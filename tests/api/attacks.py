@@ -49,21 +49,19 @@ def targets() -> list[str]:
         *(f"$KV.replicas.{role}.tiny.{role}-0" for role in ("rollout", "trainer")),
         "$KV.replicas.orchestrator.all.leader",
         "$KV.pins.team-a.mine.policy.u1-t0",
-        "$O.models.C.x",
-        "$O.models.M.x",
-        "$SYS.REQ.SERVER.PING",
-        "$SYS.REQ.SERVER.PING.CONNZ",
-        "$SYS.REQ.ACCOUNT.PING.INFO",
-        "$SYS.REQ.CLAIMS.UPDATE",
-        "$SYS.REQ.CLAIMS.DELETE",
-        "$SYS.REQ.USER.INFO",
-        "$JSC.R.x",
-        "$NRG.V.x",
-        "$MQTT.msgs.x",
-        "$G",
-        "_R_.abc.def",
-        "_GR_.abc.def",
-        "_INBOX.abc",
+        *[
+            "$O.models.C.x",
+            "$O.models.M.x",
+            "$JSC.R.x",
+            "$NRG.V.x",
+            "$MQTT.msgs.x",
+            "$G",
+            "_R_.abc.def",
+            "_GR_.abc.def",
+            "_INBOX.abc",
+        ],
+        *(f"$SYS.REQ.{request}" for request in ("SERVER.PING", "SERVER.PING.CONNZ", "ACCOUNT.PING.INFO", "USER.INFO")),
+        *("$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.DELETE"),
         f"{inbox_prefix(OTHER)}.abc",
         f"{inbox_prefix(SIBLING)}.abc",
         f"{inbox_prefix(RolloutUser('tiny'))}.abc",
@@ -76,7 +74,7 @@ def targets() -> list[str]:
 def wildcards() -> list[str]:
     kinds = ("task", "gen", "turn", "episode", "group", "step", "eval", "event", "engine")
     shapes = ("{}.>", "{}.*.*", "{}.team-b.>", "{}.team-a.>", "{}.*.mine", "{}.team-a.mine.>")
-    server = (
+    server = [
         ">",
         "*",
         "*.*",
@@ -90,16 +88,9 @@ def wildcards() -> list[str]:
         "$SYS.>",
         "$O.>",
         "$*.>",
-    )
-    inboxes = (
-        "_INBOX.>",
-        "_INBOX*.>",
-        "_R_.>",
-        "_INBOX_team-b_other.>",
-        "_INBOX_team-a_sibling.>",
-        "_INBOX__rollout_tiny.>",
-        "*.abc.>",
-    )
+    ]
+    others = ["_INBOX_team-b_other.>", "_INBOX_team-a_sibling.>", "_INBOX__rollout_tiny.>"]
+    inboxes = ("_INBOX.>", "_INBOX*.>", "_R_.>", *others, "*.abc.>")
     return [*(shape.format(kind) for kind in kinds for shape in shapes), *server, *inboxes]
 
 

@@ -2,16 +2,11 @@
 
 import asyncio
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
-from xml.etree import ElementTree
 
 import pytest
 
-from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRefused, BlobUnavailable, sha256_hex
+from marlaas_api.blobs import BlobCorrupt, BlobRefused, BlobUnavailable, sha256_hex
 from marlaas_api.blobs_store import open_blobs
 
 CHILD = """
@@ -115,76 +110,6 @@ async def test_a_writer_killed_midway_leaves_only_whole_blobs(tmp_path: Path) ->
     assert names
     for name in names:
         assert sha256_hex((tmp_path / name).read_bytes())[:16] == name.partition("/")[2][:16]
-
-
-class Bucket(BaseHTTPRequestHandler):
-    """As much of S3 as four operations need."""
-
-    objects: dict[str, bytes]
-
-    def do_PUT(self) -> None:
-        self.objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer(200)
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        if url.query:
-            prefix = parse_qs(url.query).get("prefix", [""])[0]
-            self.answer(200, listing([path.removeprefix(f"{url.path}/") for path in self.objects], prefix))
-        elif self.path in self.objects:
-            self.answer(200, self.objects[self.path])
-        else:
-            self.answer(404)
-
-    def do_POST(self) -> None:
-        key = ElementTree.fromstring(self.rfile.read(int(self.headers["Content-Length"]))).findtext(".//{*}Key")
-        del self.objects[f"{urlsplit(self.path).path}/{key}"]
-        self.answer(200, f"<DeleteResult><Deleted><Key>{key}</Key></Deleted></DeleteResult>".encode())
-
-    def answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        for header in ('ETag: "1"', "Last-Modified: Sat, 21 Nov 2026 09:00:00 GMT", f"Content-Length: {len(body)}"):
-            self.send_header(*header.split(": ", 1))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        return
-
-
-def listing(keys: list[str], prefix: str) -> bytes:
-    items = "".join(
-        f"<Contents><Key>{key}</Key><LastModified>2026-11-21T09:00:00Z</LastModified><ETag>1</ETag><Size>1</Size></Contents>"
-        for key in keys
-        if key.startswith(prefix)
-    )
-    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{items}</ListBucketResult>".encode()
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
-    handler = type("OneBucket", (Bucket,), {"objects": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    environment = {"ENDPOINT": f"http://127.0.0.1:{server.server_port}", "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s"}
-    for name, value in {**environment, "REGION": "here", "ALLOW_HTTP": "true"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    yield handler.objects
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-async def test_s3_takes_its_configuration_from_the_environment(s3: dict[str, bytes]) -> None:
-    blobs = open_blobs("s3://bucket/prefix")
-    ref = await blobs.put("a", "x", b"weights")
-    assert list(s3) == [f"/bucket/prefix/{ref.name}"]
-    assert await blobs.get(ref) == b"weights"
-    assert await blobs.list("a") == [ref.name]
-    await blobs.delete(ref.name)
-    with pytest.raises(BlobMissing):
-        await blobs.get(ref)
 
 
 async def test_a_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,30 +36,8 @@ def server(clock: Clock) -> MemoryServer:
     return MemoryServer(clock)
 
 
-def advance(server: MemoryServer, clock: Clock, seconds: float) -> None:
-    clock.now += seconds
-    server.wake()
-
-
 async def soon(awaitable: Awaitable[T]) -> T:
     return await asyncio.wait_for(awaitable, 10)
-
-
-async def test_redelivery_follows_the_clock(server: MemoryServer, clock: Clock) -> None:
-    bus = server.connect("test")
-    await bus.ensure()
-    await bus.publish(TASK, b"1")
-    consumer = await bus.consumer(TASKS, "c", TASK, ack_wait_s=30)
-    (first,) = await consumer.fetch(1, 1)
-    waiting = asyncio.create_task(consumer.fetch(1, 60))
-    await asyncio.sleep(0)
-    advance(server, clock, 29)
-    await asyncio.sleep(0)
-    await first.in_progress()
-    advance(server, clock, 29)
-    assert await consumer.fetch(1, 0) == []
-    advance(server, clock, 1)
-    assert [delivery.num_delivered for delivery in await soon(waiting)] == [2]
 
 
 async def test_a_message_id_is_forgotten_after_two_minutes(server: MemoryServer, clock: Clock) -> None:
@@ -70,24 +48,6 @@ async def test_a_message_id_is_forgotten_after_two_minutes(server: MemoryServer,
     assert await bus.publish(EPISODE, b"1", message_id="id") == first
     clock.now += 1
     assert await bus.publish(EPISODE, b"1", message_id="id") == first + 1
-
-
-async def test_keys_expire_by_the_clock_unless_renewed(server: MemoryServer, clock: Clock) -> None:
-    bus = server.connect("test")
-    await bus.ensure()
-    bucket = await bus.bucket(subjects.REPLICAS)
-    await bucket.put("rollout.pool.a", b"1")
-    await bucket.put("rollout.pool.b", b"1")
-    clock.now += subjects.REPLICA_TTL_S / 2
-    await bucket.put("rollout.pool.b", b"2")
-    async with bucket.watch("rollout.pool.") as entries:
-        assert {(await soon(anext(entries))).key for _ in range(2)} == {"rollout.pool.a", "rollout.pool.b"}
-        gone = asyncio.create_task(soon(anext(entries)))
-        await asyncio.sleep(0)
-        advance(server, clock, subjects.REPLICA_TTL_S / 2)
-        entry = await gone
-    assert (entry.key, entry.data) == ("rollout.pool.a", None)
-    assert [entry.key for entry in await bucket.entries()] == ["rollout.pool.b"]
 
 
 async def test_logs_forget_by_age(server: MemoryServer, clock: Clock) -> None:

@@ -18,10 +18,7 @@ from tests.api.harness import BusHarness
 
 from marlaas_api import subjects
 from marlaas_api.bus import Request
-from marlaas_api.bus_users import (
-    RolloutUser,
-    inbox_prefix,
-)
+from marlaas_api.bus_users import RolloutUser, inbox_prefix
 
 
 class Attacker:

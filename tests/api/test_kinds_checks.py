@@ -1,8 +1,12 @@
 """Whether a job fits its pool, and whether this version can run it at all."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from tests.operator import objects
 
 from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.checks import (
@@ -15,74 +19,29 @@ from marlaas_api.kinds.checks import (
     remarks,
 )
 
+CASES = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text())
+
 
 def _job(**spec: Any) -> RLJob:
-    body = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}} | spec
-    return RLJob.model_validate(
-        {
-            "apiVersion": "marlaas.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "sums", "namespace": "team-a"},
-            "spec": body,
-        }
-    )
+    plain = {"environment": {"name": "reverse"}, "training": {"steps": 3}}
+    return RLJob.model_validate(objects.job("team-a", "sums", "tiny", **(plain | spec)))
 
 
 def _pool(**spec: Any) -> ModelPool:
-    return ModelPool.model_validate(
-        {
-            "apiVersion": "marlaas.dev/v1alpha1",
-            "kind": "ModelPool",
-            "metadata": {"name": "tiny"},
-            "spec": {"model": {"builtin": "tiny"}} | spec,
-        }
-    )
+    return ModelPool.model_validate(objects.pool("tiny", **spec))
 
 
 def _agent(**adapter: Any) -> list[dict[str, Any]]:
     return [{"name": "policy", "adapter": adapter}]
 
 
-LAYERS = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj"
-MISFITS = {
-    "rank": (
-        _job(agents=_agent(rank=32)),
-        _pool(maxRank=16),
-        "spec.agents[0].adapter.rank: rank 32 is above maxRank 16 of ModelPool 'tiny'; lower the rank or raise the pool's maxRank",
-    ),
-    "slots": (
-        _job(training={"steps": 3, "maxStaleness": 2}),
-        _pool(adapterSlots=3),
-        "spec.training.maxStaleness: maxStaleness 2 needs 2 + 2 = 4 adapter slots, and adapterSlots of ModelPool 'tiny' is 3; "
-        "lower maxStaleness or raise the pool's adapterSlots",
-    ),
-    "namespace": (
-        _job(),
-        _pool(namespaces=["team-b", "team-c"]),
-        "metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which allows only team-b and team-c",
-    ),
-    "length": (
-        _job(rollout={"maxTokens": 512}),
-        _pool(rollout={"maxModelLen": 512}),
-        "spec.rollout.maxTokens: maxTokens 512 leaves no room for a prompt within maxModelLen 512 of ModelPool 'tiny'; "
-        "lower maxTokens or raise the pool's maxModelLen",
-    ),
-    "targets": (
-        _job(agents=_agent(targets=["q_proj", "k_porj"])),
-        _pool(),
-        f"spec.agents[0].adapter.targets[1]: the builtin models have {LAYERS}, found 'k_porj'; did you mean 'k_proj'?",
-    ),
-    "memory": (
-        _job(environment={"name": "reverse", "memory": "2Gi"}),
-        _pool(sandbox={"maxMemory": "1Gi"}),
-        "spec.environment.memory: memory 2Gi is above sandbox.maxMemory 1Gi of ModelPool 'tiny'; lower the memory or raise the pool's",
-    ),
-}
+def _told(problems: Iterable[object]) -> list[str]:
+    return [str(problem) for problem in problems]
 
 
-@pytest.mark.parametrize(("job", "pool", "line"), MISFITS.values(), ids=MISFITS)
-def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(job: RLJob, pool: ModelPool, line: str) -> None:
-    assert [str(problem) for problem in check_fit(job, pool)] == [line]
+@pytest.mark.parametrize("case", CASES["misfits"].values(), ids=CASES["misfits"])
+def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(case: dict[str, Any]) -> None:
+    assert _told(check_fit(_job(**case["job"]), _pool(**case["pool"]))) == [case["says"]]
 
 
 def test_what_fits_exactly_is_taken() -> None:
@@ -99,25 +58,9 @@ def test_layers_of_a_model_that_is_not_builtin_are_its_own_business() -> None:
     assert list(check_fit(job, _pool(model={"path": "/models/x"}))) == []
 
 
-UNSUPPORTED = {
-    "several agents": (
-        _job(agents=[{"name": "a"}, {"name": "b"}]),
-        "spec.agents: this version of MARLaaS trains one agent per job, found 2; create one job per agent",
-    ),
-    "an agent elsewhere": (
-        _job(agents=[{"name": "a", "poolRef": {"name": "big"}}]),
-        "spec.agents[0].poolRef.name: this version of MARLaaS serves all agents of a job from the job's pool 'tiny', found 'big'; remove poolRef from the agent",
-    ),
-    "nothing to train": (
-        _job(agents=[{"name": "a", "trainable": False}]),
-        "spec.agents[0].trainable: no agent of the job is trainable; set trainable: true",
-    ),
-}
-
-
-@pytest.mark.parametrize(("job", "line"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(job: RLJob, line: str) -> None:
-    assert [str(problem) for problem in check_supported(job)] == [line]
+@pytest.mark.parametrize("case", CASES["unsupported"].values(), ids=CASES["unsupported"])
+def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(case: dict[str, Any]) -> None:
+    assert _told(check_supported(_job(**case["job"]))) == [case["says"]]
 
 
 def test_an_agent_may_name_the_jobs_own_pool() -> None:
@@ -133,11 +76,11 @@ def test_images_secrets_and_volumes_need_a_cluster() -> None:
         "spec.environment.secretRefs: Secrets need a cluster; for `marlaas run`, remove secretRefs and set the environment variables in your shell",
     ]
     volume = _pool(model={"pvc": {"claimName": "models"}})
-    assert [str(problem) for problem in check_local_pool(volume)] == [
+    assert _told(check_local_pool(volume)) == [
         "spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead"
     ]
     token = _pool(model={"hub": {"id": "a/b", "tokenSecretRef": {"name": "hub"}}})
-    assert [str(problem) for problem in check_local_pool(token)] == [
+    assert _told(check_local_pool(token)) == [
         "spec.model.hub.tokenSecretRef: Secrets need a cluster; for `marlaas run`, remove tokenSecretRef and set HF_TOKEN in your shell"
     ]
 
@@ -174,36 +117,9 @@ def test_what_a_cluster_follows_and_this_machine_does_without_is_told() -> None:
     assert [*cluster_remarks(_job()), *pool_remarks(_pool())] == []
 
 
-REMARKS = {
-    "clip": (
-        _job(training={"steps": 3, "clip": {"high": 0.3}}),
-        "spec.training.clip: clip has no effect with ratio: proximal, because a step is one update; remove it, or choose ratio: behaviour",
-    ),
-    "correction": (
-        _job(training={"steps": 3, "maxStaleness": 2, "correction": {"type": "none"}}),
-        "spec.training.correction.type: with ratio: proximal and correction none, tokens up to 2 versions old are trained without importance weights, "
-        "as if the newest version had sampled them; choose truncated, or ratio: behaviour",
-    ),
-    "scale": (
-        _job(agents=_agent(rank=8, alpha=12)),
-        "spec.agents[0].adapter.alpha: alpha / rank is 1.5, which is not a power of two: engine and trainer will round the adapter "
-        "differently",
-    ),
-    "egress": (
-        _job(environment={"name": "reverse", "egress": [{"cidr": "10.0.0.0/8"}]}),
-        "spec.environment.egress: enforced only in a cluster; `marlaas run` does not restrict the network",
-    ),
-    "context": (
-        _job(rollout={"maxTurns": 9, "maxTokens": 256}),
-        "spec.rollout.maxTurns: maxTurns 9 x maxTokens 256 = 2304 tokens do not fit into maxModelLen 2048 of ModelPool 'tiny': "
-        "longer episodes end when the context is full, and are scored",
-    ),
-}
-
-
-@pytest.mark.parametrize(("job", "line"), REMARKS.values(), ids=REMARKS)
-def test_what_is_probably_not_meant_is_remarked(job: RLJob, line: str) -> None:
-    assert [str(problem) for problem in remarks(job, _pool())] == [line]
+@pytest.mark.parametrize("case", CASES["remarks"].values(), ids=CASES["remarks"])
+def test_what_is_probably_not_meant_is_remarked(case: dict[str, Any]) -> None:
+    assert _told(remarks(_job(**case["job"]), _pool())) == [case["says"]]
 
 
 @pytest.mark.parametrize(

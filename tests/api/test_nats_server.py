@@ -51,11 +51,6 @@ async def test_it_listens_with_jetstream_and_room_for_large_messages(server: Emb
     assert server.url == f"nats://127.0.0.1:{server.port}"
 
 
-async def test_it_logs_to_a_file(tmp_path: Path) -> None:
-    async with EmbeddedNats(tmp_path / "nats", log_path=tmp_path / "logs" / "nats.log"):
-        assert "Server is ready" in (tmp_path / "logs" / "nats.log").read_text()
-
-
 async def test_a_given_port_is_used(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -94,11 +89,6 @@ async def test_a_setting_it_does_not_understand_is_quoted(tmp_path: Path, settin
     with pytest.raises(ServerFailed, match="nats-server did not start: nats-server: "):
         await server.start()
     assert server.pid is None
-
-
-async def test_every_write_can_be_synced(tmp_path: Path) -> None:
-    async with EmbeddedNats(tmp_path, sync_interval="always") as server:
-        assert await greeting(server.port)
 
 
 async def test_killed_and_restarted_it_is_at_the_same_place(server: EmbeddedNats) -> None:

@@ -1,7 +1,6 @@
 """docs/architecture.md lists the files of the operator's two ways: on the fakes, these files execute and no others."""
 
 import asyncio
-import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,7 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 import kopf
-from tests.operator.real.harness import job, pool
+from tests.architecture.ways import listed_files
+from tests.operator.objects import job, pool
 from tests.operator.shell.harness import ONE, ServiceHarness
 
 from marlaas_api.blobs_memory import MemoryBlobs
@@ -28,14 +28,6 @@ ON_THE_WAY = ("event", "queue", "reconcile ")
 """Names of the tasks on the way. The others, such as the heartbeat of the bus, run beside it."""
 
 End = Callable[[FrameType], bool]
-
-
-def listed(heading: str) -> list[str]:
-    """Return the paths of the numbered list under a heading of docs/architecture.md."""
-    text = (ROOT / "docs/architecture.md").read_text()
-    _, _, section = text.partition("\n## Three ways through the code\n")
-    _, _, way = section.partition(f"\n### {heading}\n")
-    return re.findall(r"^\d+\. `([^`]+)`", re.split(r"\n##", way)[0], re.MULTILINE)
 
 
 class Trace:
@@ -148,7 +140,7 @@ async def test_the_way_from_a_model_pool_to_its_pods_passes_the_listed_files() -
         with profiled(trace.called):
             await harness.cluster.create(pool("tiny"))
             await trace.ended.wait()
-    way = listed("A ModelPool to its pods")
+    way = listed_files("A ModelPool to its pods")
     assert trace.files == set(way)
     assert len(way) == len(set(way)) <= 12
 
@@ -168,6 +160,6 @@ async def test_the_way_from_a_manifest_to_its_admission_passes_the_listed_files(
             await harness.until(lambda: harness.status(ONE).get("reason") == "WaitingForPool", "the job is queued")
         context.stop.set()
         await role
-    way = listed("A manifest to its admission")
+    way = listed_files("A manifest to its admission")
     assert trace.files | {path for path in decision.files if path.startswith("workers/")} == set(way)
     assert len(way) == len(set(way)) <= 11

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,15 +42,22 @@ class Release:
         return done.stdout
 
 
+def wait_until(look: Callable[[], object], what: str = "") -> None:
+    """Wait until something is true that an API server or its controllers do a moment later."""
+    until = time.monotonic() + IN_FORCE_S
+    while not look():
+        assert time.monotonic() < until, f"not after {IN_FORCE_S:.0f} s: {what}"
+
+
 def wait_for_admission(release: Release) -> None:
     """A new binding comes into force within seconds, not at once."""
-    until = time.monotonic() + IN_FORCE_S
+    words = ("create", "--dry-run=server", "-f", "-")
     for policy_name in ("own-objects", "locked-pods"):
         probe = secret("probe", {}) if policy_name == "own-objects" else deployment(automountServiceAccountToken=True)
-        while policy_name not in release.refusal(
-            OPERATOR, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(probe)
-        ):
-            assert time.monotonic() < until, f"{policy_name} is not in force after {IN_FORCE_S:.0f} s"
+        wait_until(
+            lambda policy=policy_name, body=probe: policy in release.refusal(OPERATOR, *words, stdin=json.dumps(body)),
+            f"{policy_name} is in force",
+        )
 
 
 def secret(name: str, labels: dict[str, str], namespace: str = "team-a") -> Document:

@@ -2,15 +2,9 @@
 
 import yaml
 
-from .conftest import CHART, ROOT, Document, Render
+from .conftest import ROOT, Document, Render
 
 KEEP = {"helm.sh/resource-policy": "keep"}
-
-
-def test_the_charts_copy_is_what_make_crds_wrote() -> None:
-    ours = {path.name: path.read_text() for path in (ROOT / "crds").glob("*.yaml")}
-    copied = {path.name: path.read_text() for path in (CHART / "files" / "crds").glob("*.yaml")}
-    assert copied == ours, "run `make crds`"
 
 
 def definitions(documents: list[Document]) -> list[Document]:

@@ -36,15 +36,6 @@ def test_the_bus_is_found_by_name_and_by_labels(render: Render, tmp_path: Path) 
     assert told.nats_pod_selector.items() <= service["spec"]["selector"].items()
 
 
-def test_an_external_bus_is_found_by_addresses(render: Render, tmp_path: Path) -> None:
-    told = installation(render("external"), tmp_path)
-    assert (told.nats_url, told.nats_pod_selector, told.nats_cidrs) == (
-        "tls://bus.example.com:4443",
-        None,
-        ("10.20.0.0/24",),
-    )
-
-
 def test_every_pod_waits_for_the_secret_that_the_operator_makes(documents: list[Document], tmp_path: Path) -> None:
     told = installation(documents, tmp_path)
     for document in documents:
@@ -53,12 +44,6 @@ def test_every_pod_waits_for_the_secret_that_the_operator_makes(documents: list[
             secrets = [each["secret"] for each in volumes if "secret" in each]
             assert [each["secretName"] for each in secrets] == [told.bus_secret]
             assert not any(each.get("optional") for each in secrets)
-
-
-def test_who_may_read_the_figures_of_workers_is_told(render: Render, tmp_path: Path) -> None:
-    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert installation(render("external"), tmp_path).metrics_from == (monitoring,)
-    assert installation(render("default"), tmp_path).metrics_from == ()
 
 
 def test_a_change_of_it_restarts_the_operator(render: Render) -> None:

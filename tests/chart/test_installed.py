@@ -4,17 +4,17 @@ Pods do not run here (there is no node): what they do is in e2e/.
 """
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator.objects import job
 
 from marlaas_e2e.control_plane import ControlPlane
 from marlaas_operator.uninstall import main as uninstall
 
 from .conftest import CHART, Document, Helm
-from .releases import IN_FORCE_S, NAMESPACE, OURS, Release, deployment, put, secret, wait_for_admission
+from .releases import NAMESPACE, OURS, Release, deployment, put, secret, wait_for_admission, wait_until
 
 RESERVED = "managed-by=marlaas-operator is reserved for the MARLaaS operator"
 
@@ -24,36 +24,22 @@ def can(release: Release, user: str, verb: str, what: str, namespace: str) -> bo
     return release.refusal(user, "auth", "can-i", verb, resource, f"--subresource={part}", "-n", namespace) == ""
 
 
-def rljob(name: str, namespace: str) -> Document:
-    spec = {
-        "poolRef": {"name": "tiny"},
-        "agents": [{"name": "policy", "adapter": {"rank": 8, "alpha": 16}}],
-        "environment": {"name": "reverse"},
-        "training": {"steps": 1},
-    }
-    metadata = {"name": name, "namespace": namespace}
-    return {"apiVersion": "marlaas.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
-
-
 def wait_for_aggregation(release: Release, user: str) -> None:
     """`edit` gets `rljobs` straight from the chart's role, but `modelpools` only by way of `view`, so that comes later."""
-    until = time.monotonic() + IN_FORCE_S
     for verb, what in (("create", "rljobs.marlaas.dev"), ("get", "modelpools.marlaas.dev")):
-        while not can(release, user, verb, what, "team-a"):
-            assert time.monotonic() < until, f"edit never learnt to {verb} {what}"
+        wait_until(lambda right=(verb, what): can(release, user, *right, "team-a"), f"edit may {verb} {what}")
 
 
 def wait_for_the_reserved_label(release: Release, user: str) -> None:
-    until = time.monotonic() + IN_FORCE_S
-    forged = pod("forged", {**OURS, "marlaas.dev/pool": "tiny"})
-    while RESERVED not in release.refusal(user, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(forged)):
-        assert time.monotonic() < until, "the policy is not in force"
+    forged = json.dumps(pod("forged", {**OURS, "marlaas.dev/pool": "tiny"}))
+    words = ("create", "--dry-run=server", "-f", "-")
+    wait_until(lambda: RESERVED in release.refusal(user, *words, stdin=forged), "the policy is in force")
 
 
 def test_an_editor_of_one_namespace_makes_jobs_there_and_nothing_elsewhere(control_plane_with_roles: Release) -> None:
     release = control_plane_with_roles
-    release.kubectl_as("ada", "create", "-f", "-", stdin=json.dumps(rljob("mine", "team-a")))
-    assert "forbidden" in release.refusal("ada", "create", "-f", "-", stdin=json.dumps(rljob("theirs", "team-b")))
+    release.kubectl_as("ada", "create", "-f", "-", stdin=json.dumps(job("team-a", "mine", "tiny")))
+    assert "forbidden" in release.refusal("ada", "create", "-f", "-", stdin=json.dumps(job("team-b", "theirs", "tiny")))
     assert can(release, "ada", "get", "modelpools.marlaas.dev", "team-a")
     for what in ("modelpools.marlaas.dev", "tenants.marlaas.dev", "rljobs.marlaas.dev/status"):
         assert not can(release, "ada", "patch", what, "team-a")
@@ -114,11 +100,8 @@ def test_the_controllers_copy_the_operators_label_to_its_pods(control_plane_with
     made = deployment()
     made["spec"]["template"]["metadata"]["labels"] |= OURS
     assert put(control_plane_with_roles, made) == ""
-    until = time.monotonic() + IN_FORCE_S
-    while not plane.kubectl(
-        "-n", "team-a", "get", "pods", "-l", "app=x,app.kubernetes.io/managed-by=marlaas-operator", "-o", "name"
-    ):
-        assert time.monotonic() < until, plane.kubectl("-n", "team-a", "get", "events")
+    labelled = ("pods", "-l", "app=x,app.kubernetes.io/managed-by=marlaas-operator", "-o", "name")
+    wait_until(lambda: plane.kubectl("-n", "team-a", "get", *labelled), "a pod with the label")
     plane.kubectl("-n", "team-a", "delete", "deployment", "greedy-sandbox")
 
 
@@ -141,7 +124,7 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_and_no_finalizer(
 ) -> None:
     release = control_plane_with_roles
     plane = release.plane
-    held = rljob("held", "team-a")
+    held = job("team-a", "held", "tiny")
     held["metadata"]["finalizers"] = ["marlaas.dev/job", "example.com/theirs"]
     labels = {**OURS, "app.kubernetes.io/instance": "marlaas"}
     sandbox = {**deployment(), "metadata": {"name": "held-sandbox", "namespace": "team-a", "labels": labels}}
@@ -157,9 +140,7 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_and_no_finalizer(
     assert plane.kubectl("-n", "team-a", "get", "deployments,secrets,networkpolicies,rolebindings", "-o", "name") == (
         "rolebinding.rbac.authorization.k8s.io/ada\n"
     )
-    until = time.monotonic() + IN_FORCE_S
-    while left := left_of_the_release(plane):
-        assert time.monotonic() < until, left
+    wait_until(lambda: left_of_the_release(plane) == [], "nothing is left of the release")
 
 
 def clean_up_as_the_hook_would(release: Release, folder: Path) -> None:
@@ -186,14 +167,12 @@ def clean_up_as_the_hook_would(release: Release, folder: Path) -> None:
 
 def wait_for_the_hooks_rights(release: Release, user: str) -> None:
     """One of each of its three bindings: a real hook that is too early is a Job, and tries again."""
-    until = time.monotonic() + IN_FORCE_S
     for right in (
         ("list", "rljobs.marlaas.dev", "--all-namespaces"),
         ("delete", "statefulsets.apps", "-n", NAMESPACE),
         ("patch", "deployments.apps/marlaas-operator", "--subresource=scale", "-n", NAMESPACE),
     ):
-        while release.refusal(user, "auth", "can-i", *right):
-            assert time.monotonic() < until, f"the hook may not {right}"
+        wait_until(lambda words=right: not release.refusal(user, "auth", "can-i", *words), f"the hook may {right}")
 
 
 def left_of_the_release(plane: ControlPlane) -> list[str]:

@@ -5,15 +5,14 @@ Pods do not run here: that the files themselves are still there is in e2e/.
 
 import json
 import shlex
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from marlaas_e2e.control_plane import ControlPlane
 
 from .conftest import CHART, Document, Helm
-from .releases import IN_FORCE_S, NAMESPACE, Release
+from .releases import NAMESPACE, Release, wait_until
 
 BLOBS, BUS, STATEFULSET = "marlaas-blobs", "data-marlaas-nats-0", "marlaas-nats"
 OBJECT_STORE = "blobs.url=s3://bucket/marlaas"
@@ -45,12 +44,6 @@ def owners(release: Release, claim: str) -> list[str]:
     return [owner["kind"] for owner in get(release, "pvc", claim)["metadata"].get("ownerReferences", [])]
 
 
-def wait_until(look: Callable[[], bool]) -> None:
-    until = time.monotonic() + IN_FORCE_S
-    while not look():
-        assert time.monotonic() < until
-
-
 def words(*settings: str) -> tuple[str, ...]:
     """Words of an upgrade to the defaults and these settings: without --reset-values, helm would keep those of before."""
     given = [word for setting in settings for word in ("--set", setting)]
@@ -80,9 +73,7 @@ def release(installed: Release) -> Release:
     return installed
 
 
-def test_an_upgrade_that_puts_everything_elsewhere_keeps_the_data_and_a_rollback_takes_it_up(
-    release: Release,
-) -> None:
+def test_an_upgrade_that_puts_everything_elsewhere_keeps_the_data_and_a_rollback_takes_it_up(release: Release) -> None:
     before, kind = claims(release), get(release, "crd", KIND)["metadata"]["uid"]
     release.call(*words(*ELSEWHERE))
     rendered = release.call("get", "manifest", "marlaas")
@@ -119,11 +110,7 @@ def test_what_an_older_chart_installed_is_deleted_by_no_upgrade_and_kept_once_it
     before = claims(release)
     as_an_older_chart_left_it(release)
     assert f"would delete the claim {BLOBS}" in refusal(release, OTHER_CLAIM)
-    for setting, data in (
-        (OBJECT_STORE, f"claim {BLOBS}"),
-        (EXTERNAL_BUS, f"claim {BUS}"),
-        (NO_KINDS, f"kind {KIND}"),
-    ):
+    for setting, data in ((OBJECT_STORE, f"claim {BLOBS}"), (EXTERNAL_BUS, f"claim {BUS}"), (NO_KINDS, f"kind {KIND}")):
         said = refusal(release, setting)
         assert f"would delete the {data}" in said
         release.plane.kubectl(*shlex.split(said.partition("then upgrade: kubectl ")[2]))

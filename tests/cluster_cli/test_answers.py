@@ -4,71 +4,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from marlaas.cluster.errors import (
-    AccessDenied,
-    ClusterSilent,
-    CommandFailed,
-    KindsMissing,
-    KubectlMissing,
-    NoCluster,
-    NotLoggedIn,
-    ObjectMissing,
-    Refused,
-    error_of,
-)
+from marlaas.cluster import errors
+from marlaas.cluster.errors import CommandFailed, KubectlMissing, Refused, error_of
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.submission import loc_of
 
-SEEN = {
-    'error: the server doesn\'t have a resource type "rljobs"\n': (KindsMissing, "install MARLaaS (helm"),
-    'error: resource mapping not found for name: "q" namespace: "a" from "STDIN": no matches for kind "RLJob" in version '
-    '"marlaas.dev/v1alpha1"\nensure CRDs are installed first\n': (KindsMissing, "does not have MARLaaS's CRDs"),
-    "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": (
-        NoCluster,
-        "no cluster is configured: there is no kubeconfig, or it names no cluster; see `kubectl config get-contexts`, then give --context or --kubeconfig",
-    ),
-    "error: context was not found for specified context: nope\n": (NoCluster, "nope"),
-    "Unable to connect to the server: tls: failed to verify certificate: x509: certificate signed by unknown authority\n": (
-        NoCluster,
-        "x509: certificate signed by unknown authority; see `kubectl config get-contexts`",
-    ),
-    "error: stat /nowhere/config: no such file or directory\n": (NoCluster, "/nowhere/config"),
-    "The connection to the server 127.0.0.1:41623 was refused - did you specify the right host or port?\n": (
-        ClusterSilent,
-        "127.0.0.1:41623 was refused",
-    ),
-    'E1121 16:27:45.781347   29813 memcache.go:265] "Unhandled Error" err="..."\n'
-    "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout\n": (
-        ClusterSilent,
-        "the cluster does not answer: Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout",
-    ),
-    'error: error validating "STDIN": error validating data: failed to download openapi: Get "https://127.0.0.1:1/openapi/v2": '
-    "dial tcp 127.0.0.1:1: connect: connection refused; if you choose to ignore these errors, turn validation off with "
-    "--validate=false\n": (
-        ClusterSilent,
-        'the cluster does not answer: Get "https://127.0.0.1:1/openapi/v2": dial tcp 127.0.0.1:1: connect: connection refused',
-    ),
-    "error: You must be logged in to the server (Unauthorized)\n": (NotLoggedIn, "not logged in"),
-    'Error from server (Forbidden): rljobs.marlaas.dev "x" is forbidden: User "ann" cannot get resource\n': (
-        AccessDenied,
-        'not allowed: rljobs.marlaas.dev "x" is forbidden: User "ann" cannot get resource; ask the platform team',
-    ),
-    'Error from server (NotFound): rljobs.marlaas.dev "x" not found\n': (
-        ObjectMissing,
-        'rljobs.marlaas.dev "x" not found',
-    ),
-    "error: something new\n": (CommandFailed, "something new"),
-    "": (CommandFailed, "without an error text"),
-}
+SEEN = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text())
 
 
-@pytest.mark.parametrize("stderr", SEEN)
-def test_what_kubectl_says_becomes_a_sentence_for_people(stderr: str) -> None:
-    kind, words = SEEN[stderr]
-    error = error_of(stderr)
-    assert type(error) is kind
-    assert words in str(error)
+@pytest.mark.parametrize("answer", SEEN, ids=[f"{answer['error']}-{at}" for at, answer in enumerate(SEEN)])
+def test_what_kubectl_says_becomes_a_sentence_for_people(answer: dict[str, str]) -> None:
+    error = error_of(answer["stderr"])
+    assert type(error) is getattr(errors, answer["error"])
+    assert answer["says"] in str(error)
 
 
 REFUSALS = {

@@ -43,19 +43,40 @@ def test_submit_applies_nothing_when_one_object_is_refused(shell: Shell) -> None
     assert shell.kubectl("get", "rljobs", "--output=name").split() == ["rljob.marlaas.dev/sums"]
 
 
-def test_a_manifest_that_is_wrong_in_itself_never_reaches_the_cluster(shell: Shell) -> None:
-    said = shell.run("submit", shell.write(shell.job.replace("steps: 8", "stepz: 8")), "--context=none")
-    assert said.code == 2
-    assert "job.yaml:8: spec.training.stepz: unknown field; did you mean 'steps'?" in said.err
+MEANT = "RLJob 'sum' does not exist in namespace NAMESPACE; did you mean 'sums'?"
+ELSEWHERE = "choose another namespace with -n NAMESPACE, or list all jobs with `marlaas watch -A`"
+MISSPELT = "job.yaml:8: spec.training.stepz: unknown field; did you mean 'steps'?"
+NOWHERE = "job.yaml:3: metadata.namespace: namespace nowhere does not exist in the cluster; create it: kubectl create namespace nowhere"
 
 
-def test_submit_says_which_namespace_is_missing(shell: Shell) -> None:
-    text = shell.job.replace("{name: sums}", "{name: sums, namespace: nowhere}")
-    said = shell.run("submit", shell.write(text))
-    assert said.code == 2
-    assert said.err.strip() == (
-        "job.yaml:3: metadata.namespace: namespace nowhere does not exist in the cluster; create it: kubectl create namespace nowhere"
-    )
+@pytest.mark.parametrize(
+    ("there", "words", "code", "sentence"),
+    [
+        *((True, (command, "sum"), 1, MEANT) for command in ("why", "suspend", "resume", "watch")),
+        (False, ("why", "sums"), 1, f"RLJob 'sums' does not exist in namespace NAMESPACE; {ELSEWHERE}"),
+        (
+            False,
+            ("watch",),
+            0,
+            "no RLJobs in namespace NAMESPACE; choose another one with -n NAMESPACE, or all with -A",
+        ),
+        (False, ("why", "sums", "--context=nope"), 1, "nope"),
+        (False, ("submit", "stepz: 8", "--context=none"), 2, MISSPELT),
+        (False, ("submit", "{name: sums, namespace: nowhere}"), 2, NOWHERE),
+    ],
+)
+def test_a_command_that_cannot_be_done_says_what_is_wrong(
+    shell: Shell, there: bool, words: tuple[str, ...], code: int, sentence: str
+) -> None:
+    """there: a job `sums` exists. The first word after `submit` is put into the manifest."""
+    if there:
+        shell.submit()
+    if words[0] == "submit":
+        text = shell.job.replace("{name: sums}" if "name" in words[1] else "steps: 8", words[1])
+        words = ("submit", shell.write(text), *words[2:])
+    said = shell.run(*words)
+    assert said.code == code
+    assert sentence.replace("namespace NAMESPACE", f"namespace {shell.namespace}") in said.err
 
 
 def test_submit_takes_jobs_alone(shell: Shell) -> None:
@@ -96,26 +117,11 @@ def test_suspend_and_resume_set_one_field_and_say_what_follows(shell: Shell) -> 
         == f"{shell.namespace}/sums: suspended: the job stops and frees its resources; kubectl marlaas resume sums -n {shell.namespace}"
     )
     assert shell.get("rljob", "sums")["spec"]["suspend"] is True
+    shell.submit()
+    assert shell.get("rljob", "sums")["spec"]["suspend"] is True, "submitting the manifest again does not resume it"
     assert "spec.suspend is already true" in shell.run("suspend", "sums").out
     assert "the job continues once it is admitted" in shell.run("resume", "sums").out
     assert shell.get("rljob", "sums")["spec"]["suspend"] is False
-
-
-def test_a_suspended_job_stays_suspended_when_its_manifest_is_submitted_again(shell: Shell) -> None:
-    shell.submit()
-    shell.run("suspend", "sums")
-    shell.submit()
-    assert shell.get("rljob", "sums")["spec"]["suspend"] is True
-
-
-def test_a_finished_job_can_not_be_suspended(shell: Shell) -> None:
-    shell.submit()
-    shell.set_status("rljob", "sums", {"phase": "Failed", "reason": "TooManyFaults"})
-    said = shell.run("suspend", "sums")
-    assert (said.code, said.err.strip()) == (
-        2,
-        f"{shell.namespace}/sums has failed: a finished job cannot be suspended",
-    )
 
 
 def test_why_names_the_pools_own_cause(shell: Shell) -> None:
@@ -160,14 +166,6 @@ def test_why_tells_the_last_warning_of_the_jobs_events(shell: Shell) -> None:
     assert "PodRefused: exceeded quota: pods=0." in shell.run("why", "sums").out
 
 
-@pytest.mark.parametrize("command", ["why", "suspend", "resume", "watch"])
-def test_a_name_that_is_not_there_brings_the_one_that_was_meant(shell: Shell, command: str) -> None:
-    shell.submit()
-    said = shell.run(command, "sum")
-    assert said.code == 1
-    assert said.err.strip() == f"RLJob 'sum' does not exist in namespace {shell.namespace}; did you mean 'sums'?"
-
-
 def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell: Shell) -> None:
     shell.submit(f"{shell.job}---\n{shell.job.replace('name: sums', 'name: other')}")
     shell.set_status(
@@ -181,23 +179,9 @@ def test_watch_ends_with_the_jobs_and_says_whether_one_failed(shell: Shell) -> N
     assert shell.run("watch", "sums").code == 0
     lines = [json.loads(line) for line in shell.run("watch", "sums", "--json").out.splitlines()]
     assert [line["phase"] for line in lines if line["type"] == "progress"] == ["Succeeded"]
-
-
-def test_watch_of_a_namespace_without_jobs_says_so(shell: Shell) -> None:
-    said = shell.run("watch")
-    assert (said.code, said.err.strip()) == (
-        0,
-        f"no RLJobs in namespace {shell.namespace}; choose another one with -n NAMESPACE, or all with -A",
-    )
-
-
-def test_a_job_that_is_looked_for_in_the_wrong_place_is_told_so(shell: Shell) -> None:
-    said = shell.run("why", "sums")
-    assert said.code == 1
-    assert (
-        said.err.strip()
-        == f"RLJob 'sums' does not exist in namespace {shell.namespace}; choose another namespace with -n NAMESPACE, or list all jobs with `marlaas watch -A`"
-    )
+    over = shell.run("suspend", "other")
+    sentence = f"{shell.namespace}/other has failed: a finished job cannot be suspended"
+    assert (over.code, over.err.strip()) == (2, sentence)
 
 
 def test_who_may_not_is_told_what_they_may_not_and_whom_to_ask(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,13 +208,6 @@ def test_a_tenant_who_sees_no_pools_and_no_events_still_gets_an_answer(
     assert said.code == 0
     assert "WaitingForPool" in said.out
     assert "Pool " not in said.out
-
-
-def test_a_context_that_is_not_there_is_said(shell: Shell) -> None:
-    said = shell.run("why", "sums", "--context=nope")
-    assert said.code == 1
-    assert said.err.startswith("no cluster is configured:")
-    assert "nope" in said.err
 
 
 def test_kubectl_runs_the_plugin(shell: Shell, tmp_path: Path) -> None:

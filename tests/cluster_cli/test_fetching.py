@@ -24,39 +24,22 @@ from marlaas_api.messages import JobDocument, Manifest, PolicyRecord
 from marlaas_api.wire import encode
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 8}}
+ARGUMENTS = ["--name=$(POD_NAME)", "--nats=nats://n:4222", "--blobs=file:///b", "--health=8081"]
 POD = {
     "metadata": {"namespace": "marlaas-system", "name": "marlaas-orchestrator-7f"},
-    "spec": {
-        "containers": [
-            {
-                "name": "orchestrator",
-                "args": ["--name=$(POD_NAME)", "--nats=nats://n:4222", "--blobs=file:///b", "--health=8081"],
-            }
-        ]
-    },
+    "spec": {"containers": [{"name": "orchestrator", "args": ARGUMENTS}]},
 }
+NEWEST = Published("policy", 7, "a/sums/7")
 
 
 async def test_the_pod_sends_the_files_of_the_version_that_the_bus_says() -> None:
     bus, blobs = MemoryServer().connect("test"), MemoryBlobs()
     await bus.ensure()
-    job = JobDocument(
-        namespace="a", job="sums", uid="u1", pool="tiny", tenant="a", spec=job_spec(RLJobSpec.model_validate(SPEC))
-    )
-    manifest = Manifest(
-        namespace="a",
-        job="sums",
-        uid="u1",
-        agent="policy",
-        version=3,
-        step=2,
-        parent=None,
-        rank=8,
-        files={"adapter_config.json": await blobs.put("a", "adapter_config.json", b"{}")},
-        state=None,
-        tensor_digests={},
-        probes=(),
-    )
+    identity: dict[str, Any] = {"namespace": "a", "job": "sums", "uid": "u1"}
+    job = JobDocument(**identity, pool="tiny", tenant="a", spec=job_spec(RLJobSpec.model_validate(SPEC)))
+    files = {"adapter_config.json": await blobs.put("a", "adapter_config.json", b"{}")}
+    trained: dict[str, Any] = {"parent": None, "rank": 8, "state": None, "tensor_digests": {}, "probes": ()}
+    manifest = Manifest(**identity, agent="policy", version=3, step=2, files=files, **trained)
     record = PolicyRecord(uid="u1", version=3, manifest=await blobs.put("a", "manifest", encode(manifest)))
     await (await bus.bucket(subjects.JOBS)).put(subjects.job_key("a", "sums"), encode(job))
     await (await bus.bucket(subjects.POLICY)).put(subjects.policy_key("a", "sums", "policy"), encode(record))
@@ -79,7 +62,7 @@ def _job(*agents: dict[str, Any]) -> ClusterJobView:
 
 def test_the_promoted_version_counts_and_otherwise_the_newest() -> None:
     newest = {"name": "policy", "policyVersion": 7, "adapter": "a/sums/7"}
-    assert published(_job(newest), None) == Published("policy", 7, "a/sums/7")
+    assert published(_job(newest), None) == NEWEST
     assert published(_job({**newest, "promotedVersion": 5}), "policy").version == 5
 
 
@@ -118,7 +101,7 @@ def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster: Callable
     kubectl = cluster("cat adapter.tar", [POD])
     target = tmp_path / "out"
     for _ in range(2):
-        fetch(kubectl, _job(), Published("policy", 7, "a/sums/7"), target)
+        fetch(kubectl, _job(), NEWEST, target)
     assert sorted(path.name for path in target.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert not (tmp_path / "outside").exists()
     assert (tmp_path / "calls").read_text().splitlines()[1] == (
@@ -132,7 +115,7 @@ def test_half_an_archive_is_no_adapter(cluster: Callable[..., Kubectl], tmp_path
     _archive(tmp_path / "adapter.tar", "adapter_config.json", "adapter_model.safetensors")
     kubectl = cluster(f"head -c {kept} adapter.tar", [POD])
     with pytest.raises(CommandFailed, match="the transfer of the adapter was incomplete"):
-        fetch(kubectl, _job(), Published("policy", 7, "a/sums/7"), tmp_path / "out")
+        fetch(kubectl, _job(), NEWEST, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -143,7 +126,7 @@ def test_the_working_folder_takes_an_adapter_too(
     kubectl = cluster(f"cat {tmp_path}/adapter.tar", [POD])
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    fetch(kubectl, _job(), Published("policy", 7, "a/sums/7"), Path())
+    fetch(kubectl, _job(), NEWEST, Path())
     assert (tmp_path / "here" / "adapter_config.json").is_file()
 
 
@@ -152,7 +135,7 @@ def test_a_folder_with_something_else_is_left_alone(cluster: Callable[..., Kubec
     target.mkdir()
     (target / "chapter-1").touch()
     with pytest.raises(InvalidInput, match="files other than an adapter"):
-        fetch(cluster("true", [POD]), _job(), Published("policy", 7, ""), target)
+        fetch(cluster("true", [POD]), _job(), NEWEST, target)
     assert (target / "chapter-1").exists()
 
 
@@ -163,9 +146,7 @@ def test_who_may_not_look_into_the_pod_is_told_where_the_adapter_lies(
     with pytest.raises(
         AccessDenied, match="is in the blob store under a/sums/7, from where the platform team can fetch it"
     ):
-        fetch(
-            cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), Published("policy", 7, "a/sums/7"), tmp_path / "o"
-        )
+        fetch(cluster(f"echo '{refusal}' >&2; exit 1", [POD]), _job(), NEWEST, tmp_path / "o")
 
 
 def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
@@ -173,13 +154,13 @@ def test_the_pods_own_words_are_told_and_nothing_is_written(cluster: Callable[..
         "echo 'job a/sums does not exist on the bus' >&2; echo 'command terminated with exit code 1' >&2; exit 1", [POD]
     )
     with pytest.raises(CommandFailed, match=r"^job a/sums does not exist on the bus$"):
-        fetch(kubectl, _job(), Published("policy", 7, ""), tmp_path / "out")
+        fetch(kubectl, _job(), NEWEST, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_without_an_orchestrator_there_is_nobody_to_ask(cluster: Callable[..., Kubectl], tmp_path: Path) -> None:
     with pytest.raises(ObjectMissing, match="no orchestrator pod runs"):
-        fetch(cluster("true", []), _job(), Published("policy", 7, ""), tmp_path / "out")
+        fetch(cluster("true", []), _job(), NEWEST, tmp_path / "out")
 
 
 def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(
@@ -188,5 +169,5 @@ def test_a_pod_elsewhere_that_calls_itself_the_orchestrator_is_never_asked(
     forged = {**POD, "metadata": {"namespace": "a-tenant", "name": "forged"}}
     kubectl = cluster("echo forged", [forged, POD])
     with pytest.raises(InvalidInput, match="namespaces a-tenant, marlaas-system have the orchestrator's labels"):
-        fetch(kubectl, _job(), Published("policy", 1, "a/sums/1"), tmp_path / "out")
+        fetch(kubectl, _job(), NEWEST, tmp_path / "out")
     assert "exec" not in (tmp_path / "calls").read_text()

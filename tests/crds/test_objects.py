@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.crds.client import Api, problems
-from tests.crds.table import parts, schema, take
+from tests.crds.table import schema, take
 
 from marlaas_api.kinds import KINDS, Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.problems import parse
@@ -144,16 +144,6 @@ def test_kubectl_prints_a_line_per_job_that_people_can_read(plane: ControlPlane)
 def test_one_word_lists_everything_of_marlaas(plane: ControlPlane) -> None:
     listed = plane.kubectl("get", "marlaas", "-o", "name").split()
     assert sorted(listed) == ["modelpool.marlaas.dev/full", "rljob.marlaas.dev/full", "tenant.marlaas.dev/full"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_kubectl_explains_every_field(plane: ControlPlane, kind: type[Kind]) -> None:
-    """Each object's page has each of its fields with the text of the schema."""
-    told = plane.kubectl("explain", "--recursive", kind.__name__.lower())
-    for path, part in parts(schema(kind)):
-        for name in part.get("properties", {}):
-            assert re.search(rf"^ *{name}\t<", told, re.MULTILINE), f"{path}.{name}"
-        assert part.get("description") or path.startswith("metadata") or path.endswith(("[]", "{}")), path
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The content of the operator's image: no fakes, no generators, and every package that its programs import."""
 
-import ast
 import os
 import re
 import shutil
@@ -10,6 +9,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from tests.chart.test_images import imported, normal
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "images/operator.Dockerfile").read_text()
@@ -48,24 +48,9 @@ def test_the_programs_need_no_fake_and_no_package_outside_of_the_lock(site: Path
     listed = subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True, check=True)
     files = [Path(line) for line in listed.stdout.splitlines()]
     assert all(file.is_relative_to(site) for file in files)
-    imported = {name for file in files for name in imports(file)} - sys.stdlib_module_names
+    packages = imported(*files)
     distributions = packages_distributions()
-    needed = {normal(distributions[name][0]) for name in imported if not name.startswith("marlaas")}
+    needed = {normal(distributions[name][0]) for name in packages}
     locked = {normal(name) for name in re.findall(r"(?m)^([\w.-]+)==", (ROOT / "locks/operator.txt").read_text())}
     assert {"aiohttp", "kopf", "prometheus-client"} <= needed
     assert needed <= locked
-
-
-def imports(file: Path) -> set[str]:
-    """Names of the packages that a file imports, also inside of functions."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").partition(".")[0])
-    return found
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.operator.objects import installation
 
 from marlaas_api.bus import BusRefused
 from marlaas_api.bus_nats import connect
@@ -12,19 +13,8 @@ from marlaas_api.bus_users import BusKeys, OperatorUser, OrchestratorUser, mint,
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_operator.cluster import target_of
 from marlaas_operator.cluster.memory import MemoryCluster
-from marlaas_operator.installation import BlobSettings, ImageSettings, Installation
+from marlaas_operator.installation import Installation
 from marlaas_operator.installed import NotWorking, available, bus_answers, kinds_served
-
-
-def installation(nats_url: str = "nats://127.0.0.1:1") -> Installation:
-    return Installation(
-        release="marlaas",
-        namespace="marlaas-system",
-        nats_url=nats_url,
-        bus_secret="marlaas-bus",
-        blobs=BlobSettings(url="memory://"),
-        worker_image=ImageSettings(name="worker"),
-    )
 
 
 async def deployed(cluster: MemoryCluster, **condition: str) -> None:
@@ -70,7 +60,7 @@ async def bus_with_users(tmp_path: Path) -> AsyncIterator[tuple[Installation, Pa
         bus = await connect(server.url, name="orchestrator", creds=orchestrator)
         await bus.ensure()
         await bus.close()
-        yield installation(server.url), creds
+        yield installation(natsUrl=server.url), creds
 
 
 async def test_the_bus_answers_who_has_a_credential(bus_with_users: tuple[Installation, Path]) -> None:

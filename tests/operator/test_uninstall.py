@@ -1,23 +1,19 @@
 """Before helm takes the operator away: what it made goes, what others made stays, and no finalizer of ours is left."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.operator import objects
+from tests.operator.objects import installation
 
-from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Target, Unavailable
+from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Resource, Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
-from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS, STATEFULSETS
-from marlaas_operator.installation import BlobSettings, ImageSettings, Installation
+from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, NETWORK_POLICIES, RLJOBS, SECRETS
+from marlaas_operator.installation import BlobSettings
 from marlaas_operator.uninstall import LeftBehind, clean_up, kept_text
 
-INSTALLATION = Installation(
-    release="marlaas",
-    namespace="marlaas-system",
-    nats_url="nats://bus:4222",
-    bus_secret="marlaas-bus",
-    blobs=BlobSettings(url="memory://"),
-    worker_image=ImageSettings(name="worker"),
-)
+INSTALLATION = installation()
 OURS = {"app.kubernetes.io/managed-by": "marlaas-operator", "app.kubernetes.io/instance": "marlaas"}
 
 
@@ -35,23 +31,17 @@ def sandbox(labels: dict[str, str] = OURS) -> list[dict[str, Any]]:
 
 
 def job(*finalizers: str) -> dict[str, Any]:
-    spec = {"poolRef": {"name": "p"}, "environment": {"name": "reverse"}, "agents": [{"name": "policy"}]}
-    held = body("marlaas.dev/v1alpha1", "RLJob", "team-a", "job", finalizers=list(finalizers))
-    return {**held, "spec": {**spec, "training": {"steps": 1}}}
+    made = objects.job("team-a", "job", "p")
+    return {**made, "metadata": {**made["metadata"], "finalizers": list(finalizers)}}
+
+
+def fails(verb: str, resource: Resource, error: Exception) -> Callable[[str, Target], Exception | None]:
+    return lambda called, target: error if (called, target.resource) == (verb, resource) else None
 
 
 @pytest.fixture
 async def cluster() -> MemoryCluster:
     return MemoryCluster("team-a", "marlaas-system")
-
-
-async def test_what_the_operator_made_goes_with_its_credentials(cluster: MemoryCluster) -> None:
-    workload = body("apps/v1", "StatefulSet", "marlaas-system", "p-rollout", labels=OURS)
-    for each in [*sandbox(), workload, body("v1", "Secret", "marlaas-system", "p-rollout", labels=OURS)]:
-        await cluster.create(each)
-    await clean_up(cluster, INSTALLATION)
-    for resource in (DEPLOYMENTS, STATEFULSETS, NETWORK_POLICIES, SECRETS):
-        assert await cluster.list(resource) == []
 
 
 ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}
@@ -72,11 +62,7 @@ async def test_a_foreign_secret_that_admission_protects_is_passed_over(
 ) -> None:
     for each in sandbox():
         await cluster.create(each)
-
-    def protected(verb: str, target: Target) -> Exception | None:
-        return error("touches only its own") if (verb, target.resource) == ("delete", SECRETS) else None
-
-    cluster.fail = protected
+    cluster.fail = fails("delete", SECRETS, error("touches only its own"))
     await clean_up(cluster, INSTALLATION)
     assert await cluster.list(DEPLOYMENTS) == []
 
@@ -84,23 +70,12 @@ async def test_a_foreign_secret_that_admission_protects_is_passed_over(
 async def test_what_may_not_be_deleted_keeps_no_finalizer_and_is_named_at_the_end(cluster: MemoryCluster) -> None:
     for each in [*sandbox(), job("marlaas.dev/job")]:
         await cluster.create(each)
-
-    def protected(verb: str, target: Target) -> Exception | None:
-        return Forbidden("the team's own rule") if (verb, target.resource) == ("delete", DEPLOYMENTS) else None
-
-    cluster.fail = protected
+    cluster.fail = fails("delete", DEPLOYMENTS, Forbidden("the team's own rule"))
     with pytest.raises(LeftBehind, match="the team's own rule"):
         await clean_up(cluster, INSTALLATION)
     assert await cluster.list(NETWORK_POLICIES) == []
     (released,) = await cluster.list(RLJOBS)
     assert not released["metadata"].get("finalizers")
-
-
-async def test_our_finalizers_come_off_and_others_stay(cluster: MemoryCluster) -> None:
-    await cluster.create(job("marlaas.dev/job", "example.com/theirs"))
-    await clean_up(cluster, INSTALLATION)
-    (kept,) = await cluster.list(RLJOBS)
-    assert kept["metadata"]["finalizers"] == ["example.com/theirs"]
 
 
 async def test_a_job_that_was_only_waiting_for_us_is_gone(cluster: MemoryCluster) -> None:
@@ -125,24 +100,20 @@ async def test_somebody_who_changes_the_object_meanwhile_makes_us_look_again(clu
 
 async def test_a_finalizer_that_could_not_be_taken_off_is_named(cluster: MemoryCluster) -> None:
     await cluster.create(job("marlaas.dev/job"))
-    cluster.fail = lambda verb, target: Conflict("changed") if verb == "patch" and target.resource == RLJOBS else None
+    cluster.fail = fails("patch", RLJOBS, Conflict("changed"))
     with pytest.raises(LeftBehind, match="RLJob team-a/job changed 60 times"):
         await clean_up(cluster, INSTALLATION)
 
 
-MADE_CLAIM = BlobSettings(url="file:///var/lib/marlaas/blobs", claim_name="marlaas-blobs")
-OBJECT_STORE = BlobSettings(url="s3://bucket/marlaas")
+OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_selector": None}
+CLAIMS = (
+    "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters)."
+)
 
 
 @pytest.mark.parametrize(
     ("fields", "kept"),
-    [
-        (
-            {"blobs": MADE_CLAIM, "nats_pod_selector": {"app": "nats"}},
-            "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained adapters).",
-        ),
-        ({"blobs": OBJECT_STORE}, "and Tenant, s3://bucket/marlaas (all trained adapters)."),
-    ],
+    [({}, CLAIMS), (OBJECT_STORE, "and Tenant, s3://bucket/marlaas (all trained adapters).")],
     ids=["claims", "elsewhere"],
 )
 def test_what_is_kept_is_said_with_the_command_that_deletes_it(fields: dict[str, Any], kept: str) -> None:
@@ -155,11 +126,7 @@ def test_what_is_kept_is_said_with_the_command_that_deletes_it(fields: dict[str,
 async def test_a_second_run_goes_on_where_a_crash_left_it(cluster: MemoryCluster) -> None:
     for each in [*sandbox(), job("marlaas.dev/job")]:
         await cluster.create(each)
-
-    def crash(verb: str, target: Target) -> Exception | None:
-        return Unavailable("gone away") if (verb, target.resource) == ("list", MODELPOOLS) else None
-
-    cluster.fail = crash
+    cluster.fail = fails("list", MODELPOOLS, Unavailable("gone away"))
     with pytest.raises(Unavailable):
         await clean_up(cluster, INSTALLATION)
     cluster.fail = lambda verb, target: None

@@ -34,25 +34,6 @@ async def test_nothing_acked_is_lost_when_the_server_is_killed_while_many_publis
     assert sorted(sequences) == [stored.sequence for stored in found]
 
 
-async def test_a_publish_under_way_when_the_server_dies_happens_once(server: EmbeddedNats, bus: Bus) -> None:
-    await server.kill()
-    waiting = asyncio.create_task(bus.publish(EPISODE, b"1", message_id="one", expect_last=0))
-    await server.restart()
-    sequence = await soon(waiting)
-    assert [stored.sequence for stored in await bus.replay(EPISODES, EPISODE)] == [sequence]
-
-
-async def test_a_waiting_fetch_lives_through_a_restart(server: EmbeddedNats, bus: Bus) -> None:
-    consumer = await bus.consumer(TASKS, "team-a_job", TASK)
-    waiting = asyncio.create_task(consumer.fetch(10, 60))
-    assert await soon(consumer.fetch(10, 0.05)) == []
-    await server.restart()
-    await persist(lambda: bus.publish(TASK, b"1", message_id="1"))
-    (delivery,) = await soon(waiting)
-    await delivery.ack()
-    assert await bus.replay(TASKS, TASK) == []
-
-
 async def test_every_task_is_worked_through_kills(server: EmbeddedNats, bus: Bus) -> None:
     for number in range(300):
         await bus.publish(TASK, b"%d" % number)
@@ -93,18 +74,6 @@ async def test_settling_what_a_killed_server_forgot_says_so_at_once(server: Embe
     assert await soon(consumer.fetch(1, 0.05)) == []
 
 
-async def test_a_watch_tells_everything_again_after_a_restart(server: EmbeddedNats, bus: Bus) -> None:
-    bucket = await bus.bucket(subjects.POLICY)
-    await bucket.put("team-a.job.agent", b"1")
-    await bucket.put("team-a.job.other", b"x")
-    async with bucket.watch("team-a.") as entries:
-        assert [(await soon(anext(entries))).data for _ in range(2)] == [b"1", b"x"]
-        await server.restart()
-        assert [(await soon(anext(entries))).data for _ in range(2)] == [b"1", b"x"]
-        await bucket.put("team-a.job.agent", b"2")
-        assert (await soon(anext(entries))).data == b"2"
-
-
 async def test_a_watch_hears_of_a_key_that_went_while_it_was_away(server: EmbeddedNats, bus: Bus) -> None:
     bucket = await bus.bucket(subjects.JOBS)
     await bucket.put("team-a.gone", b"1")
@@ -124,17 +93,6 @@ async def test_a_listener_hears_again_after_a_restart(server: EmbeddedNats, bus:
         await server.restart()
         await persist(lambda: bus.send("gen.team-a.job.agent", b"1"))
         assert (await soon(heard.get())).data == b"1"
-
-
-async def test_buckets_and_logs_are_there_after_a_restart(server: EmbeddedNats, bus: Bus) -> None:
-    bucket = await bus.bucket(subjects.POLICY)
-    revision = await bucket.create("team-a.job.agent", b"1")
-    await bus.publish(EPISODE, b"1")
-    await server.restart()
-    entry = await bucket.get("team-a.job.agent")
-    assert entry is not None
-    assert (entry.data, entry.revision) == (b"1", revision)
-    assert len(await bus.replay(EPISODES, EPISODE)) == 1
 
 
 async def test_a_graceful_stop_is_an_outage_like_any_other(server: EmbeddedNats, bus: Bus) -> None:

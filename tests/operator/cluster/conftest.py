@@ -4,15 +4,14 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.operator.objects import namespace
 
-from marlaas_operator.cluster import Body, Cluster, Target
+from marlaas_operator.cluster import Cluster, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, RLJOBS
 
 if TYPE_CHECKING:
     from marlaas_e2e.control_plane import ControlPlane
-
-TEAM: Body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}}
 
 
 @pytest.fixture(params=["memory", "api_server"])
@@ -26,7 +25,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     plane: ControlPlane = request.getfixturevalue("crds")
     gateway = await connect(plane.kubeconfig)
     try:
-        await gateway.apply(TEAM)
+        await gateway.apply(namespace("team-a"))
         yield gateway
         await _sweep(gateway)
     finally:

@@ -1,6 +1,7 @@
 """What the operator relies on of an API server: the real one and the fake that ships behave alike."""
 
 import pytest
+from tests.operator.objects import job
 
 from marlaas_operator.cluster import AlreadyExists, Body, Cluster, Conflict, Invalid, NotFound, Target
 from marlaas_operator.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, RLJOBS, Resource
@@ -12,20 +13,6 @@ def config(name: str, data: dict[str, str], namespace: str = "team-a", **metadat
         "kind": "ConfigMap",
         "metadata": {"name": name, "namespace": namespace, **metadata},
         "data": data,
-    }
-
-
-def job(name: str, **spec: object) -> Body:
-    return {
-        "apiVersion": "marlaas.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": name, "namespace": "team-a"},
-        "spec": {
-            "poolRef": {"name": "tiny"},
-            "environment": {"name": "arithmetic"},
-            "training": {"steps": 4, "groupsPerStep": 2},
-            **spec,
-        },
     }
 
 
@@ -136,7 +123,7 @@ async def test_a_patch_that_names_an_older_version_is_a_conflict(cluster: Cluste
 
 
 async def test_a_status_is_written_apart_and_only_the_spec_moves_the_generation(cluster: Cluster) -> None:
-    made = await cluster.create(job("apart"))
+    made = await cluster.create(job("team-a", "apart", "tiny"))
     target = at("apart", RLJOBS)
     await cluster.patch(target, {"status": {"phase": "Queued", "step": 1}, "spec": {"priority": 7}}, status=True)
     await cluster.patch(target, {"status": {"step": None, "steps": 4}}, status=True)
@@ -150,7 +137,7 @@ async def test_a_status_is_written_apart_and_only_the_spec_moves_the_generation(
 
 
 async def test_a_status_that_was_computed_from_an_older_version_is_not_written(cluster: Cluster) -> None:
-    made = await cluster.create(job("older"))
+    made = await cluster.create(job("team-a", "older", "tiny"))
     await cluster.patch(at("older", RLJOBS), {"spec": {"priority": 3}})
     stale = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}, "status": {"phase": "Failed"}}
     with pytest.raises(Conflict):
@@ -162,4 +149,4 @@ async def test_a_refusal_says_what_is_wrong_and_where(cluster: Cluster) -> None:
     with pytest.raises(Invalid, match=r"metadata\.name"):
         await cluster.apply(config("Not_A_Name", {}))
     with pytest.raises(Invalid, match=r"spec\.training\.steps"):
-        await cluster.create(job("wrong", training={"steps": -1, "groupsPerStep": 2}))
+        await cluster.create(job("team-a", "wrong", "tiny", training={"steps": -1, "groupsPerStep": 2}))

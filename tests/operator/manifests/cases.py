@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.operator.objects import installation as make_installation
 
 from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool, RLJob, SandboxBounds
@@ -20,22 +21,13 @@ from marlaas_operator.snapshot import Meta
 
 GOLDEN = Path(__file__).with_name("golden")
 CASES = sorted(path.name.removesuffix(".in.yaml") for path in GOLDEN.glob("*.in.yaml"))
-PLAIN = {
-    "release": "marlaas",
-    "namespace": "marlaas-system",
-    "natsUrl": "nats://marlaas-nats.marlaas-system.svc:4222",
-    "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": "marlaas"},
-    "busSecret": "marlaas-bus",
-    "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": "marlaas-blobs"},
-    "workerImage": {"name": "registry.example/marlaas-worker:0.1.0"},
-}
 
 
 def manifests(case: str) -> list[Manifest]:
     """What the operator makes of a case's objects, as JSON has it."""
     objects = {body["kind"]: body for body in yaml.safe_load_all((GOLDEN / f"{case}.in.yaml").read_text())}
     given = {key: value for key, value in objects.pop("Installation", {}).items() if key != "kind"}
-    installation = Installation.model_validate({**PLAIN, **given})
+    installation = make_installation(**given)
     found = _sandbox(objects, installation) if "RLJob" in objects else _pool(objects, installation)
     return [json.loads(json.dumps(manifest)) for manifest in found]
 

@@ -7,6 +7,7 @@ from typing import Any
 _VOLUMES = frozenset(
     {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "projected", "downwardAPI", "csi", "ephemeral"}
 )
+_PROFILES = {"seLinuxOptions", "windowsOptions", "procMount", "appArmorProfile", "sysctls"}
 
 
 def violations(pod: Mapping[str, Any]) -> list[str]:
@@ -15,14 +16,18 @@ def violations(pod: Mapping[str, Any]) -> list[str]:
 
 
 def beyond(pod: Mapping[str, Any]) -> list[str]:
-    """What the pod breaks of our own rules: no API token, a read-only root, memory bounded, the last words kept."""
-    found = [] if pod.get("automountServiceAccountToken") is False else ["an API token is mounted"]
+    """What the pod breaks of our own rules: a read-only root, the last words kept."""
+    found = []
     for container in _containers(pod):
         if not container["securityContext"].get("readOnlyRootFilesystem"):
             found.append(f"{container['name']}: its root can be written")
         if container.get("terminationMessagePolicy") != "FallbackToLogsOnError":
             found.append(f"{container['name']}: its last words are lost")
     return found
+
+
+def holds_token(pod: Mapping[str, Any]) -> bool:
+    return pod.get("automountServiceAccountToken") is not False
 
 
 def _pod(pod: Mapping[str, Any]) -> Iterator[str]:
@@ -32,8 +37,7 @@ def _pod(pod: Mapping[str, Any]) -> Iterator[str]:
     for volume in pod.get("volumes", ()):
         if not set(volume) - {"name"} <= _VOLUMES:
             yield f"volume {volume['name']}"
-    if pod.get("securityContext", {}).get("sysctls"):
-        yield "sysctls"
+    yield from _PROFILES & set(pod.get("securityContext", {}))
 
 
 def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -45,8 +49,9 @@ def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator
     context = {**pod.get("securityContext", {}), **own}
     if own.get("allowPrivilegeEscalation") is not False:
         yield "allowPrivilegeEscalation"
-    if own.get("privileged") or own.get("procMount", "Default") != "Default":
+    if own.get("privileged"):
         yield "privileged"
+    yield from _PROFILES & set(own)
     if context.get("runAsNonRoot") is not True or context.get("runAsUser") == 0:
         yield "runAsNonRoot"
     if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):

@@ -5,11 +5,6 @@ import pytest
 from marlaas_operator.manifests.pods import sandbox_name, stamped, workers_name
 
 
-def test_a_short_name_is_itself():
-    assert sandbox_name("sums") == "sums-sandbox"
-    assert workers_name("tiny", "rollout") == "tiny-rollout"
-
-
 def test_a_pool_whose_name_begins_with_a_digit_has_a_service_that_does_not():
     assert workers_name("7b", "rollout").startswith("p-7b-rollout-")
     assert workers_name("7b", "rollout") != workers_name("p-7b", "rollout")

@@ -34,8 +34,7 @@ def test_where_workers_run_is_none_of_their_business(spec):
 
 
 @pytest.mark.parametrize(
-    ("workers", "threads"),
-    [({}, None), ({"cpu": "3500m"}, 4), ({"cpu": "100m"}, 1), ({"cpu": "8", "threads": 2}, 2)],
+    ("workers", "threads"), [({}, None), ({"cpu": "3500m"}, 4), ({"cpu": "100m"}, 1), ({"cpu": "8", "threads": 2}, 2)]
 )
 def test_a_worker_that_asked_for_some_cores_computes_on_as_many(workers, threads):
     assert pool_document(modelpool(rollout=workers)).spec.rollout.threads == threads

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.operator import objects
+from tests.operator.objects import installation
+
 from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import JobDocument, Phase, Progress
-from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.pods import sandbox_name
 from marlaas_operator.manifests.sandbox import Sandbox, sandbox_objects
 from marlaas_operator.pod_facts import ContainerFacts, PodFacts
@@ -15,54 +17,23 @@ from marlaas_operator.snapshot import BusState, JobLoad, JobSnapshot, Meta, Pool
 
 NOW = 1_800_000_000.0
 AWAKE = BusState(available=True, since=0.0)
-INSTALLATION = Installation.model_validate(
-    {
-        "release": "marlaas",
-        "namespace": "marlaas-system",
-        "natsUrl": "nats://marlaas-nats.marlaas-system.svc:4222",
-        "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": "marlaas"},
-        "busSecret": "marlaas-bus",
-        "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": "marlaas-blobs"},
-        "workerImage": {"name": "registry.example/marlaas-worker:0.1.0"},
-    }
-)
+INSTALLATION = installation()
 META = Meta(name="sums", uid="u1", namespace="team-a", created_at=NOW - 100, finalizers=(FINALIZER,))
 
 
 def rljob(spec: dict[str, Any] | None = None, **environment: Any) -> RLJob:
     """A job of team-a; what is given replaces parts of its spec and of its environment."""
     where = environment if "image" in environment else {"name": "reverse", **environment}
-    plain = {"poolRef": {"name": "tiny"}, "environment": where, "training": {"steps": 40}}
-    return RLJob.model_validate(
-        {
-            "apiVersion": "marlaas.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "sums", "namespace": "team-a", "uid": "u1"},
-            "spec": {**plain, **(spec or {})},
-        }
-    )
+    plain = {"environment": where, "training": {"steps": 40}}
+    return RLJob.model_validate(objects.job("team-a", "sums", "tiny", **{**plain, **(spec or {})}))
 
 
 def modelpool(**spec: Any) -> ModelPool:
-    return ModelPool.model_validate(
-        {
-            "apiVersion": "marlaas.dev/v1alpha1",
-            "kind": "ModelPool",
-            "metadata": {"name": "tiny", "uid": "p1"},
-            "spec": {"model": {"builtin": "tiny"}, **spec},
-        }
-    )
+    return ModelPool.model_validate(objects.pool("tiny", **spec))
 
 
 def tenant(name: str, *namespaces: str, weight: float = 1.0) -> Tenant:
-    return Tenant.model_validate(
-        {
-            "apiVersion": "marlaas.dev/v1alpha1",
-            "kind": "Tenant",
-            "metadata": {"name": name},
-            "spec": {"namespaces": list(namespaces), "weight": weight},
-        }
-    )
+    return Tenant.model_validate(objects.tenant(name, *namespaces, weight=weight))
 
 
 def document(job: RLJob | None = None, **changes: Any) -> JobDocument:

@@ -1,18 +1,30 @@
-"""From a pod's own status, as the kubelet writes it, to one reason and its words."""
+"""From a pod's own status, as the kubelet writes it, to one reason and its words; and what a job says of a pod that it lacks."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator.policies.scenes import (
+    INSTALLATION,
+    NOW,
+    container,
+    crashed,
+    document,
+    modelpool,
+    new,
+    pod,
+    queued,
+    rljob,
+    running,
+)
+from tests.operator.policies.test_job_status import conditions, status
 
 from marlaas_operator.pod_facts import first_fault, pod_facts, pod_fault, refusal_of
+from marlaas_operator.policies.job import plan_job
+from marlaas_operator.snapshot import BusState
 
-TRACEBACK = """2026-11-21T16:00:00.000Z INFO sandbox-0 marlaas_worker: sandbox starts
-2026-11-21T16:00:01.000Z CRITICAL sandbox-0 marlaas_worker: no environment is called 'revers'
-    Traceback (most recent call last):
-      File "x.py", line 1
-    marlaas_api.errors.InvalidInput: no environment is called 'revers'
-"""
+SCENES = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
 
 
 def fault(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
@@ -30,9 +42,9 @@ def facts(containers="[]", init="[]", conditions="[]", phase="Pending", **meta):
     return pod_facts({"metadata": {"name": "p-0", "labels": labels, **meta}, "status": status})
 
 
-def one(state, last=None, **fields):
+def one(state, lastState=None, **fields):  # noqa: N803 - as the kubelet writes it
     container = {"name": "supervisor", "image": "w:1", "ready": False, "restartCount": 0, "state": state}
-    return yaml.safe_dump([{**container, "lastState": last or {}, **fields}])
+    return yaml.safe_dump([{**container, "lastState": lastState or {}, **fields}])
 
 
 def ended(code, reason="Error", message=""):
@@ -40,80 +52,12 @@ def ended(code, reason="Error", message=""):
 
 
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
-CASES = [
-    ("nothing is known yet", one({"waiting": {"reason": "ContainerCreating"}}), None),
-    ("starting", one({"running": {}}), None),
-    ("started again after a drain", one({"running": {}}, ended(0, "Completed")), None),
-    ("crash", one(ended(1, message=TRACEBACK)), ("ContainerCrashing", "no environment is called 'revers'")),
-    ("crash, waiting", one(BACK_OFF, ended(1, message="ValueError: x")), ("ContainerCrashing", "ValueError: x")),
-    ("crash, trying again", one({"running": {}}, ended(1, message="x")), ("ContainerCrashing", "x")),
-    (
-        "last words that a terminal would obey",
-        one(BACK_OFF, ended(1, message="ValueError: \x1b[2Jall is well")),
-        ("ContainerCrashing", r"ValueError: \x1b[2Jall is well"),
-    ),
-    (
-        "an image whose name a terminal would obey",
-        one(
-            {"waiting": {"reason": "InvalidImageName", "message": "couldn't parse \x1b]0;x\x07"}}, image="\x1b]0;x\x07"
-        ),
-        ("ImageCannotBePulled", r"image \x1b]0;x\x07: couldn't parse \x1b]0;x\x07"),
-    ),
-    (
-        "silent crash",
-        one(ended(3)),
-        ("ContainerCrashing", "container supervisor ended with exit code 3 and wrote no message"),
-    ),
-    ("killed", one({"running": {}}, ended(137)), ("ContainerCrashing", "container supervisor was killed")),
-    (
-        "out of memory",
-        one(BACK_OFF, ended(137, "OOMKilled")),
-        ("ContainerOutOfMemory", "container supervisor exceeded its memory limit"),
-    ),
-    (
-        "pull refused",
-        one({"waiting": {"reason": "ErrImagePull", "message": "not found"}}),
-        ("ImageCannotBePulled", "image w:1: not found"),
-    ),
-    (
-        "pull waits, new kubelet",
-        one(
-            {
-                "waiting": {
-                    "reason": "ImagePullBackOff",
-                    "message": 'Back-off pulling image "w:1": ErrImagePull: not found',
-                }
-            }
-        ),
-        ("ImageCannotBePulled", "image w:1: not found"),
-    ),
-    (
-        "pull waits, old kubelet",
-        one({"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "w:1"'}}),
-        ("ImageCannotBePulled", "image w:1"),
-    ),
-    (
-        "bad image name",
-        one({"waiting": {"reason": "InvalidImageName", "message": "cannot parse"}}),
-        ("ImageCannotBePulled", "image w:1: cannot parse"),
-    ),
-    (
-        "missing secret",
-        one({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "k" not found'}}),
-        ("ConfigMissing", 'secret "k" not found'),
-    ),
-    (
-        "missing program",
-        one({"waiting": {"reason": "RunContainerError", "message": 'exec: "serve": not found'}}),
-        ("ContainerCrashing", 'exec: "serve": not found'),
-    ),
-]
 
 
-@pytest.mark.parametrize(("name", "containers", "expected"), CASES, ids=[case[0] for case in CASES])
-def test_what_a_container_says_becomes_a_reason_and_its_own_words(name, containers, expected):
-    found = fault(containers)
-    assert (None if found is None else (found.reason, found.message)) == expected
+@pytest.mark.parametrize("scene", SCENES, ids=[scene["scene"] for scene in SCENES])
+def test_what_a_container_says_becomes_a_reason_and_its_own_words(scene):
+    found = fault(one(**scene["container"]))
+    assert (found and found.reason, found and found.message) == (scene.get("reason"), scene.get("says"))
 
 
 @pytest.mark.parametrize(
@@ -159,25 +103,15 @@ def evicted(message, name="p-0", created_at=1.0):
     return replace(facts(phase="Failed"), name=name, reason="Evicted", message=message, created_at=created_at)
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (FULL, "it was evicted: " + FULL.strip()),
-        (
-            'Container supervisor exceeded its local ephemeral storage limit "1Gi". ',
-            'it was evicted: Container supervisor exceeded its local ephemeral storage limit "1Gi".',
-        ),
-        (SHORT, None),
-        ("Pod was rejected: The node had condition: [DiskPressure]. ", None),
-    ],
-)
-def test_a_pod_that_was_evicted_for_what_it_wrote_itself_is_at_fault_and_one_whose_node_was_short_is_not(
-    message, expected
-):
+@pytest.mark.parametrize("message", [FULL, 'Container supervisor exceeded its local ephemeral storage limit "1Gi". '])
+def test_a_pod_that_was_evicted_for_what_it_wrote_itself_is_at_fault(message):
     found = pod_fault(evicted(message))
-    assert (None if found is None else (found.reason, found.message)) == (
-        None if expected is None else ("ContainerCrashing", expected)
-    )
+    assert (found.reason, found.message) == ("ContainerCrashing", f"it was evicted: {message.strip()}")
+
+
+@pytest.mark.parametrize("message", [SHORT, "Pod was rejected: The node had condition: [DiskPressure]. "])
+def test_a_pod_whose_node_was_short_is_not_at_fault(message):
+    assert pod_fault(evicted(message)) is None
 
 
 def test_an_eviction_is_told_until_a_pod_that_was_made_later_serves():
@@ -208,3 +142,77 @@ def test_a_deployment_without_trouble_refuses_nothing():
     fine = {"status": {"conditions": [{"type": "Available", "status": "True"}]}}
     assert refusal_of(fine) is None
     assert refusal_of(None) is None
+
+
+QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
+
+
+def serving(*components):
+    return tuple(pod(component) for component in components)
+
+
+STARTING = pod("rollout", container("rollout", running=True), ready=False)
+LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "message"),
+    [
+        (
+            {"pool_pods": (STARTING, *serving("trainer"))},
+            "RolloutStarting",
+            "rollout-0 of pool tiny is starting; the job continues when it is ready",
+        ),
+        (
+            {"pool_pods": serving("rollout")},
+            "TrainerStarting",
+            "pool tiny has no trainer worker yet; the job continues when it is ready",
+        ),
+        ({"pool_pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}, "Training", None),
+        (
+            {"bus": LEADERLESS},
+            "WaitingForOrchestrator",
+            "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost",
+        ),
+        ({"bus": replace(LEADERLESS, leaderless_since=NOW - 1)}, "Training", None),
+    ],
+)
+def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(fields, reason, message):
+    found = status(running(**fields))
+    assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
+
+
+def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
+    scene = running(bus=replace(LEADERLESS, leaderless_since=NOW - 1))
+    assert plan_job(scene, INSTALLATION, NOW).requeue_s == 2.0
+
+
+def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
+    waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
+    found = status(replace(waits, pool_pods=(STARTING,)))
+    expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job continues when it is ready"
+    assert (found["reason"], found["message"]) == ("WaitingForPool", expected)
+
+
+def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
+    scene = running(pods=())
+    (key,) = [key for key in scene.owned if key[0] == "Deployment"]
+    found = status(replace(scene, owned={**scene.owned, key: {**scene.owned[key], **QUOTA}}))
+    assert (found["reason"], found["message"]) == ("PodRefused", "exceeded quota")
+
+
+def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool():
+    broken = (crashed("boom", component="rollout"),)
+    waits = new(document=document(), progress=queued("WaitingForPool"), pool_pods=broken)
+    assert status(waits)["reason"] == "ContainerCrashing"
+    assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
+    assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
+
+
+def test_a_queued_job_whose_pool_shrank_below_it_says_so_and_goes_on_when_it_grows():
+    waits = queued("WaitingForPool", "needs 12 adapter slots and there are 8 in a replica that serves now")
+    job = rljob({"training": {"steps": 40, "maxStaleness": 10}})
+    shrunk = new(job=job, document=document(job), progress=waits, pool=modelpool(adapterSlots=8))
+    [admitted] = [one for one in status(shrunk)["conditions"] if one["type"] == "Admitted"]
+    assert (status(shrunk)["reason"], admitted["reason"]) == ("NeverFits", "NeverFits")
+    assert status(replace(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"

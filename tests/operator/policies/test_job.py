@@ -136,11 +136,6 @@ def test_a_job_that_no_pool_could_run_fails_at_once_whether_its_pool_is_there_or
         assert plan(replace(failed, pool=modelpool(adapterSlots=64))).empty
 
 
-def test_the_document_says_when_the_job_was_created():
-    [write] = plan(new()).actions
-    assert write.document.created_at == META.created_at
-
-
 def test_a_job_that_waits_for_its_pool_is_handed_over_when_the_pool_comes():
     waiting = told(new(pool=None))
     assert kinds(plan(replace(waiting, pool=modelpool())).actions) == ["WriteDocument"]
@@ -179,11 +174,6 @@ def test_an_earlier_job_of_the_same_name_is_forgotten_before_this_one_is_handed_
     assert plan(new(document=left.model_copy(update={"deleted": True}))).actions == ()
 
 
-def test_an_admitted_job_gets_its_sandbox_guards_first():
-    applied = plan(snapshot()).actions
-    assert kinds(applied) == ["ServiceAccount", "NetworkPolicy", "Secret", "Deployment"]
-
-
 def test_a_running_job_in_a_steady_state_needs_nothing():
     assert plan(told(running())) == Plan(requeue_s=600.0)
 
@@ -195,12 +185,6 @@ def test_a_sandbox_waits_for_its_credential():
 
 def test_a_renewed_credential_is_written_before_the_deployment_that_says_so():
     assert kinds(plan(told(running(credential="renewed"))).actions) == ["Secret", "Deployment"]
-
-
-@pytest.mark.parametrize("kind", ["ServiceAccount", "NetworkPolicy", "Deployment"])
-def test_an_owned_object_that_was_deleted_comes_back(kind):
-    owned = {key: body for key, body in owned_sandbox().items() if key[0] != kind}
-    assert kind in kinds(plan(running(owned=owned)).actions)
 
 
 def test_a_secret_that_was_deleted_comes_back_when_a_pod_cannot_begin():

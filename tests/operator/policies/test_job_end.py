@@ -35,10 +35,6 @@ def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
 FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
 
 
-def test_a_job_that_could_never_run_goes_by_its_ttl_too():
-    assert plan(told(new(job=FROZEN)), NOW + 61).actions == (DeleteObject("u1"),)
-
-
 def test_a_job_that_waits_for_a_larger_pool_is_not_deleted_by_its_ttl():
     waits = told(new(job=rljob({"ttlSecondsAfterFinished": 60}), pool=modelpool(adapterSlots=1)))
     assert plan(waits, NOW + 1e6).empty

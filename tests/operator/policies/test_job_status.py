@@ -1,4 +1,4 @@
-"""The columns and the conditions of a job's status."""
+"""The columns and the conditions of a job's status, and its events: one for each transition."""
 
 from dataclasses import replace
 
@@ -140,7 +140,6 @@ NO_NODE = pod("sandbox", ready=False, unschedulable="0/1 nodes are available: 1 
 NO_SECRET = pod("sandbox", container(waiting="CreateContainerConfigError", message='secret "k" not found'), ready=False)
 OOM = pod("sandbox", container(exit_code=137, exit_reason="OOMKilled", restarts=1), ready=False)
 NO_MODEL = pod("rollout", container("model", init=True, exit_code=2, last_words="no model at /m"), ready=False)
-QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
 
 
 @pytest.mark.parametrize(
@@ -185,80 +184,79 @@ def test_a_tenant_that_does_not_parse_takes_no_running_job_away_from_itself():
     assert not any(isinstance(action, WriteDocument) for action in kept.actions)
 
 
-def serving(*components):
-    return tuple(pod(component) for component in components)
-
-
-STARTING = pod("rollout", container("rollout", running=True), ready=False)
-LEADERLESS = BusState(available=True, since=0.0, leaderless_since=NOW - 4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason", "message"),
-    [
-        (
-            {"pool_pods": (STARTING, *serving("trainer"))},
-            "RolloutStarting",
-            "rollout-0 of pool tiny is starting; the job continues when it is ready",
-        ),
-        (
-            {"pool_pods": serving("rollout")},
-            "TrainerStarting",
-            "pool tiny has no trainer worker yet; the job continues when it is ready",
-        ),
-        ({"pool_pods": (STARTING, pod("rollout", name="rollout-1"), *serving("trainer"))}, "Training", None),
-        (
-            {"bus": LEADERLESS},
-            "WaitingForOrchestrator",
-            "no orchestrator holds the leader lease; tasks that were issued are still played and trained, and no data is lost",
-        ),
-        ({"bus": replace(LEADERLESS, leaderless_since=NOW - 1)}, "Training", None),
-    ],
-)
-def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(fields, reason, message):
-    found = status(running(**fields))
-    assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
-
-
-def test_an_orchestrator_that_is_missed_is_looked_at_again_in_time():
-    scene = running(bus=replace(LEADERLESS, leaderless_since=NOW - 1))
-    assert plan_job(scene, INSTALLATION, NOW).requeue_s == 2.0
-
-
-def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
-    waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
-    found = status(replace(waits, pool_pods=(STARTING,)))
-    expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job continues when it is ready"
-    assert (found["reason"], found["message"]) == ("WaitingForPool", expected)
-
-
-def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
-    scene = running(pods=())
-    (key,) = [key for key in scene.owned if key[0] == "Deployment"]
-    found = status(replace(scene, owned={**scene.owned, key: {**scene.owned[key], **QUOTA}}))
-    assert (found["reason"], found["message"]) == ("PodRefused", "exceeded quota")
-
-
-def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool():
-    broken = (crashed("boom", component="rollout"),)
-    waits = new(document=document(), progress=queued("WaitingForPool"), pool_pods=broken)
-    assert status(waits)["reason"] == "ContainerCrashing"
-    assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
-    assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
-
-
-def test_a_queued_job_whose_pool_shrank_below_it_says_so_and_goes_on_when_it_grows():
-    waits = queued("WaitingForPool", "needs 12 adapter slots and there are 8 in a replica that serves now")
-    job = rljob({"training": {"steps": 40, "maxStaleness": 10}})
-    shrunk = new(job=job, document=document(job), progress=waits, pool=modelpool(adapterSlots=8))
-    [admitted] = [one for one in status(shrunk)["conditions"] if one["type"] == "Admitted"]
-    assert (status(shrunk)["reason"], admitted["reason"]) == ("NeverFits", "NeverFits")
-    assert status(replace(shrunk, pool=modelpool(adapterSlots=16)))["reason"] == "WaitingForPool"
-
-
 def test_a_final_status_stays_when_the_bus_has_forgotten_everything():
     ended = running(progress=progress(Phase.SUCCEEDED, "Finished", step=40, finished_at=NOW), owned={}, pods=())
     forgotten = replace(ended, status=status(ended), document=None, progress=None)
     found = plan_job(forgotten, INSTALLATION, NOW)
     assert found.status is None
     assert found.actions == ()
+
+
+def events(before, scene, now=NOW):
+    """Events when the scene comes after another whose status was written."""
+    stored = {key: value for key, value in status(before).items() if value is not None}
+    return [(event.type, event.reason) for event in plan_job(replace(scene, status=stored), INSTALLATION, now).events]
+
+
+def test_a_fault_begins_and_ends_with_one_event_each_and_goes_away_by_itself():
+    broken = running(pods=(crashed(),))
+    assert events(running(), broken) == [("Warning", "ContainerCrashing")]
+    assert events(broken, running()) == [("Normal", "Recovered"), ("Normal", "SandboxReady")]
+    assert events(broken, broken) == []
+
+
+@pytest.mark.parametrize("other", ["ErrImagePull", "ImagePullBackOff"])
+def test_an_image_that_is_tried_again_and_again_is_told_once(other):
+    assert events(running(pods=(PULLING,)), running(pods=(pulling(other),))) == []
+
+
+QUEUED = new(document=document(), progress=queued())
+SUCCEEDED = running(progress=progress(Phase.SUCCEEDED, "Finished"))
+FAILED = running(progress=progress(Phase.FAILED, "TooManyFaults", message="x"))
+SUSPENDED = running(progress=progress(Phase.SUSPENDED, "Suspended"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (QUEUED, running(pods=()), [("Normal", "Admitted")]),
+        (running(pods=()), running(), [("Normal", "SandboxReady")]),
+        (running(), SUCCEEDED, [("Normal", "Finished")]),
+        (running(), FAILED, [("Warning", "TooManyFaults")]),
+        (running(pods=(crashed(),)), FAILED, [("Warning", "TooManyFaults")]),
+        (running(), SUSPENDED, [("Normal", "Suspended")]),
+        (QUEUED, SUSPENDED, [("Normal", "Suspended")]),
+        (SUSPENDED, QUEUED, [("Normal", "WaitingForSlots")]),
+        (SUSPENDED, running(pods=()), [("Normal", "Admitted")]),
+        (running(), running(meta=replace(META, deleted_at=NOW)), [("Normal", "Deleting")]),
+        (QUEUED, new(document=document(), progress=queued("WaitingForPool")), []),
+    ],
+)
+def test_one_event_for_each_real_transition(before, after, expected):
+    assert events(before, after) == expected
+
+
+@pytest.mark.parametrize(
+    ("pool", "reason"), [({"adapterSlots": 1}, "NeverFits"), ({"namespaces": ["team-b"]}, "NamespaceNotAllowed")]
+)
+def test_a_job_that_does_not_fit_its_pool_is_told_once_with_a_warning_and_its_condition_says_so(pool, reason):
+    misfit = new(pool=modelpool(**pool))
+    found = plan_job(misfit, INSTALLATION, NOW)
+    assert [(event.type, event.reason) for event in found.events] == [("Warning", reason)]
+    [admitted] = [one for one in found.status["conditions"] if one["type"] == "Admitted"]
+    assert (admitted["status"], admitted["reason"]) == ("False", reason)
+    assert "The job starts once the pool is changed" in admitted["message"]
+    assert events(misfit, misfit) == []
+
+
+def test_a_pool_that_is_not_there_is_told_once():
+    found = plan_job(new(pool=None), INSTALLATION, NOW)
+    assert [(event.type, event.reason) for event in found.events] == [("Warning", "PoolNotFound")]
+    assert events(new(pool=None), new(pool=None)) == []
+
+
+def test_a_fault_that_is_a_book_is_clipped_to_what_the_server_takes():
+    found = plan_job(running(progress=progress(Phase.FAILED, "TooManyFaults", message="→" * 99_999)), INSTALLATION, NOW)
+    assert len(found.status["message"]) == 4096
+    assert all(len(condition["message"]) <= 4096 for condition in found.status["conditions"])
+    assert all(len(event.message.encode()) <= 1000 for event in found.events)

@@ -3,8 +3,10 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.operator.real.harness import OperatorHarness, namespace, rigged
+from tests.operator.objects import namespace
+from tests.operator.real.harness import OperatorHarness, rigged
 from tests.operator.real.orchestrators import ScriptedOrchestrator
+from tests.operator.real.proxy import Proxy
 
 from marlaas_e2e.control_plane import ControlPlane
 
@@ -22,3 +24,9 @@ async def orchestrator(harness: OperatorHarness) -> AsyncIterator[ScriptedOrches
     async with ScriptedOrchestrator(bus).running() as orchestrator:
         yield orchestrator
     await bus.close()
+
+
+@pytest.fixture
+async def proxy(harness: OperatorHarness) -> AsyncIterator[Proxy]:
+    async with Proxy(harness.plane).running() as proxy:
+        yield proxy

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import re
 import sys
@@ -9,12 +10,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.operator.objects import SYSTEM, installation, job, namespace, pool
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 
 from marlaas_api.bus_nats import NatsBus
@@ -26,50 +28,13 @@ from marlaas_e2e.processes import Daemon
 from marlaas_operator.bus_keys import ensure_keys
 from marlaas_operator.cluster import Body, NotFound, Target
 from marlaas_operator.cluster.api_server import ApiServer, connect
-from marlaas_operator.cluster.resources import (
-    EVENTS,
-    KINDS,
-    MANAGED,
-    MODELPOOLS,
-    OWNED,
-    RLJOBS,
-    SECRETS,
-    target_of,
-)
+from marlaas_operator.cluster.resources import EVENTS, KINDS, MANAGED, MODELPOOLS, OWNED, RLJOBS, SECRETS, target_of
 from marlaas_operator.installation import Installation
 from marlaas_operator.policies.conditions import CONTROLLER
 
-SYSTEM = "marlaas-system"
 PATIENCE_S = 60.0
 SANDBOX = {"Deployment one-sandbox", "NetworkPolicy one-sandbox", "Secret one-sandbox", "ServiceAccount one-sandbox"}
 _PORT = re.compile(r"health and metrics on port (\d+)\n")
-
-
-def pool(name: str, **spec: object) -> Body:
-    return {
-        "apiVersion": "marlaas.dev/v1alpha1",
-        "kind": "ModelPool",
-        "metadata": {"name": name},
-        "spec": {"model": {"builtin": "tiny"}, **spec},
-    }
-
-
-def job(namespace: str, name: str, pool: str, **spec: object) -> Body:
-    return {
-        "apiVersion": "marlaas.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "poolRef": {"name": pool},
-            "environment": {"name": "arithmetic"},
-            "training": {"steps": 4, "groupsPerStep": 2},
-            **spec,
-        },
-    }
-
-
-def namespace(name: str) -> Body:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
 @dataclass
@@ -89,14 +54,14 @@ class OperatorHarness:
     def start_operator(
         self, *, failpoint: str = "", kubeconfig: Path | None = None, watch_s: int = 45, variant: str = ""
     ) -> Daemon:
-        """Start a new operator process; it is killed with the rig. variant: `hasty` or `patient`, the files of these names."""
+        """Start a new operator process; it is killed with the rig. variant: `hasty` or `patient`, see variants.py."""
         self.health = 0
         env = [f"MARLAAS_FAILPOINT={failpoint}"] if failpoint else []
         command = [
             "env",
             *env,
             sys.executable,
-            *((str(Path(__file__).with_name(f"{variant}.py")),) if variant else ("-m", "marlaas_operator")),
+            *((str(Path(__file__).with_name("variants.py")), variant) if variant else ("-m", "marlaas_operator")),
             *("--installation", str(self.folder / "installation.yaml")),
             *("--kubeconfig", str(kubeconfig or self.plane.kubeconfig)),
             *("--health", "0"),  # a port that was chosen here could be another process's by the time it is bound
@@ -143,12 +108,12 @@ class OperatorHarness:
 
     async def phase(self, namespace: str, name: str, *phases: str) -> Body:
         """Wait until a job is in one of the phases; its status."""
-
-        async def look() -> Body | None:
-            status = await self.status(namespace, name)
-            return status if status.get("phase") in phases else None
-
-        found: Body = await eventually(self, f"{namespace}/{name} is {phases}", look)
+        found: Body = await eventually(
+            self,
+            f"{namespace}/{name} is {phases}",
+            lambda: self.status(namespace, name),
+            accept=lambda status: status.get("phase") in phases,
+        )
         return found
 
     async def queue_job(self, **operator: Any) -> Body:
@@ -166,11 +131,22 @@ class OperatorHarness:
 
     async def gone(self, target: Target, timeout_s: float = PATIENCE_S) -> None:
         """Wait until an object does not exist any more."""
+        await eventually(self, f"{target} is gone", lambda: self.get(target), timeout_s, accept=lambda it: it is None)
 
-        async def look() -> bool:
-            return await self.get(target) is None
+    async def owns(self, number: int, namespace: str = "team-a") -> None:
+        """Wait until the operator has so many objects in a namespace."""
+        await eventually(
+            self, f"{number} objects", lambda: self.owned(namespace), accept=lambda found: len(found) == number
+        )
 
-        await eventually(self, f"{target} is gone", look, timeout_s)
+    async def says(self, condition: str, words: str) -> None:
+        """Wait until the pool `tiny` has a condition of this type or reason, with these words in its message."""
+
+        def told(pool: Body | None) -> bool:
+            conditions = (pool or {}).get("status", {}).get("conditions", ())
+            return any(condition in (one["type"], one["reason"]) and words in one["message"] for one in conditions)
+
+        await eventually(self, f"the pool says {words}", lambda: self.pool("tiny"), accept=told)
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples that have these labels."""
@@ -214,15 +190,19 @@ class OperatorHarness:
 async def eventually(
     harness: OperatorHarness,
     what: str,
-    look: Callable[[], Awaitable[Any]],
+    look: Callable[[], Any],
     timeout_s: float = PATIENCE_S,
     every_s: float = 0.1,
+    *,
+    accept: Callable[[Any], Any] = bool,
 ) -> Any:
-    """What `look` gives once it is true. Bounded; a real server has no event that could be awaited."""
+    """What `look` gives, or what it awaits, once it is accepted. Bounded; a real server has no event that could be awaited."""
     deadline = time.monotonic() + timeout_s
     while True:
-        found = await look()
-        if found:
+        found = look()
+        if inspect.isawaitable(found):
+            found = await found
+        if accept(found):
             return found
         if time.monotonic() > deadline:
             raise AssertionError(f"after {timeout_s:.0f} s still not: {what}\n{harness.words()}")
@@ -234,19 +214,18 @@ async def rigged(
     plane: ControlPlane, *, release: str = "marlaas", system: str = SYSTEM
 ) -> AsyncIterator[OperatorHarness]:
     """API server with our kinds, bus with users, no operator yet."""
+    place = {"release": release, "namespace": system, "busSecret": f"{release}-bus"}
     with tempfile.TemporaryDirectory(prefix="marlaas-rig-") as name:
         folder = Path(name)
         gateway = await connect(plane.kubeconfig)
         await clean(gateway)
         await gateway.apply(namespace(system))
-        keys = await ensure_keys(gateway, _installation(release, system, "nats://127.0.0.1"))
+        keys = await ensure_keys(gateway, installation(**place))
         nats = EmbeddedNats(folder / "nats", extra_config=server_config(keys))  # its port is its own choice, too
         await nats.start()
-        installation = _installation(release, system, nats.url)
-        (folder / "installation.yaml").write_text(
-            yaml.safe_dump(json.loads(installation.model_dump_json(by_alias=True)))
-        )
-        harness = OperatorHarness(plane, gateway, keys, nats, installation, folder)
+        found = installation(**place, natsUrl=nats.url)
+        (folder / "installation.yaml").write_text(yaml.safe_dump(json.loads(found.model_dump_json(by_alias=True))))
+        harness = OperatorHarness(plane, gateway, keys, nats, found, folder)
         try:
             yield harness
         finally:
@@ -270,17 +249,3 @@ async def clean(gateway: ApiServer) -> None:
     for body in await gateway.list(EVENTS):
         if body.get("reportingController") == CONTROLLER:
             await gateway.delete(target_of(body))
-
-
-def _installation(release: str, system: str, url: str) -> Installation:
-    return Installation.model_validate(
-        {
-            "release": release,
-            "namespace": system,
-            "natsUrl": url,
-            "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": release},
-            "busSecret": f"{release}-bus",
-            "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": f"{release}-blobs"},
-            "workerImage": {"name": "e2e.local/worker:1"},
-        }
-    )

@@ -2,15 +2,39 @@
 
 import asyncio
 import contextlib
+import subprocess
+from functools import cache
+from pathlib import Path
 
-from tests.operator.real.harness import SYSTEM, OperatorHarness, eventually
+import yaml
+from tests.operator.objects import SYSTEM
+from tests.operator.real.harness import OperatorHarness, eventually
 
+from marlaas_e2e import binaries
 from marlaas_e2e.kubectl import CommandFailed
-from marlaas_operator.cluster import Forbidden, Invalid, Target
+from marlaas_operator.cluster import Body, Forbidden, Invalid, Target
 from marlaas_operator.cluster.api_server import connect
 
 USER = f"system:serviceaccount:{SYSTEM}:marlaas-operator"
 GROUPS = ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}", "system:authenticated"]
+ROOT = Path(__file__).parents[3]
+
+
+@cache
+def chart(values: str) -> list[Body]:
+    """What the chart installs for the operator, with a set of values of the chart's own tests."""
+    command: list[str | Path] = [
+        binaries.ensure(["helm"])["helm"],
+        *("template", "marlaas", ROOT / "charts/marlaas", "--namespace", SYSTEM),
+        *("--values", ROOT / f"tests/chart/values/{values}.yaml"),
+        *(f"--show-only=templates/{file}.yaml" for file in ("operator/rbac", "operator/admission", "installation")),
+    ]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [body for body in yaml.safe_load_all(text) if body]
+
+
+def install(harness: OperatorHarness, values: str) -> None:
+    harness.plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(chart(values)))
 
 
 async def granted(harness: OperatorHarness, secret: str) -> None:

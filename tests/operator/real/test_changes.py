@@ -1,9 +1,11 @@
 """What may be changed of a job that exists takes effect at once, on a real API server: steps, suspension, patience, and its time after the end."""
 
+import operator
 from typing import Any
 
 import pytest
-from tests.operator.real.harness import OperatorHarness, eventually, job, pool
+from tests.operator.objects import job, pool
+from tests.operator.real.harness import OperatorHarness, eventually
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 
 from marlaas_api.messages import JobDocument
@@ -22,19 +24,18 @@ async def running(harness: OperatorHarness, orchestrator: ScriptedOrchestrator) 
     return harness
 
 
-async def owns(harness: OperatorHarness, number: int) -> None:
-    async def look() -> bool:
-        return len(await harness.owned("team-a")) == number
-
-    await eventually(harness, f"the job owns {number} objects", look)
-
-
 def document(orchestrator: ScriptedOrchestrator) -> JobDocument:
     return orchestrator.documents["team-a.one"]
 
 
+async def hears(harness: OperatorHarness, orchestrator: ScriptedOrchestrator, field: str, wanted: Any) -> None:
+    """Wait until the job's document has this value in a field of its spec."""
+    value = operator.attrgetter(f"spec.{field}")
+    await eventually(harness, f"{field} is {wanted}", lambda: value(document(orchestrator)) == wanted)
+
+
 CHANGES: list[tuple[dict[str, Any], str, Any]] = [
-    ({"training": {"steps": 9}}, "training", 9),
+    ({"training": {"steps": 9}}, "training.steps", 9),
     ({"priority": 7}, "priority", 7),
     ({"activeDeadlineSeconds": 60}, "active_deadline_seconds", 60),
     ({"suspend": True}, "suspend", True),
@@ -54,12 +55,7 @@ async def test_what_may_change_reaches_the_orchestrator_change_by_change(
     uid = document(orchestrator).uid
     for number, (change, where, wanted) in enumerate(CHANGES, 2):
         await running.gateway.patch(ONE, {"spec": change})
-
-        async def heard(where: str = where, wanted: Any = wanted) -> bool:
-            found = getattr(document(orchestrator).spec, where)
-            return bool((found.steps if where == "training" else found) == wanted)
-
-        await eventually(running, f"the orchestrator hears of {change}", heard)
+        await hears(running, orchestrator, where, wanted)
         assert document(orchestrator).generation == number
     assert document(orchestrator).uid == uid
 
@@ -67,34 +63,35 @@ async def test_what_may_change_reaches_the_orchestrator_change_by_change(
 async def test_what_may_not_is_refused_while_the_job_runs_on(
     running: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await owns(running, 4)
+    await running.owns(4)
     before = document(orchestrator)
     for change, sentence in REFUSED:
         with pytest.raises(Invalid, match=sentence):
             await running.gateway.patch(ONE, {"spec": change})
     assert document(orchestrator) == before
-    await owns(running, 4)
+    await running.owns(4)
 
 
 async def test_a_suspended_job_gives_its_sandbox_back_and_has_one_again_when_it_goes_on(
     running: OperatorHarness, orchestrator: ScriptedOrchestrator
 ) -> None:
-    await owns(running, 4)
+    await running.owns(4)
     await running.gateway.patch(ONE, {"spec": {"suspend": True}})
     await orchestrator.say("team-a", "one", **SUSPENDED, step=2)
     status = await running.phase("team-a", "one", "Suspended")
     assert (status["reason"], status["step"]) == ("Suspended", 2)
-    await owns(running, 0)
+    await running.owns(0)
     await running.gateway.patch(ONE, {"spec": {"suspend": False}})
     await orchestrator.say("team-a", "one", **ADMITTED, step=2)
     await running.phase("team-a", "one", "Running")
-    await owns(running, 4)
-
-    async def told_once() -> bool:
-        told = [event for event in await running.events() if event.startswith("RLJob/")]
-        return told == ["RLJob/one Admitted", "RLJob/one Admitted", "RLJob/one Suspended"]
-
-    await eventually(running, "each of the three transitions is told once", told_once)
+    await running.owns(4)
+    once = ["RLJob/one Admitted", "RLJob/one Admitted", "RLJob/one Suspended"]
+    await eventually(
+        running,
+        "each of the three transitions is told once",
+        running.events,
+        accept=lambda told: [event for event in told if event.startswith("RLJob/")] == once,
+    )
 
 
 async def test_a_job_goes_by_itself_when_its_time_after_the_end_is_over(
@@ -104,11 +101,7 @@ async def test_a_job_goes_by_itself_when_its_time_after_the_end_is_over(
     await orchestrator.say("team-a", "one", **SUCCEEDED)
     await running.gone(ONE)
     assert await running.owned("team-a") == {}
-
-    async def forgotten() -> bool:
-        return orchestrator.documents == {}
-
-    await eventually(running, "the orchestrator has forgotten the job", forgotten)
+    await eventually(running, "the orchestrator has forgotten the job", lambda: orchestrator.documents == {})
 
 
 async def test_a_job_without_such_a_time_stays_and_more_steps_make_it_go_on(
@@ -116,18 +109,15 @@ async def test_a_job_without_such_a_time_stays_and_more_steps_make_it_go_on(
 ) -> None:
     await orchestrator.say("team-a", "one", **SUCCEEDED)
     await running.phase("team-a", "one", "Succeeded")
-    await owns(running, 0)
+    await running.owns(0)
     await running.gateway.patch(ONE, {"spec": {"training": {"steps": 6}}})
 
-    async def heard() -> bool:
-        return document(orchestrator).spec.training.steps == 6
-
-    await eventually(running, "the orchestrator hears of more steps", heard)
+    await hears(running, orchestrator, "training.steps", 6)
     await orchestrator.say("team-a", "one", **ADMITTED, step=4)
     status = await running.phase("team-a", "one", "Running")
     assert status["progress"] == "4/6"
     assert "finishedAt" not in status
-    await owns(running, 4)
+    await running.owns(4)
 
 
 async def test_a_job_that_could_never_run_goes_by_its_time_too(

@@ -37,11 +37,12 @@ async def test_a_job_is_described_in_the_order_of_its_life(
         await orchestrator.say("team-a", "one", **progress)
         await harness.phase("team-a", "one", phase)
     expected = [event for _, _, event in TRANSITIONS]
-
-    async def all_emitted() -> bool:
-        return len(await asyncio.to_thread(event_reasons, harness)) >= len(expected)
-
-    await eventually(harness, "every transition has its event", all_emitted)
+    await eventually(
+        harness,
+        "every transition has its event",
+        lambda: asyncio.to_thread(event_reasons, harness),
+        accept=lambda found: len(found) >= len(expected),
+    )
     assert event_reasons(harness) == expected
 
 
@@ -50,8 +51,9 @@ async def test_a_pool_is_described_too_though_it_is_in_no_namespace(
 ) -> None:
     await harness.run_job(orchestrator)
     await harness.gateway.delete(Target(MODELPOOLS, "", "tiny"))
-
-    async def in_use() -> bool:
-        return await asyncio.to_thread(event_reasons, harness, "modelpool", "tiny") == ["InUse"]
-
-    await eventually(harness, "the pool says that it is in use", in_use)
+    await eventually(
+        harness,
+        "the pool says that it is in use",
+        lambda: asyncio.to_thread(event_reasons, harness, "modelpool", "tiny"),
+        accept=lambda found: found == ["InUse"],
+    )

@@ -3,43 +3,28 @@
 import asyncio
 import base64
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
-from tests.operator.real.harness import SYSTEM, OperatorHarness, job, pool
+from tests.operator.objects import SYSTEM, job, pool
+from tests.operator.real.harness import OperatorHarness
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
-from tests.operator.real.rights import GROUPS, USER, granted, in_force
+from tests.operator.real.rights import GROUPS, USER, chart, granted, in_force, install
 
-from marlaas_e2e import binaries
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import NETWORK_POLICIES, SECRETS
 
-ROOT = Path(__file__).parents[3]
-SHOWN = ("operator/rbac", "operator/admission", "installation")
 CREDENTIALS = Target(SECRETS, SYSTEM, "bus-credentials")
 LABEL = {"app.kubernetes.io/managed-by": "marlaas-operator"}
 
 
-@pytest.fixture(scope="module")
-def chart() -> list[Body]:
-    """What the chart installs of the operator where bus and blobs are elsewhere."""
-    command: list[str | Path] = [
-        binaries.ensure(["helm"])["helm"],
-        *("template", "marlaas", ROOT / "charts" / "marlaas", "--namespace", SYSTEM),
-        *("--values", ROOT / "tests" / "chart" / "values" / "external.yaml"),
-        *(f"--show-only=templates/{file}.yaml" for file in SHOWN),
-    ]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return [body for body in yaml.safe_load_all(text) if body]
-
-
 @pytest.fixture
-async def external(harness: OperatorHarness, chart: list[Body]) -> OperatorHarness:
+async def external(harness: OperatorHarness) -> OperatorHarness:
     """The chart's objects, and an installation that finds the bus of the rig as if it were elsewhere; its Secret is not there yet."""
-    harness.plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(chart))
-    (told,) = (yaml.safe_load(body["data"]["installation.yaml"]) for body in chart if body["kind"] == "ConfigMap")
+    install(harness, "external")
+    (told,) = (
+        yaml.safe_load(body["data"]["installation.yaml"]) for body in chart("external") if body["kind"] == "ConfigMap"
+    )
     assert told["natsPodSelector"] is None
     (harness.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": harness.nats.url}))
     await harness.gateway.delete(CREDENTIALS)

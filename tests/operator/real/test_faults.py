@@ -1,25 +1,16 @@
 """Whatever the API server answers, and whatever happens to its connections: the operator gets there, without a hot loop."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
-from tests.operator.real.harness import SANDBOX, OperatorHarness, eventually, job
+from tests.operator.objects import job
+from tests.operator.real.harness import SANDBOX, OperatorHarness, eventually
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 from tests.operator.real.proxy import GONE, RESET, SILENT, Fault, Proxy, answer, is_watch
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS
-
-
-@pytest.fixture
-async def proxy(harness: OperatorHarness) -> AsyncIterator[Proxy]:
-    async with Proxy(harness.plane).running() as proxy:
-        yield proxy
-
-
-def status_write(request: web.Request) -> bool:
-    return request.method == "PATCH" and request.path.endswith("/status")
 
 
 def any_write(request: web.Request) -> bool:
@@ -34,10 +25,6 @@ def anything(request: web.Request) -> bool:
     return True
 
 
-def watches(request: web.Request) -> bool:
-    return is_watch(request)
-
-
 def jobs_watch(request: web.Request) -> bool:
     return is_watch(request) and request.path.endswith("/rljobs")
 
@@ -48,11 +35,7 @@ async def is_refused(harness: OperatorHarness) -> bool:
 
 async def struck(harness: OperatorHarness, proxy: Proxy, times: int) -> None:
     """Wait until the fault has happened so many times."""
-
-    async def look() -> bool:
-        return proxy.faults == times
-
-    await eventually(harness, f"the fault has struck {times} times", look)
+    await eventually(harness, f"the fault has struck {times} times", lambda: proxy.faults == times)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +48,11 @@ async def struck(harness: OperatorHarness, proxy: Proxy, times: int) -> None:
         pytest.param(answer(503, "ServiceUnavailable"), 12, anything, id="503 on everything"),
         pytest.param(RESET, 6, any_write, id="reset on writes"),
         pytest.param(RESET, 12, anything, id="reset on everything"),
-        pytest.param(GONE, 10, watches, id="410 on watches"),
-        pytest.param(answer(500, "InternalError"), 10, watches, id="500 on watches"),
-        pytest.param(RESET, 10, watches, id="reset on watches"),
+        pytest.param(GONE, 10, is_watch, id="410 on watches"),
+        pytest.param(answer(500, "InternalError"), 10, is_watch, id="500 on watches"),
+        pytest.param(RESET, 10, is_watch, id="reset on watches"),
         pytest.param(answer(401, "Unauthorized"), 12, anything, id="401 on everything"),
-        pytest.param(answer(403, "Forbidden"), 5, watches, id="403 on watches"),
+        pytest.param(answer(403, "Forbidden"), 5, is_watch, id="403 on watches"),
     ],
 )
 @pytest.mark.slow
@@ -83,11 +66,9 @@ async def test_a_fault_passes(
 ) -> None:
     proxy.times(times, fault, matches)
     await harness.run_job(orchestrator, kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
-
-    async def has_sandbox() -> bool:
-        return set(await harness.owned("team-a")) == SANDBOX
-
-    await eventually(harness, "the sandbox is there", has_sandbox, 90.0)
+    await eventually(
+        harness, "the sandbox is there", lambda: harness.owned("team-a"), 90.0, accept=lambda it: set(it) == SANDBOX
+    )
     # The operator lists at its start, so the job may run before the first watch.
     await struck(harness, proxy, times)
     await harness.gateway.create(job("team-a", "two", "tiny"))
@@ -103,7 +84,6 @@ async def test_a_lasting_refusal_is_reported_and_not_retried_in_a_hot_loop(
     proxy.times(1_000_000, answer(422, "Invalid"), sandbox_apply)
     await harness.queue_job(kubeconfig=proxy.kubeconfig(harness.folder))
     await orchestrator.say("team-a", "one", **ADMITTED)
-
     await eventually(harness, "the refusal is reported", lambda: is_refused(harness))
     assert "injected" in (await harness.status("team-a", "one"))["message"]
     assert proxy.faults <= 2
@@ -116,15 +96,11 @@ async def test_a_lasting_error_is_reported_with_the_servers_message_until_it_end
 ) -> None:
     proxy.times(1_000_000, answer(500, "InternalError"), sandbox_apply)
     await harness.run_job(orchestrator, kubeconfig=proxy.kubeconfig(harness.folder), variant="hasty")
-
     await eventually(harness, "the error is reported", lambda: is_refused(harness))
     assert "injected" in (await harness.status("team-a", "one"))["message"]
     proxy.decide = lambda request: None
-
-    async def over() -> bool:
-        return set(await harness.owned("team-a")) == SANDBOX and not await is_refused(harness)
-
-    await eventually(harness, "the sandbox is there and nothing is wrong any more", over, 90.0)
+    await harness.owns(4)
+    await eventually(harness, "nothing is wrong any more", lambda: is_refused(harness), accept=lambda wrong: not wrong)
 
 
 @pytest.mark.slow

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from tests.operator.real.harness import OperatorHarness, eventually, job, pool
+from tests.operator.objects import job, pool
+from tests.operator.real.harness import OperatorHarness, eventually
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 from tests.operator.real.proxy import GONE, RESET, Fault, Proxy, answer, is_watch
 
@@ -31,12 +31,6 @@ PLACES = {
     "finalizer": "/rljobs/{}",
     "account": "/serviceaccounts/{}-sandbox",
 }
-
-
-@pytest.fixture
-async def proxy(harness: OperatorHarness) -> AsyncIterator[Proxy]:
-    async with Proxy(harness.plane).running() as proxy:
-        yield proxy
 
 
 async def for_a_while() -> None:
@@ -71,11 +65,7 @@ async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wa
         if name.endswith(("sandbox", "account")):
             await harness.phase("team-a", name, "Queued")
             await orchestrator.say("team-a", name, **ADMITTED)
-
-    async def each_was_tried() -> bool:
-        return set(asked) == set(refused)
-
-    await eventually(harness, "everything that is refused was asked for", each_was_tried)
+    await eventually(harness, "everything that is refused was asked for", lambda: set(asked) == set(refused))
     asked.clear()
     await for_a_while()
     assert {path: times for path, times in asked.items() if times > MOST_ASKED} == {}
@@ -89,21 +79,14 @@ async def test_what_is_refused_for_ever_is_asked_for_seldom_and_others_do_not_wa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("refusal", "most"),
-    [
-        pytest.param(answer(500, "InternalError"), MOST_ASKED, id="500"),
-        pytest.param(GONE, MOST_GONE, id="410"),
-    ],
+    [pytest.param(answer(500, "InternalError"), MOST_ASKED, id="500"), pytest.param(GONE, MOST_GONE, id="410")],
 )
 async def test_a_watch_that_is_refused_for_ever_is_begun_seldom_and_is_there_again_afterwards(
     harness: OperatorHarness, proxy: Proxy, orchestrator: ScriptedOrchestrator, refusal: Fault, most: int
 ) -> None:
     proxy.times(1_000_000, refusal, lambda request: is_watch(request) and request.path.endswith("/rljobs"))
     await harness.queue_job(kubeconfig=proxy.kubeconfig(harness.folder))
-
-    async def refused() -> bool:
-        return proxy.faults > 0
-
-    await eventually(harness, "the watch was refused", refused)
+    await eventually(harness, "the watch was refused", lambda: proxy.faults > 0)
     before, seen = proxy.faults, proxy.seen.copy()
     await for_a_while()
     assert proxy.faults - before <= most

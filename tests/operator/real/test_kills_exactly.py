@@ -4,7 +4,8 @@ Every place of a pool's and of a job's life, in the order of their plans, so tha
 """
 
 import pytest
-from tests.operator.real.harness import OperatorHarness, eventually, job, pool
+from tests.operator.objects import job, pool
+from tests.operator.real.harness import OperatorHarness, eventually
 from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 
 from marlaas_operator.cluster import Target
@@ -25,11 +26,7 @@ async def die_after(harness: OperatorHarness, *actions: str) -> None:
     for action in actions:
         marker = harness.folder / f"{len(harness.started)}-{action}"
         operator = harness.start_operator(failpoint=f"operator.reconcile.after_{action}@{marker}")
-
-        async def dead() -> bool:
-            return not harness.started[-1].alive
-
-        await eventually(harness, f"killed after {action}", dead)
+        await eventually(harness, f"killed after {action}", lambda: not harness.started[-1].alive)
         assert marker.exists(), f"the operator ended by itself before {action}\n{harness.words()}"
         operator.kill()
 

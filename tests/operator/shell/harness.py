@@ -1,11 +1,12 @@
 """The whole operator in one process, between the fakes of API server and bus: fast, for what needs no real server."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from tests.operator.real.orchestrators import ScriptedOrchestrator
-from tests.operator.shell.test_bus_keys import SYSTEM, installation
+from tests.operator.objects import SYSTEM, installation, job, pool
+from tests.operator.real.orchestrators import ADMITTED, ScriptedOrchestrator
 
 from marlaas_api.bus import Bus
 from marlaas_api.bus_memory import MemoryServer
@@ -22,15 +23,15 @@ ONE = Target(RLJOBS, "team-a", "one")
 class ServiceHarness:
     """Fakes around one operator. deaf: its watches report nothing."""
 
-    def __init__(self) -> None:
-        self.cluster = MemoryCluster("team-a", SYSTEM)
-        self.server = MemoryServer()
+    def __init__(self, beside: "ServiceHarness | None" = None, now: Callable[[], float] = time.time) -> None:
+        """beside: an operator whose cluster, bus and keys are this one's, too."""
+        self.cluster = beside.cluster if beside else MemoryCluster("team-a", SYSTEM)
+        self.server = beside.server if beside else MemoryServer()
         self.deaf = False
         self.changed = asyncio.Event()
         self.cluster.listeners.append(lambda what, body: self.changed.set())
-        external = ExternalSystems(
-            self.cluster, self._open_bus, self._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
-        )
+        self.issuer = beside.issuer if beside else CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
+        external = ExternalSystems(self.cluster, self._open_bus, self._watch, self.issuer, now=now)
         self.service = Service(external, installation())
         self.stop = asyncio.Event()
 
@@ -79,3 +80,22 @@ async def playing(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator
             harness.stop.set()
             async with asyncio.timeout(20):
                 await task
+
+
+@asynccontextmanager
+async def queued_job(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator]:
+    """An operator with the pool `tiny` and the job `team-a/one`, once the job is queued."""
+    await harness.cluster.create(pool("tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny"))
+    async with playing(harness) as orchestrator:
+        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+        yield orchestrator
+
+
+@asynccontextmanager
+async def running_job(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator]:
+    """The same, once the job is admitted and runs."""
+    async with queued_job(harness) as orchestrator:
+        await orchestrator.say("team-a", "one", **ADMITTED)
+        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+        yield orchestrator

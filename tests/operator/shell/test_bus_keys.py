@@ -4,34 +4,18 @@ import base64
 import json
 
 import pytest
+from tests.operator.objects import SYSTEM, installation
 
-from marlaas_api.bus_users import BusKeys, CredentialIssuer, read_credentials
+from marlaas_api.bus_users import BusKeys, CredentialIssuer
 from marlaas_api.errors import InvalidInput
 from marlaas_operator.bus_keys import ensure_keys, renew_platform
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.memory import MemoryCluster
 from marlaas_operator.cluster.resources import CONFIG_MAPS, SECRETS
-from marlaas_operator.installation import Installation
 
-SYSTEM = "marlaas-system"
 SECRET = Target(SECRETS, SYSTEM, "marlaas-bus")
 DAY_S = 86400.0
 NOW = 1_800_000_000.0
-
-
-def installation(**given: object) -> Installation:
-    return Installation.model_validate(
-        {
-            "release": "marlaas",
-            "namespace": SYSTEM,
-            "natsUrl": "nats://marlaas-nats:4222",
-            "natsPodSelector": {"app.kubernetes.io/component": "nats"},
-            "busSecret": "marlaas-bus",
-            "blobs": {"url": "file:///blobs"},
-            "workerImage": {"name": "worker:1"},
-            **given,
-        }
-    )
 
 
 def owner() -> Body:
@@ -88,19 +72,6 @@ async def test_the_platforms_credentials_are_written_once_a_window() -> None:
     later = await cluster.get(SECRET)
     assert later["data"]["orchestrator.creds"] != first["data"]["orchestrator.creds"]
     assert later["data"]["keys.json"] == first["data"]["keys.json"]
-
-
-def test_a_jobs_credential_stays_the_same_within_its_window_and_is_another_one_after() -> None:
-    now = [NOW]
-    credentials = CredentialIssuer(BusKeys.make(), lambda: now[0])
-    first = credentials.sandbox("team-a", "one", "u1")
-    assert first is not None
-    assert credentials.sandbox("team-a", "one", "u1") == first
-    assert credentials.sandbox("team-a", "one", "u2") != first
-    now[0] += DAY_S / 4
-    assert credentials.sandbox("team-a", "one", "u1") != first
-    assert read_credentials(first)
-    assert set(credentials.pool("tiny")) == {"rollout", "trainer"}
 
 
 def test_without_keys_nothing_is_minted() -> None:

@@ -34,18 +34,10 @@ def test_a_refusal_is_reported_at_once(error: MarlaasError, reason: str) -> None
     assert backoff.reportable(ONE, 100.0) == (reason, "no")
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (Unavailable("no"), "PodRefused"),
-        (NoAnswer("no"), "PodRefused"),
-        (Terminating("no"), "PodRefused"),
-        (NotFound("no"), "PodRefused"),
-        (TooMany("no"), "PodRefused"),
-        (Conflict("no"), "PodRefused"),
-        (BusUnavailable("no"), "BusUnavailable"),
-    ],
-)
+TRANSIENT = [(kind("no"), "PodRefused") for kind in (Unavailable, NoAnswer, Terminating, NotFound, TooMany, Conflict)]
+
+
+@pytest.mark.parametrize(("error", "reason"), [*TRANSIENT, (BusUnavailable("no"), "BusUnavailable")])
 def test_a_transient_error_is_reported_once_it_has_lasted(error: MarlaasError, reason: str) -> None:
     backoff = FailureBackoff()
     backoff.record(ONE, Unavailable("something else"), 100.0)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from tests.operator.real.harness import job, pool
+from tests.operator.objects import job, pool, tenant
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing
+from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job
 
 from marlaas_operator.cluster import Body, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, STATEFULSETS, TENANTS
@@ -15,16 +15,6 @@ TENANT = Target(TENANTS, "", "a")
 COLD = {"rollout": {"temperature": 0}}
 HANDED_OVER = "WaitingForPool"
 TOO_COLD = "spec.rollout.temperature: must be at least 0.01, found 0"
-
-
-def tenant(**spec: object) -> Body:
-    metadata = {"name": "a"}
-    return {
-        "apiVersion": "marlaas.dev/v1alpha1",
-        "kind": "Tenant",
-        "metadata": metadata,
-        "spec": {"namespaces": ["team-a"], **spec},
-    }
 
 
 async def stored(harness: ServiceHarness, *bodies: Body) -> None:
@@ -40,6 +30,13 @@ def said(harness: ServiceHarness, target: Target, condition: str) -> tuple[str, 
     conditions = {each["type"]: each for each in harness.status(target).get("conditions") or ()}
     found = conditions.get(condition, {})
     return found.get("reason", ""), found.get("message", "")
+
+
+async def cool(harness: ServiceHarness) -> None:
+    """Break a rule in the job, as if it had been stored before the rule existed."""
+    harness.cluster.checks_rules = False
+    await correct(harness, ONE, **COLD)
+    harness.cluster.checks_rules = True
 
 
 async def correct(harness: ServiceHarness, target: Target, **spec: Any) -> None:
@@ -60,14 +57,10 @@ async def test_a_job_says_which_field_breaks_which_rule_and_begins_once_it_is_co
 async def test_a_running_job_that_cannot_be_read_any_more_says_so_and_keeps_what_it_has() -> None:
     harness = ServiceHarness()
     sandbox = Target(DEPLOYMENTS, "team-a", "one-sandbox")
-    await stored(harness, pool("tiny"), job("team-a", "one", "tiny"))
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+    async with queued_job(harness) as orchestrator:
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: sandbox in harness.cluster._objects, "its sandbox")
-        harness.cluster.checks_rules = False
-        await correct(harness, ONE, **COLD)
-        harness.cluster.checks_rules = True
+        await cool(harness)
         await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
         assert (harness.status()["phase"], TOO_COLD in harness.status()["message"]) == ("Running", True)
         assert sandbox in harness.cluster._objects
@@ -78,14 +71,10 @@ async def test_a_running_job_that_cannot_be_read_any_more_says_so_and_keeps_what
 async def test_a_pool_that_is_deleted_waits_for_a_running_job_that_cannot_be_read() -> None:
     harness = ServiceHarness()
     engines = Target(STATEFULSETS, "marlaas-system", "tiny-rollout")
-    await stored(harness, pool("tiny"), job("team-a", "one", "tiny"))
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+    async with queued_job(harness) as orchestrator:
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: harness.status(POOL).get("jobs") == 1, "the pool counts it")
-        harness.cluster.checks_rules = False
-        await correct(harness, ONE, **COLD)
-        harness.cluster.checks_rules = True
+        await cool(harness)
         await harness.until(lambda: harness.status().get("reason") == "InvalidSpec", "told")
         await harness.cluster.delete(POOL)
         await harness.until(lambda: said(harness, POOL, "Deleting")[0] == "InUse", "the pool waits")
@@ -93,31 +82,31 @@ async def test_a_pool_that_is_deleted_waits_for_a_running_job_that_cannot_be_rea
         assert engines in harness.cluster._objects
 
 
-async def test_a_pool_says_which_field_breaks_which_rule_and_serves_once_it_is_corrected() -> None:
+@pytest.mark.parametrize(
+    ("body", "target", "condition", "field", "rule", "right", "then"),
+    [
+        (pool("tiny", adapterSlots=0), POOL, "Ready", "adapterSlots", "must be at least 1", 8, "RolloutStarting"),
+        (tenant("a", "team-a", weight=0), TENANT, "Active", "weight", "must be more than 0", 2, "Active"),
+    ],
+    ids=["pool", "tenant"],
+)
+async def test_a_pool_and_a_tenant_say_which_field_breaks_which_rule_and_serve_once_it_is_corrected(
+    body: Body, target: Target, condition: str, field: str, rule: str, right: int, then: str
+) -> None:
     harness = ServiceHarness()
-    await stored(harness, pool("tiny", adapterSlots=0))
+    await stored(harness, body)
     async with playing(harness):
-        wrong = ("InvalidSpec", "spec.adapterSlots: must be at least 1, found 0")
-        await harness.until(lambda: said(harness, POOL, "Ready") == wrong, "told")
-        await correct(harness, POOL, adapterSlots=8)
-        await harness.until(lambda: said(harness, POOL, "Ready")[0] == "RolloutStarting", "its workers are made")
-
-
-async def test_a_tenant_says_which_field_breaks_which_rule_and_counts_once_it_is_corrected() -> None:
-    harness = ServiceHarness()
-    await stored(harness, tenant(weight=0))
-    async with playing(harness):
-        wrong = ("InvalidSpec", "spec.weight: must be more than 0, found 0")
-        await harness.until(lambda: said(harness, TENANT, "Active") == wrong, "told")
-        await correct(harness, TENANT, weight=2)
-        await harness.until(lambda: said(harness, TENANT, "Active")[0] == "Active", "it is active")
+        wrong = ("InvalidSpec", f"spec.{field}: {rule}, found 0")
+        await harness.until(lambda: said(harness, target, condition) == wrong, "told")
+        await correct(harness, target, **{field: right})
+        await harness.until(lambda: said(harness, target, condition)[0] == then, "corrected")
 
 
 @pytest.mark.parametrize("spec", [{}, {"poolRef": {}}, {"poolRef": "tiny"}], ids=["nothing", "no name", "no mapping"])
 async def test_a_job_that_names_no_pool_says_so_and_keeps_no_other_waiting(spec: Body) -> None:
     harness = ServiceHarness()
     nameless = job("team-a", "nameless", "tiny") | {"spec": spec}
-    await stored(harness, pool("tiny"), tenant(), nameless, job("team-a", "one", "tiny"))
+    await stored(harness, pool("tiny"), tenant("a", "team-a"), nameless, job("team-a", "one", "tiny"))
     async with playing(harness):
         await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "the other job is handed over")
         target = Target(ONE.resource, "team-a", "nameless")
@@ -128,7 +117,7 @@ async def test_a_job_that_names_no_pool_says_so_and_keeps_no_other_waiting(spec:
 @pytest.mark.parametrize("spec", [None, {}, {"namespaces": "team-a"}], ids=["no spec", "nothing", "no list"])
 async def test_a_tenant_without_namespaces_says_so_and_keeps_no_job_waiting(spec: Body | None) -> None:
     harness = ServiceHarness()
-    body = {key: value for key, value in (tenant() | {"spec": spec}).items() if value is not None}
+    body = {key: value for key, value in (tenant("a") | {"spec": spec}).items() if value is not None}
     await stored(harness, pool("tiny"), body, job("team-a", "one", "tiny"))
     async with playing(harness):
         await harness.until(lambda: harness.status().get("reason") == HANDED_OVER, "the job is handed over")

@@ -3,27 +3,17 @@
 import time
 
 import pytest
-from tests.operator.real.harness import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ServiceHarness, playing
+from tests.operator.shell.harness import ServiceHarness, running_job
 
 from marlaas_operator import reconcile
 
 NUM_WORDS = 150
 
 
-async def running(harness: ServiceHarness) -> None:
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-
-
 async def test_figures_alone_are_written_once_a_second_and_the_last_of_them_is() -> None:
     harness = ServiceHarness()
-    await running(harness)
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+    async with running_job(harness) as orchestrator:
         before, begun = harness.count("patch status", "rljobs"), time.monotonic()
         for number in range(1, NUM_WORDS + 1):
             await orchestrator.say("team-a", "one", **ADMITTED, tokens=number)
@@ -35,12 +25,8 @@ async def test_figures_alone_are_written_once_a_second_and_the_last_of_them_is()
 async def test_an_end_is_told_at_once_whatever_was_written_just_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "FIGURES_EVERY_S", 3600.0)
     harness = ServiceHarness()
-    await running(harness)
     over = {"phase": "Succeeded", "admitted": False, "reason": "Finished", "message": "done", "step": 4}
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+    async with running_job(harness) as orchestrator:
         await orchestrator.say("team-a", "one", **ADMITTED, tokens=7)
         await orchestrator.say("team-a", "one", **over, tokens=8)
         await harness.until(lambda: harness.status().get("phase") == "Succeeded", "succeeded")

@@ -28,13 +28,6 @@ def remembered(*bodies: Body) -> ObjectCache:
     return cache
 
 
-def test_what_is_older_than_what_is_known_is_ignored() -> None:
-    cache = remembered(a_job(10), a_job(9, labels={"late": "yes"}))
-    known = cache.get(JOB)
-    assert known is not None
-    assert "labels" not in known["metadata"]
-
-
 def test_an_object_is_lost_only_as_the_one_that_it_was() -> None:
     cache = remembered(a_job(10))
     cache.lose(JOB, "another uid")

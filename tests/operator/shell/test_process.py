@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.operator.shell.test_bus_keys import SECRET, SYSTEM, installation
+from tests.operator.objects import SYSTEM, installation
+from tests.operator.shell.test_bus_keys import SECRET
 
 from marlaas_api.errors import first_cause
 from marlaas_operator import __main__ as process

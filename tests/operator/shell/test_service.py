@@ -2,14 +2,13 @@
 
 import asyncio
 
+import httpx
 import pytest
-from tests.operator.real.harness import job, pool
+from tests.operator.objects import job, pool
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing
-from tests.operator.shell.test_bus_keys import installation
+from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job
 
 from marlaas_api.bus import BusRefused, BusUnavailable
-from marlaas_api.bus_users import BusKeys, CredentialIssuer
 from marlaas_api.errors import InvalidInput, MarlaasError
 from marlaas_api.health import HealthEndpoints, serve_health
 from marlaas_operator import work_queue
@@ -21,20 +20,15 @@ from marlaas_operator.cluster import (
     NoAnswer,
     NotFound,
     Target,
-    Terminating,
     TooMany,
     Unavailable,
 )
 from marlaas_operator.cluster.resources import MODELPOOLS, PODS, RLJOBS
-from marlaas_operator.service import ExternalSystems, Service
 
 
 async def test_a_job_is_queued_with_one_status_run_and_forgotten() -> None:
     harness = ServiceHarness()
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+    async with queued_job(harness) as orchestrator:
         assert harness.count("patch status", "rljobs") == 1
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: harness.status().get("phase") == "Running", "running")
@@ -44,11 +38,10 @@ async def test_a_job_is_queued_with_one_status_run_and_forgotten() -> None:
     assert {target.resource.kind for target in left} <= {"Event"}
 
 
-@pytest.mark.parametrize(
-    "error",
-    [Conflict("409"), TooMany("429", 0.1), Unavailable("500"), Unavailable("reset")],
-    ids=["409", "429", "500", "reset"],
-)
+TRANSIENT = {"409": Conflict("x"), "429": TooMany("x", 0.1), "500": Unavailable("x"), "reset": Unavailable("reset")}
+
+
+@pytest.mark.parametrize("error", TRANSIENT.values(), ids=TRANSIENT)
 async def test_what_the_api_server_refuses_for_a_while_is_done_later(error: MarlaasError) -> None:
     harness = ServiceHarness()
     left = [3]
@@ -60,12 +53,9 @@ async def test_what_the_api_server_refuses_for_a_while_is_done_later(error: Marl
         return None
 
     harness.cluster.fail = fail
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness):
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
-    assert left == [0]
-    assert harness.count("patch status", "rljobs") == 4
+    async with queued_job(harness):
+        assert left == [0]
+        assert harness.count("patch status", "rljobs") == 4
 
 
 @pytest.mark.parametrize(
@@ -82,18 +72,6 @@ async def test_what_only_a_person_can_mend_ends_the_start_with_a_sentence(error:
     assert words in str(only)
 
 
-async def test_a_job_that_does_not_fit_waits_and_begins_when_its_pool_is_changed() -> None:
-    harness = ServiceHarness()
-    await harness.cluster.create(pool("tiny", adapterSlots=1))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("reason") == "NeverFits", "too large")
-        assert (harness.status()["phase"], orchestrator.documents) == ("Queued", {})
-        await harness.cluster.patch(Target(MODELPOOLS, "", "tiny"), {"spec": {"adapterSlots": 8}})
-        await harness.until(lambda: harness.status().get("reason") == "WaitingForPool", "handed over")
-        assert list(orchestrator.documents) == ["team-a.one"]
-
-
 async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() -> None:
     first = ServiceHarness()
     await first.cluster.create(pool("tiny"))
@@ -102,13 +80,8 @@ async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() 
     targets = [Target(RLJOBS, "team-a", f"job-{number}") for number in range(20)]
     async with playing(first):
         await first.until(lambda: all(first.status(one).get("phase") == "Queued" for one in targets), "all queued")
-    second = ServiceHarness()
-    second.cluster, second.server = first.cluster, first.server
+    second = ServiceHarness(first)
     second.cluster.calls.clear()
-    outside = ExternalSystems(
-        second.cluster, second._open_bus, second._watch, CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
-    )
-    second.service = Service(outside, installation())
     async with playing(second):
         async with asyncio.timeout(20):
             while second.service.metrics.reconciles["RLJob", "ok"] < 20:  # noqa: ASYNC110
@@ -121,26 +94,18 @@ async def test_a_restart_among_jobs_that_are_as_they_should_be_writes_nothing() 
 async def test_the_endpoints_say_what_is_missing_and_what_was_counted() -> None:
     harness = ServiceHarness()
     endpoints = HealthEndpoints(lambda: "", harness.service.missing, harness.service.metric_families)
-    async with serve_health(endpoints, 0) as port:
-        assert await asked(port, "/livez") == (200, "ok\n")
-        assert (await asked(port, "/readyz"))[0] == 503
-        assert (await asked(port, "/nowhere"))[0] == 404
+    async with serve_health(endpoints, 0) as port, httpx.AsyncClient(trust_env=False) as client:
+        url = f"http://127.0.0.1:{port}"
+        assert (await client.get(f"{url}/livez")).text == "ok\n"
+        assert (await client.get(f"{url}/readyz")).status_code == 503
+        assert (await client.get(f"{url}/nowhere")).status_code == 404
         harness.service.metrics.reconciled("RLJob", "ok", 0.02)
         harness.service.metrics.requested("PATCH", "rljobs/status", 200)
-        _, text = await asked(port, "/metrics")
+        text = (await client.get(f"{url}/metrics")).text
     assert 'marlaas_operator_reconciles_total{kind="RLJob",outcome="ok"} 1.0' in text
     assert 'marlaas_operator_api_requests_total{resource="rljobs/status",status="200",verb="PATCH"} 1.0' in text
     assert 'marlaas_operator_reconcile_seconds_bucket{le="0.025"} 1.0' in text
     assert "marlaas_operator_queue_depth 0.0" in text
-
-
-async def asked(port: int, path: str) -> tuple[int, str]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-    answer = (await reader.read()).decode()
-    writer.close()
-    head, _, text = answer.partition("\r\n\r\n")
-    return int(head.split()[1]), text
 
 
 async def test_pods_of_a_tenant_that_pass_themselves_off_as_a_pools_count_for_nothing() -> None:
@@ -169,25 +134,11 @@ def forged(component: str) -> Body:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}}
 
 
-async def test_what_cannot_be_made_for_now_does_not_keep_the_status_from_being_told() -> None:
-    harness = ServiceHarness()
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    harness.cluster.fail = lambda verb, target: Terminating("ending") if verb == "apply" and target.namespace else None
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
-
-
 async def test_what_keeps_failing_is_told_in_the_servers_words_once_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_queue, "LASTING_S", 0.3)
     harness = ServiceHarness()
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
     harness.cluster.fail = lambda verb, target: Unavailable("webhook down") if in_team(verb, target) else None
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+    async with queued_job(harness) as orchestrator:
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: harness.status().get("reason") == "PodRefused", "told")
         assert harness.status()["message"] == "webhook down"
@@ -201,11 +152,8 @@ def in_team(verb: str, target: Target) -> bool:
 
 async def test_what_was_refused_is_not_asked_for_at_the_pace_of_the_news() -> None:
     harness = ServiceHarness()
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
     harness.cluster.fail = lambda verb, target: Invalid("denied") if in_team(verb, target) else None
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+    async with queued_job(harness) as orchestrator:
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: harness.status().get("reason") == "PodRefused", "told")
         for step in range(1, 5):

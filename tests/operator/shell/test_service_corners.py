@@ -4,19 +4,16 @@ import asyncio
 
 import ormsgpack
 import pytest
-from tests.operator.real.harness import job, pool
+from tests.operator.objects import job, pool, tenant
 from tests.operator.real.orchestrators import ADMITTED
-from tests.operator.shell.harness import ONE, ServiceHarness, playing
-from tests.operator.shell.test_bus_keys import installation
+from tests.operator.shell.harness import ONE, ServiceHarness, playing, queued_job, running_job
 
 from marlaas_api import subjects
-from marlaas_api.bus_users import BusKeys, CredentialIssuer
 from marlaas_api.errors import MarlaasError
 from marlaas_api.wire import SCHEMA_VERSION
 from marlaas_operator import watching
 from marlaas_operator.cluster import Body, Forbidden, NotFound, Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, PODS, TENANTS
-from marlaas_operator.service import ExternalSystems, Service
 
 SANDBOX = Target(DEPLOYMENTS, "team-a", "one-sandbox")
 
@@ -27,10 +24,7 @@ NOBODY_LEARNS: Body = {"spec": {"agents": [{"name": "policy", "trainable": False
 
 async def test_what_a_newer_orchestrator_says_takes_no_sandbox_away() -> None:
     harness = ServiceHarness()
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+    async with queued_job(harness) as orchestrator:
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: SANDBOX in harness.cluster._objects, "its sandbox")
         key = subjects.job_key("team-a", "one")
@@ -48,7 +42,6 @@ async def test_what_a_newer_orchestrator_says_takes_no_sandbox_away() -> None:
 async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() -> None:
     harness = ServiceHarness()
     await harness.cluster.create(pool("tiny"))
-    made: list[Body] = []
 
     def vanish(verb: str, target: Target) -> None:
         if verb == "patch" and target == ONE:
@@ -57,7 +50,7 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() 
     harness.cluster.fail = vanish
     async with playing(harness) as orchestrator:
         await harness.until(lambda: bool(harness.cluster._objects), "the pool is there")
-        made.append(await harness.cluster.create(job("team-a", "one", "tiny")))
+        await harness.cluster.create(job("team-a", "one", "tiny"))
         await harness.until(lambda: ("get", ONE) in harness.cluster.calls, "looked at again")
         await harness.cluster.create(job("team-a", "two", "tiny"))
         await harness.until(lambda: harness.status(Target(ONE.resource, "team-a", "two")) != {}, "the next one is told")
@@ -68,8 +61,7 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document() 
 async def test_a_job_that_is_refused_after_it_has_waited_is_queued_no_more_for_its_tenant() -> None:
     harness = ServiceHarness()
     whose = Target(TENANTS, "", "research")
-    tenant = {"metadata": {"name": "research"}, "spec": {"namespaces": ["team-a"]}}
-    await harness.cluster.create({"apiVersion": "marlaas.dev/v1alpha1", "kind": "Tenant", **tenant})
+    await harness.cluster.create(tenant("research", "team-a"))
     await harness.cluster.create(job("team-a", "one", "tiny"))
     async with playing(harness):
         await harness.until(lambda: harness.status().get("reason") == "PoolNotFound", "waits")
@@ -89,18 +81,9 @@ async def test_a_job_that_is_refused_after_it_has_waited_goes_by_its_ttl() -> No
 
 
 async def test_a_clock_that_is_set_back_does_not_keep_figures_from_being_told() -> None:
-    harness = ServiceHarness()
     now = [1.8e9]
-    minted = CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
-    harness.service = Service(
-        ExternalSystems(harness.cluster, harness._open_bus, harness._watch, minted, now=lambda: now[0]), installation()
-    )
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness) as orchestrator:
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
-        await orchestrator.say("team-a", "one", **ADMITTED)
-        await harness.until(lambda: harness.status().get("phase") == "Running", "running")
+    harness = ServiceHarness(now=lambda: now[0])
+    async with running_job(harness) as orchestrator:
         now[0] -= 3600.0
         await orchestrator.say("team-a", "one", **ADMITTED, step=1)
         await harness.until(lambda: harness.status().get("step") == 1, "the step")
@@ -108,10 +91,7 @@ async def test_a_clock_that_is_set_back_does_not_keep_figures_from_being_told() 
 
 async def test_of_an_object_whose_successor_was_seen_first_nothing_is_kept() -> None:
     harness = ServiceHarness()
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness):
-        await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
+    async with queued_job(harness):
         harness.service.queue.stop()
         body = await harness.cluster.get(ONE)
         successor = {**body["metadata"], "uid": "next", "resourceVersion": "1000000"}
@@ -150,11 +130,8 @@ async def test_a_list_that_is_refused_for_a_moment_does_not_end_an_operator_that
 
 async def test_two_operators_at_once_tell_everything_once_and_leave_nothing() -> None:
     """A node that is drained lets its operator end while the next one has begun."""
-    harness, other = ServiceHarness(), ServiceHarness()
-    other.cluster, other.server = harness.cluster, harness.server
-    minted = CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
-    for one in (harness, other):
-        one.service = Service(ExternalSystems(one.cluster, one._open_bus, one._watch, minted), installation())
+    harness = ServiceHarness()
+    other = ServiceHarness(harness)
     await harness.cluster.create(pool("tiny"))
     await harness.cluster.create(job("team-a", "one", "tiny"))
     async with playing(harness) as orchestrator, asyncio.TaskGroup() as tasks:

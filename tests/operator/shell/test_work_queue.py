@@ -8,31 +8,32 @@ from marlaas_operator.cluster.errors import Conflict, Invalid, TooMany, Unavaila
 from marlaas_operator.work_queue import Schedule, WorkQueue, backoff_s
 
 
-def test_a_key_is_given_out_once_however_often_it_is_added() -> None:
-    schedule: Schedule[str] = Schedule()
+@pytest.fixture
+def schedule() -> Schedule[str]:
+    return Schedule()
+
+
+def test_a_key_is_given_out_once_however_often_it_is_added(schedule: Schedule[str]) -> None:
     for _ in range(3):
         schedule.add("a", 0.0)
     assert (schedule.take(0.0), schedule.take(0.0)) == ("a", None)
 
 
-def test_the_earliest_of_several_wishes_counts() -> None:
-    schedule: Schedule[str] = Schedule()
+def test_the_earliest_of_several_wishes_counts(schedule: Schedule[str]) -> None:
     schedule.add("a", 10.0)
     schedule.add("a", 5.0)
     schedule.add("a", 20.0)
     assert (schedule.take(4.0), schedule.next_at(), schedule.take(5.0), schedule.take(30.0)) == (None, 5.0, "a", None)
 
 
-def test_the_longest_due_goes_first() -> None:
-    schedule: Schedule[str] = Schedule()
+def test_the_longest_due_goes_first(schedule: Schedule[str]) -> None:
     schedule.add("late", 3.0)
     schedule.add("early", 1.0)
     schedule.add("middle", 2.0)
     assert [schedule.take(9.0) for _ in range(3)] == ["early", "middle", "late"]
 
 
-def test_what_is_added_while_it_is_worked_on_comes_again_afterwards() -> None:
-    schedule: Schedule[str] = Schedule()
+def test_what_is_added_while_it_is_worked_on_comes_again_afterwards(schedule: Schedule[str]) -> None:
     schedule.add("a", 0.0)
     schedule.take(0.0)
     schedule.add("a", 0.0)
@@ -41,8 +42,9 @@ def test_what_is_added_while_it_is_worked_on_comes_again_afterwards() -> None:
     assert schedule.take(1.0) == "a"
 
 
-def test_a_key_that_always_comes_before_the_later_look_it_asked_for_leaves_no_more_than_a_few_behind() -> None:
-    schedule: Schedule[str] = Schedule()
+def test_a_key_that_always_comes_before_the_later_look_it_asked_for_leaves_no_more_than_a_few_behind(
+    schedule: Schedule[str],
+) -> None:
     schedule.add("quiet", 5000.0)
     for second in range(1000):
         schedule.add("busy", float(second))
@@ -52,8 +54,7 @@ def test_a_key_that_always_comes_before_the_later_look_it_asked_for_leaves_no_mo
     assert (schedule.take(1598.9), schedule.take(1599.0), schedule.take(5000.0)) == (None, "busy", "quiet")
 
 
-def test_a_key_that_asked_for_a_later_look_gets_it() -> None:
-    schedule: Schedule[str] = Schedule()
+def test_a_key_that_asked_for_a_later_look_gets_it(schedule: Schedule[str]) -> None:
     schedule.add("a", 0.0)
     schedule.take(0.0)
     schedule.done("a", next_at=7.0)
@@ -74,8 +75,7 @@ def test_waits_double(error: Exception, waits: list[float]) -> None:
     assert backoff_s(1000, error) == 60.0
 
 
-def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile() -> None:
-    schedule: Schedule[str] = Schedule()
+def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(schedule: Schedule[str]) -> None:
     schedule.add("a", 0.0)
     schedule.take(0.0)
     schedule.add("a", 0.0)
@@ -85,8 +85,7 @@ def test_a_failed_key_is_left_alone_for_its_wait_whatever_asks_for_it_meanwhile(
     assert schedule.failures("a") == 0
 
 
-def test_news_of_a_key_that_has_long_failed_is_looked_at_soon() -> None:
-    schedule: Schedule[str] = Schedule()
+def test_news_of_a_key_that_has_long_failed_is_looked_at_soon(schedule: Schedule[str]) -> None:
     for at in (0.0, 10.0, 20.0):
         schedule.add("a", at)
         schedule.take(at)
@@ -97,35 +96,12 @@ def test_news_of_a_key_that_has_long_failed_is_looked_at_soon() -> None:
     assert schedule.failed("a", Invalid("x"), 42.0) == 1.0
 
 
-def test_when_the_server_asks_for_patience_no_other_key_is_begun_either() -> None:
-    schedule: Schedule[str] = Schedule()
+def test_when_the_server_asks_for_patience_no_other_key_is_begun_either(schedule: Schedule[str]) -> None:
     schedule.add("a", 0.0)
     schedule.add("b", 0.0)
     schedule.take(0.0)
     schedule.failed("a", TooMany("slow down", 5.0), 1.0)
     assert (schedule.take(5.9), schedule.next_at(), schedule.take(6.0)) == (None, 6.0, "b")
-
-
-async def test_a_handler_that_fails_is_called_again_and_others_go_on() -> None:
-    seen: list[str] = []
-    over = asyncio.Event()
-
-    async def handle(key: str) -> float | None:
-        seen.append(key)
-        if key == "bad" and seen.count("bad") < 3:
-            raise Conflict("look again")
-        if seen.count("bad") == 3 and "good" in seen:
-            over.set()
-        return None
-
-    queue = WorkQueue(handle, now=asyncio.get_running_loop().time, num_workers=2)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(queue.run())
-        queue.add("bad")
-        queue.add("good")
-        await over.wait()
-        queue.stop()
-    assert sorted(seen) == ["bad", "bad", "bad", "good"]
 
 
 async def test_stopping_finishes_what_was_begun_and_begins_nothing_more() -> None:

@@ -1,0 +1,42 @@
+"""Small manifests, and the installation that they belong to, for every harness of the operator."""
+
+from marlaas_operator.cluster import Body
+from marlaas_operator.installation import Installation
+
+API_VERSION = "marlaas.dev/v1alpha1"
+SYSTEM = "marlaas-system"
+PLAIN = {
+    "release": "marlaas",
+    "namespace": SYSTEM,
+    "natsUrl": "nats://marlaas-nats.marlaas-system.svc:4222",
+    "natsPodSelector": {"app.kubernetes.io/component": "nats", "app.kubernetes.io/instance": "marlaas"},
+    "busSecret": "marlaas-bus",
+    "blobs": {"url": "file:///var/lib/marlaas/blobs", "claimName": "marlaas-blobs"},
+    "workerImage": {"name": "registry.example/marlaas-worker:0.1.0"},
+}
+
+
+def installation(**given: object) -> Installation:
+    return Installation.model_validate({**PLAIN, **given})
+
+
+def pool(name: str, **spec: object) -> Body:
+    return _object("ModelPool", {"name": name}, {"model": {"builtin": "tiny"}, **spec})
+
+
+def job(namespace: str, name: str, pool: str, **spec: object) -> Body:
+    training = {"steps": 4, "groupsPerStep": 2}
+    plain = {"poolRef": {"name": pool}, "environment": {"name": "arithmetic"}, "training": training}
+    return _object("RLJob", {"name": name, "namespace": namespace}, {**plain, **spec})
+
+
+def tenant(name: str, *namespaces: str, **spec: object) -> Body:
+    return _object("Tenant", {"name": name}, {"namespaces": list(namespaces), **spec})
+
+
+def namespace(name: str) -> Body:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def _object(kind: str, metadata: Body, spec: Body) -> Body:
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
