@@ -36,7 +36,7 @@ async def test_another_seed_is_another_adapter(tiny_model, tmp_path, undisturbed
     assert weights[-1] != undisturbed[0][-1]
 
 
-async def test_beside_three_other_jobs_it_is_the_same_adapter_as_run(tiny_model, tmp_path, undisturbed):
+async def test_beside_three_other_jobs_it_is_the_same_adapter_as_alone(tiny_model, tmp_path, undisturbed):
     others = [document("other-a", seed=1), document("other-b", seed=2, maxStaleness=1), document("other-c", seed=3)]
     async with Loop(tiny_model, tmp_path) as loop:
         results = await asyncio.gather(*(train(loop, job) for job in [document(), *others]))
