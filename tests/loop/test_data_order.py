@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.loop.harness import Loop, document, train
+from tests.loop.harness import document, run
 
 pytestmark = pytest.mark.slow
 
@@ -14,18 +14,10 @@ def job():
     return document("again", environment="calculator", steps=4, maxRefill=1, data=DATA)
 
 
-async def run(model, folder, *deaths):
-    async with Loop(model, folder) as loop:
-        for name, times in deaths:
-            loop.kill_at(name, times)
-        weights, steps = await train(loop, job())
-        return weights, steps, loop.deaths
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tiny_model, tmp_path_factory):
     """What a run gives when nothing happens to it."""
-    return asyncio.run(run(tiny_model, tmp_path_factory.mktemp("undisturbed")))
+    return asyncio.run(run(tiny_model, tmp_path_factory.mktemp("undisturbed"), job()))
 
 
 def said(steps):
@@ -54,7 +46,7 @@ def test_tasks_came_again_and_some_rested(undisturbed):
 async def test_killed_three_times_at_a_seam_it_is_the_same_adapter_from_the_same_tasks(
     tiny_model, tmp_path, undisturbed, seam
 ):
-    weights, steps, deaths = await run(tiny_model, tmp_path, (seam, 3))
+    weights, steps, deaths = await run(tiny_model, tmp_path, job(), seam, 1, 2, 3)
     assert deaths == [seam] * 3
     assert weights == undisturbed[0]
     assert said(steps) == said(undisturbed[1])

@@ -3,35 +3,27 @@
 import asyncio
 
 import pytest
-from tests.loop.harness import Loop, document, train
+from tests.loop.harness import Loop, document, run, train
 
 pytestmark = pytest.mark.slow
-
-
-async def alone(tiny_model, folder, job, *deaths, dtype="float32"):
-    async with Loop(tiny_model, folder, dtype=dtype) as loop:
-        for name in deaths:
-            loop.kill_at(name)
-        weights, steps = await train(loop, job)
-        return weights, steps, loop.deaths
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tiny_model, tmp_path_factory):
     """What a run gives when nothing happens to it."""
-    return asyncio.run(alone(tiny_model, tmp_path_factory.mktemp("undisturbed"), document()))
+    return asyncio.run(run(tiny_model, tmp_path_factory.mktemp("undisturbed"), document()))
 
 
 async def test_the_same_seed_twice_is_the_same_adapter_at_every_version(tiny_model, tmp_path, undisturbed):
-    weights, steps, _ = await alone(tiny_model, tmp_path, document())
+    weights, steps, _ = await run(tiny_model, tmp_path, document())
     assert weights == undisturbed[0]
     assert len(set(weights)) == 3, "every step changed something"
     assert [step.reward_mean for step in steps] == [step.reward_mean for step in undisturbed[1]]
 
 
 async def test_in_bfloat16_too_a_run_that_was_killed_gives_the_adapter_of_one_that_was_not(tiny_model, tmp_path):
-    weights, _, _ = await alone(tiny_model, tmp_path / "first", document(), dtype="bfloat16")
-    killed, _, deaths = await alone(
+    weights, _, _ = await run(tiny_model, tmp_path / "first", document(), dtype="bfloat16")
+    killed, _, deaths = await run(
         tiny_model, tmp_path / "second", document(), "trainer.commit.after_blobs", dtype="bfloat16"
     )
     assert len(deaths) == 1
@@ -40,7 +32,7 @@ async def test_in_bfloat16_too_a_run_that_was_killed_gives_the_adapter_of_one_th
 
 
 async def test_another_seed_is_another_adapter(tiny_model, tmp_path, undisturbed):
-    weights, _, _ = await alone(tiny_model, tmp_path, document(seed=8))
+    weights, _, _ = await run(tiny_model, tmp_path, document(seed=8))
     assert weights[-1] != undisturbed[0][-1]
 
 
@@ -69,7 +61,7 @@ SEAMS = [
 
 @pytest.mark.parametrize("seam", SEAMS)
 async def test_killed_at_a_seam_and_resumed_it_is_the_same_adapter(tiny_model, tmp_path, undisturbed, seam):
-    weights, steps, deaths = await alone(tiny_model, tmp_path, document(), seam)
+    weights, steps, deaths = await run(tiny_model, tmp_path, document(), seam)
     assert deaths == [seam]
     assert weights == undisturbed[0]
     assert [step.step for step in steps] == [0, 1]

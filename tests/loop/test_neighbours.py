@@ -24,7 +24,7 @@ def impatient(name: str) -> JobDocument:
 
 
 async def test_a_job_outlasts_a_neighbour_that_fills_the_engine_for_longer_than_a_turn_may_take(
-    tiny_model, tmp_path, monkeypatch: pytest.MonkeyPatch
+    tiny_model, tmp_path, monkeypatch
 ):
     flood, modest = document("flood", steps=1), impatient("modest")
     full, gate, generate = asyncio.Event(), asyncio.Event(), ReferenceEngine.generate

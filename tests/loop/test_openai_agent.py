@@ -32,9 +32,7 @@ def _trained_of(turn: Turn) -> dict[str, object]:
     return turn.model_dump(exclude={"meter", "at", "replica"})
 
 
-async def test_an_openai_agent_trains_on_the_very_trajectories_of_its_native_twin(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_openai_agent_trains_on_the_very_trajectories_of_its_native_twin(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     native = await trained(tiny_model, tmp_path / "native", document(environment="twins:native"))
     chat = await trained(tiny_model, tmp_path / "chat", document(environment="twins:chat"))

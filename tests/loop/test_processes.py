@@ -58,7 +58,6 @@ def processes(runner: int, name: str) -> list[psutil.Process]:
 
 
 def levels(process: "subprocess.Popen[str]") -> Iterator[dict[str, object]]:
-    assert process.stdout is not None
     for line in process.stdout:
         level = json.loads(line)
         if level["type"] == "progress":

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from tests.harness import pool_document
 
-from marlaas_api.documents import pool_spec
-from marlaas_api.kinds import ModelPoolSpec
 from marlaas_worker.rollout.engine import LoadedAdapter
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -134,16 +133,8 @@ async def test_the_adapter_is_a_plain_peft_folder_that_shows_the_behaviour_in_pe
     in_peft = peft_logprobs(tiny_model, adapter, cases)
     assert before <= 0.5
     assert mean_probability(in_peft, cases) >= 0.85
-    spec = pool_spec(
-        ModelPoolSpec.model_validate(
-            {
-                "model": {"path": str(tiny_model)},
-                "adapterSlots": 2,
-                "maxRank": 8,
-                "rollout": {"dtype": "float32", "maxModelLen": 256, "kvCacheBytes": "64Mi"},
-            }
-        )
-    )
+    rollout = {"dtype": "float32", "maxModelLen": 256, "kvCacheBytes": "64Mi"}
+    spec = pool_document(tiny_model, adapterSlots=2, maxRank=8, rollout=rollout).spec
     engine = VllmEngine(tiny_model, spec, frozenset(), tmp_path)
     await engine.start()
     try:

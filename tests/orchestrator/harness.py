@@ -1,34 +1,28 @@
-"""Everybody around the orchestrator, over the bus fake: a hand-written sandbox and trainer that do just what the messages say."""
+"""The orchestrator's harness: a hand-written sandbox and trainer that do just what the messages say, and a bus that may refuse calls."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
+
+from tests.harness import Harness, a_manifest, a_turn, an_episode, identity, job_document, working
 
 from marlaas_api import subjects
-from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import BusUnavailable, RevisionConflict
-from marlaas_api.bus_memory import MemoryBus, MemoryServer
+from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict
+from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import (
-    Episode,
     FaultClass,
     GroupReady,
     JobDocument,
-    Manifest,
-    Meter,
     PolicyRecord,
     Progress,
-    ReplicaReport,
     StepClosed,
-    StepRecord,
-    StopReason,
     TaskMessage,
-    Turn,
 )
 from marlaas_api.names import AdapterRef, episode_id
 from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.orchestrator import service
-from marlaas_worker.role import RoleContext
 
 ADMITTED = "orchestrator.admit.after_level"
 """Passed once in a job's life; the other seams again and again."""
@@ -45,12 +39,8 @@ SEAMS = (
 Rewards = Callable[[TaskMessage, int], float | None]
 
 
-class Killed(BaseException):
-    """The orchestrator died at a failpoint."""
-
-
 class FlakyBus(MemoryBus):
-    """A connection that refuses every so many calls, if its stage says so."""
+    """A connection that refuses every so many calls, if its harness says so."""
 
     harness: "OrchestratorHarness"
 
@@ -62,77 +52,39 @@ class FlakyBus(MemoryBus):
             raise BusUnavailable("not now")
 
 
-def a_turn(job: str, uid: str, group: str, member: int, *, version: int = 0, prompt_ids: bytes = b"") -> Turn:
-    """The first turn of a member's first episode."""
-    return Turn(
-        namespace="team-a",
-        job=job,
-        uid=uid,
-        agent="policy",
-        group=group,
-        member=member,
-        episode=episode_id(group, member, 1),
-        turn=0,
-        parent=None,
-        version=version,
-        adapter_sha256="",
-        opens_segment=True,
-        append="",
-        prompt_ids=prompt_ids,
-        output_ids=b"",
-        logprobs=b"",
-        text="",
-        stop_reason=StopReason.STOP,
-        temperature=1.0,
-        meter=Meter(prompt_tokens=0, output_tokens=0),
-        replica="r",
-        at=0.0,
-    )
-
-
-class OrchestratorHarness:
-    """One bus, and everybody around the orchestrator."""
+class OrchestratorHarness(Harness):
+    """One bus, and the roles around the orchestrator."""
 
     calls = refuse_every = refused = 0
     turn_bytes = 0
     """Of the one turn that each episode has; 0: there are no turns."""
 
-    def __init__(self, scratch: Path) -> None:
-        self.server = MemoryServer()
-        self.bus = self.server.connect("stage")
-        self.blobs = MemoryBlobs()
-        self.scratch = scratch
+    def __init__(self, scratch: Path, **fields: Any) -> None:
+        super().__init__(scratch, **fields)
         self.trained: list[tuple[int, tuple[str, ...]]] = []
         self.may_train = asyncio.Event()
         self.may_train.set()
-        self.deaths = 0
-        self.metrics = {"loss": 0.5}
+        self.step_metrics = {"loss": 0.5}
 
-    def context(self, name: str) -> RoleContext:
+    @property
+    def trained_groups(self) -> list[str]:
+        return [name for _, groups in self.trained for name in groups]
+
+    async def connect(self, name: str) -> Bus:
+        if self.dial is not None:
+            return await self.dial(name)
         bus = FlakyBus(self.server, name)
         bus.harness = self
-        return RoleContext(name, bus, self.blobs, self.scratch)
+        return bus
 
-    async def submit(self, document: JobDocument) -> None:
-        bucket = await self.bus.bucket(subjects.JOBS)
-        await bucket.put(document.ref.key, encode(document))
+    def orchestrating(self, name: str = "orchestrator") -> contextlib.AbstractAsyncContextManager[asyncio.Task[None]]:
+        return self.role(name, service.serve)
 
     async def report(self, document: JobDocument, version: int) -> None:
-        names = tuple(
-            AdapterRef("team-a", document.job, document.uid, "policy", v).engine_name for v in range(version + 1)
-        )
-        report = ReplicaReport(role="rollout", pool="tiny", replica="rollout-0", slots=8, max_rank=16, verified=names)
-        await (await self.bus.bucket(subjects.REPLICAS)).put(
-            subjects.replica_key("rollout", "tiny", "rollout-0"), encode(report)
-        )
-
-    async def orchestrate(self) -> None:
-        """Run the orchestrator; a killed one is started again under the same name."""
-        while True:
-            try:
-                await service.serve(self.context("orchestrator"))
-            except* Killed:
-                self.deaths += 1
+        """Report the job's versions up to this one as verified."""
+        ref = document.ref
+        adapters = [AdapterRef(ref.namespace, ref.name, ref.uid, "policy", number) for number in range(version + 1)]
+        await self.put_report(slots=8, max_rank=16, verified=tuple(one.engine_name for one in adapters))
 
     async def play(self, document: JobDocument, rewards: Rewards) -> None:
         bus = self.server.connect("sandbox")
@@ -144,38 +96,30 @@ class OrchestratorHarness:
                 for member in range(task.group_size):
                     reward = rewards(task, member)
                     if self.turn_bytes:
-                        await self.record_turn(task, episode_id(task.group, member, 1))
-                    episode = Episode(
-                        namespace=task.namespace,
-                        job=task.job,
-                        uid=task.uid,
-                        group=task.group,
-                        split=task.split,
-                        index=task.index,
-                        member=member,
-                        episode=episode_id(task.group, member, 1),
-                        fault=FaultClass.ENV if reward is None else None,
-                        fault_text="ZeroDivisionError: in play" if reward is None else "",
-                        rewards={} if reward is None else {"policy": reward},
-                        leaves={"policy": (0,)} if self.turn_bytes and reward is not None else {},
-                    )
+                        await self.record_turn(task, member)
+                    place = task.model_dump(include={"group", "split", "index"})
+                    ended = {"rewards": {"policy": reward}, "leaves": {"policy": (0,)} if self.turn_bytes else {}}
+                    if reward is None:
+                        ended = {"fault": FaultClass.ENV, "fault_text": "ZeroDivisionError: in play"}
+                    name = episode_id(task.group, member, 1)
+                    episode = an_episode(document, **place, member=member, episode=name, **ended)
                     await bus.publish(subjects.episode("team-a", task.job), encode(episode))
                 await delivery.ack()
 
-    async def record_turn(self, task: TaskMessage, episode: str) -> None:
+    async def record_turn(self, task: TaskMessage, member: int) -> None:
         """As the rollout role does: the first record counts, and a full stream is waited for."""
-        member = int(episode.split("-")[-2])
-        turn = a_turn(task.job, task.uid, task.group, member, prompt_ids=bytes(self.turn_bytes))
-        subject = subjects.turn("team-a", task.job, episode, 0)
-        while True:
-            try:
-                await self.bus.publish(subject, encode(turn), expect_last=0)
-            except RevisionConflict:
-                return
-            except BusUnavailable:
-                await asyncio.sleep(0.01)
-            else:
-                return
+        episode = episode_id(task.group, member, 1)
+        place = {"group": task.group, "member": member, "episode": episode}
+        turn = a_turn(**identity(task), **place, prompt_ids=bytes(self.turn_bytes))
+        with contextlib.suppress(RevisionConflict):
+            while True:
+                try:
+                    subject = subjects.turn("team-a", task.job, episode, 0)
+                    await self.bus.publish(subject, encode(turn), expect_last=0)
+                except BusUnavailable:
+                    await asyncio.sleep(0.01)
+                else:
+                    return
 
     async def read_turns(self, group: GroupReady) -> None:
         """As the trainer does."""
@@ -187,30 +131,13 @@ class OrchestratorHarness:
     async def commit(
         self, document: JobDocument, record: PolicyRecord, closed: StepClosed | None, names: tuple[str, ...]
     ) -> PolicyRecord:
-        version = record.version + 1
-        manifest = Manifest(
-            namespace="team-a",
-            job=document.job,
-            uid=document.uid,
-            agent="policy",
-            version=version,
-            step=closed.step if closed else -1,
-            parent=record.manifest,
-            rank=8,
-            files={},
-            state=None,
-            tensor_digests={},
-            probes=(),
-            consumed=names,
-            metrics=self.metrics,
-        )
+        version, step = record.version + 1, closed.step if closed else -1
+        made = {"step": step, "parent": record.manifest, "consumed": names, "metrics": self.step_metrics}
+        manifest = a_manifest(document, version, **made)
         ref = await self.blobs.put("team-a/manifests", "manifest", encode(manifest))
-        fresh = PolicyRecord(
-            uid=document.uid, version=version, manifest=ref, step=manifest.step, epoch=1, holder="t", train_s=1.5
-        )
-        await (await self.bus.bucket(subjects.POLICY)).put(
-            subjects.policy_key("team-a", document.job, "policy"), encode(fresh)
-        )
+        held = {"epoch": 1, "holder": "t", "train_s": 1.5}
+        fresh = PolicyRecord(uid=document.uid, version=version, manifest=ref, step=step, **held)
+        await self.put_policy(fresh, document)
         await self.report(document, version)
         return fresh
 
@@ -239,41 +166,46 @@ class OrchestratorHarness:
                     self.trained.append((message.step, names))
                     record = await self.commit(document, record, message, names)
 
-    async def progress(self, document: JobDocument, until: Callable[[Progress], bool]) -> Progress:
-        async with asyncio.timeout(30), (await self.bus.bucket(subjects.PROGRESS)).watch() as entries:
-            async for entry in entries:
-                if entry.key != document.ref.key or not entry.data:
-                    continue
-                if until(level := decode_as(Progress, entry.data)) and level.uid == document.uid:
-                    return level
-        raise AssertionError("the watch ended")
-
-    async def steps(self, document: JobDocument) -> list[StepRecord]:
-        stored = await self.bus.replay(subjects.STEPS, f"step.team-a.{document.job}.*")
-        return [decode_as(StepRecord, one.data) for one in stored]
-
 
 @contextlib.asynccontextmanager
 async def running(harness: OrchestratorHarness, document: JobDocument, rewards: Rewards) -> AsyncIterator[None]:
+    """A submitted job with all its roles."""
     await harness.report(document, -1)
     await harness.submit(document)
-    tasks = [
-        asyncio.create_task(one)
-        for one in (harness.orchestrate(), harness.play(document, rewards), harness.train(document))
-    ]
-    try:
+    roles = harness.keep("orchestrator", service.serve), harness.play(document, rewards), harness.train(document)
+    async with working(*roles):
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
 
 
-def final(level: Progress) -> bool:
-    return level.phase.final
+async def run_to_end(harness: OrchestratorHarness, document: JobDocument, rewards: Rewards | None = None) -> Progress:
+    """Run a job to its end; its last progress."""
+    async with running(harness, document, rewards or mixed):
+        return await harness.progress(document, final)
+
+
+def a_job(
+    name: str = "sums",
+    *,
+    rank: int = 8,
+    suspend: bool = False,
+    priority: int = 0,
+    created_at: float = 0.0,
+    **training: Any,
+) -> JobDocument:
+    """A strict job of three steps with two groups of two."""
+    spec = {
+        "agents": [{"name": "policy", "adapter": {"rank": rank}}],
+        "rollout": {"groupSize": 2},
+        "training": {"steps": 3, "groupsPerStep": 2, "maxStaleness": 0, "maxRefill": 1} | training,
+        "evaluation": {"tasks": 2, "every": 2},
+        "suspend": suspend,
+        "priority": priority,
+    }
+    return job_document(name, created_at=created_at, spec=spec)
+
+
+def final(progress: Progress) -> bool:
+    return progress.phase.final
 
 
 def mixed(task: TaskMessage, member: int) -> float:

@@ -5,6 +5,7 @@ from itertools import combinations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.harness import changed
 
 from marlaas_api.messages import JobDocument, ReplicaReport
 from marlaas_worker.orchestrator.admission import PoolCapacity, capacities, decide, queue_order
@@ -30,31 +31,29 @@ def names(documents) -> list[str]:
     return [document.job for document in documents]
 
 
-def test_a_job_that_fits_is_admitted(document):
-    assert one(document()).admitted
-
-
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "reason", "words"),
     [
-        ({"rank": 32}, "has adapter rank 32, and maxRank is 16 in a replica of pool tiny"),
-        ({"maxStaleness": 5}, "needs 7 adapter slots (maxStaleness + 2 for each agent), and there are 6 in a replica"),
+        ({}, "Admitted", ""),
+        ({"rank": 32}, "WaitingForPool", "has adapter rank 32, and maxRank is 16 in a replica of pool tiny"),
+        (
+            {"maxStaleness": 5},
+            "WaitingForPool",
+            "needs 7 adapter slots (maxStaleness + 2 for each agent), and there are 6 in a replica",
+        ),
+        ({"suspend": True}, "Suspended", ""),
     ],
 )
-def test_what_the_replicas_that_serve_now_cannot_do_is_waited_for_with_both_numbers(document, settings, words):
+def test_a_job_that_fits_is_admitted_and_one_that_does_not_waits_with_both_numbers(document, settings, reason, words):
     verdict = one(document(**settings))
-    assert (verdict.admitted, verdict.reason) == (False, "WaitingForPool")
+    assert (verdict.admitted, verdict.reason) == (reason == "Admitted", reason)
     assert words in verdict.message
 
 
 @pytest.mark.parametrize(("longest", "admitted"), [(0, True), (128, False), (129, True)])
 def test_a_reply_that_leaves_no_room_for_a_prompt_in_a_replica_of_now_waits(document, longest, admitted):
     job = document()
-    job = job.model_copy(
-        update={
-            "spec": job.spec.model_copy(update={"rollout": job.spec.rollout.model_copy(update={"max_tokens": 128})})
-        }
-    )
+    job = changed(job, rollout=job.spec.rollout.model_copy(update={"max_tokens": 128}))
     assert one(job, pools={"tiny": PoolCapacity(6, 16, longest)}).admitted is admitted
 
 
@@ -63,6 +62,8 @@ def test_what_does_not_fit_beside_the_others_is_queued_with_the_reason(document)
     verdict = one(document("three"), holding)
     assert (verdict.admitted, verdict.reason) == (False, "WaitingForSlots")
     assert "needs 2 of the 6 adapter slots of pool tiny" in verdict.message
+    assert not one(document(), [document("one", maxStaleness=6)]).admitted, "it keeps more slots than there are now"
+    assert one(document(), pools={}).reason == "WaitingForPool"
 
 
 def test_jobs_of_one_round_do_not_share_a_slot(document):
@@ -71,31 +72,16 @@ def test_jobs_of_one_round_do_not_share_a_slot(document):
     assert [verdicts[job.uid].admitted for job in jobs] == [True, True, False]
 
 
-def test_jobs_that_are_admitted_keep_more_slots_than_their_pool_has_now(document):
-    assert not one(document(), [document("one", maxStaleness=6)]).admitted
-
-
-def test_a_pool_without_a_replica_is_waited_for(document):
-    assert one(document(), pools={}).reason == "WaitingForPool"
-
-
-def test_a_suspended_job_waits_whatever_is_free(document):
-    assert one(document(suspend=True)).reason == "Suspended"
-
-
 def test_several_agents_are_waited_for_since_an_upgrade_may_bring_them(document):
     job = document()
     agents = (job.spec.agents[0], job.spec.agents[0].model_copy(update={"name": "second"}))
-    verdict = one(job.model_copy(update={"spec": job.spec.model_copy(update={"agents": agents})}))
+    verdict = one(changed(job, agents=agents))
     assert (verdict.admitted, verdict.reason) == (False, "UnsupportedAgents")
 
 
-def test_first_come_first_served_whatever_the_name_and_the_order_of_arrival(document):
+def test_first_come_first_served_and_jobs_of_the_same_second_by_namespace_and_name(document):
     jobs = [document("a", created_at=30), document("z", created_at=10), document("m", created_at=20)]
     assert names(queue_order(jobs)) == names(queue_order(jobs[::-1])) == ["z", "m", "a"]
-
-
-def test_jobs_of_the_same_second_go_by_namespace_and_name(document):
     jobs = [of(document("a"), "team-b"), of(document("z"), "team-a"), of(document("b"), "team-a")]
     assert names(queue_order(jobs)) == ["b", "z", "a"]
 

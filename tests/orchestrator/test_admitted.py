@@ -1,51 +1,22 @@
 """Admitted is admitted: no edit, restart, error of ours or smaller pool displaces a running job; what replicas cannot do now is waited for."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.harness import changed
 from tests.orchestrator.harness import OrchestratorHarness
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
-from marlaas_api.wire import encode
-from marlaas_worker.orchestrator import service
+from marlaas_api.messages import JobDocument, Phase, PolicyRecord
 
 WHOLE_POOL = 6
 """maxStaleness of a job that needs all 8 slots."""
 
 
-@contextlib.asynccontextmanager
-async def orchestrating(harness: OrchestratorHarness, name: str = "one") -> AsyncIterator[None]:
-    context = harness.context(name)
-    task = asyncio.create_task(service.serve(context))
-    yield
-    context.stop.set()
-    await task
-
-
-async def offer(harness: OrchestratorHarness, slots: int, replica: str = "rollout-0", **limits: int) -> None:
-    report = ReplicaReport(role="rollout", pool="tiny", replica=replica, slots=slots, **{"max_rank": 16, **limits})
-    bucket = await harness.bus.bucket(subjects.REPLICAS)
-    await bucket.put(subjects.replica_key("rollout", "tiny", replica), encode(report))
-
-
-async def publish_version_0(harness: OrchestratorHarness, document: JobDocument) -> None:
-    bucket = await harness.bus.bucket(subjects.POLICY)
-    key = subjects.policy_key(document.namespace, document.job, "policy")
-    await bucket.put(key, encode(PolicyRecord(uid=document.uid, version=0, epoch=1, holder="t")))
-
-
 def of(document: JobDocument, namespace: str) -> JobDocument:
     """The same job in another namespace, which is a tenant by itself."""
     return document.model_copy(update={"namespace": namespace, "tenant": namespace, "uid": f"uid-{namespace}"})
-
-
-def edited(document: JobDocument, **spec: Any) -> JobDocument:
-    spec = document.spec.model_copy(update=spec)
-    return document.model_copy(update={"generation": document.generation + 1, "spec": spec})
 
 
 def loop(document: JobDocument) -> asyncio.Task[Any]:
@@ -56,7 +27,7 @@ def loop(document: JobDocument) -> asyncio.Task[Any]:
 @pytest.fixture
 async def rivals(harness: OrchestratorHarness, document: Any) -> tuple[JobDocument, JobDocument]:
     """Two jobs that need the whole pool: the second is queued while the first runs, and stands before it in every alphabet."""
-    await offer(harness, 8)
+    await harness.put_report(slots=8, max_rank=16)
     first = of(document("sums", maxStaleness=WHOLE_POOL), "team-z")
     return first, of(document("sums", maxStaleness=WHOLE_POOL, priority=9), "team-a")
 
@@ -73,10 +44,10 @@ async def one_runs(harness: OrchestratorHarness, first: JobDocument, second: Job
 )
 async def test_an_edit_that_does_not_concern_the_loop_neither_displaces_nor_restarts_it(harness, rivals, change):
     first, second = rivals
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await one_runs(harness, first, second)
         before = loop(first)
-        await harness.submit(edited(first, **change))
+        await harness.submit(changed(first, **change))
         level = await harness.progress(first, lambda level: level.generation == 2)
         assert level.admitted
         assert loop(first) is before
@@ -84,19 +55,18 @@ async def test_an_edit_that_does_not_concern_the_loop_neither_displaces_nor_rest
 
 async def test_a_job_that_is_given_more_steps_keeps_its_place(harness, rivals):
     first, second = rivals
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await one_runs(harness, first, second)
-        training = first.spec.training.model_copy(update={"steps": 9})
-        await harness.submit(edited(first, training=training))
+        await harness.submit(changed(first, training=first.spec.training.model_copy(update={"steps": 9})))
         level = await harness.progress(first, lambda level: level.generation == 2)
     assert (level.admitted, level.steps) == (True, 9)
 
 
 async def test_a_deadline_that_is_set_while_the_job_runs_ends_it(harness, rivals):
     first, second = rivals
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await one_runs(harness, first, second)
-        await harness.submit(edited(first, active_deadline_seconds=1e-9))
+        await harness.submit(changed(first, active_deadline_seconds=1e-9))
         level = await harness.progress(first, lambda level: level.phase.final)
         assert level.reason == "DeadlineExceeded"
         await harness.progress(second, lambda level: level.admitted)
@@ -105,11 +75,11 @@ async def test_a_deadline_that_is_set_while_the_job_runs_ends_it(harness, rivals
 @pytest.mark.parametrize("slots", [8, 4], ids=["as before", "fewer slots than it holds"])
 async def test_a_restart_of_the_orchestrator_displaces_nobody(harness, rivals, slots):
     first, second = rivals
-    async with orchestrating(harness, "one"):
+    async with harness.orchestrating("one"):
         await one_runs(harness, first, second)
-    await offer(harness, slots)
+    await harness.put_report(slots=slots, max_rank=16)
     third = of(first, "team-0")
-    async with orchestrating(harness, "two"):
+    async with harness.orchestrating("two"):
         await harness.submit(third)
         assert not (await harness.progress(third, lambda level: True)).admitted, "the new one has decided"
         assert (await harness.progress(first, lambda level: True)).admitted
@@ -128,10 +98,10 @@ async def test_a_job_that_rests_after_an_error_of_ours_keeps_its_slots(harness, 
             raise OverflowError("nobody foresaw it")
 
     failpoints.hook = hook
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await one_runs(harness, first, second)
         dies = loop(first)
-        await publish_version_0(harness, first)
+        await harness.put_policy(PolicyRecord(uid=first.uid, version=0, epoch=1, holder="t"), first)
         await asyncio.wait([dies])
         await harness.submit(third := of(first, "team-0"))
         assert not (await harness.progress(third, lambda level: True)).admitted
@@ -141,7 +111,7 @@ async def test_a_job_that_rests_after_an_error_of_ours_keeps_its_slots(harness, 
 
 async def test_a_job_whose_document_cannot_be_read_any_more_runs_on_and_keeps_its_slots(harness, rivals):
     first, second = rivals
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await one_runs(harness, first, second)
         before = loop(first)
         await (await harness.bus.bucket(subjects.JOBS)).put(first.ref.key, b"of a later release")
@@ -157,29 +127,27 @@ async def test_the_queue_is_by_creation_time_also_over_restarts_and_priority_cro
     harness, rivals, restarted
 ):
     first, second = rivals
-    early = of(second, "team-q").model_copy(
-        update={"created_at": 5.0, "spec": first.spec.model_copy(update={"priority": -7})}
-    )
+    early = changed(of(second, "team-q"), priority=-7).model_copy(update={"created_at": 5.0})
     late = second.model_copy(update={"created_at": 6.0})
-    async with orchestrating(harness, "one"):
+    async with harness.orchestrating("one"):
         await one_runs(harness, first, late)
         await harness.submit(early)
         await harness.progress(early, lambda level: level.reason == "WaitingForSlots")
         if not restarted:
-            await harness.submit(edited(first, suspend=True))
+            await harness.submit(changed(first, suspend=True))
             await harness.progress(early, lambda level: level.admitted)
     if restarted:
-        await harness.submit(edited(first, suspend=True))
-        async with orchestrating(harness, "two"):
+        await harness.submit(changed(first, suspend=True))
+        async with harness.orchestrating("two"):
             await harness.progress(early, lambda level: level.admitted)
     assert not (await harness.progress(late, lambda level: True)).admitted
 
 
 async def test_a_suspended_job_gives_its_slots_to_the_next(harness, rivals):
     first, second = rivals
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await one_runs(harness, first, second)
-        await harness.submit(edited(first, suspend=True))
+        await harness.submit(changed(first, suspend=True))
         await harness.progress(second, lambda level: level.admitted)
         assert (await harness.progress(first, lambda level: True)).phase is Phase.SUSPENDED
 
@@ -194,13 +162,13 @@ async def test_a_suspended_job_gives_its_slots_to_the_next(harness, rivals):
 async def test_what_only_the_replicas_of_before_a_pools_change_cannot_do_is_waited_for(
     harness, document, job, old, words
 ):
-    await offer(harness, **old)
-    await offer(harness, 16, "rollout-1", max_rank=64)
+    await harness.put_report(**{"max_rank": 16, **old})
+    await harness.put_report(replica="rollout-1", slots=16, max_rank=64)
     waiting = document(**job)
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await harness.submit(waiting)
         level = await harness.progress(waiting, lambda level: True)
         assert (level.phase, level.reason) == (Phase.QUEUED, "WaitingForPool")
         assert words in level.message
-        await offer(harness, 16, max_rank=64)
+        await harness.put_report(slots=16, max_rank=64)
         assert (await harness.progress(waiting, lambda level: level.phase is not Phase.QUEUED)).admitted

@@ -2,23 +2,29 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.orchestrator.harness import Killed
-from tests.orchestrator.places import Place, doomed, neighbours
-from tests.orchestrator.remains import commit, document_of, fill
+from tests.harness import Killed, kill_at
+from tests.orchestrator.harness import OrchestratorHarness
+from tests.orchestrator.remains import (
+    all_there_is,
+    commit,
+    deleted,
+    document_of,
+    doomed,
+    fill,
+    is_forgotten,
+    neighbours,
+)
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.blobs_store import open_blobs
-from marlaas_api.bus import Bus
-from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_nats import connect
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
+from marlaas_api.messages import JobDocument, Phase, PolicyRecord
 from marlaas_api.nats_server import EmbeddedNats
-from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import deletion
 
 SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_level")
@@ -27,38 +33,40 @@ PUBLISHED = ("manifest", "adapter_model.safetensors", "adapter_config.json")
 
 
 @pytest.fixture
-async def real(tmp_path: Path) -> AsyncIterator[Place]:
+async def real(tmp_path: Path) -> AsyncIterator[OrchestratorHarness]:
     async with EmbeddedNats(tmp_path / "nats") as server:
-        place = Place(lambda name: connect(server.url, name=name), open_blobs(tmp_path / "blobs"), tmp_path)
-        place.bus = await place.dial("test")
-        await place.bus.ensure()
-        yield place
-        await place.bus.close()
+        blobs = open_blobs(tmp_path / "blobs")
+        made = OrchestratorHarness(tmp_path, dial=lambda name: connect(server.url, name=name), blobs=blobs)
+        made.bus = await made.connect("test")
+        await made.bus.ensure()
+        yield made
+        await made.bus.close()
 
 
 @pytest.fixture
-async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+def fake(harness: OrchestratorHarness, monkeypatch: pytest.MonkeyPatch) -> OrchestratorHarness:
     monkeypatch.setattr(deletion, "ROUND_S", 0.02)
-    server = MemoryServer()
-
-    async def dial(name: str) -> Bus:
-        return server.connect(name)
-
-    place = Place(dial, MemoryBlobs(), tmp_path)
-    place.bus = await dial("test")
-    await place.bus.ensure()
-    yield place
-    failpoints.hook = None
+    return harness
 
 
-async def test_everything_of_a_deleted_job_is_gone_and_its_neighbours_are_untouched(real, document):
-    for other in neighbours(document):
-        await fill(real.bus, real.blobs, other)
-    before = await real.all_there_is()
-    await fill(real.bus, real.blobs, doomed(document))
-    async with real.orchestrating():
-        await real.is_forgotten(doomed(document))
-    assert await real.all_there_is() == before
+def once(place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> list[asyncio.Task[None]]:
+    """Begin the work when the failpoint is passed for the first time."""
+    begun: list[asyncio.Task[None]] = []
+
+    def hook(name: str) -> None:
+        if name == place and not begun:
+            begun.append(asyncio.ensure_future(work()))
+
+    failpoints.hook = hook
+    return begun
+
+
+async def test_everything_of_a_deleted_job_is_gone_and_its_neighbours_are_untouched(real):
+    for other in neighbours():
+        await fill(real, other)
+    before = await all_there_is(real)
+    await fill(real, doomed())
+    assert await deleted(real, doomed()) == before
     link = real.bus._jetstream
     for stream, kept in ((subjects.EPISODES, 3), (subjects.TASKS, 3), (subjects.GROUPS, 3)):
         names = (await link.api(f"CONSUMER.NAMES.{stream}", "list consumers"))["consumers"]
@@ -66,10 +74,9 @@ async def test_everything_of_a_deleted_job_is_gone_and_its_neighbours_are_untouc
         assert len(names) == kept
 
 
-async def test_a_removed_key_leaves_no_trace_for_ever(real, document):
-    await fill(real.bus, real.blobs, doomed(document))
-    async with real.orchestrating():
-        await real.is_forgotten(doomed(document))
+async def test_a_removed_key_leaves_no_trace_for_ever(real):
+    await fill(real, doomed())
+    await deleted(real, doomed())
     request = {"last_by_subj": "$KV.jobs.team-a.sums"}
     answer = await real.bus._jetstream.api("STREAM.MSG.GET.KV_jobs", "read a marker", request)
     assert b"Nats-TTL: 1h" in base64.b64decode(answer["message"]["hdrs"])
@@ -84,12 +91,10 @@ async def test_a_removed_key_leaves_no_trace_for_ever(real, document):
         ({"phase": Phase.RUNNING, "versions": {"policy": 0}}, None),
     ],
 )
-async def test_a_kept_adapter_is_the_published_one_and_nothing_else(fake, document, level, kept):
-    job = doomed(document, "keep")
-    await fill(fake.bus, fake.blobs, job, level)
-    async with fake.orchestrating():
-        await fake.is_forgotten(job)
-    left = await fake.all_there_is()
+async def test_a_kept_adapter_is_the_published_one_and_nothing_else(fake, level, kept):
+    job = doomed("keep")
+    await fill(fake, job, level)
+    left = await deleted(fake, job)
     folder = f"blob team-a/sums/uid-sums/policy/v{kept}/"
     assert sorted(name.split("-", 3)[-1] for name in left) == (sorted(PUBLISHED) if kept is not None else [])
     assert all(name.startswith(folder) for name in left)
@@ -99,30 +104,20 @@ async def test_a_kept_adapter_is_the_published_one_and_nothing_else(fake, docume
 
 @pytest.mark.parametrize("retention", ["keep", "delete"])
 @pytest.mark.parametrize("seam", SEAMS)
-async def test_killed_between_any_two_effects_the_end_is_the_same(fake, document, seam, retention):
-    job = doomed(document, retention)
-    await fill(fake.bus, fake.blobs, job, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 1}})
-    passed = False
-
-    def hook(name: str) -> None:
-        nonlocal passed
-        if name == f"orchestrator.delete.{seam}" and not passed:
-            passed = True
-            raise Killed(name)
-
-    failpoints.hook = hook
-    async with fake.orchestrating():
-        await fake.is_forgotten(job)
-    assert fake.deaths == 1
-    left = await fake.all_there_is()
+async def test_killed_between_any_two_effects_the_end_is_the_same(fake, seam, retention):
+    job = doomed(retention)
+    await fill(fake, job, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 1}})
+    kill_at(place := f"orchestrator.delete.{seam}")
+    left = await deleted(fake, job)
+    assert fake.deaths == [place]
     assert len(left) == (3 if retention == "keep" else 0)
     assert all("policy/v1/" in name for name in left)
 
 
 @pytest.mark.parametrize("num_deleted", range(1, 13))
-async def test_killed_while_blobs_go_the_published_adapter_stays(fake, document, num_deleted):
-    job = doomed(document, "keep")
-    await fill(fake.bus, fake.blobs, job, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 1}})
+async def test_killed_while_blobs_go_the_published_adapter_stays(fake, num_deleted):
+    job = doomed("keep")
+    await fill(fake, job, {"phase": Phase.SUCCEEDED, "promoted": {"policy": 1}})
     delete, count = fake.blobs.delete, 0
 
     async def dying(name: str) -> None:
@@ -133,123 +128,74 @@ async def test_killed_while_blobs_go_the_published_adapter_stays(fake, document,
         await delete(name)
 
     fake.blobs.delete = dying
-    async with fake.orchestrating():
-        await fake.is_forgotten(job)
-    assert fake.deaths == 1
-    left = await fake.all_there_is()
+    left = await deleted(fake, job)
+    assert len(fake.deaths) == 1
     assert sorted(name.split("-", 3)[-1] for name in left) == sorted(PUBLISHED)
     assert b"adapter_model.safetensors 1" in fake.blobs.contents.values()
 
 
 async def test_a_job_that_only_waited_is_gone_at_once(fake, document):
-    await fake.put(document())
-
-    async def told() -> bool:
-        return await fake.level(document()) is not None
-
+    await fake.submit(document())
     async with fake.orchestrating():
-        await fake.until(told)
-        await fake.put(doomed(document))
-        await fake.is_forgotten(document())
-    assert await fake.all_there_is() == set()
+        await fake.progress(document(), lambda progress: True)
+        await fake.submit(doomed())
+        await is_forgotten(fake, document())
+    assert await all_there_is(fake) == set()
 
 
-async def test_what_a_trainer_writes_too_late_goes_as_well(fake, document):
-    job = doomed(document)
-    await fill(fake.bus, fake.blobs, job)
-    late = False
+async def test_what_a_trainer_writes_too_late_goes_as_well(fake):
+    await fill(fake, job := doomed())
 
     async def write() -> None:
-        record = await commit(fake.blobs, job, PolicyRecord(uid=job.uid, version=3))
-        await (await fake.bus.bucket(subjects.POLICY)).put(f"{job.ref.key}.policy", encode(record))
+        await fake.put_policy(await commit(fake, job, PolicyRecord(uid=job.uid, version=3)), job)
 
-    def hook(name: str) -> None:
-        nonlocal late
-        if name == "orchestrator.delete.after_policy" and not late:
-            late = True
-            writing.append(asyncio.ensure_future(write()))
-
-    writing: list[asyncio.Future[None]] = []
-    failpoints.hook = hook
-    async with fake.orchestrating():
-        await fake.is_forgotten(job)
+    late = once("orchestrator.delete.after_policy", write)
+    assert await deleted(fake, job) == set()
     assert late
-    assert await fake.all_there_is() == set()
 
 
-async def test_a_trainer_that_still_has_the_job_in_hand_is_waited_for(fake, document):
-    job = doomed(document)
-    await fill(fake.bus, fake.blobs, job)
-    replicas = await fake.bus.bucket(subjects.REPLICAS)
-    key = subjects.replica_key("trainer", "tiny", "t0")
-    bound = ReplicaReport(role="trainer", pool="tiny", replica="t0", bound=("team-a.sums.uid-sums.policy@v3",))
-    await replicas.put(key, encode(bound))
+async def test_a_trainer_that_still_has_the_job_in_hand_is_waited_for(fake):
+    await fill(fake, job := doomed())
+    await fake.put_report("trainer", "t0", bound=("team-a.sums.uid-sums.policy@v3",))
     async with fake.orchestrating():
-        holds = asyncio.create_task(fake.is_forgotten(job))
+        holds = asyncio.create_task(is_forgotten(fake, job))
         await asyncio.sleep(0)
         assert not holds.done()
-        assert await document_of(fake.bus, job) is not None
-        await replicas.delete(key)
+        assert await document_of(fake, job) is not None
+        replicas = await fake.bus.bucket(subjects.REPLICAS)
+        await replicas.delete(subjects.replica_key("trainer", "tiny", "t0"))
         await holds
-    assert await fake.all_there_is() == set()
+    assert await all_there_is(fake) == set()
 
 
 async def test_a_new_job_of_the_name_begins_only_when_nothing_of_the_old_one_is_left_but_its_adapter(fake, document):
-    await fill(fake.bus, fake.blobs, document())
-    new = document(suspend=True).model_copy(update={"uid": "uid-new"})
-    await fake.put(new)
-
-    async def told() -> bool:
-        level = await fake.level(new)
-        return level is not None and level.uid == "uid-new"
-
+    await fill(fake, document())
+    await fake.submit(new := document(suspend=True).model_copy(update={"uid": "uid-new"}))
     async with fake.orchestrating():
-        await fake.until(told)
-    left = await fake.all_there_is()
+        await fake.progress(new, lambda progress: True)
+    left = await all_there_is(fake)
     assert {name for name in left if not name.startswith("blob")} == {"jobs team-a.sums", "progress team-a.sums"}
-    assert await document_of(fake.bus, new) == new
+    assert await document_of(fake, new) == new
     assert {name.split("-", 3)[-1] for name in left if name.startswith("blob")} == set(PUBLISHED)
 
 
 async def test_a_document_that_took_the_place_of_the_deleted_one_stays(fake, document):
-    await fill(fake.bus, fake.blobs, doomed(document))
+    await fill(fake, doomed())
     new = document(suspend=True).model_copy(update={"uid": "uid-new"})
-    data, replaced = encode(new), False
-
-    def hook(name: str) -> None:
-        nonlocal replaced
-        if name == "orchestrator.delete.after_level" and not replaced:
-            replaced = True
-            writing.append(asyncio.ensure_future(fake.put(new)))
-
-    async def told() -> bool:
-        level = await fake.level(new)
-        return level is not None and level.uid == "uid-new"
-
-    writing: list[asyncio.Future[None]] = []
-    failpoints.hook = hook
+    once("orchestrator.delete.after_level", lambda: fake.submit(new))
     async with fake.orchestrating():
-        await fake.until(told)
-    found = await document_of(fake.bus, new)
-    assert found is not None
-    assert encode(found) == data
-    assert not [name for name in await fake.all_there_is() if name.startswith("blob")]
+        await fake.progress(new, lambda progress: True)
+    assert await document_of(fake, new) == new
+    assert not [name for name in await all_there_is(fake) if name.startswith("blob")]
 
 
 async def test_a_job_that_was_found_unable_to_go_on_fails_with_those_words(fake, document):
     verdict = {"reason": "BackoffLimitExceeded", "message": "sandbox sums-sandbox crashed 7 times: exit code 1"}
     job = document()
-    await fill(fake.bus, fake.blobs, job)
-    await fake.put(JobDocument.model_validate({**job.model_dump(), "verdict": verdict}))
-
-    async def ended() -> bool:
-        level = await fake.level(job)
-        return level is not None and level.phase is Phase.FAILED
-
+    await fill(fake, job)
+    await fake.submit(JobDocument.model_validate({**job.model_dump(), "verdict": verdict}))
     async with fake.orchestrating():
-        await fake.until(ended)
-    level = await fake.level(job)
-    assert level is not None
+        level = await fake.progress(job, lambda progress: progress.phase is Phase.FAILED)
     assert (level.reason, level.message, level.admitted) == (verdict["reason"], verdict["message"], False)
     assert level.versions == {"policy": 3}, "what it had reached stays"
     assert level.finished_at is not None

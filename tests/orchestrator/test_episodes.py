@@ -1,9 +1,8 @@
 """What is believed of an episode, and what fails its job instead."""
 
-import asyncio
-
 import ormsgpack
 import pytest
+from tests.harness import an_episode, identity, working
 from tests.orchestrator.harness import final, mixed, running
 
 from marlaas_api import subjects
@@ -25,40 +24,21 @@ def stored():
 @pytest.fixture
 def episode(document):
     def make(**fields: object) -> Episode:
-        ref = document().ref
-        body = {
-            "namespace": ref.namespace,
-            "job": ref.name,
-            "uid": ref.uid,
-            "group": f"{ref.uid}-t3",
-            "split": Split.TRAIN,
-        }
-        body |= {"index": 3, "member": 1, "episode": f"{ref.uid}-t3-1-1", "rewards": {"policy": 0.5}}
-        return Episode.model_validate({**body, "leaves": {"policy": (0,)}, **fields})
+        played = an_episode(document(), 3, 1, rewards={"policy": 0.5}, leaves={"policy": (0,)})
+        return Episode.model_validate({**played.model_dump(), **fields})
 
     return make
 
 
 def test_an_episode_as_sandboxes_write_it_is_believed(document, episode, stored) -> None:
-    for one in (
-        episode(),
-        episode(**HELD_OUT),
-        episode(rewards={}, leaves={}, fault=FaultClass.ENV, fault_text="it broke", duration_s=0.1),
-    ):
+    failed = episode(rewards={}, leaves={}, fault=FaultClass.ENV, fault_text="it broke", duration_s=0.1)
+    for one in (episode(), episode(**HELD_OUT), failed):
         assert read_episode(stored(one), document()) == one
+    earlier = episode(uid="uid-earlier")
+    assert read_episode(stored(earlier), document()) is None, "of an earlier job of this name"
 
 
-def test_an_episode_of_an_earlier_job_of_this_name_is_nobodys(document, episode, stored) -> None:
-    assert read_episode(stored(episode(uid="uid-earlier")), document()) is None
-
-
-HELD_OUT = {
-    "split": Split.EVAL,
-    "index": 1,
-    "group": "uid-sums-e1v1",
-    "episode": "uid-sums-e1v1-0-1",
-    "member": 0,
-}
+HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode": "uid-sums-e1v1-0-1", "member": 0}
 
 
 @pytest.mark.parametrize(
@@ -106,9 +86,7 @@ def test_an_episode_that_no_sandbox_writes_is_named(document, episode, stored, f
 
 def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored) -> None:
     claim = {"v": 1, "t": "Claim", "d": {"key": "team-b/secret/adapter", "sha256": "0" * 64, "size": 1}}
-    task = TaskMessage(
-        namespace="team-a", job="sums", uid="uid-sums", group="g", split=Split.TRAIN, index=0, seed=0, group_size=1
-    )
+    task = TaskMessage(**identity(document()), group="g", split=Split.TRAIN, index=0, seed=0, group_size=1)
     headless = [ormsgpack.packb({"v": 1, "t": "Episode"}), ormsgpack.packb({"v": float("inf")})]
     for data in (b"", b'{"stream":"EPISODES","seq":1}', ormsgpack.packb(claim), encode(task), *headless):
         with pytest.raises(EpisodeInvalid, match="it is not an episode"):
@@ -120,12 +98,9 @@ async def test_rewards_beyond_all_measure_end_no_orchestrator(harness, document,
     mine, poisoned = document(), document("poisoned", steps=1)
     async with running(harness, poisoned, lambda task, member: rewards[member]):
         await harness.submit(mine)
-        others = [asyncio.create_task(one) for one in (harness.play(mine, mixed), harness.train(mine))]
-        ended = await harness.progress(poisoned, final)
-        level = await harness.progress(mine, final)
-        for other in others:
-            other.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        async with working(harness.play(mine, mixed), harness.train(mine)):
+            ended = await harness.progress(poisoned, final)
+            level = await harness.progress(mine, final)
     assert ended.phase is (Phase.FAILED if 1.7e308 in rewards else Phase.SUCCEEDED)
     assert level.phase is Phase.SUCCEEDED
 

@@ -1,8 +1,15 @@
+"""When a job is evaluated, which version is promoted, and what fails a job: faults, trainers that gave it up, crashes in a row."""
+
 import pytest
 
+from marlaas_api.messages import ReplicaReport
 from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_worker.orchestrator.evaluation import best, due
-from marlaas_worker.orchestrator.faults import FaultWatch
+from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
+from marlaas_worker.orchestrator.restarts import PAUSE_S, JobRestarts
+
+NAN = float("nan")
+WORDS = "turn 3 carries version 9"
 
 
 @pytest.mark.parametrize(("finished", "expected"), [(0, True), (1, False), (10, True), (25, True), (24, False)])
@@ -14,18 +21,21 @@ def test_no_held_out_tasks_no_evaluation():
     assert not due(EvaluationSettings(every=1, tasks=0), 0, steps=5)
 
 
-def test_promotion_takes_the_last_or_the_best_and_the_later_of_equals():
-    rewards = {0: 0.2, 5: 0.9, 9: 0.9, 12: 0.4}
-    assert best(rewards, 12, "last") == 12
-    assert best(rewards, 12, "best") == 9
-    assert best({}, 3, "best") == 3
-
-
-def test_an_evaluation_lost_to_faults_is_never_the_best():
-    lost = float("nan")
-    assert best({0: lost, 5: 0.9, 9: 0.4}, 9, "best") == 5
-    assert best({0: 0.2, 5: lost, 9: 0.4}, 9, "best") == 9
-    assert best({0: lost, 5: lost}, 7, "best") == 7
+@pytest.mark.parametrize(
+    ("rewards", "last", "which", "promoted"),
+    [
+        ({0: 0.2, 5: 0.9, 9: 0.9, 12: 0.4}, 12, "last", 12),
+        ({0: 0.2, 5: 0.9, 9: 0.9, 12: 0.4}, 12, "best", 9),
+        ({}, 3, "best", 3),
+        ({0: NAN, 5: 0.9, 9: 0.4}, 9, "best", 5),
+        ({0: 0.2, 5: NAN, 9: 0.4}, 9, "best", 9),
+        ({0: NAN, 5: NAN}, 7, "best", 7),
+    ],
+)
+def test_promotion_takes_the_last_or_the_best_the_later_of_equals_and_none_that_was_lost_to_faults(
+    rewards, last, which, promoted
+):
+    assert best(rewards, last, which) == promoted
 
 
 def test_an_environment_that_always_fails_fails_the_job_in_its_own_words(document, play):
@@ -49,3 +59,53 @@ def test_a_fault_is_told_without_what_a_terminal_would_obey(document, play):
     watch = FaultWatch(window=2, max_share=0.5, at_least=1)
     watch.add(play(document(), 0, (None, None))[0].model_copy(update={"fault_text": "\x1b[2Jall is well"}))
     assert watch.verdict() == r"100% of the last 1 episodes were lost to faults; the last one: env: \x1b[2Jall is well"
+
+
+def trainer(name: str, broken: bool, pool: str = "tiny") -> ReplicaReport:
+    return ReplicaReport(role="trainer", pool=pool, replica=name, broken={"uid-sums": WORDS} if broken else {})
+
+
+@pytest.mark.parametrize(
+    ("reports", "words"),
+    [
+        ([], None),
+        ([trainer("t0", True)], WORDS),
+        ([trainer("t0", True), trainer("t1", False)], None),
+        ([trainer("t0", True), trainer("t1", True)], WORDS),
+        ([trainer("t0", False), trainer("x", True, pool="other")], None),
+    ],
+)
+def test_a_job_is_given_up_when_every_trainer_of_its_pool_says_so(document, reports, words):
+    assert GivenUp().words(document(), reports, 0.0) == words
+
+
+def test_a_trainer_that_is_being_replaced_may_still_take_the_job_and_one_that_stays_away_may_not(document):
+    given_up, job = GivenUp(), document()
+    given_up.words(job, [trainer("t0", False), trainer("t1", False)], 1000.0)
+    assert given_up.words(job, [trainer("t0", True)], 1000.0 + RETURN_S - 1) is None
+    assert given_up.words(job, [trainer("t0", True)], 1000.0 + RETURN_S) == WORDS
+
+
+def test_a_trainer_that_gave_the_job_up_before_its_pool_was_changed_is_asked_again(document):
+    given_up, job = GivenUp(), document()
+    given_up.words(job, [trainer("t0", False), trainer("t1", True)], 1000.0)
+    assert given_up.words(job, [trainer("t0", True)], 1001.0) is None
+    assert given_up.words(job, [trainer("t0", True), trainer("t1", False)], 1002.0) is None
+
+
+def test_a_job_may_die_twice_between_two_steps_and_pauses_each_time():
+    restarts = JobRestarts()
+    assert restarts.note("ill", 4, now=10.0)
+    assert restarts.is_pausing("ill", 10.0)
+    assert not restarts.is_pausing("ill", 10.0 + PAUSE_S)
+    assert not restarts.is_pausing("ill", 3.0), "the clock was set back"
+    assert not restarts.is_pausing("well", 10.0)
+    assert restarts.note("ill", 4, now=20.0)
+    assert not restarts.note("ill", 4, now=30.0)
+
+
+def test_a_finished_step_ends_the_row_and_a_job_that_is_gone_is_forgotten():
+    restarts = JobRestarts()
+    assert [restarts.note("ill", finished, 0.0) for finished in (4, 4, 5, 5, 5)] == [True, True, True, True, False]
+    restarts.keep({"well"})
+    assert restarts.note("ill", 5, 0.0)

@@ -10,7 +10,6 @@ def test_a_group_is_complete_when_every_member_has_ended_in_any_order(document, 
     store = Experience("policy", 2)
     assert store.add(second) is None
     group = store.add(first)
-    assert group is not None
     assert group.rewards == (1.0, 0.0)
     assert group.outcome is GroupOutcome.SIGNAL
 
@@ -29,7 +28,6 @@ def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document,
     assert store.add(first) is None
     assert store.add(first.model_copy(update={"rewards": {"policy": 9.0}})) is None
     group = store.add(second)
-    assert group is not None
     assert group.rewards == (1.0, 0.0)
 
 
@@ -44,7 +42,6 @@ def test_a_duplicate_of_a_member_completes_nothing_and_changes_nothing(document,
 def test_groups_without_signal_say_why(document, play, rewards, outcome, kept):
     store = Experience("policy", 2)
     group = [store.add(episode) for episode in play(document(), 0, rewards)][-1]
-    assert group is not None
     assert group.outcome is outcome
     assert len(group.trajectories) == kept
     assert group.faults.get("env", 0) == 2 - kept
@@ -64,7 +61,6 @@ def test_groups_without_signal_say_why(document, play, rewards, outcome, kept):
 def test_a_group_says_how_hard_its_task_was_unless_faults_left_nothing_to_say(document, play, rewards, expected):
     store = Experience("policy", 2)
     group = [store.add(episode) for episode in play(document(), 0, rewards)][-1]
-    assert group is not None
     assert difficulty(group.outcome, group.rewards, 0.5) == expected
 
 

@@ -1,9 +1,9 @@
 """A job whose easy and hopeless tasks rest: the same tasks in the same order whenever the orchestrator dies."""
 
 import pytest
-from tests.orchestrator.harness import ADMITTED, SEAMS, Killed, OrchestratorHarness, final, running
+from tests.harness import kill_at
+from tests.orchestrator.harness import ADMITTED, SEAMS, OrchestratorHarness, run_to_end
 
-from marlaas_api import failpoints
 from marlaas_api.messages import Difficulty, Phase, StepRecord, TaskMessage
 from marlaas_api.names import Split
 
@@ -26,8 +26,7 @@ class Player:
 
 async def play(harness, job):
     player = Player()
-    async with running(harness, job, player):
-        level = await harness.progress(job, final)
+    level = await run_to_end(harness, job, player)
     assert level.phase is Phase.SUCCEEDED
     return player.played, await harness.steps(job), level
 
@@ -68,48 +67,24 @@ async def test_killed_between_any_two_effects_it_plays_the_same_tasks_in_the_sam
     harness, document, tmp_path, seam, passes
 ):
     job = document(steps=8, data=DATA)
-    undisturbed = await play(await another(tmp_path), job)
-    count = 0
-
-    def hook(name: str) -> None:
-        nonlocal count
-        if name == seam:
-            count += 1
-            if count == passes:
-                raise Killed(name)
-
-    failpoints.hook = hook
+    other = OrchestratorHarness(tmp_path / "other")
+    await other.bus.ensure()
+    undisturbed = await play(other, job)
+    kill_at(seam, passes)
     played, steps, level = await play(harness, job)
-    assert count >= passes, "it died"
+    assert harness.deaths == [seam]
     assert played == undisturbed[0]
     assert said(steps) == said(undisturbed[1])
-    assert (level.skipped_solved, level.skipped_hopeless) == (
-        undisturbed[2].skipped_solved,
-        undisturbed[2].skipped_hopeless,
-    )
-
-
-async def another(folder):
-    made = OrchestratorHarness(folder / "other")
-    await made.bus.ensure()
-    return made
+    skipped = [(one.skipped_solved, one.skipped_hopeless) for one in (level, undisturbed[2])]
+    assert skipped[0] == skipped[1]
 
 
 @pytest.mark.parametrize("seam", [seam for seam in SEAMS if seam != ADMITTED])
 async def test_killed_while_sampling_runs_ahead_no_group_is_doubled_and_no_skip_is_lost(harness, document, seam):
     job = document(steps=8, maxStaleness=2, data=DATA)
-    count = 0
-
-    def hook(name: str) -> None:
-        nonlocal count
-        if name == seam:
-            count += 1
-            if count % 4 == 3:
-                raise Killed(name)
-
-    failpoints.hook = hook
+    kill_at(seam, *range(3, 1000, 4))
     played, steps, level = await play(harness, job)
-    assert harness.deaths > 0
+    assert harness.deaths
     indices = [index for step in steps for index in step.indices]
     assert len(indices) == len(set(indices))
     skipped = level.skipped_solved + level.skipped_hopeless

@@ -1,38 +1,28 @@
 """The orchestrator's own process over the bus fake, with a hand-written sandbox and trainer that do just what the messages say."""
 
 import asyncio
-import itertools
+import contextlib
 
 import pytest
-from tests.orchestrator.harness import SEAMS, Killed, final, mixed, running
+from tests.harness import a_progress, blind_bus, changed, kill_at, working
+from tests.orchestrator.harness import SEAMS, final, mixed, run_to_end, running
 
 from marlaas_api import bucket_cache, failpoints, subjects
-from marlaas_api.bus import Entry
-from marlaas_api.bus_memory.buckets import MemoryBucket
-from marlaas_api.messages import (
-    Episode,
-    Phase,
-    Progress,
-    ReplicaReport,
-    StepOutcome,
-    TaskMessage,
-)
+from marlaas_api.messages import Episode, Phase, StepOutcome, TaskMessage
 from marlaas_api.names import Split
-from marlaas_api.wire import decode_as, encode
-from marlaas_worker.orchestrator import service
+from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.job_state import History, JobState
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 async def test_a_job_runs_to_its_end_every_index_once_every_step_full(harness, document, staleness):
     job = document(maxStaleness=staleness, steps=5)
-    async with running(harness, job, mixed):
-        level = await harness.progress(job, final)
+    level = await run_to_end(harness, job)
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 5, {"policy": 5})
     assert level.eval_before is not None
     assert level.promoted == {"policy": 5}
     assert [step for step, _ in harness.trained] == [0, 1, 2, 3, 4]
-    names = [name for _, groups in harness.trained for name in groups]
+    names = harness.trained_groups
     assert len(names) == len(set(names)) == 10
     records = await harness.steps(job)
     assert [record.step for record in records] == [0, 1, 2, 3, 4]
@@ -42,9 +32,8 @@ async def test_a_job_runs_to_its_end_every_index_once_every_step_full(harness, d
 
 async def test_faults_of_training_are_counted_from_the_records_and_so_across_orchestrators(harness, document):
     job = document(steps=3)
-    harness.metrics = {"loss": 0.5, "out_of_memory": 2.0, "skipped_update": 0.0}
-    async with running(harness, job, mixed):
-        level = await harness.progress(job, final)
+    harness.step_metrics = {"loss": 0.5, "out_of_memory": 2.0, "skipped_update": 0.0}
+    level = await run_to_end(harness, job)
     assert level.training_faults == {"out-of-memory": 6}
     assert JobState(job, History(steps=tuple(await harness.steps(job)))).training_faults == {"out-of-memory": 6}
 
@@ -55,18 +44,9 @@ async def test_a_replica_of_the_bus_that_loses_sight_of_a_document_cancels_no_jo
     caplog.set_level("INFO")
     monkeypatch.setattr(bucket_cache, "REREAD_S", 0.02)
     job = document(steps=5)
-    reads, seen_often = itertools.count(1), asyncio.Event()
-
-    async def blind(bucket: MemoryBucket, prefix: str = "") -> list[Entry]:
-        if next(reads) == 40:
-            seen_often.set()
-        return []
-
     async with running(harness, job, mixed):
         await harness.progress(job, lambda progress: progress.step >= 1)
-        with monkeypatch.context() as patched:
-            patched.setattr(MemoryBucket, "entries", blind)
-            await seen_often.wait()
+        await blind_bus()
         progress = await harness.progress(job, final)
     assert (progress.phase, progress.step) == (Phase.SUCCEEDED, 5)
     assert sum(line.startswith("admitted job") for line in caplog.messages) == 1, (
@@ -76,8 +56,7 @@ async def test_a_replica_of_the_bus_that_loses_sight_of_a_document_cancels_no_jo
 
 async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harness, document):
     job = document(steps=3)
-    async with running(harness, job, lambda task, member: 1.0):
-        level = await harness.progress(job, final)
+    level = await run_to_end(harness, job, lambda task, member: 1.0)
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 3, {"policy": 0})
     assert [record.outcome for record in await harness.steps(job)] == [StepOutcome.NO_OP] * 3
     assert [record.num_zero_variance for record in await harness.steps(job)] == [4, 4, 4]
@@ -85,8 +64,7 @@ async def test_a_solved_job_finishes_with_counted_steps_and_no_new_version(harne
 
 async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words(harness, document):
     job = document()
-    async with running(harness, job, lambda task, member: None):
-        level = await harness.progress(job, final)
+    level = await run_to_end(harness, job, lambda task, member: None)
     assert (level.phase, level.reason) == (Phase.FAILED, "TooManyFaults")
     assert "ZeroDivisionError: in play" in level.message
 
@@ -95,15 +73,10 @@ async def test_an_environment_that_always_fails_fails_the_job_with_its_own_words
 async def test_time_in_which_a_job_is_queued_or_suspended_does_not_count_against_its_deadline(
     harness, document, admitted_s, reason
 ):
-    job = document(steps=1)
-    job = job.model_copy(update={"spec": job.spec.model_copy(update={"active_deadline_seconds": 3600.0})})
-    names = job.model_dump(include={"namespace", "job", "uid"})
-    before = Progress(**names, phase=Phase.SUSPENDED, admitted=False, reason="Suspended", steps=1, started_at=1.0)
-    await harness.bus.ensure()
-    progress = await harness.bus.bucket(subjects.PROGRESS)
-    await progress.put(job.ref.key, encode(before.model_copy(update={"admitted_s": admitted_s})))
-    async with running(harness, job, mixed):
-        level = await harness.progress(job, final)
+    job = changed(document(steps=1), active_deadline_seconds=3600.0)
+    before = {"phase": Phase.SUSPENDED, "admitted": False, "reason": "Suspended", "started_at": 1.0}
+    await harness.put(subjects.PROGRESS, job.ref.key, a_progress(job, **before, admitted_s=admitted_s))
+    level = await run_to_end(harness, job)
     assert (level.reason, level.admitted_s >= admitted_s) == (reason, True)
 
 
@@ -115,11 +88,10 @@ async def test_faults_are_masked_counted_and_not_scored(harness, document):
             return None
         return float(member == 0)
 
-    async with running(harness, job, faulty):
-        level = await harness.progress(job, final)
+    level = await run_to_end(harness, job, faulty)
     assert level.phase is Phase.SUCCEEDED
     assert level.faults == {"env": 2}
-    assert all("t0" not in name.rsplit("-", 1)[1] for _, groups in harness.trained for name in groups)
+    assert all("t0" not in name.rsplit("-", 1)[1] for name in harness.trained_groups)
     assert (await harness.steps(job))[0].reward_mean == 0.5
 
 
@@ -130,22 +102,11 @@ async def test_killed_between_any_two_effects_it_goes_on_without_losing_or_doubl
     harness, document, seam, passes, staleness
 ):
     job = document(maxStaleness=staleness, steps=3)
-    count = 0
-
-    def hook(name: str) -> None:
-        nonlocal count
-        if name == seam:
-            count += 1
-            if count == passes:
-                raise Killed(name)
-
-    failpoints.hook = hook
-    async with running(harness, job, mixed):
-        level = await harness.progress(job, final)
-    if count >= passes:
-        assert harness.deaths >= 1
+    passed = kill_at(seam, passes)
+    level = await run_to_end(harness, job)
+    assert harness.deaths == [seam] * (passed.count(seam) >= passes)
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 3, {"policy": 3})
-    names = [name for _, groups in harness.trained for name in groups]
+    names = harness.trained_groups
     assert len(names) == len(set(names)) == 6
     records = await harness.steps(job)
     assert [record.step for record in records] == [0, 1, 2]
@@ -160,7 +121,6 @@ async def test_what_nobody_foresaw_is_one_jobs_own_and_it_may_recover(harness, d
     def hook(name: str) -> None:
         nonlocal died
         task = asyncio.current_task()
-        assert task is not None
         if task.get_name() == "job team-a/ill" and died < deaths:
             died += 1
             raise OverflowError("intermediate overflow in fsum")
@@ -168,12 +128,9 @@ async def test_what_nobody_foresaw_is_one_jobs_own_and_it_may_recover(harness, d
     failpoints.hook = hook
     async with running(harness, mine, mixed):
         await harness.submit(ill)
-        others = [asyncio.create_task(one) for one in (harness.play(ill, mixed), harness.train(ill))]
-        level = await harness.progress(mine, final)
-        ended = await harness.progress(ill, final)
-        for other in others:
-            other.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        async with working(harness.play(ill, mixed), harness.train(ill)):
+            level = await harness.progress(mine, final)
+            ended = await harness.progress(ill, final)
     assert level.phase is Phase.SUCCEEDED
     if deaths == 2:
         assert ended.phase is Phase.SUCCEEDED
@@ -186,14 +143,12 @@ async def test_a_job_that_every_trainer_has_given_up_fails_in_the_trainers_words
     job = document(steps=100_000)
     async with running(harness, job, mixed):
         await harness.progress(job, lambda level: level.step >= 1)
-        bucket = await harness.bus.bucket(subjects.REPLICAS)
-        for name, broken in (("t0", {job.uid: "turn 3 carries version 9"}), ("t1", {})):
-            report = ReplicaReport(role="trainer", pool="tiny", replica=name, broken=broken)
-            await bucket.put(subjects.replica_key("trainer", "tiny", name), encode(report))
+        broken = {job.uid: "turn 3 carries version 9"}
+        await harness.put_report("trainer", "t0", broken=broken)
+        await harness.put_report("trainer", "t1")
         level = await harness.progress(job, lambda level: level.step >= 3)
         assert not level.phase.final, "another trainer may still take it"
-        report = ReplicaReport(role="trainer", pool="tiny", replica="t1", broken={job.uid: "turn 3 carries version 9"})
-        await bucket.put(subjects.replica_key("trainer", "tiny", "t1"), encode(report))
+        await harness.put_report("trainer", "t1", broken=broken)
         level = await harness.progress(job, final)
     assert (level.phase, level.reason, level.message) == (Phase.FAILED, "TrainingFailed", "turn 3 carries version 9")
 
@@ -203,15 +158,13 @@ async def test_suspended_then_resumed_it_ends_as_if_nothing_had_happened(harness
     async with running(harness, job, mixed):
         await harness.progress(job, lambda level: level.step >= 1)
         harness.may_train.clear()
-        await harness.submit(
-            job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True}), "generation": 2})
-        )
+        await harness.submit(suspended := changed(job, suspend=True))
         await harness.progress(job, lambda level: level.phase is Phase.SUSPENDED)
         harness.may_train.set()
-        await harness.submit(job.model_copy(update={"generation": 3}))
+        await harness.submit(changed(suspended, suspend=False))
         level = await harness.progress(job, final)
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 20)
-    names = [name for _, groups in harness.trained for name in groups]
+    names = harness.trained_groups
     assert len(names) == len(set(names)) == 40
 
 
@@ -228,32 +181,24 @@ async def test_more_steps_reopen_a_finished_job(harness, document):
 async def test_a_bus_that_answers_only_now_and_then_delays_but_changes_nothing(harness, document):
     job = document(steps=4, maxStaleness=1)
     harness.refuse_every = 31
-    async with running(harness, job, mixed):
-        level = await harness.progress(job, final)
+    level = await run_to_end(harness, job)
     assert harness.refused > 3
     assert (level.phase, level.step, level.versions) == (Phase.SUCCEEDED, 4, {"policy": 4})
-    names = [name for _, groups in harness.trained for name in groups]
+    names = harness.trained_groups
     assert len(names) == len(set(names)) == 8
 
 
 async def test_a_standby_waits_and_takes_over_when_the_leader_is_gone(harness, document):
     job = document(steps=3)
-    first, second = harness.context("one"), harness.context("two")
-    leader = asyncio.create_task(service.serve(first))
     await harness.report(job, -1)
     await harness.submit(job)
-    await harness.progress(job, lambda level: level.admitted)
-    standby = asyncio.create_task(service.serve(second))
-    first.stop.set()
-    await leader
-    players = [asyncio.create_task(one) for one in (harness.play(job, mixed), harness.train(job))]
-    level = await harness.progress(job, final)
+    async with contextlib.AsyncExitStack() as standby:
+        async with harness.orchestrating("one"):
+            await harness.progress(job, lambda level: level.admitted)
+            await standby.enter_async_context(harness.orchestrating("two"))
+        async with working(harness.play(job, mixed), harness.train(job)):
+            level = await harness.progress(job, final)
     assert level.phase is Phase.SUCCEEDED
-    second.stop.set()
-    await standby
-    for player in players:
-        player.cancel()
-    await asyncio.gather(*players, return_exceptions=True)
 
 
 async def test_the_last_episodes_of_a_job_outlive_it(harness, document):
@@ -264,8 +209,7 @@ async def test_the_last_episodes_of_a_job_outlive_it(harness, document):
         episodes = [decode_as(Episode, one.data) for one in stored]
         return {episode.index for episode in episodes if episode.split is Split.TRAIN}
 
-    async with running(harness, job, mixed):
-        await harness.progress(job, final)
+    await run_to_end(harness, job)
     assert {6, 7} <= await kept() < set(range(8)), "those of the last step, but not all"
 
 
@@ -277,6 +221,5 @@ async def test_what_it_cannot_read_ends_nothing(harness, document):
         (subjects.PROGRESS, "a.b"),
     ):
         await (await harness.bus.bucket(bucket)).put(key, b"of a later release")
-    async with running(harness, job, mixed):
-        level = await harness.progress(job, final)
+    level = await run_to_end(harness, job)
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 2)

@@ -52,7 +52,6 @@ def test_what_would_be_too_stale_is_dropped_and_counted():
     (unused,) = steps.resolve(group(4), 0, dropped_tokens=7)
     assert isinstance(unused, GroupUnused)
     assert (unused.step, unused.outcome, unused.dropped_tokens) == (2, GroupOutcome.SIGNAL, 7)
-    assert steps.open is not None
     assert [one.index for one in steps.open.dropped] == [4]
     assert steps.open.base_version == 2
 
@@ -86,10 +85,8 @@ def test_strict_mode_gives_out_one_round_at_a_time_and_only_at_the_current_versi
     steps.resolve(group(1), 0)
     assert steps.want(0) == 0, "the next step waits for the commit"
     draft = steps.recordable(committed_step=0)
-    assert draft is not None
     steps.recorded(draft, version=1)
     assert steps.want(0) == 2
-    assert steps.open is not None
     assert steps.open.base_version == 1
 
 
@@ -115,9 +112,7 @@ def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_th
     assert isinstance(closed, StepClosed)
     assert (closed.step, closed.num_groups) == (0, 0)
     draft = steps.recordable(committed_step=-1)
-    assert draft is not None
     assert draft.no_op
-    assert steps.open is not None
     assert (steps.open.step, steps.open.base_version) == (1, 0)
 
 
@@ -127,10 +122,8 @@ def test_a_no_op_is_recorded_only_after_the_steps_before_it():
         steps.resolve(one, 0)
     assert steps.recordable(committed_step=-1) is None
     first = steps.recordable(committed_step=0)
-    assert first is not None
     steps.recorded(first, 1)
     second = steps.recordable(committed_step=0)
-    assert second is not None
     assert second.no_op
 
 
@@ -141,7 +134,6 @@ def test_nothing_opens_after_the_last_step():
     assert steps.open is None
     assert steps.want(0) == 0
     draft = steps.recordable(committed_step=2)
-    assert draft is not None
     steps.recorded(draft, 3)
     assert steps.resolve(group(2), 2) == [], "nothing counts it any more"
 
@@ -172,7 +164,6 @@ def test_the_log_of_recorded_steps_changes_nothing():
     for index in range(3):
         log += whole.resolve(group(index), 0)
     draft = whole.recordable(committed_step=0)
-    assert draft is not None
     whole.recorded(draft, version=1)
     resumed = Assembly(REF, "policy", ASYNC, recorded=1, version=1)
     resumed.restore(log)

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import replace
 
-from tests.orchestrator.harness import final, mixed, running
-from tests.orchestrator.test_taking_up import working
+from tests.harness import working
+from tests.orchestrator.harness import final, mixed, run_to_end, running
 
 from marlaas_api import subjects
 from marlaas_api.messages import Phase
@@ -53,7 +53,6 @@ async def test_turns_are_forgotten_once_their_step_is_on_record(harness, documen
 
 async def test_groups_of_steps_on_record_are_forgotten(harness, document):
     job = document(steps=30, maxStaleness=1)
-    async with running(harness, job, mixed):
-        await harness.progress(job, final)
+    await run_to_end(harness, job)
     log = await harness.bus.replay(subjects.GROUPS, subjects.group("team-a", job.job, "policy"))
     assert len(log) == 1, "the last message stays: it is what the next compare-and-set names"

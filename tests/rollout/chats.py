@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
+from tests.harness import a_turn
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from marlaas_api.messages import ChatMessage, Meter, StopReason, Turn
+from marlaas_api.messages import ChatMessage, StopReason, Turn
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.rollout.conversation import Conversation, Prompt, conclude, read_reply
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
@@ -67,39 +68,13 @@ def recorded(
     stop: StopReason,
     text: str,
 ) -> Turn:
-    return Turn(
-        namespace="team",
-        job="job",
-        uid="u",
-        agent="policy",
-        group="u-t0",
-        member=0,
-        episode="u-t0-0-1",
-        turn=number,
-        parent=parent,
-        version=0,
-        adapter_sha256="",
-        opens_segment=prompt.draft.opens_segment,
-        append=append,
-        prompt_ids=pack_ids(prompt.appended),
-        output_ids=pack_ids(output),
-        logprobs=pack_logprobs([0.0] * len(output)),
-        text=text,
-        stop_reason=stop,
-        temperature=1.0,
-        meter=Meter(prompt_tokens=len(prompt.ids), output_tokens=len(output)),
-        replica="r",
-        at=0.0,
-    )
+    names = {"namespace": "team", "job": "job", "uid": "u", "group": "u-t0", "episode": "u-t0-0-1"}
+    said = {"append": append, "text": text, "opens_segment": prompt.draft.opens_segment, "stop_reason": stop}
+    ids = {"prompt_ids": pack_ids(prompt.appended), "output_ids": pack_ids(output)}
+    return a_turn(number, parent, **names, **said, **ids, logprobs=pack_logprobs([0.0] * len(output)))
 
 
 def assert_same(one: Conversation, other: Conversation) -> None:
     assert np.array_equal(one.ids, other.ids)
-    assert (one.tools, one.history, one.reply, one.text, one.end, one.full) == (
-        other.tools,
-        other.history,
-        other.reply,
-        other.text,
-        other.end,
-        other.full,
-    )
+    for name in ("tools", "history", "reply", "text", "end", "full"):
+        assert getattr(one, name) == getattr(other, name), name

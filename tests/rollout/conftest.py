@@ -4,18 +4,18 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import pytest_asyncio
 import torch
+from tests.harness import a_manifest, pool_document
 from tests.rollout.chats import CHATML, bpe
 
 from marlaas.models.tokenizer import save_tokenizer
 from marlaas_api.blobs import BlobRef, sha256_hex
-from marlaas_api.documents import pool_spec
-from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Manifest, PoolSpec, Probe
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import AdapterConfig, tensor_digests, tensor_name, write_adapter
@@ -141,31 +141,18 @@ def linear_shapes(model: Path) -> dict[str, tuple[int, int]]:
 def manifest_of(
     seed: int, version: int, files: dict[str, bytes], tensors: Tensors, expected: npt.NDArray[np.floating]
 ) -> Manifest:
-    return Manifest(
-        namespace="test",
-        job="job",
-        uid=f"u{seed}",
-        agent="agent",
-        version=version,
-        step=version - 1,
-        parent=None,
-        rank=RANK,
-        files={name: BlobRef(name=name, sha256=sha256_hex(data), size_bytes=len(data)) for name, data in files.items()},
-        state=None,
-        tensor_digests=tensor_digests(tensors, 2.0),
-        probes=(Probe(ids=pack_ids(PROBE_IDS), logprobs=pack_logprobs(expected)),),
-    )
+    blobs = {name: BlobRef(name=name, sha256=sha256_hex(data), size_bytes=len(data)) for name, data in files.items()}
+    names = {"namespace": "test", "job": "job", "uid": f"u{seed}"}
+    probe = Probe(ids=pack_ids(PROBE_IDS), logprobs=pack_logprobs(expected))
+    proofs = {"tensor_digests": tensor_digests(tensors, 2.0), "probes": (probe,)}
+    return a_manifest(SimpleNamespace(**names), version, agent="agent", rank=RANK, files=blobs, **proofs)
 
 
 @pytest.fixture(scope="session")
 def pool() -> PoolSpec:
     """Six slots, rank up to 8: small enough to fill."""
     rollout = {"dtype": "float32", "maxNumSeqs": 32, "kvCacheBytes": "32Mi", "maxModelLen": 128}
-    return pool_spec(
-        ModelPoolSpec.model_validate(
-            {"model": {"path": "/unused"}, "adapterSlots": 6, "maxRank": 8, "rollout": rollout}
-        )
-    )
+    return pool_document(Path("/unused"), adapterSlots=6, maxRank=8, rollout=rollout).spec
 
 
 @pytest.fixture(scope="session")

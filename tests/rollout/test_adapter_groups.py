@@ -17,7 +17,7 @@ RANK, INPUTS, WIDTHS = 3, 5, (4, 2)
         [1, -1, 0, 1],
     ],
 )
-def test_every_row_gets_its_own_adapter_and_rows_without_one_get_nothing(slots: list[int]) -> None:
+def test_every_row_gets_its_own_adapter_and_rows_without_one_get_nothing(slots):
     torch.manual_seed(0)
     a = [torch.randn(3, 1, RANK, INPUTS) for _ in WIDTHS]
     b = [torch.randn(3, 1, width, RANK) for width in WIDTHS]
@@ -31,7 +31,7 @@ def test_every_row_gets_its_own_adapter_and_rows_without_one_get_nothing(slots: 
     torch.testing.assert_close(outputs, expected)
 
 
-def test_consecutive_rows_are_a_slice() -> None:
+def test_consecutive_rows_are_a_slice():
     groups = group_rows(torch.tensor([1, 1, 0, 2, 0]))
     assert [slot for slot, _ in groups] == [0, 1, 2]
     assert groups[1][1] == slice(0, 2)

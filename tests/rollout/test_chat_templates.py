@@ -17,10 +17,9 @@ from tests.rollout.chats import (
 from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply, restore
 from marlaas_worker.rollout.templates import rewritten
-from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
 
-def test_a_template_says_itself_why_it_refuses() -> None:
+def test_a_template_says_itself_why_it_refuses():
     with pytest.raises(BadAppend, match="only users"):
         extend(bpe("{{ raise_exception('only users') }}"), None, user("three"))
     with pytest.raises(BadAppend, match="no chat template"):
@@ -37,18 +36,18 @@ def test_a_template_says_itself_why_it_refuses() -> None:
         (None, 0, ""),
     ],
 )
-def test_a_template_that_rewrites_its_past_is_told_beforehand(template: str | None, num_found: int, words: str) -> None:
+def test_a_template_that_rewrites_its_past_is_told_beforehand(template, num_found, words):
     found = rewritten(bpe(template))
     assert len(found) == num_found
     assert words in " ".join(found)
 
 
-def test_a_template_that_rewrites_the_reply_before_the_last_is_told_as_well() -> None:
+def test_a_template_that_rewrites_the_reply_before_the_last_is_told_as_well():
     keeps_last = CHATML.replace("m.content", "(m.content if loop.index > messages | length - 2 else m.content | upper)")
     assert "any reply" in rewritten(bpe(keeps_last))
 
 
-def test_templates_of_the_builtin_models_keep_their_past(tiny: PretrainedTokenizer) -> None:
+def test_templates_of_the_builtin_models_keep_their_past(tiny):
     assert rewritten(tiny) == ()
 
 
@@ -60,7 +59,7 @@ SHOWS_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML.replace(
 TOOL = '{"type": "function", "function": {"name": "add", "parameters": {}}}'
 
 
-def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past() -> None:
+def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
     tokenizer = bpe(SHOWS_TOOLS)
     first = extend(tokenizer, None, user("three"), (TOOL,))
     assert first.draft.text.startswith('[{"type": "function"')
@@ -73,7 +72,7 @@ def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past() 
     assert not without.draft.text.startswith("[")
 
 
-def test_tools_of_a_recorded_turn_are_those_of_its_conversation() -> None:
+def test_tools_of_a_recorded_turn_are_those_of_its_conversation():
     tokenizer = bpe(SHOWS_TOOLS)
     prompt = extend(tokenizer, None, user("three"), (TOOL,))
     output = say(tokenizer, "plus")
@@ -82,14 +81,14 @@ def test_tools_of_a_recorded_turn_are_those_of_its_conversation() -> None:
     assert_same(restore(tokenizer, None, turn), conclude(prompt, text, output, StopReason.STOP))
 
 
-def test_calls_that_were_written_are_rendered_with_arguments_as_an_object() -> None:
+def test_calls_that_were_written_are_rendered_with_arguments_as_an_object():
     call = ToolCallMessage(name="add", arguments='{"a": 14}', id="c1")
     written = ChatMessage(role="assistant", content="", tool_calls=(call,))
     answer = ChatMessage(role="tool", content="3", tool_call_id="c1")
     assert "<tool_call>14</tool_call>" in extend(bpe(SHOWS_TOOLS), None, (*user("x"), written, answer)).draft.text
 
 
-def test_a_template_that_shows_no_tools_refuses_them(chatml: PretrainedTokenizer) -> None:
+def test_a_template_that_shows_no_tools_refuses_them(chatml):
     with pytest.raises(BadAppend, match="shows no tools"):
         extend(chatml, None, user("three"), (TOOL,))
     with pytest.raises(BadAppend, match="refuses these messages"):

@@ -1,8 +1,6 @@
 """What every engine keeps, the real one and its fake alike. Names are promises; figures are of the small random model in float32."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ def sampling(seed: int = 1, max_tokens: int = 12, temperature: float = 1.0) -> S
     return Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed)
 
 
-async def test_scores_equal_those_of_transformers_and_peft(harness: Any, publish: Any, score_with_peft: Any) -> None:
+async def test_scores_equal_those_of_transformers_and_peft(harness, publish, score_with_peft):
     published = publish(1)
     adapter = await harness.load(published)
     gap = np.abs(await harness.engine.score(adapter, IDS) - score_with_peft(published.folder, IDS))
@@ -30,8 +28,8 @@ async def test_scores_equal_those_of_transformers_and_peft(harness: Any, publish
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_logprobs_of_drawn_tokens_are_those_of_transformers_and_peft_at_the_temperature(
-    harness: Any, publish: Any, hf_logprobs: Any, temperature: float
-) -> None:
+    harness, publish, hf_logprobs, temperature
+):
     published = publish(1)
     adapter = await harness.load(published)
     drawn = await harness.engine.generate("t", adapter, PROMPT, sampling(temperature=temperature))
@@ -41,16 +39,14 @@ async def test_logprobs_of_drawn_tokens_are_those_of_transformers_and_peft_at_th
     assert np.abs(np.array(drawn.logprobs) - expected).max() < 1e-3
 
 
-async def test_the_adapter_changes_the_answer_and_a_zero_adapter_is_the_base(
-    harness: Any, publish: Any, hf_logprobs: Any
-) -> None:
+async def test_the_adapter_changes_the_answer_and_a_zero_adapter_is_the_base(harness, publish, hf_logprobs):
     zero, trained = await harness.load(publish(1, 0, 0.0)), await harness.load(publish(1, 1))
     base = hf_logprobs(None, IDS, 1.0)
     assert np.abs(await harness.engine.score(zero, IDS) - base).max() < 1e-3
     assert np.abs(await harness.engine.score(trained, IDS) - base).mean() > 0.05
 
 
-async def test_two_adapters_in_one_batch_do_not_mix(harness: Any, publish: Any) -> None:
+async def test_two_adapters_in_one_batch_do_not_mix(harness, publish):
     one, two = await harness.load(publish(1)), await harness.load(publish(2))
     alone = [await harness.engine.score(adapter, IDS) for adapter in (one, two)]
     assert np.abs(alone[0] - alone[1]).mean() > 0.05
@@ -65,7 +61,7 @@ async def test_two_adapters_in_one_batch_do_not_mix(harness: Any, publish: Any) 
         assert np.abs(own - np.array(completion.logprobs)).max() < 1e-3
 
 
-async def test_an_engine_says_of_every_generation_once_that_it_begins(harness: Any, publish: Any) -> None:
+async def test_an_engine_says_of_every_generation_once_that_it_begins(harness, publish):
     adapter, begun = await harness.load(publish(1)), list[int]()
     many = (
         harness.engine.generate(f"b{n}", adapter, PROMPT, sampling(n, 20), lambda n=n: begun.append(n))
@@ -76,7 +72,7 @@ async def test_an_engine_says_of_every_generation_once_that_it_begins(harness: A
     assert all(len(completion.output_ids) == len(completion.logprobs) > 1 for completion in drawn)
 
 
-async def test_an_end_token_ends_a_generation_and_counts(harness: Any, publish: Any) -> None:
+async def test_an_end_token_ends_a_generation_and_counts(harness, publish):
     adapter = await harness.load(publish(1))
     many = await asyncio.gather(
         *(harness.engine.generate(f"e{n}", adapter, PROMPT, sampling(n, 100, 2.0)) for n in range(16))
@@ -87,7 +83,7 @@ async def test_an_end_token_ends_a_generation_and_counts(harness: Any, publish: 
     assert all(1 not in completion.output_ids[:-1] for completion in many)
 
 
-async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(harness: Any, publish: Any) -> None:
+async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(harness, publish):
     adapter = await harness.load(publish(1))
     long = np.resize(IDS, harness.engine.limits.max_model_len - 2)
     short = await harness.engine.generate("short", adapter, PROMPT, sampling(3, max_tokens=2))
@@ -98,7 +94,7 @@ async def test_a_generation_stops_at_its_budget_or_at_the_end_of_the_window(harn
     assert (none.output_ids, none.stop_reason) == ((), StopReason.CONTEXT)
 
 
-async def test_more_prompts_than_fit_into_one_engine_step_are_served(harness: Any, publish: Any) -> None:
+async def test_more_prompts_than_fit_into_one_engine_step_are_served(harness, publish):
     adapter = await harness.load(publish(1))
     prompts = [np.resize(np.roll(IDS, n), 100) for n in range(16)]
     drawn = await asyncio.gather(
@@ -108,16 +104,14 @@ async def test_more_prompts_than_fit_into_one_engine_step_are_served(harness: An
 
 
 @pytest.mark.parametrize("ids", [[], [3, -1], [3, 96]])
-async def test_ids_that_the_model_does_not_know_are_refused_before_they_reach_it(
-    harness: Any, publish: Any, ids: list[int]
-) -> None:
+async def test_ids_that_the_model_does_not_know_are_refused_before_they_reach_it(harness, publish, ids):
     adapter = await harness.load(publish(1))
     with pytest.raises(PromptInvalid):
         await harness.engine.generate("bad", adapter, np.array(ids, dtype=np.int32), sampling())
     assert len(await harness.engine.score(adapter, IDS)) == len(IDS) - 1
 
 
-async def test_cancelling_ends_a_request_and_frees_its_adapter(harness: Any, publish: Any) -> None:
+async def test_cancelling_ends_a_request_and_frees_its_adapter(harness, publish):
     adapter = await harness.load(publish(1))
     for attempt in range(100):  # one that has ended by the time cannot be cancelled
         running = asyncio.create_task(
@@ -131,7 +125,7 @@ async def test_cancelling_ends_a_request_and_frees_its_adapter(harness: Any, pub
     await harness.engine.unload(adapter)
 
 
-async def test_the_base_and_what_is_not_loaded_are_never_served(harness: Any, publish: Any) -> None:
+async def test_the_base_and_what_is_not_loaded_are_never_served(harness, publish):
     published = publish(1)
     adapter = harness.slot_for(published)
     for call in (
@@ -143,7 +137,7 @@ async def test_the_base_and_what_is_not_loaded_are_never_served(harness: Any, pu
             await call
 
 
-async def test_an_unloaded_adapter_is_gone(harness: Any, publish: Any) -> None:
+async def test_an_unloaded_adapter_is_gone(harness, publish):
     adapter = await harness.load(publish(1))
     await harness.engine.unload(adapter)
     with pytest.raises(LoadFailed, match="not loaded"):
@@ -151,7 +145,7 @@ async def test_an_unloaded_adapter_is_gone(harness: Any, publish: Any) -> None:
     await harness.engine.unload(adapter)
 
 
-async def test_a_version_can_come_back_under_another_number(harness: Any, publish: Any) -> None:
+async def test_a_version_can_come_back_under_another_number(harness, publish):
     published = publish(1)
     first = await harness.load(published)
     digest, scores = await harness.engine.digest(first), await harness.engine.score(first, IDS)
@@ -161,7 +155,7 @@ async def test_a_version_can_come_back_under_another_number(harness: Any, publis
     assert np.array_equal(await harness.engine.score(again, IDS), scores)
 
 
-async def test_full_slots_refuse_another_adapter_and_evict_nothing(harness: Any, publish: Any) -> None:
+async def test_full_slots_refuse_another_adapter_and_evict_nothing(harness, publish):
     held = [await harness.load(publish(seed)) for seed in range(harness.engine.limits.slots)]
     digests = [await harness.engine.digest(adapter) for adapter in held]
     with pytest.raises(LoadFailed, match="slots are taken"):
@@ -171,7 +165,7 @@ async def test_full_slots_refuse_another_adapter_and_evict_nothing(harness: Any,
     await harness.load(publish(9))
 
 
-async def test_an_adapter_in_use_is_not_unloaded(harness: Any, publish: Any) -> None:
+async def test_an_adapter_in_use_is_not_unloaded(harness, publish):
     adapter = await harness.load(publish(1))
     running = asyncio.create_task(harness.engine.generate("busy", adapter, PROMPT, sampling(0, 60)))
     await asyncio.sleep(0)
@@ -180,7 +174,7 @@ async def test_an_adapter_in_use_is_not_unloaded(harness: Any, publish: Any) -> 
     assert (await running).output_ids
 
 
-async def test_a_refused_load_leaves_other_requests_running(harness: Any, publish: Any, tmp_path: Path) -> None:
+async def test_a_refused_load_leaves_other_requests_running(harness, publish, tmp_path):
     adapter = await harness.load(publish(1))
     running = [
         asyncio.create_task(harness.engine.generate(f"r{n}", adapter, PROMPT, sampling(n, 40))) for n in range(4)
@@ -196,14 +190,12 @@ async def test_a_refused_load_leaves_other_requests_running(harness: Any, publis
     assert await harness.engine.healthy()
 
 
-async def test_a_rank_above_the_engines_is_refused_with_the_number(harness: Any, wide_adapter: Path) -> None:
+async def test_a_rank_above_the_engines_is_refused_with_the_number(harness, wide_adapter):
     with pytest.raises(LoadFailed, match="16"):
         await harness.engine.load(LoadedAdapter("wide", harness.next_slot(), wide_adapter))
 
 
-async def test_a_prompt_that_was_seen_is_found_in_the_cache_only_by_the_same_version(
-    harness: Any, publish: Any
-) -> None:
+async def test_a_prompt_that_was_seen_is_found_in_the_cache_only_by_the_same_version(harness, publish):
     one, two = await harness.load(publish(1)), await harness.load(publish(2))
     long = np.resize(IDS, 70)
     first = await harness.engine.generate("c1", one, long, sampling(1, 4))

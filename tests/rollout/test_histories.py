@@ -4,7 +4,6 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.messages import ChatMessage, GenerateRequest
 from marlaas_worker.rollout.conversation import NO_IDS, Conversation
-from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.turn_log import Histories, TurnLog, key_of
 
 
@@ -15,7 +14,7 @@ def asked(member: int) -> GenerateRequest:
     return GenerateRequest.model_validate({**names, **episode, "append": "x", "deadline_s": 1.0})
 
 
-def test_prompts_that_fit_no_context_are_forgotten_as_well(chatml: PretrainedTokenizer) -> None:
+def test_prompts_that_fit_no_context_are_forgotten_as_well(chatml):
     """They have no ids, and eight million characters each."""
     histories = Histories(chatml, TurnLog(MemoryServer().connect("rollout"), MemoryBlobs()), bytes_kept=10_000)
     text = "x" * 1000

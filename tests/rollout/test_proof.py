@@ -32,7 +32,7 @@ async def refused(harness: Any, manifest: Manifest, adapter: LoadedAdapter) -> P
     return failure.value
 
 
-async def test_what_was_published_is_proven_and_then_serves(harness: Any, publish: Any) -> None:
+async def test_what_was_published_is_proven_and_then_serves(harness, publish):
     for version, size in ((0, 0.0), (1, 0.2)):
         published = publish(3, version, size)
         adapter = harness.slot_for(published)
@@ -42,7 +42,7 @@ async def test_what_was_published_is_proven_and_then_serves(harness: Any, publis
         assert (await harness.engine.generate("served", adapter, PROMPT, Sampling(1.0, 1, 0))).output_ids
 
 
-async def test_a_corrupted_file_is_found_by_its_sha256(harness: Any, publish: Any, tmp_path: Path) -> None:
+async def test_a_corrupted_file_is_found_by_its_sha256(harness, publish, tmp_path):
     published = publish(3)
     folder = copy_of(published, tmp_path)
     data = bytearray((folder / TENSORS_FILE).read_bytes())
@@ -53,15 +53,13 @@ async def test_a_corrupted_file_is_found_by_its_sha256(harness: Any, publish: An
     assert TENSORS_FILE in str(failure)
 
 
-async def test_another_adapter_of_equal_shape_is_found_by_its_sha256(harness: Any, publish: Any) -> None:
+async def test_another_adapter_of_equal_shape_is_found_by_its_sha256(harness, publish):
     published, other = publish(3), publish(4)
     failure = await refused(harness, published.manifest, harness.slot_for(published, other.folder))
     assert failure.check is Check.FILES
 
 
-async def test_another_adapter_of_equal_shape_is_found_in_the_slot_even_if_its_files_pass(
-    harness: Any, publish: Any
-) -> None:
+async def test_another_adapter_of_equal_shape_is_found_in_the_slot_even_if_its_files_pass(harness, publish):
     published, other = publish(3), publish(4)
     forged = published.manifest.model_copy(update={"files": other.manifest.files})
     failure = await refused(harness, forged, harness.slot_for(published, other.folder))
@@ -69,7 +67,7 @@ async def test_another_adapter_of_equal_shape_is_found_in_the_slot_even_if_its_f
     assert published.manifest.tensor_digests["float32"] in str(failure)
 
 
-async def test_a_neighbouring_version_is_found_although_probes_cannot_tell_it(harness: Any, publish: Any) -> None:
+async def test_a_neighbouring_version_is_found_although_probes_cannot_tell_it(harness, publish):
     published = publish(3, 2, 1e-5)
     stale = publish(3, 1, 1e-5)
     forged = published.manifest.model_copy(update={"files": stale.manifest.files})
@@ -79,7 +77,7 @@ async def test_a_neighbouring_version_is_found_although_probes_cannot_tell_it(ha
     await load_proven(harness.engine, unseen, harness.slot_for(published, stale.folder))
 
 
-async def test_a_pointer_to_another_versions_manifest_is_refused(harness: Any, publish: Any) -> None:
+async def test_a_pointer_to_another_versions_manifest_is_refused(harness, publish):
     published, stale = publish(3, 2), publish(3, 1)
     failure = await refused(harness, stale.manifest, harness.slot_for(published))
     assert failure.check is Check.IDENTITY
@@ -88,7 +86,7 @@ async def test_a_pointer_to_another_versions_manifest_is_refused(harness: Any, p
 
 
 @pytest.mark.parametrize("rename", [lambda name: name.replace("model.layers", "model.decoder.layers")])
-async def test_an_adapter_whose_module_names_match_nothing_is_refused(harness: Any, publish: Any, rename: Any) -> None:
+async def test_an_adapter_whose_module_names_match_nothing_is_refused(harness, publish, rename):
     published = publish(3, rename=rename)
     adapter = harness.slot_for(published)
     with pytest.raises((ProofFailed, LoadFailed)):
@@ -97,9 +95,7 @@ async def test_an_adapter_whose_module_names_match_nothing_is_refused(harness: A
         await harness.engine.generate("after", adapter, PROMPT, Sampling(1.0, 1, 0))
 
 
-async def test_a_later_version_with_the_weights_of_the_one_before_it_is_as_good_as_any(
-    harness: Any, publish: Any
-) -> None:
+async def test_a_later_version_with_the_weights_of_the_one_before_it_is_as_good_as_any(harness, publish):
     """A step without a gradient is committed all the same: version 1 may be the zero adapter, and version 2 may equal version 1."""
     for version, size in ((1, 0.0), (1, 0.2)):
         before = publish(3, version, size)
@@ -111,7 +107,7 @@ async def test_a_later_version_with_the_weights_of_the_one_before_it_is_as_good_
             await harness.engine.unload(adapter)
 
 
-async def test_logprobs_unlike_the_trainers_are_refused_with_the_numbers(harness: Any, publish: Any) -> None:
+async def test_logprobs_unlike_the_trainers_are_refused_with_the_numbers(harness, publish):
     published = publish(3)
     probe = published.manifest.probes[0]
     moved = probe.model_copy(update={"logprobs": pack_logprobs(unpack_logprobs(probe.logprobs) + np.float32(0.01))})
@@ -122,18 +118,14 @@ async def test_logprobs_unlike_the_trainers_are_refused_with_the_numbers(harness
     await load_proven(harness.engine, forged.model_copy(update={"probe_tolerance": 0.02}), harness.slot_for(published))
 
 
-async def test_a_manifest_without_probes_or_without_the_engines_dtype_proves_nothing(
-    harness: Any, publish: Any
-) -> None:
+async def test_a_manifest_without_probes_or_without_the_engines_dtype_proves_nothing(harness, publish):
     published = publish(3)
     for update, check in (({"probes": ()}, Check.PROBES), ({"tensor_digests": {}}, Check.DIGEST)):
         forged = published.manifest.model_copy(update=update)
         assert (await refused(harness, forged, harness.slot_for(published))).check is check
 
 
-async def test_a_load_that_fails_after_four_good_ones_disturbs_none_of_them(
-    harness: Any, publish: Any, tmp_path: Path
-) -> None:
+async def test_a_load_that_fails_after_four_good_ones_disturbs_none_of_them(harness, publish, tmp_path):
     good = [await harness.load(publish(seed)) for seed in range(4)]
     running = [
         asyncio.create_task(harness.engine.generate(f"g{n}", adapter, PROMPT, Sampling(1.0, 30, n)))
@@ -162,7 +154,7 @@ class Silent:
         return ""
 
 
-async def test_cancelling_a_proof_leaves_the_slot_free(harness: Any, publish: Any) -> None:
+async def test_cancelling_a_proof_leaves_the_slot_free(harness, publish):
     published = publish(3)
     adapter, silent = harness.slot_for(published), Silent(harness.engine)
     proving = asyncio.create_task(load_proven(cast(Engine, silent), published.manifest, adapter))

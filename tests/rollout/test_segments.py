@@ -48,7 +48,6 @@ class Play:
         turn = self.records[number]
         ids: list[int] = unpack_ids(turn.prompt_ids).tolist()
         while not turn.opens_segment:
-            assert turn.parent is not None
             turn = self.records[turn.parent]
             ids = unpack_ids(turn.prompt_ids).tolist() + unpack_ids(turn.output_ids).tolist() + ids
         return ids
@@ -72,7 +71,7 @@ class Play:
 
 
 @pytest.mark.parametrize("template", [CHATML, FORGETS_REASONING, TRIMS, COUNTS_MESSAGES])
-def test_records_of_a_segment_are_exactly_what_the_engine_was_fed(template: str) -> None:
+def test_records_of_a_segment_are_exactly_what_the_engine_was_fed(template):
     tokenizer = bpe(template)
     segments = 0
     for seed in range(250):
@@ -87,13 +86,12 @@ def test_records_of_a_segment_are_exactly_what_the_engine_was_fed(template: str)
     assert (segments == 0) == (template is CHATML)
 
 
-def test_a_segment_of_clean_replies_is_what_rendering_it_at_once_gives(tiny: PretrainedTokenizer) -> None:
+def test_a_segment_of_clean_replies_is_what_rendering_it_at_once_gives(tiny):
     end = tiny.encode("<|end|>")
     conversation: Conversation | None = None
     for number in range(4):
         prompt = extend(tiny, conversation, user(f"word {number}"))
         conversation = reply_to(tiny, prompt, [*tiny.encode(f"drow {number}"), *end])
-    assert conversation is not None
     history = (*conversation.history, ChatMessage(role="assistant", content=conversation.reply))
     whole = tiny.encode(tiny.render(history))
     assert conversation.ids.tolist() == whole[: len(conversation.ids)]

@@ -122,9 +122,7 @@ class Leaking(Faulty):
         await self._engine.unload(adapter)
 
 
-async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(
-    harness: Any, run_test: Any, publish: Any, tmp_path: Path
-) -> None:
+async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(harness, run_test, publish, tmp_path):
     await run_test(harness.engine)
     await run_test(harness.engine)
     assert not (tmp_path / "files").exists()
@@ -143,31 +141,27 @@ async def test_an_engine_that_applies_its_slots_passes_and_is_left_empty(
         (Leaking, r"slot 1 of 6: with an adapter of zeros .* another slot's adapter is applied to these rows"),
     ],
 )
-async def test_slots_that_are_not_applied_to_their_own_rows_are_found(
-    reference: Any, run_test: Any, fault: Any, words: str
-) -> None:
+async def test_slots_that_are_not_applied_to_their_own_rows_are_found(reference, run_test, fault, words):
     await reference.start()
     with pytest.raises(SelfTestFailed, match=words):
         await run_test(fault(reference))
     await run_test(reference)
 
 
-async def test_a_base_model_that_is_not_the_trainers_is_found(reference: Any, run_test: Any, calibration: Any) -> None:
+async def test_a_base_model_that_is_not_the_trainers_is_found(reference, run_test, calibration):
     await reference.start()
     moved = [Probe(ids=probe.ids, logprobs=pack_logprobs(np.full(23, -1.0))) for probe in calibration.probes]
     with pytest.raises(SelfTestFailed, match="another base model"):
         await run_test(reference, probes=tuple(moved))
 
 
-async def test_an_adapter_that_is_drawn_otherwise_than_by_the_trainer_is_found(
-    reference: Any, run_test: Any, calibration: Any
-) -> None:
+async def test_an_adapter_that_is_drawn_otherwise_than_by_the_trainer_is_found(reference, run_test, calibration):
     other = calibration.self_test.model_copy(update={"seed": 2})
     with pytest.raises(SelfTestFailed, match="run both with one version of torch"):
         await run_test(reference, self_test=other)
 
 
-async def test_an_engine_that_refuses_the_adapter_fails_with_its_words(reference: Any, run_test: Any) -> None:
+async def test_an_engine_that_refuses_the_adapter_fails_with_its_words(reference, run_test):
     class Refusing(Faulty):
         def __init__(self, engine: Any) -> None:
             super().__init__(engine)
@@ -192,7 +186,7 @@ async def test_an_engine_that_refuses_the_adapter_fails_with_its_words(reference
         (-2.0, float("nan"), "it is not applied"),
     ],
 )
-async def test_scores_are_judged_by_both_tolerances_and_by_the_shift(zero: float, large: float, words: str) -> None:
+async def test_scores_are_judged_by_both_tolerances_and_by_the_shift(zero, large, words):
     def flat(value: float) -> Scores:
         return np.full(4, value, np.float32)
 

@@ -21,12 +21,12 @@ def names(adapters: tuple[LoadedAdapter, ...]) -> list[str]:
     return [adapter.name for adapter in adapters]
 
 
-def test_what_is_wanted_and_missing_is_loaded_into_free_slots() -> None:
+def test_what_is_wanted_and_missing_is_loaded_into_free_slots():
     plan = table_with(3, "a1").plan(["a1", "a2", "b1"])
     assert (plan.unload, plan.load) == ((), ("a2", "b1"))
 
 
-def test_what_is_no_longer_wanted_stays_until_its_slot_is_needed() -> None:
+def test_what_is_no_longer_wanted_stays_until_its_slot_is_needed():
     table = table_with(2, "a1")
     assert table.plan(["a2"]).unload == ()
     table.ready(table.begin("a2", NOWHERE))
@@ -34,33 +34,31 @@ def test_what_is_no_longer_wanted_stays_until_its_slot_is_needed() -> None:
     assert (names(plan.unload), plan.load) == (["a1"], ("a3",))
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_goes_first():
     table = table_with(3, "a1", "b1", "c1")
     used = table.acquire("a1")
-    assert used is not None
     table.release(used)
     assert names(table.plan(["d1", "e1"]).unload) == ["b1", "c1"]
 
 
-def test_a_version_in_use_or_loading_is_never_given_up() -> None:
+def test_a_version_in_use_or_loading_is_never_given_up():
     table = table_with(2, "a1")
     running = table.acquire("a1")
     loading = table.begin("b1", NOWHERE)
     plan = table.plan(["c1", "d1"])
     assert (plan.unload, plan.load) == ((), ())
-    assert running is not None
     with pytest.raises(LoadFailed, match="still runs 1"):
         table.drop(running)
     table.drop(loading)
     assert table.plan(["c1", "d1"]).load == ("c1",)
 
 
-def test_the_least_urgent_waits_when_not_all_fit() -> None:
+def test_the_least_urgent_waits_when_not_all_fit():
     plan = table_with(2, "old").plan(["pinned", "newest", "other"])
     assert (names(plan.unload), plan.load) == (["old"], ("pinned", "newest"))
 
 
-def test_a_version_serves_only_once_it_is_ready() -> None:
+def test_a_version_serves_only_once_it_is_ready():
     table = SlotTable(1)
     adapter = table.begin("a1", NOWHERE)
     assert table.acquire("a1") is None
@@ -70,10 +68,9 @@ def test_a_version_serves_only_once_it_is_ready() -> None:
     assert table.running("a1") == 1
 
 
-def test_numbers_are_never_used_twice_not_even_after_a_restart() -> None:
+def test_numbers_are_never_used_twice_not_even_after_a_restart():
     table = table_with(2, "a1")
     first = table.acquire("a1")
-    assert first is not None
     table.clear()
     again = table.begin("a1", NOWHERE)
     assert again.slot_id != first.slot_id
@@ -82,16 +79,14 @@ def test_numbers_are_never_used_twice_not_even_after_a_restart() -> None:
     assert table.acquire("a1") == again
 
 
-def test_no_slot_is_given_twice() -> None:
+def test_no_slot_is_given_twice():
     table = table_with(1, "a1")
     with pytest.raises(NoFreeSlot, match="all 1"):
         table.begin("b1", NOWHERE)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["want", "run", "end"])), max_size=60))
-def test_whatever_happens_there_are_never_more_versions_than_slots_and_running_ones_stay(
-    events: list[tuple[str, str]],
-) -> None:
+def test_whatever_happens_there_are_never_more_versions_than_slots_and_running_ones_stay(events):
     table, running = SlotTable(3), list[LoadedAdapter]()
     for name, event in events:
         plan = table.plan([name])
@@ -112,7 +107,7 @@ def held(name: str, slot_id: int) -> LoadedAdapter:
     return LoadedAdapter(name, slot_id, NOWHERE)
 
 
-def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number() -> None:
+def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number():
     residents = Residents(2)
     residents.admit(held("a", 1))
     with pytest.raises(LoadFailed, match="loaded already"):
@@ -127,7 +122,7 @@ def test_an_engine_refuses_a_full_house_a_name_twice_and_an_old_number() -> None
     residents.admit(held("a", 3))
 
 
-def test_an_engine_keeps_what_is_used_and_serves_only_what_it_holds() -> None:
+def test_an_engine_keeps_what_is_used_and_serves_only_what_it_holds():
     residents = Residents(2)
     residents.admit(held("a", 1))
     with residents.using(held("a", 1)), pytest.raises(LoadFailed, match="still runs 1"):
@@ -137,7 +132,7 @@ def test_an_engine_keeps_what_is_used_and_serves_only_what_it_holds() -> None:
     assert residents.remove(held("a", 1))
 
 
-def test_a_request_that_ends_after_a_restart_disturbs_nothing() -> None:
+def test_a_request_that_ends_after_a_restart_disturbs_nothing():
     residents = Residents(1)
     residents.admit(held("a", 1))
     with residents.using(held("a", 1)):

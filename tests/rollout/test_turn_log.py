@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.harness import a_turn
 
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import StreamFull
 from marlaas_api.bus_nats import NatsBus, connect
-from marlaas_api.messages import Meter, StopReason, Turn
+from marlaas_api.messages import Turn
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_worker.rollout.turn_log import TurnLog
 
@@ -19,30 +20,7 @@ from marlaas_worker.rollout.turn_log import TurnLog
 
 
 def turn(job: str, number: int) -> Turn:
-    return Turn(
-        namespace="team-a",
-        job=job,
-        uid=f"uid-{job}",
-        agent="policy",
-        group="g",
-        member=0,
-        episode="e",
-        turn=number,
-        parent=None,
-        version=0,
-        adapter_sha256="",
-        opens_segment=True,
-        append="",
-        prompt_ids=bytes(9000),
-        output_ids=b"",
-        logprobs=b"",
-        text="",
-        stop_reason=StopReason.STOP,
-        temperature=1.0,
-        meter=Meter(prompt_tokens=0, output_tokens=0),
-        replica="r",
-        at=0.0,
-    )
+    return a_turn(number, job=job, uid=f"uid-{job}", group="g", episode="e", prompt_ids=bytes(9000))
 
 
 @pytest.fixture

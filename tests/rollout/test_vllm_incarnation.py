@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.messages import PoolSpec
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.device_errors import OutOfMemory
 from marlaas_worker.rollout import vllm_extension
@@ -34,7 +32,7 @@ PROMPT = np.array([5, 9, 23, 40], dtype=np.int32)
 LONG = Sampling(1.0, 120, 0)
 
 
-def test_the_last_words_are_the_first_error_not_what_followed_from_it(tmp_path: Path) -> None:
+def test_the_last_words_are_the_first_error_not_what_followed_from_it(tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text(
         "@@INFO 10:00 7 vllm.x: starting\n"
@@ -47,7 +45,7 @@ def test_the_last_words_are_the_first_error_not_what_followed_from_it(tmp_path: 
     assert last_words(log) == "ValueError: Available memory on node 0 (1.0/2.0 GiB) is less than requested"
 
 
-def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path: Path) -> None:
+def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text("@@ERROR 10:00 7 vllm.core: Invocation of add_lora method failed\nValueError: rank 64\n")
     survived = log.stat().st_size
@@ -56,7 +54,7 @@ def test_an_error_that_the_engine_survived_is_not_what_it_died_of(tmp_path: Path
     assert last_words(log, survived) == "RuntimeError: out of blocks"
 
 
-def test_a_log_without_errors_has_no_last_words(tmp_path: Path) -> None:
+def test_a_log_without_errors_has_no_last_words(tmp_path):
     (tmp_path / "vllm.log").write_text("@@INFO 10:00 7 vllm.x: all is well\n")
     assert last_words(tmp_path / "vllm.log") == last_words(tmp_path / "none.log") == ""
 
@@ -70,15 +68,13 @@ def test_a_log_without_errors_has_no_last_words(tmp_path: Path) -> None:
         ("Call to add_lora method failed: CUDA out of memory. Tried to allocate 32.00 MiB", OutOfMemory),
     ],
 )
-def test_a_version_is_refused_for_what_it_is_and_never_for_an_error_of_the_device(
-    tmp_path: Path, words: str, meaning: type[Exception]
-) -> None:
+def test_a_version_is_refused_for_what_it_is_and_never_for_an_error_of_the_device(tmp_path, words, meaning):
     found = refusal(LoadedAdapter("policy@v1", 1, tmp_path), Exception(words))
     assert type(found) is meaning
     assert isinstance(found, Retryable) == (meaning is not LoadFailed)  # what is not, is never loaded again
 
 
-def test_the_log_of_the_life_before_is_kept(small_model: Path, pool: PoolSpec, tmp_path: Path) -> None:
+def test_the_log_of_the_life_before_is_kept(small_model, pool, tmp_path):
     settings = vllm_settings(read_base_model(small_model), pool, tmp_path)
     write_log_config(settings)
     settings.log.write_text("died of this")
@@ -88,9 +84,7 @@ def test_the_log_of_the_life_before_is_kept(small_model: Path, pool: PoolSpec, t
     assert config["handlers"]["file"]["filename"] == str(settings.log)
 
 
-def test_settings_keep_a_spare_slot_and_the_models_own_window(
-    small_model: Path, pool: PoolSpec, tmp_path: Path
-) -> None:
+def test_settings_keep_a_spare_slot_and_the_models_own_window(small_model, pool, tmp_path):
     wide = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"max_model_len": 4096})})
     settings = vllm_settings(read_base_model(small_model), wide, tmp_path)
     arguments = engine_arguments(settings, tmp_path / "log.json")
@@ -98,21 +92,19 @@ def test_settings_keep_a_spare_slot_and_the_models_own_window(
     assert (settings.limits.slots, arguments["max_loras"], arguments["max_cpu_loras"]) == (6, 7, 14)
 
 
-def test_adapters_may_have_every_linear_layer_but_head_and_embedding(small_model: Path) -> None:
+def test_adapters_may_have_every_linear_layer_but_head_and_embedding(small_model):
     layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert adaptable_layers(small_model) == layers
 
 
-def test_dtype_and_threads_are_chosen_by_the_machine_unless_the_pool_says() -> None:
+def test_dtype_and_threads_are_chosen_by_the_machine_unless_the_pool_says():
     assert choose_dtype("auto", gpu=True) == "bfloat16"
     assert choose_dtype("auto", gpu=False) == "float32"
     assert choose_dtype("bfloat16", gpu=False) == "bfloat16"
     assert choose_threads(3, 8) == 3
 
 
-def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(
-    pool: PoolSpec, small_model: Path, tmp_path: Path
-) -> None:
+def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_to_do(pool, small_model, tmp_path):
     with pytest.raises(Permanent, match=r"no base model in .*marlaas models list"):
         read_base_model(tmp_path)
     (tmp_path / "config.json").write_bytes((small_model / "config.json").read_bytes())
@@ -130,7 +122,7 @@ def compiled_here() -> list[Path]:
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_on_a_cpu_no_turn_waits_for_a_compiler(vllm: Any, publish: Any, slot_ids: Any) -> None:
+async def test_on_a_cpu_no_turn_waits_for_a_compiler(vllm, publish, slot_ids):
     adapter = publish(1).in_slot(slot_ids())
     await vllm.load(adapter)
     assert (await vllm.generate("first", adapter, PROMPT, LONG)).output_ids
@@ -148,9 +140,8 @@ OWNER = (
 )
 
 
-def test_no_engine_process_outlives_an_owner_that_was_killed() -> None:
+def test_no_engine_process_outlives_an_owner_that_was_killed():
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
     assert owner.stdout.readline() == "watching\n"
     below = psutil.Process(owner.pid).children(recursive=True)
     assert len(below) == 2
@@ -161,7 +152,7 @@ def test_no_engine_process_outlives_an_owner_that_was_killed() -> None:
     assert left == []
 
 
-def test_the_watch_is_for_vllms_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_is_for_vllms_processes_only(monkeypatch):
     assert vllm_extension.owner_token().split()[0] == str(os.getpid())
     monkeypatch.setenv(vllm_extension.OWNER, vllm_extension.owner_token())
     assert vllm_extension._open_core() is None
@@ -169,9 +160,7 @@ def test_the_watch_is_for_vllms_processes_only(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_killed_engine_fails_what_was_pending_and_serves_again_after_a_restart(
-    vllm: Any, publish: Any, slot_ids: Any
-) -> None:
+async def test_a_killed_engine_fails_what_was_pending_and_serves_again_after_a_restart(vllm, publish, slot_ids):
     published = publish(1)
     adapter = published.in_slot(slot_ids())
     await vllm.load(adapter)
@@ -200,9 +189,7 @@ async def test_a_killed_engine_fails_what_was_pending_and_serves_again_after_a_r
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(
-    small_model: Path, pool: PoolSpec, tmp_path: Path
-) -> None:
+async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(small_model, pool, tmp_path):
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
     greedy = pool.model_copy(update={"rollout": pool.rollout.model_copy(update={"kv_cache_bytes": "900Ti"})})
@@ -214,9 +201,7 @@ async def test_an_engine_that_cannot_start_says_why_in_its_workers_words(
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_start_that_is_cancelled_leaves_no_process(
-    vllm: Any, small_model: Path, pool: PoolSpec, tmp_path: Path
-) -> None:
+async def test_a_start_that_is_cancelled_leaves_no_process(vllm, small_model, pool, tmp_path):
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
     before = {process.pid for process in psutil.Process().children(recursive=True)}
@@ -232,7 +217,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(
 
 @pytest.mark.engine
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_hung_engine_is_given_up_and_can_be_ended(vllm: Any, publish: Any, slot_ids: Any) -> None:
+async def test_a_hung_engine_is_given_up_and_can_be_ended(vllm, publish, slot_ids):
     adapter = publish(1).in_slot(slot_ids())
     await vllm.load(adapter)
     processes = vllm.processes

@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.harness import Harness, identity, job_document
 
 from marlaas_api import subjects
-from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Consumer, Request
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.documents import job_spec
-from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
     CancelRequest,
     Episode,
@@ -87,45 +85,27 @@ class Rollout:
             await self.changed.wait()
 
 
-class SandboxHarness:
+class SandboxHarness(Harness):
     """One job and what it needs; `open` runs a sandbox for it."""
 
     def __init__(self, scratch: Path) -> None:
-        self.server = MemoryServer()
-        self.bus = self.server.connect("test")
+        super().__init__(scratch)
         self.rollout = Rollout(self.server)
         self.timeouts = QUICK_RETRIES
         self.load_timeout_s: float | None = 60.0
         """How long the environment may take to load, however little an episode may take; None: as long as an episode."""
-        self._scratch = scratch
 
     def document(self, name: str, *, agents: tuple[str, ...] = ("policy",), **environment: object) -> JobDocument:
-        spec = job_spec(
-            RLJobSpec.model_validate(
-                {
-                    "poolRef": {"name": "tiny"},
-                    "agents": [{"name": agent} for agent in agents],
-                    "environment": {"name": name, "max_attempts": 1, **environment},
-                    "rollout": {"maxTurns": 4},
-                    "training": {"steps": 1},
-                }
-            )
-        )
-        return JobDocument(namespace="team-a", job="job", uid="u1", pool="tiny", tenant="team-a", spec=spec)
+        spec = {"agents": [{"name": agent} for agent in agents], "rollout": {"maxTurns": 4}}
+        played = {"name": name, "max_attempts": 1, **environment}
+        return job_document("job", uid="u1", spec={**spec, "environment": played})
 
     def task(self, document: JobDocument, index: int = 0, group_size: int = 1) -> TaskMessage:
-        return TaskMessage(
-            namespace=document.namespace,
-            job=document.job,
-            uid=document.uid,
-            group=train_group(document.ref, index),
-            split=Split.TRAIN,
-            index=index,
-            seed=derive_seed(0, Split.TRAIN, index),
-            group_size=group_size,
-        )
+        place = {"group": train_group(document.ref, index), "split": Split.TRAIN, "index": index}
+        seed = derive_seed(0, Split.TRAIN, index)
+        return TaskMessage(**identity(document), **place, seed=seed, group_size=group_size)
 
-    async def put(self, task: TaskMessage) -> None:
+    async def put_task(self, task: TaskMessage) -> None:
         await self.bus.publish(subjects.task(task.namespace, task.job), encode(task))
 
     async def open_tasks(self) -> Consumer:
@@ -152,7 +132,7 @@ class SandboxHarness:
         """Run a sandbox in this process; on leaving it is told to stop, and awaited."""
         await self.bus.ensure()
         await self.open_tasks()
-        context = RoleContext(name, self.server.connect(name), MemoryBlobs(), self._scratch / name)
+        context = await self.context(name)
         async with self.rollout_role(*(agent.name for agent in document.spec.agents)), asyncio.TaskGroup() as group:
             group.create_task(serve(context, document, self.timeouts, socket))
             try:
@@ -173,8 +153,13 @@ class SandboxHarness:
     async def play(self, name: str, group_size: int = 1, **environment: object) -> list[Episode]:
         """Play one group of an environment of `rogues` (or a builtin's) and return its episodes, by member."""
         document = self.document(name if ":" in name else f"rogues:{name}", **environment)
-        async with self.open(document):
-            await self.put(self.task(document, group_size=group_size))
+        return await self.play_document(document, group_size)
+
+    async def play_document(
+        self, document: JobDocument, group_size: int = 1, name: str = "sandbox-0", socket: Path | None = None
+    ) -> list[Episode]:
+        async with self.open(document, name, socket):
+            await self.put_task(self.task(document, group_size=group_size))
             return sorted(await self.episodes(group_size), key=lambda episode: episode.member)
 
 

@@ -1,7 +1,6 @@
 import asyncio
 import os
 from functools import partial
-from pathlib import Path
 
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables
@@ -9,7 +8,7 @@ from marlaas_worker.sandbox.server import Child
 from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 
 
-async def test_whoever_is_cancelled_again_while_a_child_dies_leaves_none_of_its_pipes_open(tmp_path: Path) -> None:
+async def test_whoever_is_cancelled_again_while_a_child_dies_leaves_none_of_its_pipes_open(tmp_path):
     config = ChildrenConfig("reverse", {}, 1 << 29, 30.0, tmp_path, clean_variables(os.environ))
     children = Children(partial(start_server, config))
     forked: asyncio.Future[Child] = asyncio.get_running_loop().create_future()

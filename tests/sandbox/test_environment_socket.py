@@ -38,12 +38,10 @@ class Container:
 
     def kill(self) -> None:
         """SIGKILL to the server alone; what it had started has to go by itself."""
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        assert self.process is not None
         self.process.terminate()
         return self.process.wait(30)
 
@@ -72,33 +70,29 @@ def with_image(harness, **environment: object) -> JobDocument:
     return document.model_copy(update={"spec": spec})
 
 
-async def play(harness, container: Container, document: JobDocument, group_size: int = 1):
-    async with harness.open(document, socket=container.socket):
-        await harness.put(harness.task(document, group_size=group_size))
-        return sorted(await harness.episodes(group_size), key=lambda episode: episode.member)
-
-
-async def test_episodes_are_played_in_the_other_container_with_the_jobs_arguments(harness, container) -> None:
+async def test_episodes_are_played_in_the_other_container_with_the_jobs_arguments(harness, container):
     container.start("rogues:asks")
-    episodes = await play(harness, container, with_image(harness, args={"turns": 3}), group_size=4)
+    episodes = await harness.play_document(with_image(harness, args={"turns": 3}), 4, socket=container.socket)
     assert [(episode.fault, episode.num_turns, episode.rewards) for episode in episodes] == [
         (None, 3, {"policy": 1.0})
     ] * 4
 
 
-async def test_arguments_may_be_longer_than_a_packet(harness, container) -> None:
+async def test_arguments_may_be_longer_than_a_packet(harness, container):
     container.start("rogues:asks")
-    (episode,) = await play(harness, container, with_image(harness, args={"tunrs": "x" * 300_000}))
+    (episode,) = await harness.play_document(
+        with_image(harness, args={"tunrs": "x" * 300_000}), socket=container.socket
+    )
     assert episode.fault is FaultClass.ENV
     assert "has no argument 'tunrs'; did you mean 'turns'?" in episode.fault_text
 
 
-async def test_the_sandbox_is_ready_once_the_environment_is_loaded(harness, container) -> None:
+async def test_the_sandbox_is_ready_once_the_environment_is_loaded(harness, container):
     document = with_image(harness)
     async with harness.open(document, socket=container.socket) as context:
         assert not context.metrics.ready()
         container.start("rogues:asks")
-        await harness.put(harness.task(document))
+        await harness.put_task(harness.task(document))
         await harness.episodes(1)
         assert context.metrics.ready()
         outcomes = {one.labels.get("outcome"): one.value for one in context.metrics.samples()}
@@ -114,11 +108,9 @@ async def test_the_sandbox_is_ready_once_the_environment_is_loaded(harness, cont
         ("unloadable:EndsItself", "the process exited while it loaded the environment"),
     ],
 )
-async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
-    harness, container, name: str, words: str
-) -> None:
+async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(harness, container, name, words):
     container.start(name)
-    (episode,) = await play(harness, container, with_image(harness))
+    (episode,) = await harness.play_document(with_image(harness), socket=container.socket)
     assert episode.fault is FaultClass.ENV
     assert words in episode.fault_text
 
@@ -132,19 +124,19 @@ async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(
         ("exits", FaultClass.ENV, "SystemExit: 3"),
     ],
 )
-async def test_bad_days_are_judged_as_those_of_a_builtin(harness, container, name: str, fault, words: str) -> None:
+async def test_bad_days_are_judged_as_those_of_a_builtin(harness, container, name, fault, words):
     container.start(f"rogues:{name}")
-    (episode,) = await play(harness, container, with_image(harness, memory="256Mi"))
+    (episode,) = await harness.play_document(with_image(harness, memory="256Mi"), socket=container.socket)
     assert episode.fault is fault
     assert words in episode.fault_text
 
 
-async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(harness, container) -> None:
+async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_is_unharmed(harness, container):
     container.start("rogues:asks")
     document = with_image(harness, max_attempts=3)
     harness.rollout.answer = lambda request: [harness.rollout.beat(request)]
     async with harness.open(document, socket=container.socket):
-        await harness.put(harness.task(document, group_size=2))
+        await harness.put_task(harness.task(document, group_size=2))
         await harness.rollout.until(lambda: len({request.member for request in harness.rollout.requests}) == 2)
         container.kill()
         harness.rollout.answer = lambda request: [harness.rollout.result(request, "1")]
@@ -153,7 +145,7 @@ async def test_killed_in_an_episode_the_container_restarts_and_the_next_attempt_
     assert [(episode.fault, episode.prior_faults) for episode in episodes] == [(None, (FaultClass.INFRA,))] * 2
 
 
-async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(harness, container, tmp_path) -> None:
+async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(harness, container, tmp_path):
     container.variables["PYTHONUNBUFFERED"] = "1"
     container.start("rogues:hangs_with_a_child")
     children = Children(
@@ -185,7 +177,7 @@ def _until_gone(fd: int) -> None:
 
 async def test_one_supervisor_is_served_at_a_time_and_the_next_one_gets_a_process_of_its_own(
     container, config, tmp_path
-) -> None:
+):
     container.start("rogues:asks")
     first = await connect_server(config(), container.socket)
     with pytest.raises(BrokenEnvironment, match=r"longer than 0\.3 s"):
@@ -195,12 +187,12 @@ async def test_one_supervisor_is_served_at_a_time_and_the_next_one_gets_a_proces
     await second.end()
 
 
-async def test_told_to_stop_it_lets_the_supervisor_end_first(harness, container) -> None:
+async def test_told_to_stop_it_lets_the_supervisor_end_first(harness, container):
     container.start("rogues:asks")
     document = with_image(harness)
     harness.rollout.answer = lambda request: []
     async with harness.open(document, socket=container.socket) as context:
-        await harness.put(harness.task(document))
+        await harness.put_task(harness.task(document))
         await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)
         container.process.send_signal(signal.SIGTERM)
         context.stop.set()
@@ -211,13 +203,13 @@ async def test_told_to_stop_it_lets_the_supervisor_end_first(harness, container)
     assert not container.socket.exists()
 
 
-async def test_told_to_stop_with_nobody_there_it_ends(container, config) -> None:
+async def test_told_to_stop_with_nobody_there_it_ends(container, config):
     container.start("rogues:asks")
     await (await connect_server(config(), container.socket)).end()
     assert await asyncio.to_thread(container.stop) == 0
 
 
-async def test_nobody_listening_is_a_fault_of_the_infrastructure(container, config) -> None:
+async def test_nobody_listening_is_a_fault_of_the_infrastructure(container, config):
     with pytest.raises(ForkServerLost, match=r"does not listen on .*environment\.sock .*; its log says why"):
         await connect_server(config(load_timeout_s=0.3), container.socket)
 
@@ -237,7 +229,7 @@ DEEP = b"[" * 60_000
         b'{"report": "ended", "number": 1e999}',
     ],
 )
-async def test_what_listens_may_say_anything_and_harms_nobody(container, config, said: bytes, later: bytes) -> None:
+async def test_what_listens_may_say_anything_and_harms_nobody(container, config, said, later):
     """The socket's folder is the environment's as well: any of its code may listen there."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(container.socket))
@@ -264,7 +256,7 @@ async def test_what_listens_may_say_anything_and_harms_nobody(container, config,
     await answering
 
 
-async def test_a_socket_of_another_kind_is_no_server_of_environments(container, config) -> None:
+async def test_a_socket_of_another_kind_is_no_server_of_environments(container, config):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(container.socket))
         listener.listen()
@@ -272,14 +264,14 @@ async def test_a_socket_of_another_kind_is_no_server_of_environments(container, 
             await connect_server(config(), container.socket)
 
 
-async def test_an_image_without_a_container_for_it_is_refused(harness) -> None:
+async def test_an_image_without_a_container_for_it_is_refused(harness):
     with pytest.raises(ExceptionGroup) as caught:
         async with harness.open(with_image(harness)):
             pass
     assert caught.group_contains(InvalidInput, match="runs in a container of its own")
 
 
-def test_a_socket_that_cannot_be_made_is_said(container, tmp_path) -> None:
+def test_a_socket_that_cannot_be_made_is_said(container, tmp_path):
     container.variables["MARLAAS_ENVIRONMENT_SOCKET"] = str(tmp_path / "nowhere" / "a.sock")
     command = [sys.executable, "-m", "marlaas", "env", "serve", "rogues:asks"]
     done = subprocess.run(command, env=container.variables, capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ import pytest
 from marlaas_api.messages import Ending, FaultClass
 
 
-async def test_an_episode_is_played_and_published(harness) -> None:
+async def test_an_episode_is_played_and_published(harness):
     first, second = await harness.play("asks", group_size=2, args={"turns": 3})
     assert (first.fault, first.rewards, first.ending) == (None, {"policy": 1.0}, Ending.COMPLETED)
     assert (first.num_turns, first.leaves, first.split, first.index) == (3, {"policy": (2,)}, "train", 0)
@@ -36,7 +36,7 @@ async def test_an_episode_is_played_and_published(harness) -> None:
         ("forks_a_lot", ["too many processes"]),
     ],
 )
-async def test_a_failing_environment_is_a_fault_of_its_own(harness, name: str, words: list[str]) -> None:
+async def test_a_failing_environment_is_a_fault_of_its_own(harness, name, words):
     (episode,) = await harness.play(name)
     assert (episode.fault, episode.rewards) == (FaultClass.ENV, {})
     assert not [word for word in words if word not in episode.fault_text], episode.fault_text
@@ -44,27 +44,27 @@ async def test_a_failing_environment_is_a_fault_of_its_own(harness, name: str, w
 
 
 @pytest.mark.parametrize(("name", "place"), [("hangs", "in deep_inside"), ("spins", "in spins")])
-async def test_a_hanging_environment_is_killed_and_shows_where_it_was(harness, name: str, place: str) -> None:
+async def test_a_hanging_environment_is_killed_and_shows_where_it_was(harness, name, place):
     (episode,) = await harness.play(name, episode_timeout_seconds=3)
     assert episode.fault is FaultClass.ENV
     assert "longer than 3 s" in episode.fault_text
     assert place in episode.fault_text
 
 
-async def test_a_flood_that_never_ends_is_read_and_ends_with_its_time(harness) -> None:
+async def test_a_flood_that_never_ends_is_read_and_ends_with_its_time(harness):
     (episode,) = await harness.play("floods_for_ever", episode_timeout_seconds=1)
     assert episode.fault is FaultClass.ENV
     assert "longer than 1 s" in episode.fault_text
 
 
 @pytest.mark.parametrize("name", ["eats_memory", "leaks", "eats_memory_in_processes"])
-async def test_memory_is_bounded(harness, name: str) -> None:
+async def test_memory_is_bounded(harness, name):
     (episode,) = await harness.play(name, memory="100Mi")
     assert episode.fault is FaultClass.ENV
     assert "out of memory" in episode.fault_text
 
 
-async def test_a_bad_neighbour_hurts_nobody_else(harness) -> None:
+async def test_a_bad_neighbour_hurts_nobody_else(harness):
     harness.rollout.answer = lambda request: [harness.rollout.result(request, str(request.member))]
     episodes = await harness.play(
         "is_bad_in_turn", group_size=8, memory="150Mi", episode_timeout_seconds=3, concurrency=8
@@ -73,11 +73,9 @@ async def test_a_bad_neighbour_hurts_nobody_else(harness) -> None:
     assert [episode.fault for episode in episodes[0::2]] == [FaultClass.ENV] * 4
 
 
-async def test_nothing_that_an_episode_started_outlives_it(harness, tmp_path: Path) -> None:
+async def test_nothing_that_an_episode_started_outlives_it(harness, tmp_path):
     document = harness.document("rogues:leaves_daemons", args={"file": str(tmp_path / "pid")})
-    async with harness.open(document):
-        await harness.put(harness.task(document))
-        (episode,) = await harness.episodes(1)
+    (episode,) = await harness.play_document(document)
     daemon = int((tmp_path / "pid").read_text())
     assert episode.rewards == {"policy": 1.0}
     assert not _lives(daemon)
@@ -91,30 +89,30 @@ def _lives(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["comes_back_twice", "leaves_a_thread"])
-async def test_one_score_counts_and_leftovers_do_not_matter(harness, name: str) -> None:
+async def test_one_score_counts_and_leftovers_do_not_matter(harness, name):
     assert [episode.rewards for episode in await harness.play(name, group_size=2)] == [{"policy": 1.0}] * 2
 
 
-async def test_a_fault_is_played_again(harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_is_played_again(harness, tmp_path, monkeypatch):
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_MARKER", str(tmp_path / "lives"))
     (episode,) = await harness.play("fails_twice", max_attempts=3)
     assert (episode.rewards, episode.episode) == ({"policy": 1.0}, "u1-t0-0-3")
     assert episode.prior_faults == (FaultClass.ENV, FaultClass.ENV)
 
 
-async def test_a_fault_stands_after_the_last_attempt(harness) -> None:
+async def test_a_fault_stands_after_the_last_attempt(harness):
     (episode,) = await harness.play("raises", max_attempts=2)
     assert (episode.fault, episode.episode) == (FaultClass.ENV, "u1-t0-0-2")
     assert episode.prior_faults == (FaultClass.ENV,)
 
 
-async def test_a_lost_fork_server_is_replaced(harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_fork_server_is_replaced(harness, tmp_path, monkeypatch):
     monkeypatch.setenv("MARLAAS_ENVIRONMENT_MARKER", str(tmp_path / "killed"))
     (episode,) = await harness.play("kills_the_fork_server", max_attempts=2)
     assert (episode.fault, episode.prior_faults) == (None, (FaultClass.INFRA,))
 
 
-async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypatch):
     monkeypatch.setattr("marlaas_worker.sandbox.server._END_S", 0.2)
     first, second = await harness.play("stops_the_fork_server", group_size=2, concurrency=1)
     assert (first.rewards, second.rewards) == ({"policy": 1.0}, {"policy": 1.0})
@@ -129,32 +127,32 @@ async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypat
         ("nowhere:play", ["module 'nowhere' was not found"]),
     ],
 )
-async def test_an_environment_that_cannot_be_loaded_says_why(harness, name: str, words: list[str]) -> None:
+async def test_an_environment_that_cannot_be_loaded_says_why(harness, name, words):
     episodes = await harness.play(name, group_size=3)
     for episode in episodes:
         assert episode.fault is FaultClass.ENV
         assert not [word for word in words if word not in episode.fault_text], episode.fault_text
 
 
-async def test_loading_for_ever_is_a_fault(harness) -> None:
+async def test_loading_for_ever_is_a_fault(harness):
     harness.load_timeout_s = None
     (episode,) = await harness.play("unloadable:NeverReady", episode_timeout_seconds=0.5)
     assert "loading the environment took longer than 0.5 s" in episode.fault_text
 
 
 @pytest.mark.parametrize("name", ["breaks_its_tool", "dies_in_its_tool"])
-async def test_what_the_policy_breaks_is_scored(harness, name: str) -> None:
+async def test_what_the_policy_breaks_is_scored(harness, name):
     (episode,) = await harness.play(name)
     assert (episode.fault, episode.ending) == (None, Ending.TOOL_ERROR)
     assert episode.rewards == {"policy": 0.25}
 
 
 @pytest.mark.parametrize("name", ["hangs_in_its_tool", "eats_memory_in_its_tool"])
-async def test_a_tool_that_takes_too_much_is_scored(harness, name: str) -> None:
+async def test_a_tool_that_takes_too_much_is_scored(harness, name):
     (episode,) = await harness.play(name, memory="100Mi", episode_timeout_seconds=1)
     assert (episode.fault, episode.ending, episode.rewards) == (None, Ending.TOOL_ERROR, {"policy": 0.25})
 
 
-async def test_a_kill_from_outside_is_never_the_policys_doing(harness) -> None:
+async def test_a_kill_from_outside_is_never_the_policys_doing(harness):
     (episode,) = await harness.play("is_killed_in_its_tool")
     assert episode.fault is FaultClass.ENV

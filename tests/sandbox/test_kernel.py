@@ -40,16 +40,15 @@ asyncio.run(main())
 """
 
 
-def test_other_processes_of_the_user_cannot_look_into_the_supervisor() -> None:
+def test_other_processes_of_the_user_cannot_look_into_the_supervisor():
     done = subprocess.run([sys.executable, "-c", SPY], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["0", "1"]
 
 
-def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path):
     variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path / "scratch")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as supervisor:
-        assert supervisor.stdout is not None
         handles = [os.pidfd_open(int(pid)) for pid in supervisor.stdout.readline().split()]
         supervisor.send_signal(signal.SIGKILL)
     for handle in handles:

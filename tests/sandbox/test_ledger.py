@@ -25,24 +25,24 @@ def ledger(*turns: tuple[str, int | None], max_turns: int = 9, last: StopReason 
     return book
 
 
-def test_leaves_are_the_turns_from_which_none_goes_on() -> None:
+def test_leaves_are_the_turns_from_which_none_goes_on():
     book = ledger(("a", None), ("b", None), ("a", 0), ("a", 0), ("b", 1), ("b", None))
     assert book.leaves() == {"a": (2, 3), "b": (4, 5)}
 
 
 @pytest.mark.parametrize("parent", [1, 2, 7])
-def test_an_agent_goes_on_from_its_own_turns_only(parent: int) -> None:
+def test_an_agent_goes_on_from_its_own_turns_only(parent):
     with pytest.raises(BadChildMessage, match="not one of its turns"):
         ledger(("a", None), ("b", None)).admits(asked("a", parent))
 
 
-def test_turns_are_limited_for_each_agent() -> None:
+def test_turns_are_limited_for_each_agent():
     book = ledger(("a", None), ("a", 0), ("b", None), max_turns=2)
     assert book.admits(asked("b", 2))
     assert not book.admits(asked("a", 1))
 
 
-def test_an_ending_is_what_the_supervisor_saw() -> None:
+def test_an_ending_is_what_the_supervisor_saw():
     assert ledger(("a", None)).ending(scored()) is Ending.COMPLETED
     assert ledger(("a", None), last=StopReason.CONTEXT).ending(scored()) is Ending.MAX_TOKENS
     assert ledger(("a", None), last=StopReason.LENGTH).ending(scored("tool_error")) is Ending.TOOL_ERROR
@@ -62,7 +62,7 @@ def test_an_ending_is_what_the_supervisor_saw() -> None:
         (Ended(None, "fork server"), FaultClass.INFRA, False),
     ],
 )
-def test_the_exit_of_a_child_determines_the_fault(ended: Ended, fault: FaultClass, by_policy: bool) -> None:
+def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
     found = fault_of_exit(ended, "64Mi")
     assert (found.fault, found.by_policy) == (fault, by_policy)
 
@@ -90,12 +90,12 @@ def test_the_exit_of_a_child_determines_the_fault(ended: Ended, fault: FaultClas
         b'{"kind":"score","rewards":{"a":1},"metrics":{},"ending":"completed","tool_s":0,"bill":0}',
     ],
 )
-def test_messages_of_a_child_are_validated(body: bytes) -> None:
+def test_messages_of_a_child_are_validated(body):
     with pytest.raises(BadChildMessage):
         parse(body, ("a",))
 
 
-def test_valid_messages_are_parsed() -> None:
+def test_valid_messages_are_parsed():
     message = parse(b'{"kind":"score","rewards":{"a":1},"metrics":{"n":2},"ending":"completed","tool_s":0}', ("a",))
     assert isinstance(message, ScoreMessage)
     assert message.rewards == {"a": 1.0}

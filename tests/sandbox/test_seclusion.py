@@ -47,14 +47,14 @@ def secret(tmp_path: Path) -> Path:
     return folder / "bus.creds"
 
 
-def test_the_folder_of_a_mounted_secret_the_file_of_a_person_and_nothing_of_a_descriptor(secret, tmp_path) -> None:
+def test_the_folder_of_a_mounted_secret_the_file_of_a_person_and_nothing_of_a_descriptor(secret, tmp_path):
     assert secluded(secret) == tmp_path / "bus"
     assert secluded(tmp_path / "beside") == tmp_path / "beside"
     assert secluded(Path("/dev/fd/7")) is None
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-def test_children_read_all_but_the_credential_and_look_into_no_process_outside(secret, tmp_path, mounted) -> None:
+def test_children_read_all_but_the_credential_and_look_into_no_process_outside(secret, tmp_path, mounted):
     if not mounted:
         secret.unlink()
         secret.write_text("seed")

@@ -44,15 +44,13 @@ def clock(*heard: tuple[Any, ...]) -> TurnClock:
         "its generation failed",
     ],
 )
-def test_only_the_engines_time_and_failures_count_against_a_turn(
-    heard: tuple[tuple[Any, ...], ...], at: float, left_s: float
-) -> None:
+def test_only_the_engines_time_and_failures_count_against_a_turn(heard, at, left_s):
     made = clock(*heard)
     made.advance(at)
     assert made.left_s == pytest.approx(left_s)
 
 
-def test_a_clock_says_what_its_time_counts_against() -> None:
+def test_a_clock_says_what_its_time_counts_against():
     assert not clock((BEAT, None, 1.0)).counts
     assert clock((BEAT, 0.0, 1.0)).counts
     assert clock((FAILED, False, 1.0)).counts

@@ -12,11 +12,9 @@ from marlaas_worker.sandbox import attempt, service, session
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient, TurnWaited
 
 
-async def test_turns_name_their_parents_and_leaves_are_where_branches_end(harness) -> None:
+async def test_turns_name_their_parents_and_leaves_are_where_branches_end(harness):
     document = harness.document("rogues:TwoAgents", agents=("proposer", "solver"))
-    async with harness.open(document):
-        await harness.put(harness.task(document))
-        (episode,) = await harness.episodes(1)
+    (episode,) = await harness.play_document(document)
     asked = [(request.agent, request.turn, request.parent) for request in harness.rollout.requests]
     assert asked == [
         ("proposer", 0, None),
@@ -29,7 +27,7 @@ async def test_turns_name_their_parents_and_leaves_are_where_branches_end(harnes
     assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
 
 
-async def test_a_request_carries_the_whole_identity_and_what_is_appended(harness) -> None:
+async def test_a_request_carries_the_whole_identity_and_what_is_appended(harness):
     await harness.play("asks")
     (request,) = harness.rollout.requests
     assert (request.namespace, request.job, request.uid, request.agent) == ("team-a", "job", "u1", "policy")
@@ -39,7 +37,7 @@ async def test_a_request_carries_the_whole_identity_and_what_is_appended(harness
     assert request.deadline_s == LEASE_S
 
 
-async def test_silence_is_answered_by_asking_again_with_the_same_name(harness) -> None:
+async def test_silence_is_answered_by_asking_again_with_the_same_name(harness):
     harness.rollout.answer = lambda request: (
         [harness.rollout.result(request, "1")] if len(harness.rollout.requests) > 2 else []
     )
@@ -49,7 +47,7 @@ async def test_silence_is_answered_by_asking_again_with_the_same_name(harness) -
     assert {(request.episode, request.turn) for request in harness.rollout.requests} == {("u1-t0-0-1", 0)}
 
 
-async def test_a_failure_of_the_moment_is_tried_again(harness) -> None:
+async def test_a_failure_of_the_moment_is_tried_again(harness):
     def answer(request):
         first = len(harness.rollout.requests) <= 3
         return [harness.rollout.failure(request, "restarting", True) if first else harness.rollout.result(request, "1")]
@@ -59,14 +57,14 @@ async def test_a_failure_of_the_moment_is_tried_again(harness) -> None:
     assert (episode.rewards, episode.prior_faults, len(harness.rollout.requests)) == ({"policy": 1.0}, (), 4)
 
 
-async def test_a_failure_for_good_is_a_fault_of_the_infrastructure_in_its_own_words(harness) -> None:
+async def test_a_failure_for_good_is_a_fault_of_the_infrastructure_in_its_own_words(harness):
     harness.rollout.answer = lambda request: [harness.rollout.failure(request, "the adapter is corrupt", False)]
     (episode,) = await harness.play("asks", max_attempts=2)
     assert (episode.fault, episode.prior_faults) == (FaultClass.INFRA, (FaultClass.INFRA,))
     assert episode.fault_text == "rollout-0: the adapter is corrupt"
 
 
-async def test_an_engine_that_takes_too_long_for_a_turn_is_a_fault_of_the_infrastructure(harness) -> None:
+async def test_an_engine_that_takes_too_long_for_a_turn_is_a_fault_of_the_infrastructure(harness):
     harness.rollout.answer = lambda request: [harness.rollout.beat(request, running_s=69.9)]
     (episode,) = await harness.play("asks", turn_timeout_seconds=70)
     assert episode.fault is FaultClass.INFRA
@@ -74,9 +72,7 @@ async def test_an_engine_that_takes_too_long_for_a_turn_is_a_fault_of_the_infras
     assert [cancel.episode for cancel in harness.rollout.cancelled] == ["u1-t0-0-1"]
 
 
-async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against_the_episode(
-    harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against_the_episode(harness, monkeypatch):
     """Every time that the turn is asked for, the supervisor's clock has gone on by more than the whole episode may take."""
     asked = harness.rollout.requests
 
@@ -94,9 +90,7 @@ async def test_waiting_for_an_engine_counts_neither_against_the_turn_nor_against
 
 
 @pytest.mark.parametrize("answers", ["nobody", "no place"])
-async def test_a_turn_that_never_gets_its_place_is_played_again_and_is_no_fault(
-    harness, monkeypatch: pytest.MonkeyPatch, answers: str
-) -> None:
+async def test_a_turn_that_never_gets_its_place_is_played_again_and_is_no_fault(harness, monkeypatch, answers):
     monkeypatch.setattr(service, "_PAUSE_S", 0.01)
     harness.timeouts = replace(harness.timeouts, wait_s=0.1)
 
@@ -113,9 +107,7 @@ async def test_a_turn_that_never_gets_its_place_is_played_again_and_is_no_fault(
     assert [cancel.episode for cancel in harness.rollout.cancelled] == ["u1-t0-0-1"]
 
 
-async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(
-    harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(harness, monkeypatch):
     monkeypatch.setattr(service, "_PAUSE_S", 0.01)
     harness.timeouts = replace(harness.timeouts, wait_s=0.02)
     harness.rollout.answer = lambda request: (
@@ -131,7 +123,7 @@ async def test_plays_given_up_for_waiting_take_no_name_of_a_later_delivery(
     assert episode.prior_faults == (FaultClass.WAITED,) * 3
 
 
-async def test_a_request_that_waits_is_kept_alive(harness) -> None:
+async def test_a_request_that_waits_is_kept_alive(harness):
     harness.timeouts = replace(harness.timeouts, silence_s=0.2, keep_s=0.0)
     harness.rollout.answer = lambda request: [
         harness.rollout.result(request, "1") if harness.rollout.kept else harness.rollout.beat(request)
@@ -141,7 +133,7 @@ async def test_a_request_that_waits_is_kept_alive(harness) -> None:
     assert {(kept.uid, kept.agent, kept.episode) for kept in harness.rollout.kept} == {("u1", "policy", "u1-t0-0-1")}
 
 
-async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_a_fault(harness) -> None:
+async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are_a_fault(harness):
     harness.rollout.answer = lambda request: [harness.rollout.failure(request, "KeyError('x')", True)]
     (episode,) = await harness.play("asks", turn_timeout_seconds=0.1)
     assert episode.fault is FaultClass.INFRA
@@ -149,27 +141,27 @@ async def test_failures_that_are_asked_again_for_longer_than_a_turn_may_take_are
     assert episode.fault_text.endswith("last: rollout-0: KeyError('x')")
 
 
-async def test_a_child_that_dies_while_it_waits_cancels_its_turn(harness) -> None:
+async def test_a_child_that_dies_while_it_waits_cancels_its_turn(harness):
     harness.rollout.answer = lambda request: [harness.rollout.beat(request)]
     (episode,) = await harness.play("dies_while_it_waits")
     assert (episode.fault, "exit status 9" in episode.fault_text) == (FaultClass.ENV, True)
     assert len(harness.rollout.cancelled) == 1
 
 
-async def test_an_agent_that_overruns_its_turns_is_scored(harness) -> None:
+async def test_an_agent_that_overruns_its_turns_is_scored(harness):
     (episode,) = await harness.play("takes_all_turns")
     assert (episode.fault, episode.ending, episode.num_turns) == (None, Ending.MAX_TURNS, 4)
     assert episode.rewards == {"policy": 0.5}
 
 
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT])
-async def test_an_agent_that_overruns_its_tokens_is_scored(harness, stop: StopReason) -> None:
+async def test_an_agent_that_overruns_its_tokens_is_scored(harness, stop):
     harness.rollout.answer = lambda request: [harness.rollout.result(request, "0.5", stop)]
     (episode,) = await harness.play("asks")
     assert (episode.ending, episode.rewards) == (Ending.MAX_TOKENS, {"policy": 0.5})
 
 
-async def test_garbage_and_late_answers_on_the_inbox_are_ignored(harness) -> None:
+async def test_garbage_and_late_answers_on_the_inbox_are_ignored(harness):
     def answer(request):
         good = harness.rollout.result(request, "1")
         return [harness.rollout.result(request.model_copy(update={"turn": 99}), "wrong"), good, good]
@@ -179,7 +171,7 @@ async def test_garbage_and_late_answers_on_the_inbox_are_ignored(harness) -> Non
     assert (episode.rewards, episode.num_turns) == ({"policy": 1.0}, 2)
 
 
-async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(harness) -> None:
+async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(harness):
     await harness.bus.ensure()
     await harness.play("asks")
     request = harness.rollout.requests[0]
@@ -193,7 +185,7 @@ async def test_a_bus_that_comes_back_in_time_costs_nothing_but_time(harness) -> 
         assert (await asking).text == "1"
 
 
-async def test_nobody_there_is_told_at_the_end_of_the_wait(harness) -> None:
+async def test_nobody_there_is_told_at_the_end_of_the_wait(harness):
     await harness.bus.ensure()
     await harness.play("asks")
     async with TurnClient(harness.bus, replace(harness.timeouts, wait_s=0.1)) as client:

@@ -1,34 +1,28 @@
-"""Harness for trainers: bus, blobs and a clock in memory, with the orchestrator's, the rollout role's and the sandbox's part of the loop."""
+"""The trainer's harness: trainers on a bus in memory, with the orchestrator's, the rollout role's and the sandbox's part of the loop."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import load
-from tests.trainer.jobs import assignment_of
+from tests.harness import Harness, a_turn, identity, pool_document
 from tests.trainer.sampler import VOCABULARY, Sampler
 from torch import Tensor
 
 from marlaas_api import subjects, wire
-from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.documents import pool_spec
-from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import (
     GroupLogEntry,
     GroupReady,
     JobDocument,
-    JobEvent,
     Manifest,
     Meter,
-    Phase,
     PolicyRecord,
     PoolDocument,
-    Progress,
+    ReplicaReport,
     StepClosed,
     StopReason,
     TrajectoryRef,
@@ -37,7 +31,6 @@ from marlaas_api.messages import (
 from marlaas_api.names import derive_seed, episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
-from marlaas_worker.metrics import Metrics
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import service
 from marlaas_worker.trainer.agent import weighing
@@ -46,10 +39,6 @@ from marlaas_worker.trainer.shared import Timing
 from marlaas_worker.trainer.trajectories import Expectation, read_group
 
 QUICK = Timing(report_s=0.02, reconcile_s=0.02, retry_s=0.005, missing_turn_s=5.0, fault_s=1e6)
-
-
-class Killed(BaseException):
-    """The trainer is killed at this point, as by kill -9."""
 
 
 @dataclass
@@ -62,74 +51,64 @@ class Clock:
         return self.at
 
 
-@dataclass
-class TrainerHarness:
-    """Bus and blobs, and the parts of orchestrator, rollout and sandbox."""
+class TrainerHarness(Harness):
+    """Trainers, and the parts of orchestrator, rollout and sandbox. tamper: changes turns before they are recorded."""
 
-    model: Path
-    scratch: Path
-    sampler: Sampler
-    clock: Clock = field(default_factory=Clock)
-    blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
-    tamper: Callable[[Turn], Turn | None] = lambda turn: turn
+    clock: Clock
 
-    def __post_init__(self) -> None:
-        self.server = MemoryServer(self.clock)
-        self.bus = self.server.connect("test")
-        self.metrics: dict[str, Metrics] = {}
+    def __init__(self, model: Path, scratch: Path, sampler: Sampler) -> None:
+        super().__init__(scratch, clock=Clock())
+        self.model, self.sampler = model, sampler
+        self.tamper: Callable[[Turn], Turn | None] = lambda turn: turn
 
     @property
     def pool(self) -> PoolDocument:
         """The pool that the trainers are of."""
-        spec = pool_spec(ModelPoolSpec.model_validate({"model": {"path": str(self.model)}, "trainer": {"threads": 1}}))
-        return PoolDocument(name="tiny", model_path=str(self.model), spec=spec)
+        return pool_document(self.model, trainer={"threads": 1})
+
+    async def another(self) -> "TrainerHarness":
+        """A second harness, of which this one knows nothing."""
+        made = TrainerHarness(self.model, self.scratch / "another", self.sampler)
+        await made.bus.ensure()
+        return made
 
     # a trainer ------------------------------------------------------------------------------------------------------
 
-    async def serve(self, name: str, stop: asyncio.Event, blobs: MemoryBlobs | None = None) -> None:
-        """Run a trainer once, until `stop` is set."""
-        bus = self.server.connect(name)
-        context = RoleContext(name, bus, blobs or self.blobs, self.scratch, stop, self.clock)
-        self.metrics[name] = context.metrics
-        try:
-            await service.serve(context, self.pool, QUICK)
-        finally:
-            await bus.close()
+    async def serve(self, context: RoleContext) -> None:
+        await service.serve(context, self.pool, QUICK)
+
+    def trainer(self, name: str = "trainer-0") -> contextlib.AbstractAsyncContextManager[asyncio.Task[None]]:
+        """A trainer, restarted under its name whenever it is killed, and drained at the end."""
+        return self.role(name, self.serve)
 
     @contextlib.asynccontextmanager
-    async def trainer(self, name: str = "trainer-0") -> AsyncIterator[asyncio.Task[None]]:
-        """A trainer, restarted under its name whenever it is killed, and drained at the end."""
-        stop = asyncio.Event()
-        task = asyncio.create_task(self._supervise(name, stop))
-        try:
-            yield task
-        finally:
-            stop.set()
-            await task
+    async def training(self, *documents: JobDocument, name: str = "trainer-0") -> AsyncIterator[None]:
+        """A trainer that has bound these jobs."""
+        for document in documents:
+            await self.admit(document)
+        async with self.trainer(name):
+            for document in documents:
+                await self.version(document, 0)
+            yield
 
-    async def _supervise(self, name: str, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            try:
-                await self.serve(name, stop)
-            except* Killed:
-                pass
+    async def trained(self, *documents: JobDocument, steps: int = 2) -> list[bytes]:
+        """Adapters after some strict steps of jobs that are trained at the same time."""
+        async with self.training(*documents), asyncio.TaskGroup() as tasks:
+            for document in documents:
+                tasks.create_task(self.play(document, steps))
+        return [await self.adapter(document) for document in documents]
+
+    async def report(self, wanted: Callable[[ReplicaReport], bool], name: str = "trainer-0") -> ReplicaReport:
+        return await self.reported(wanted, "trainer", name)
+
+    async def let_time_pass(self) -> None:
+        """A second of the test's clock for every turn of the loop that a trainer takes."""
+        while True:
+            self.clock.at += 1.0
+            self.server.wake()
+            await asyncio.sleep(0.001)
 
     # the orchestrator -----------------------------------------------------------------------------------------------
-
-    async def admit(self, document: JobDocument, **changes: Any) -> None:
-        """Write a job's document and progress."""
-        key = subjects.job_key(document.namespace, document.job)
-        progress = Progress(
-            namespace=document.namespace,
-            job=document.job,
-            uid=document.uid,
-            phase=Phase.RUNNING,
-            admitted=True,
-            reason="Admitted",
-            steps=document.spec.training.steps,
-        )
-        await (await self.bus.bucket(subjects.JOBS)).put(key, wire.encode(document))
-        await (await self.bus.bucket(subjects.PROGRESS)).put(key, wire.encode(progress.model_copy(update=changes)))
 
     async def assign(self, document: JobDocument, step: int, positions: Sequence[int], **changes: Any) -> None:
         """Log groups of a step, their turns being recorded."""
@@ -141,15 +120,19 @@ class TrainerHarness:
     async def close(self, document: JobDocument, step: int, num_groups: int, base_version: int | None = None) -> None:
         """Log that a step has all its groups."""
         base = (await self.record(document)).version if base_version is None else base_version
-        ids = {"namespace": document.namespace, "job": document.job, "uid": document.uid}
-        await self.log(document, StepClosed(**ids, agent="policy", step=step, base_version=base, num_groups=num_groups))
+        entry = StepClosed(**identity(document), agent="policy", step=step, base_version=base, num_groups=num_groups)
+        await self.log(document, entry)
+
+    async def step(self, document: JobDocument, step: int) -> None:
+        """Log all groups of a step, sampled from the present version, and that it is closed."""
+        await self.assign(document, step, range(document.spec.training.groups_per_step))
+        await self.close(document, step, document.spec.training.groups_per_step)
 
     async def play(self, document: JobDocument, steps: int, first: int = 0) -> None:
         """Play the other roles in strict mode: each step's groups are sampled from the version before it."""
         for step in range(first, first + steps):
             await self.version(document, step)
-            await self.assign(document, step, range(document.spec.training.groups_per_step))
-            await self.close(document, step, document.spec.training.groups_per_step)
+            await self.step(document, step)
         await self.version(document, first + steps)
 
     async def log(self, document: JobDocument, message: GroupLogEntry) -> None:
@@ -161,7 +144,7 @@ class TrainerHarness:
     async def _group(self, document: JobDocument, step: int, position: int, record: PolicyRecord) -> GroupReady:
         index = step * document.spec.training.groups_per_step + position
         name = train_group(document.ref, index)
-        manifest = await self.manifest(record)
+        manifest = await self.manifest(record.manifest)
         weights = load(await self.blobs.get(manifest.files[TENSORS_FILE]))
         self.sampler.merge(weights, document.spec.agents[0].adapter.alpha / manifest.rank)
         # all at once: another job's group may be sampled, with its own weights, while a turn is published
@@ -173,89 +156,41 @@ class TrainerHarness:
                 await self.publish_turn(recorded)
             reward = float(np.mean(np.frombuffer(turn.output_ids, np.int32) % 2 == 0)) + 0.1 * member
             refs.append(TrajectoryRef(member=member, episode=turn.episode, leaves=(0,), reward=reward))
-        return GroupReady(
-            namespace=document.namespace,
-            job=document.job,
-            uid=document.uid,
-            agent="policy",
-            step=step,
-            base_version=record.version,
-            position=position,
-            group=name,
-            index=index,
-            version=record.version,
-            trajectories=tuple(refs),
-        )
+        place = {"agent": "policy", "step": step, "position": position, "group": name, "index": index}
+        versions = {"base_version": record.version, "version": record.version}
+        return GroupReady(**identity(document), **place, **versions, trajectories=tuple(refs))
 
     def _turn(self, document: JobDocument, manifest: Manifest, group: str, member: int) -> Turn:
         seed = derive_seed(document.seed, group.removeprefix(document.uid), member)
         prompt = [seed // 7**place % VOCABULARY for place in range(3 + seed % 4)]
         temperature = document.spec.rollout.temperature
         ids, logprobs = self.sampler.sample(prompt, 2 + seed % 5, temperature, seed)
-        return Turn(
-            namespace=document.namespace,
-            job=document.job,
-            uid=document.uid,
-            agent="policy",
+        return a_turn(
+            **identity(document),
             group=group,
             member=member,
             episode=episode_id(group, member, 1),
-            turn=0,
-            parent=None,
             version=manifest.version,
             adapter_sha256=manifest.files[TENSORS_FILE].sha256,
-            opens_segment=True,
-            append="",
             prompt_ids=pack_ids(prompt),
             output_ids=pack_ids(ids),
             logprobs=pack_logprobs(logprobs),
-            text="",
             stop_reason=StopReason.LENGTH,
             temperature=temperature,
             meter=Meter(prompt_tokens=len(prompt), output_tokens=len(ids)),
-            replica="rollout-0",
             at=self.clock(),
         )
 
     async def publish_turn(self, turn: Turn) -> None:
         await self.bus.publish(subjects.turn("team-a", turn.job, turn.episode, turn.turn), wire.encode(turn))
 
-    # committed versions ---------------------------------------------------------------------------------------------------
-
-    async def record(self, document: JobDocument) -> PolicyRecord:
-        entry = await (await self.bus.bucket(subjects.POLICY)).get(assignment_of(document).policy_key)
-        assert entry is not None
-        assert entry.data is not None
-        return wire.decode_as(PolicyRecord, entry.data)
+    # committed versions ---------------------------------------------------------------------------------------------
 
     async def version(self, document: JobDocument, version: int) -> PolicyRecord:
         """Wait until a version is committed."""
-        return await self.until(document, lambda record: record.version >= version)
-
-    async def until(self, document: JobDocument, condition: Any) -> PolicyRecord:
-        """Wait for a policy record of the job."""
-        key = assignment_of(document).policy_key
-        async with (await self.bus.bucket(subjects.POLICY)).watch() as changes:
-            async for entry in changes:
-                if entry.key == key and entry.data is not None:
-                    record = wire.decode_as(PolicyRecord, entry.data)
-                    if record.uid == document.uid and condition(record):
-                        return record
-        raise AssertionError("the watch ended")
-
-    async def manifest(self, record: PolicyRecord) -> Manifest:
-        assert record.manifest is not None
-        return wire.decode_as(Manifest, await self.blobs.get(record.manifest))
-
-    async def history(self, document: JobDocument) -> list[Manifest]:
-        """All versions, the newest first."""
-        manifests = [await self.manifest(await self.record(document))]
-        while manifests[-1].parent is not None:
-            manifests.append(wire.decode_as(Manifest, await self.blobs.get(manifests[-1].parent)))
-        return manifests
+        return await self.committed(document, lambda record: record.version >= version)
 
     async def weights(self, manifest: Manifest) -> dict[str, Tensor]:
-        """A version's weights."""
         return dict(load(await self.blobs.get(manifest.files[TENSORS_FILE])))
 
     async def groups(self, document: JobDocument, step: int) -> list[list[Segment]]:
@@ -268,17 +203,3 @@ class TrainerHarness:
                 group = await read_group(self.bus, self.blobs, message, expected)
                 found += weighing(document.spec).segments([group])
         return found
-
-    async def adapter(self, document: JobDocument) -> bytes:
-        """The present version's tensors file."""
-        return await self.blobs.get((await self.manifest(await self.record(document))).files[TENSORS_FILE])
-
-    async def emitted(self, document: JobDocument, reason: str) -> JobEvent:
-        """Wait for an event of the job with this reason."""
-        subject = subjects.event(document.namespace, document.job, "trainer")
-        while True:
-            for stored in await self.bus.replay(subjects.EVENTS, subject):
-                event = wire.decode_as(JobEvent, stored.data)
-                if event.reason == reason:
-                    return event
-            await self.server.change(None, None)

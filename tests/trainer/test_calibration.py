@@ -2,18 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.trainer.harness import TrainerHarness
+from tests.harness import pool_document
 from tests.trainer.jobs import job
 
-from marlaas_api import subjects, wire
-from marlaas_api.documents import pool_spec
-from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.messages import Calibration, PoolDocument
+from marlaas_api import subjects
+from marlaas_api.messages import Calibration
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker import calibration as agreed
 from marlaas_worker.adapters import as_held, tensor_digest
@@ -23,11 +20,6 @@ from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.model import BaseModel
 
 IDS = [[3, 9, 27, 17, 5, 40, 8, 2], [1, 60, 33, 12, 7, 7, 21, 50]]
-
-
-def pool_of(model: Path, dtype: str) -> PoolDocument:
-    spec = {"model": {"path": str(model)}, "maxRank": 8, "rollout": {"dtype": dtype}}
-    return PoolDocument(name="tiny", model_path=str(model), spec=pool_spec(ModelPoolSpec.model_validate(spec)))
 
 
 def with_adapter(model: BaseModel) -> AttachedAdapter:
@@ -54,9 +46,7 @@ def rounded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> BaseM
 
 
 @pytest.mark.parametrize("make", [lambda model: None, with_adapter])
-def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weights(
-    half: BaseModel, rounded: BaseModel, make: Any
-) -> None:
+def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weights(half, rounded, make):
     before = [(one, one.dtype, one.detach().clone()) for one in half._model.parameters()]
     batch = batch_of(IDS)
     found = half.precise_logprobs(make(half), batch)
@@ -69,17 +59,17 @@ def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weight
     assert all(one.dtype == dtype and torch.equal(one, kept) for one, dtype, kept in before)
 
 
-def test_the_tolerance_is_five_times_the_noise_and_has_a_floor() -> None:
+def test_the_tolerance_is_five_times_the_noise_and_has_a_floor():
     assert agreed.tolerance_of(0.0) == 1e-4
     assert agreed.tolerance_of(0.05) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_calibration_holds_the_noise_of_the_dtype_and_an_adapter_that_moves_by_more_than_ten_tolerances(
-    tiny_model: Path, half: BaseModel, base: BaseModel, dtype: str
-) -> None:
+    tiny_model, half, base, dtype
+):
     model = half if dtype == "bfloat16" else base
-    found = calibrate(model, pool_of(tiny_model, dtype))
+    found = calibrate(model, pool_document(tiny_model, maxRank=8, rollout={"dtype": dtype}))
     ids = [unpack_ids(probe.ids).tolist() for probe in found.probes]
     assert [len(one) for one in ids] == [24] * 16
     zero = np.concatenate([unpack_logprobs(probe.logprobs) for probe in found.probes])
@@ -94,21 +84,17 @@ def test_a_calibration_holds_the_noise_of_the_dtype_and_an_adapter_that_moves_by
     assert tensor_digest(tensors, config.scaling, dtype) == found.self_test.sha256
     assert len(tensors) == 2 * 14
     assert {tensor.dtype for _, _, tensor in as_held(tensors, config.scaling, dtype)} == {getattr(torch, dtype)}
-    assert calibrate(model, pool_of(tiny_model, dtype)) == found
+    assert calibrate(model, pool_document(tiny_model, maxRank=8, rollout={"dtype": dtype})) == found
 
 
-def test_a_model_that_no_adapter_can_move_clear_of_its_noise_is_refused(
-    tiny_model: Path, half: BaseModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_no_adapter_can_move_clear_of_its_noise_is_refused(tiny_model, half, monkeypatch):
     monkeypatch.setattr(calibration, "_SIZES", (1e-6,))
     with pytest.raises(CalibrationFailed, match=r"set the pool's rollout.dtype to float32"):
-        calibrate(half, pool_of(tiny_model, "bfloat16"))
+        calibrate(half, pool_document(tiny_model, maxRank=8, rollout={"dtype": "bfloat16"}))
 
 
 @pytest.mark.parametrize("where", ["first", "last"])
-def test_models_that_differ_in_any_one_tensor_are_told_apart_by_their_files(
-    tiny_model: Path, tmp_path: Path, where: str
-) -> None:
+def test_models_that_differ_in_any_one_tensor_are_told_apart_by_their_files(tiny_model, tmp_path, where):
     weights = (tiny_model / "model.safetensors").read_bytes()
     begin = 8 + int.from_bytes(weights[:8], "little")
     names = {name: at["data_offsets"] for name, at in json.loads(weights[8:begin]).items() if name != "__metadata__"}
@@ -124,17 +110,12 @@ def test_models_that_differ_in_any_one_tensor_are_told_apart_by_their_files(
     assert agreed.fingerprint(tmp_path) == agreed.fingerprint(tiny_model)
 
 
-async def test_a_trainer_publishes_its_calibration_and_every_version_carries_its_probes_and_tolerance(
-    harness: TrainerHarness,
-) -> None:
+async def test_a_trainer_publishes_its_calibration_and_every_version_carries_its_probes_and_tolerance(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer():
+    async with harness.training(document):
         record = await harness.version(document, 0)
-    entry = await (await harness.bus.bucket(subjects.CALIBRATIONS)).get("tiny.float32")
-    assert entry is not None
-    assert entry.data is not None
-    found, manifest = wire.decode_as(Calibration, entry.data), await harness.manifest(record)
+    found = await harness.get(Calibration, subjects.CALIBRATIONS, "tiny.float32")
+    manifest = await harness.manifest(record.manifest)
     assert (found.pool, found.trainer, found.tolerance) == ("tiny", "trainer-0", 1e-4)
     assert manifest.probe_tolerance == found.tolerance
     assert manifest.probes == found.probes

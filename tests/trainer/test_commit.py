@@ -1,26 +1,23 @@
 """The bind and the commit, cut short between any two effects, and fenced by the lease."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.harness import Killed, TrainerHarness
+from tests.harness import WITHIN_S, Killed, kill_at
+from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import assignment_of, job
 from tests.trainer.sampler import Sampler
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
-from marlaas_api.bus import Bucket, BusUnavailable, Entry
-from marlaas_api.messages import PolicyRecord, ReplicaReport
-from marlaas_worker.role import RoleContext
+from marlaas_api.bus import Bucket, BusUnavailable
+from marlaas_api.messages import PolicyRecord
 from marlaas_worker.trainer.assignment import GRACE_S
 from marlaas_worker.trainer.commit import AgentLease, LeaseLost, PolicyKey, StepResult, VersionContents
 
-WITHIN_S = 60.0
 STEPS = 3
 EFFECTS = ["before_blobs", "after_blobs", "after_manifest", "after_set"]
 PLACES = [
@@ -31,25 +28,10 @@ PLACES = [
 ]
 
 
-def kill_at(place: str, passes: int) -> list[str]:
-    """Let a trainer die the given time that it passes a place; returns what was passed, as it happens."""
-    passed: list[str] = []
-
-    def hook(name: str) -> None:
-        passed.append(name)
-        if name == place and passed.count(place) == passes:
-            raise Killed
-
-    failpoints.hook = hook
-    return passed
-
-
 async def play(harness: TrainerHarness, **training: Any) -> list[tuple[int, int, tuple[str, ...], str]]:
     """Train a job; what each version is, the oldest first."""
     document = job(**training)
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.play(document, STEPS)
+    await harness.trained(document, steps=STEPS)
     return [
         (made.version, made.step, made.consumed, made.files["adapter_model.safetensors"].sha256)
         for made in reversed(await harness.history(document))
@@ -67,16 +49,14 @@ async def undisturbed(
 
 @pytest.mark.parametrize(("place", "passes"), PLACES)
 async def test_killed_between_any_two_effects_a_trainer_resumes_to_the_same_versions(
-    harness: TrainerHarness, undisturbed: list[tuple[int, int, tuple[str, ...], str]], place: str, passes: int
-) -> None:
+    harness, undisturbed, place, passes
+):
     passed = kill_at(place, passes)
     assert await play(harness) == undisturbed
     assert passed.count(place) >= passes
 
 
-async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(
-    harness: TrainerHarness, undisturbed: list[tuple[int, int, tuple[str, ...], str]]
-) -> None:
+async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(harness, undisturbed):
     seen: set[tuple[str, int]] = set()
 
     def hook(name: str) -> None:
@@ -90,13 +70,9 @@ async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(
     assert {name for name, _ in seen} == {name for name, _ in PLACES} - {"trainer.commit.after_acks"}  # died before
 
 
-async def test_killed_after_every_commit_a_reference_that_follows_the_policy_is_the_same_again(
-    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_killed_after_every_commit_a_reference_that_follows_the_policy_is_the_same_again(harness, tmp_path):
     kl = {"coefficient": 0.5, "addedTo": "reward", "reference": {"versionsBehind": 1}}
-    straight = TrainerHarness(tiny_model, tmp_path, harness.sampler)
-    await straight.bus.ensure()
-    expected = await play(straight, kl=kl)
+    expected = await play(await harness.another(), kl=kl)
     seen: set[int] = set()
 
     def hook(name: str) -> None:
@@ -113,19 +89,18 @@ async def test_killed_after_every_commit_a_reference_that_follows_the_policy_is_
 # leases -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_enough(
-    harness: TrainerHarness, undisturbed: list[tuple[int, int, tuple[str, ...], str]]
-) -> None:
+async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_enough(harness, undisturbed):
     document = job()
     await harness.admit(document)
     async with asyncio.timeout(WITHIN_S):
-        first = asyncio.create_task(harness.serve("trainer-0", asyncio.Event()))
+        context = await harness.context("trainer-0")
+        first = asyncio.create_task(harness.serve(context))
         await harness.play(document, 1)
         failpoints.hook = lambda name: (_ for _ in ()).throw(Killed)
-        await harness.assign(document, 1, [0, 1])
-        await harness.close(document, 1, 2)
+        await harness.step(document, 1)
         await asyncio.wait([first])
         assert isinstance(first.exception(), BaseExceptionGroup)
+        await context.bus.close()
         failpoints.hook = None
         async with harness.trainer("trainer-1"):
             await looked(harness)
@@ -134,7 +109,7 @@ async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_eno
             await looked(harness)
             assert (await harness.record(document)).holder == "trainer-0"  # an outage would look the same
             pass_time(harness, GRACE_S)
-            taken = await harness.until(document, lambda record: record.holder == "trainer-1")
+            taken = await harness.committed(document, lambda record: record.holder == "trainer-1")
             await harness.version(document, 2)
             await harness.play(document, 1, first=2)
     assert taken.epoch == 1
@@ -149,18 +124,13 @@ def pass_time(harness: TrainerHarness, seconds: float) -> None:
 
 async def looked(harness: TrainerHarness) -> None:
     """Wait until trainer-1 has reported, and so looked around, a few times since the clock was moved."""
-    key, reports = subjects.replica_key("trainer", "tiny", "trainer-1"), 0
-    async with (await harness.bus.bucket(subjects.REPLICAS)).watch() as changes:
-        async for entry in changes:
-            if entry.key == key and entry.data is not None:
-                reports += wire.decode_as(ReplicaReport, entry.data).at == harness.clock.at
-            if reports == 5:
-                return
+    now = iter(range(5))
+    await harness.report(lambda report: report.at == harness.clock.at and next(now) == 4, "trainer-1")
 
 
-def policy_key(harness: TrainerHarness, name: str, bucket: Bucket, blobs: MemoryBlobs | None = None) -> PolicyKey:
-    context = RoleContext(name, harness.bus, blobs or harness.blobs, harness.scratch, asyncio.Event(), harness.clock)
-    return PolicyKey(context, bucket, assignment_of(job()), 0.001)
+async def policy_key(harness: TrainerHarness, name: str, bucket: Any = None, **fields: Any) -> PolicyKey:
+    bucket = bucket or await harness.bus.bucket(subjects.POLICY)
+    return PolicyKey(await harness.context(name, **fields), bucket, assignment_of(job()), 0.001)
 
 
 def version(number: int) -> VersionContents:
@@ -170,11 +140,9 @@ def version(number: int) -> VersionContents:
     )
 
 
-async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(
-    harness: TrainerHarness,
-) -> None:
+async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(harness):
     bucket = await harness.bus.bucket(subjects.POLICY)
-    first, second = policy_key(harness, "trainer-0", bucket), policy_key(harness, "trainer-1", bucket)
+    first, second = [await policy_key(harness, name) for name in ("trainer-0", "trainer-1")]
     lease = await first.commit(await first.bind(None), version(0))
     newer = await second.bind(await bucket.get(assignment_of(job()).policy_key))
     with pytest.raises(LeaseLost, match="another trainer has taken the lease"):
@@ -185,19 +153,21 @@ async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_change
     assert await harness.record(job()) == committed.record
 
 
-async def test_of_two_trainers_that_bind_at_once_one_gets_the_agent(harness: TrainerHarness) -> None:
-    bucket = await harness.bus.bucket(subjects.POLICY)
-    binds = [policy_key(harness, name, bucket).bind(None) for name in ("trainer-0", "trainer-1")]
+async def test_of_two_trainers_that_bind_at_once_one_gets_the_agent(harness):
+    binds = [(await policy_key(harness, name)).bind(None) for name in ("trainer-0", "trainer-1")]
     outcomes = await asyncio.gather(*binds, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {AgentLease, LeaseLost}
     assert (await harness.record(job())).holder == ("trainer-0" if isinstance(outcomes[0], AgentLease) else "trainer-1")
 
 
 class FaultyBucket:
-    """A bucket whose next writes are lost on the way there, or whose answers are lost on the way back."""
+    """A bucket whose next updates are lost on the way there, or whose answers are lost on the way back."""
 
     def __init__(self, bucket: Bucket, lost: str, times: int) -> None:
         self._bucket, self._lost, self.left = bucket, lost, times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
 
     async def update(self, key: str, data: bytes, revision: int) -> int:
         if self.left and self._lost == "request":
@@ -209,33 +179,14 @@ class FaultyBucket:
             raise BusUnavailable("the answer was lost")
         return written
 
-    async def get(self, key: str) -> Entry | None:
-        return await self._bucket.get(key)
-
-    async def put(self, key: str, data: bytes) -> int:
-        return await self._bucket.put(key, data)
-
-    async def create(self, key: str, data: bytes) -> int:
-        return await self._bucket.create(key, data)
-
-    async def delete(self, key: str) -> None:
-        await self._bucket.delete(key)
-
-    async def entries(self, prefix: str = "") -> list[Entry]:
-        return await self._bucket.entries(prefix)
-
-    def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
-        return self._bucket.watch(prefix)
-
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
-async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(harness: TrainerHarness, lost: str) -> None:
+async def test_a_set_whose_answer_is_lost_is_looked_up_not_repeated_blindly(harness, lost):
     plain = await harness.bus.bucket(subjects.POLICY)
     faulty = FaultyBucket(plain, lost, times=2 if lost == "request" else 1)
-    policy = policy_key(harness, "trainer-0", faulty)
+    policy = await policy_key(harness, "trainer-0", faulty)
     lease = await policy.commit(await policy.bind(None), version(0))
     entry = await plain.get(assignment_of(job()).policy_key)
-    assert entry is not None
     assert (lease.revision, faulty.left) == (entry.revision, 0)
     assert wire.decode_as(PolicyRecord, entry.data or b"") == lease.record
     assert (await policy.commit(lease, version(1))).record.version == 1
@@ -255,23 +206,20 @@ class FillingBlobs(MemoryBlobs):
         return await super().put(folder, filename, data)
 
 
-async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness: TrainerHarness) -> None:
+async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness):
     blobs = FillingBlobs(refusals=5)
-    policy = policy_key(harness, "trainer-0", await harness.bus.bucket(subjects.POLICY), blobs)
+    policy = await policy_key(harness, "trainer-0", blobs=blobs)
     lease = await policy.commit(await policy.bind(None), version(0))
     assert blobs.refusals == 0
-    assert lease.record.manifest is not None
     assert await blobs.get(lease.record.manifest)
 
 
-async def test_only_the_kept_versions_keep_their_training_state(harness: TrainerHarness) -> None:
+async def test_only_the_kept_versions_keep_their_training_state(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, STEPS)
         newest, *older = await harness.history(document)
         while any(made.state and made.state.name in harness.blobs.contents for made in older):
             await harness.server.change(None, None)
-    assert newest.state is not None
     assert newest.state.name in harness.blobs.contents
     assert all(ref.name in harness.blobs.contents for made in older for ref in made.files.values())

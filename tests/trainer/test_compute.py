@@ -17,14 +17,14 @@ def compute() -> Iterator[Compute]:
     made.close()
 
 
-async def test_all_work_runs_on_one_thread_that_is_not_the_event_loops(compute: Compute) -> None:
+async def test_all_work_runs_on_one_thread_that_is_not_the_event_loops(compute):
     threads = [await compute.run(threading.get_ident) for _ in range(3)]
     assert set(threads) != {threading.get_ident()}
     assert len(set(threads)) == 1
     assert await compute.run(torch.get_num_threads) == 1
 
 
-async def test_agents_that_have_work_take_turns(compute: Compute) -> None:
+async def test_agents_that_have_work_take_turns(compute):
     order: list[str] = []
 
     async def agent(name: str) -> None:
@@ -36,7 +36,7 @@ async def test_agents_that_have_work_take_turns(compute: Compute) -> None:
     assert sum(compute.busy_s_by_account.values()) == pytest.approx(compute.busy_s)
 
 
-async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begins(compute: Compute) -> None:
+async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begins(compute):
     running, go_on, over = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -58,7 +58,7 @@ async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begi
     assert task.cancelled()
 
 
-async def test_what_work_raises_comes_out_and_the_thread_lives_on(compute: Compute) -> None:
+async def test_what_work_raises_comes_out_and_the_thread_lives_on(compute):
     with pytest.raises(ZeroDivisionError):
         await compute.run(lambda: 1 // 0)
     assert await compute.run(lambda: 7) == 7

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.following import WITHIN_S, trained
+from tests.harness import WITHIN_S
 from tests.trainer.fragile import Pass, fragile
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import job
@@ -15,10 +15,9 @@ from tests.trainer.sampler import Sampler
 
 from marlaas_api import subjects, wire
 from marlaas_api.errors import InvalidInput, first_cause
-from marlaas_api.messages import JobDocument, ReplicaReport
+from marlaas_api.messages import ReplicaReport
 from marlaas_worker.device_errors import DeviceLost
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.versions import read_version
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
@@ -33,7 +32,7 @@ async def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
     for document in (job("sound"), job("frail", agent=FRAIL)):
         harness = TrainerHarness(tiny_model, tmp_path_factory.mktemp("alone"), sampler)
         await harness.bus.ensure()
-        (made[document.job],) = await trained(harness, document, steps=STEPS)
+        (made[document.job],) = await harness.trained(document, steps=STEPS)
     return made
 
 
@@ -45,7 +44,7 @@ async def reports(harness: TrainerHarness) -> list[ReplicaReport]:
 async def serve_until_lost(harness: TrainerHarness) -> DeviceLost:
     """One life of a trainer, which ends by itself."""
     with pytest.raises(BaseExceptionGroup) as caught:
-        await harness.serve("trainer-0", asyncio.Event())
+        await harness.serve(await harness.context("trainer-0"))
     cause = first_cause(caught.value)
     assert isinstance(cause, DeviceLost)
     assert not isinstance(cause, InvalidInput)  # which would have an exit code that nobody restarts
@@ -53,8 +52,8 @@ async def serve_until_lost(harness: TrainerHarness) -> DeviceLost:
 
 
 async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_goes_on_from_the_commits(
-    harness: TrainerHarness, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    harness, undisturbed, monkeypatch
+):
     frail, sound = job("frail", agent=FRAIL), job("sound")
     faults = fragile(monkeypatch, lambda _: False)
     for document in (frail, sound):
@@ -90,7 +89,7 @@ async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_process_go
     assert "TrainingFailed" not in {getattr(event, "reason", "") for event in told}
 
 
-async def test_after_a_sticky_error_nothing_more_is_computed_in_the_process() -> None:
+async def test_after_a_sticky_error_nothing_more_is_computed_in_the_process():
     compute, done = Compute(1), []
 
     def fail() -> None:
@@ -134,19 +133,13 @@ def at(place: str, error: Exception | None, passes: int) -> Callable[[Pass], boo
     ids=["no memory in forward", "no memory in backward", "error in forward", "bug in backward", "not finite"],
 )
 async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_adapter(
-    harness: TrainerHarness,
-    undisturbed: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    error: Exception | None,
-    passes: int,
-    reason: str,
-) -> None:
+    harness, undisturbed, monkeypatch, place, error, passes, reason
+):
     frail, sound = job("frail", agent=FRAIL), job("sound")
     faults = fragile(monkeypatch, at(place, error, passes))
     await harness.admit(frail)
     await harness.admit(sound)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
+    async with harness.trainer(), asyncio.TaskGroup() as tasks:
         doomed = tasks.create_task(harness.play(frail, STEPS))
         await harness.play(sound, STEPS)
         await harness.emitted(frail, reason)
@@ -156,24 +149,21 @@ async def test_what_goes_wrong_in_one_agents_pass_changes_no_bit_of_anothers_ada
 
 
 async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_were_and_fail_the_third_time(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    harness, monkeypatch
+):
     document = job(agent=FRAIL)
     faults = fragile(monkeypatch, lambda _: False)
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, 1)
         faults.rule = lambda found: found.place == "backward"
         await harness.play(document, 1, first=1)
-    async with (
-        harness.trainer("trainer-1"),
-        asyncio.timeout(WITHIN_S),
-    ):  # which knows of the first from the commit alone
+    async with harness.trainer("trainer-1"):  # which knows of the first from the commit alone
         await harness.play(document, 1, first=2)
         assert (await harness.emitted(document, "UpdateSkipped")).message.endswith(
             "version 2 has the weights of version 1"
         )
-        event = await third_step(harness, document)
+        await harness.step(document, 3)
+        event = (await harness.emitted(document, "TrainingFailed")).message
     assert "is not finite (its norm is nan) in 3 steps in a row, the last of them step 3" in event
     history = await harness.history(document)
     assert [made.metrics.get("skipped_update") for made in history] == [1.0, 1.0, 0.0, None]
@@ -181,17 +171,9 @@ async def test_gradients_that_are_not_finite_leave_version_and_moments_as_they_w
     assert len({made.files["adapter_model.safetensors"].sha256 for made in history[:3]}) == 1
 
 
-async def third_step(harness: TrainerHarness, document: JobDocument) -> str:
-    await harness.assign(document, 3, range(2))
-    await harness.close(document, 3, 2)
-    return (await harness.emitted(document, "TrainingFailed")).message
-
-
 @pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")
 @pytest.mark.parametrize("neighbours", [0, 1])
-def test_an_adapter_whose_making_fails_half_way_leaves_nothing_behind(
-    base: BaseModel, monkeypatch: pytest.MonkeyPatch, neighbours: int
-) -> None:
+def test_an_adapter_whose_making_fails_half_way_leaves_nothing_behind(base, monkeypatch, neighbours):
     from peft.tuners.lora.layer import Linear
 
     there = [base.attach(8, 16, ()) for _ in range(neighbours)]

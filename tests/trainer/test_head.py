@@ -14,9 +14,7 @@ def plain(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) ->
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("rows", [1, 3, 64], ids=["row by row", "three rows", "at once"])
-def test_logprobs_and_gradient_are_those_of_autograd(
-    monkeypatch: pytest.MonkeyPatch, temperature: float, rows: int
-) -> None:
+def test_logprobs_and_gradient_are_those_of_autograd(monkeypatch, temperature, rows):
     monkeypatch.setattr(head, "chunk_rows", lambda *_: rows)
     draw = torch.Generator().manual_seed(1)
     hidden = torch.randn(11, 5, generator=draw, dtype=torch.float64, requires_grad=True)
@@ -31,9 +29,7 @@ def test_logprobs_and_gradient_are_those_of_autograd(
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1 << 20], ids=["row by row", "three rows", "at once"])
-def test_entropies_and_their_gradient_are_those_of_autograd_and_of_finite_differences(
-    monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+def test_entropies_and_their_gradient_are_those_of_autograd_and_of_finite_differences(monkeypatch, rows):
     monkeypatch.setattr(head, "chunk_rows", lambda *_: rows)
     draw = torch.Generator().manual_seed(3)
     hidden = torch.randn(11, 5, generator=draw, dtype=torch.float64, requires_grad=True)
@@ -52,14 +48,14 @@ def test_entropies_and_their_gradient_are_those_of_autograd_and_of_finite_differ
     assert torch.autograd.gradcheck(lambda h: token_logprobs_and_entropies(h, weight, tokens, 0.7), (hidden,))
 
 
-def test_the_entropy_of_equal_logits_is_the_log_of_their_number_and_of_one_certain_token_zero() -> None:
+def test_the_entropy_of_equal_logits_is_the_log_of_their_number_and_of_one_certain_token_zero():
     weight = torch.tensor([[0.0, 200.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
     hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     entropies = token_logprobs_and_entropies(hidden, weight, torch.tensor([2, 0]), 1.0)[1]
     assert entropies.tolist() == pytest.approx([1.386294361, 0.0], abs=1e-6)
 
 
-def test_logprobs_of_a_half_precision_model_are_normalised_in_single_precision() -> None:
+def test_logprobs_of_a_half_precision_model_are_normalised_in_single_precision():
     draw = torch.Generator().manual_seed(2)
     hidden = torch.randn(4, 8, generator=draw).bfloat16().requires_grad_()
     weight = torch.randn(32, 8, generator=draw).bfloat16()
@@ -75,13 +71,11 @@ def test_logprobs_of_a_half_precision_model_are_normalised_in_single_precision()
     ("vocabulary", "device", "rows"),
     [(1 << 10, "cpu", 4096), (152_064, "cpu", 64), (152_064, "cuda", 441), (49_152, "cuda", 1365)],
 )
-def test_so_many_tokens_go_through_the_head_at_once_as_their_logits_fit(
-    vocabulary: int, device: str, rows: int
-) -> None:
+def test_so_many_tokens_go_through_the_head_at_once_as_their_logits_fit(vocabulary, device, rows):
     assert chunk_rows(vocabulary, torch.device(device)) == rows
 
 
-def test_a_half_precision_head_has_the_slope_of_its_logits_in_single_precision() -> None:
+def test_a_half_precision_head_has_the_slope_of_its_logits_in_single_precision():
     """Against autograd in float32 through the rounded logits: a softmax rounded to bfloat16 would be off by a few parts in a thousand of each summand."""
     draw = torch.Generator().manual_seed(3)
     hidden = torch.randn(5, 16, generator=draw).bfloat16().requires_grad_()
@@ -94,7 +88,7 @@ def test_a_half_precision_head_has_the_slope_of_its_logits_in_single_precision()
     assert torch.allclose(slope.float(), expected, rtol=2e-2, atol=1e-2 * float(expected.abs().max()))
 
 
-def test_no_tokens_have_no_logprobs() -> None:
+def test_no_tokens_have_no_logprobs():
     hidden = torch.zeros(0, 5, requires_grad=True)
     logprobs = token_logprobs(hidden, torch.zeros(7, 5), torch.zeros(0, dtype=torch.long), 1.0)
     assert logprobs.shape == (0,)

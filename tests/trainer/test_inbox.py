@@ -55,7 +55,7 @@ WHOLE: Log = [ready(0, 0), ready(0, 1), closed(0, 2), ready(1, 0), closed(1, 1)]
 TRAINED = ["uid-t0", "uid-t1", "step 0: uid-t0 uid-t1", "uid-t10", "step 1: uid-t10"]
 
 
-def test_steps_are_trained_in_the_order_of_their_positions() -> None:
+def test_steps_are_trained_in_the_order_of_their_positions():
     inbox = StepInbox(-1, 0)
     for message in WHOLE:
         inbox.add(message)
@@ -64,9 +64,7 @@ def test_steps_are_trained_in_the_order_of_their_positions() -> None:
 
 
 @given(order=st.permutations(range(5)), repeats=st.lists(st.integers(0, 4), max_size=8))
-def test_in_whatever_order_and_however_often_messages_come_within_a_step_it_is_trained_once(
-    order: list[int], repeats: list[int]
-) -> None:
+def test_in_whatever_order_and_however_often_messages_come_within_a_step_it_is_trained_once(order, repeats):
     messages: Log = [ready(0, position) for position in range(4)]
     messages.append(closed(0, 4))
     inbox, done = StepInbox(-1, 0), []
@@ -77,7 +75,7 @@ def test_in_whatever_order_and_however_often_messages_come_within_a_step_it_is_t
 
 
 @pytest.mark.parametrize(("committed", "left"), [(-1, TRAINED), (0, TRAINED[3:]), (1, [])])
-def test_steps_that_are_committed_already_are_ignored(committed: int, left: list[str]) -> None:
+def test_steps_that_are_committed_already_are_ignored(committed, left):
     inbox = StepInbox(committed, committed + 1)
     for message in WHOLE:
         assert inbox.is_committed(message) == (message.step <= committed)
@@ -85,7 +83,7 @@ def test_steps_that_are_committed_already_are_ignored(committed: int, left: list
     assert drain(inbox) == left
 
 
-def test_a_step_without_signal_is_skipped_by_number_and_not_by_version() -> None:
+def test_a_step_without_signal_is_skipped_by_number_and_not_by_version():
     inbox = StepInbox(0, 1)
     for message in (ready(3, 0, base=1), closed(3, 1, base=1)):
         inbox.add(message)
@@ -93,7 +91,7 @@ def test_a_step_without_signal_is_skipped_by_number_and_not_by_version() -> None
     assert (inbox.committed_step, inbox.version) == (3, 2)
 
 
-def test_a_step_is_not_due_before_its_closing_says_how_many_groups_it_has() -> None:
+def test_a_step_is_not_due_before_its_closing_says_how_many_groups_it_has():
     inbox = StepInbox(-1, 0)
     inbox.add(ready(0, 0))
     assert drain(inbox) == ["uid-t0"]
@@ -114,7 +112,7 @@ def test_a_step_is_not_due_before_its_closing_says_how_many_groups_it_has() -> N
         ([ready(0, 0), ready(0, 1), closed(0, 1)], "has 2 groups, closed with 1"),
     ],
 )
-def test_a_log_that_contradicts_itself_or_the_version_is_refused(messages: Log, text: str) -> None:
+def test_a_log_that_contradicts_itself_or_the_version_is_refused(messages, text):
     inbox = StepInbox(-1, 0)
     with pytest.raises(LogInvalid, match=text):
         train(inbox, messages)

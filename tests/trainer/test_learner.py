@@ -68,9 +68,7 @@ def step(
         ("dr-grpo", "proximal", (0.0, 0.0), "trajectories of two"),
     ],
 )
-def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(
-    base: BaseModel, tiny_model: Path, algorithm: str, ratio: str, terms: tuple[float, float], parts: str
-) -> None:
+def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_model, algorithm, ratio, terms, parts):
     (kl, entropy), made = terms, segments(1) if parts == "segments" else paired(segments(1))
     correction = {} if ratio == "proximal" else {"type": "none"}
     job = {"algorithm": algorithm, "ratio": ratio, "correction": correction}
@@ -103,9 +101,7 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(
         ("cispo", "proximal", "none"),
     ],
 )
-def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(
-    base: BaseModel, algorithm: str, ratio: str, correction: str
-) -> None:
+def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base, algorithm, ratio, correction):
     """Two segments make a trajectory, so that micro-batches cut trajectories."""
     results = []
     job = {"algorithm": algorithm, "ratio": ratio, "correction": {"type": correction}, "entropy": {"coefficient": 0.01}}
@@ -124,7 +120,7 @@ def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(
         assert all(torch.allclose(found[name], value, atol=2e-4) for name, value in whole.items())
 
 
-def test_a_job_has_its_algorithms_bounds_unless_it_gives_its_own() -> None:
+def test_a_job_has_its_algorithms_bounds_unless_it_gives_its_own():
     plain = loss_config(TrainingSettings(steps=1, algorithm="dapo"), 40)
     assert (plain.rule, plain.clip_low, plain.clip_high, plain.budget) == (ALGORITHMS["dapo"], 0.2, 0.28, 40)
     assert plain.correction == Bounds("truncated", 2.0, 0.5)
@@ -139,7 +135,7 @@ def test_a_job_has_its_algorithms_bounds_unless_it_gives_its_own() -> None:
     assert (config.clip_low, config.clip_high, config.correction) == (1.0, 1.0, Bounds("icepop", 5.0, 0.25))
 
 
-def test_a_step_of_which_everything_is_masked_moves_nothing(base: BaseModel) -> None:
+def test_a_step_of_which_everything_is_masked_moves_nothing(base):
     learner = learner_of(base, correction={"type": "masked-token", "cap": 1.0})
     learner.begin()
     before, parts = learner.weights(), segments(0)
@@ -150,7 +146,7 @@ def test_a_step_of_which_everything_is_masked_moves_nothing(base: BaseModel) -> 
     assert all(torch.equal(value, before[name]) for name, value in learner.weights().items())
 
 
-def test_only_generated_tokens_count_whatever_else_is_said_of_the_others(base: BaseModel) -> None:
+def test_only_generated_tokens_count_whatever_else_is_said_of_the_others(base):
     results = []
     for noise in (0.0, 7.0):
         parts = segments(3)
@@ -165,9 +161,7 @@ def test_only_generated_tokens_count_whatever_else_is_said_of_the_others(base: B
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(
-    base: BaseModel, tiny_model: Path, kl: float
-) -> None:
+def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(base, tiny_model, kl):
     settings: dict[str, Any] = {"kl": {"coefficient": kl}, "optimizer": {"learningRate": 3e-3, "warmupSteps": 3}}
     straight = learner_of(base, **settings)
     straight.begin()
@@ -187,7 +181,7 @@ def test_a_learner_that_is_parked_and_taken_up_goes_on_to_the_same_bits(
     assert all(torch.equal(value, taken_up.weights()[name]) for name, value in straight.weights().items())
 
 
-def test_the_kl_reference_is_version_zero_also_when_that_is_no_zero_adapter(base: BaseModel, tmp_path: Path) -> None:
+def test_the_kl_reference_is_version_zero_also_when_that_is_no_zero_adapter(base, tmp_path):
     document = job(agent={"initFrom": {"path": str(away(base, tmp_path / "start"))}}, kl={"coefficient": 0.1})
     learner = Learner(base, assignment_of(document))
     learner.begin()
@@ -209,9 +203,7 @@ def away(base: BaseModel, folder: Path, rank: int = 8) -> Path:
     return folder
 
 
-def test_a_frozen_adapter_as_kl_reference_is_kept_with_the_job_whatever_becomes_of_its_folder(
-    base: BaseModel, tmp_path: Path
-) -> None:
+def test_a_frozen_adapter_as_kl_reference_is_kept_with_the_job_whatever_becomes_of_its_folder(base, tmp_path):
     kl = {"coefficient": 0.1, "reference": {"path": str(away(base, tmp_path / "reference"))}}
     learner = learner_of(base, kl=kl)
     learner.begin()
@@ -226,13 +218,13 @@ def test_a_frozen_adapter_as_kl_reference_is_kept_with_the_job_whatever_becomes_
     assert kls[2] == pytest.approx(0.0, abs=1e-8)
 
 
-def test_a_kl_reference_of_another_rank_is_refused_with_both_numbers(base: BaseModel, tmp_path: Path) -> None:
+def test_a_kl_reference_of_another_rank_is_refused_with_both_numbers(base, tmp_path):
     kl = {"coefficient": 0.1, "reference": {"path": str(away(base, tmp_path / "reference", rank=4))}}
     with pytest.raises(WeightsMismatch, match=r"kl\.reference .* has rank 4 and alpha 16; the agent's adapter has 8"):
         learner_of(base, kl=kl).begin()
 
 
-def test_kl_by_trajectory_is_what_the_engine_said_over_the_reference_summed_over_its_segments(base: BaseModel) -> None:
+def test_kl_by_trajectory_is_what_the_engine_said_over_the_reference_summed_over_its_segments(base):
     parts = paired(segments(2))
     learner = learner_of(base, kl={"coefficient": 0.1, "addedTo": "reward"})
     learner.begin()  # the zero adapter is version 0: the policy is its own reference
@@ -247,7 +239,7 @@ def test_kl_by_trajectory_is_what_the_engine_said_over_the_reference_summed_over
     assert metrics["kl"] == pytest.approx(sum(gaps) / metrics["tokens"], rel=1e-4)
 
 
-def test_a_step_without_generated_tokens_moves_nothing(base: BaseModel) -> None:
+def test_a_step_without_generated_tokens_moves_nothing(base):
     learner = learner_of(base)
     learner.begin()
     before = learner.weights()
@@ -257,7 +249,7 @@ def test_a_step_without_generated_tokens_moves_nothing(base: BaseModel) -> None:
     assert all(torch.equal(value, before[name]) for name, value in learner.weights().items())
 
 
-def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base: BaseModel) -> None:
+def test_a_state_that_is_damaged_or_of_another_adapter_is_refused(base):
     with pytest.raises(StateInvalid, match="cannot be read"):
         read_state(b"nonsense")
     with pytest.raises(StateInvalid, match="cannot be read"):

@@ -22,22 +22,20 @@ HELD = PolicyRecord(uid="uid", version=3, manifest=MANIFEST, epoch=5, holder="tr
     ],
     ids=["nobody", "another job", "itself", "released", "holder gone", "holder alive"],
 )
-def test_an_agent_may_be_bound_if_nobody_alive_holds_it_for_this_job(
-    record: PolicyRecord | None, gone: bool, allowed: bool
-) -> None:
+def test_an_agent_may_be_bound_if_nobody_alive_holds_it_for_this_job(record, gone, allowed):
     assert may_bind(record, "uid", "trainer-1", gone) == allowed
 
 
-def test_a_bind_bumps_the_epoch_and_keeps_what_is_true() -> None:
+def test_a_bind_bumps_the_epoch_and_keeps_what_is_true():
     assert bound_record(HELD, "uid", "trainer-1") == HELD.model_copy(update={"epoch": 6, "holder": "trainer-1"})
 
 
-def test_a_bind_for_another_job_of_the_name_begins_afresh_but_for_the_epoch() -> None:
+def test_a_bind_for_another_job_of_the_name_begins_afresh_but_for_the_epoch():
     assert bound_record(HELD, "new", "trainer-1") == PolicyRecord(uid="new", epoch=6, holder="trainer-1")
     assert bound_record(None, "new", "trainer-1") == PolicyRecord(uid="new", epoch=0, holder="trainer-1")
 
 
-def test_a_holder_is_gone_once_it_has_been_absent_for_the_whole_grace_period() -> None:
+def test_a_holder_is_gone_once_it_has_been_absent_for_the_whole_grace_period():
     absences = Absences()
     absences.observe({"a", "b"}, {"b"}, 100.0)
     assert not absences.gone("a", 100.0 + GRACE_S - 0.1)
@@ -46,18 +44,13 @@ def test_a_holder_is_gone_once_it_has_been_absent_for_the_whole_grace_period() -
     assert not absences.gone("b", 1e9)
 
 
-def test_a_holder_that_comes_back_begins_its_absence_anew() -> None:
+def test_an_absence_begins_anew_when_the_holder_comes_back_and_after_an_outage():
     absences = Absences()
     absences.observe({"a"}, set(), 100.0)
     absences.observe({"a"}, {"a"}, 103.0)
     absences.observe({"a"}, set(), 104.0)
     assert not absences.gone("a", 100.0 + GRACE_S)
     assert absences.gone("a", 104.0 + GRACE_S)
-
-
-def test_what_was_not_seen_during_an_outage_counts_for_nothing() -> None:
-    absences = Absences()
-    absences.observe({"a"}, set(), 100.0)
     absences.forget()
     absences.observe({"a"}, set(), 200.0)
-    assert not absences.gone("a", 200.0)
+    assert not absences.gone("a", 200.0), "what was not seen during an outage counts for nothing"

@@ -33,7 +33,7 @@ def outcome(model: Any, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=["a row of tokens", "two rows"])
-def test_output_and_gradients_are_pefts(bias: bool, shape: tuple[int, ...]) -> None:
+def test_output_and_gradients_are_pefts(bias, shape):
     model = adapted(bias)
     hidden, upstream = torch.randn(*shape, 7).double(), torch.randn(*shape, 5).double()
     expected = outcome(model, hidden, upstream)
@@ -43,7 +43,7 @@ def test_output_and_gradients_are_pefts(bias: bool, shape: tuple[int, ...]) -> N
         assert torch.allclose(ours, pefts, rtol=1e-12, atol=1e-14)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_are_those_of_finite_differences():
     model = adapted()
     fuse(model)
     hidden = torch.randn(2, 7).double().requires_grad_()
@@ -58,7 +58,7 @@ def half(bias: bool = False) -> Any:
     return model
 
 
-def test_a_16_bit_layer_rounds_where_an_engine_rounds() -> None:
+def test_a_16_bit_layer_rounds_where_an_engine_rounds():
     """1.02 is 1.0234375 in bfloat16 and 3 times that, in a slot, 3.0625; 259 lies between 258 and 260."""
     model = nn.ModuleDict({"layer": nn.Linear(2, 1, bias=False)}).requires_grad_(False)
     inject_adapter_in_model(LoraConfig(r=1, lora_alpha=3, target_modules=["layer"]), model)
@@ -79,7 +79,7 @@ def test_a_16_bit_layer_rounds_where_an_engine_rounds() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=["a row of tokens", "two rows"])
-def test_a_16_bit_layer_computes_what_the_engine_adds_to_its_outputs(shape: tuple[int, ...]) -> None:
+def test_a_16_bit_layer_computes_what_the_engine_adds_to_its_outputs(shape):
     """Whole numbers, so that no order of summation matters."""
     model = half()
     layer = model["layer"]
@@ -101,9 +101,7 @@ def test_a_16_bit_layer_computes_what_the_engine_adds_to_its_outputs(shape: tupl
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_through_what_is_held(
-    bias: bool,
-) -> None:
+def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_through_what_is_held(bias):
     model = half(bias)
     layer = model["layer"]
     hidden, upstream = torch.randn(2, 3, 7).bfloat16(), torch.randn(2, 3, 5).bfloat16()
@@ -119,7 +117,7 @@ def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_
         assert torch.allclose(found, value, rtol=1e-2, atol=1e-2)
 
 
-def test_a_frozen_16_bit_layer_computes_what_it_computed_before_and_passes_its_gradient_on() -> None:
+def test_a_frozen_16_bit_layer_computes_what_it_computed_before_and_passes_its_gradient_on():
     layer = nn.Linear(7, 5).requires_grad_(False).bfloat16()
     hidden, upstream = torch.randn(2, 3, 7).bfloat16().requires_grad_(), torch.randn(2, 3, 5).bfloat16()
     expected = layer(hidden)
@@ -131,7 +129,7 @@ def test_a_frozen_16_bit_layer_computes_what_it_computed_before_and_passes_its_g
     assert torch.allclose(slope, expected_slope, rtol=1e-2, atol=1e-3)
 
 
-def test_layers_that_are_more_precise_than_their_adapter_are_left_to_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_are_more_precise_than_their_adapter_are_left_to_peft(monkeypatch):
     model = adapted(dtype=torch.float32)
     model["layer"].base_layer.to(torch.float64)
     fuse(model)
@@ -142,7 +140,7 @@ def test_layers_that_are_more_precise_than_their_adapter_are_left_to_peft(monkey
     assert len(asked) == 1
 
 
-def test_without_an_active_adapter_the_layer_is_the_base_layer() -> None:
+def test_without_an_active_adapter_the_layer_is_the_base_layer():
     model = adapted(bias=True)
     fuse(model)
     hidden = torch.randn(3, 7).double()

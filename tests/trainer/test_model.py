@@ -1,12 +1,12 @@
 """The gateway against plain transformers and peft: what a forward pass computes, and that adapters share nothing but the base."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.trainer.sampler import VOCABULARY, Sampler
+import transformers
+from tests.trainer.sampler import VOCABULARY
 from torch import Tensor
 
 from marlaas_worker.adapters import write_adapter
@@ -54,7 +54,7 @@ def gradients(base: BaseModel, adapter: AttachedAdapter, *batches: MicroBatch) -
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_the_merged_model(base: BaseModel, sampler: Sampler, temperature: float) -> None:
+def test_logprobs_are_those_of_the_merged_model(base, sampler, temperature):
     adapter = attach(base, 1)
     segments = [segment(1, 3, 5), segment(2, 6, 1), segment(3, 1, 9)]
     found = base.logprobs(adapter, collate(segments), temperature)
@@ -67,7 +67,7 @@ def test_logprobs_are_those_of_the_merged_model(base: BaseModel, sampler: Sample
     assert torch.allclose(found, torch.stack(expected), atol=2e-5)
 
 
-def test_a_zero_adapter_changes_no_bit_of_the_base_model(base: BaseModel) -> None:
+def test_a_zero_adapter_changes_no_bit_of_the_base_model(base):
     batch = collate([segment(1, 3, 5), segment(2, 4, 7)])
     bare = base.logprobs(None, batch, 1.0)
     zero = base.attach(8, 16, ())
@@ -76,7 +76,7 @@ def test_a_zero_adapter_changes_no_bit_of_the_base_model(base: BaseModel) -> Non
     assert torch.equal(base.logprobs(None, batch, 1.0), bare)
 
 
-def test_peft_loads_what_is_written_and_computes_the_same(base: BaseModel, tiny_model: Path, tmp_path: Path) -> None:
+def test_peft_loads_what_is_written_and_computes_the_same(base, tiny_model, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -91,7 +91,7 @@ def test_peft_loads_what_is_written_and_computes_the_same(base: BaseModel, tiny_
     assert torch.allclose(base.logprobs(adapter, collate([part]), 1.0), expected, atol=2e-5)
 
 
-def test_padding_changes_logprobs_and_gradients_by_no_more_than_rounding(base: BaseModel) -> None:
+def test_padding_changes_logprobs_and_gradients_by_no_more_than_rounding(base):
     adapter = attach(base, 1)
     segments = [segment(1, 3, 4), segment(2, 20, 9), segment(3, 2, 2)]
     together, alone = collate(segments), [collate([part]) for part in segments]
@@ -102,7 +102,7 @@ def test_padding_changes_logprobs_and_gradients_by_no_more_than_rounding(base: B
         assert torch.allclose(value, parts[name], atol=1e-5 * float(value.abs().max()) + 1e-7)
 
 
-def test_shared_beginnings_change_logprobs_and_gradients_by_no_more_than_rounding(base: BaseModel) -> None:
+def test_shared_beginnings_change_logprobs_and_gradients_by_no_more_than_rounding(base):
     adapter = attach(base, 1)
     prompt = segment(1, 12, 0).ids
     group = []
@@ -123,7 +123,7 @@ def test_shared_beginnings_change_logprobs_and_gradients_by_no_more_than_roundin
         assert torch.allclose(found[name], value, atol=1e-5 * float(value.abs().max()) + 1e-7)
 
 
-def test_an_architecture_whose_layers_do_not_see_everything_shares_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_architecture_whose_layers_do_not_see_everything_shares_nothing(tiny_model, tmp_path):
     from transformers import MistralConfig, MistralForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -136,7 +136,7 @@ def test_an_architecture_whose_layers_do_not_see_everything_shares_nothing(tiny_
         assert BaseModel(str(tiny_model), dtype=dtype).pairs_per_token == 6 * 64
 
 
-def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient(base: BaseModel) -> None:
+def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient(base):
     adapter = attach(base, 1)
     part = segment(1, 4, 6)
     masked = Segment(part.ids, np.arange(10) == 5, part.behaviour, 0, 1.0)
@@ -153,7 +153,7 @@ def test_what_follows_a_generated_token_and_what_pads_it_has_exactly_no_gradient
     assert rows == [(0, 4)]  # the hidden state before the one generated token, and no other
 
 
-def test_the_base_model_is_frozen(base: BaseModel) -> None:
+def test_the_base_model_is_frozen(base):
     adapter = attach(base, 1)
     gradients(base, adapter, collate([segment(1, 3, 5)]))
     trained = {id(parameter) for parameter in adapter.parameters.values()}
@@ -162,9 +162,7 @@ def test_the_base_model_is_frozen(base: BaseModel) -> None:
         assert (parameter.grad is not None) == (id(parameter) in trained), name
 
 
-def test_on_a_half_precision_base_adapters_and_logprobs_stay_in_single_precision(
-    base: BaseModel, tiny_model: Path
-) -> None:
+def test_on_a_half_precision_base_adapters_and_logprobs_stay_in_single_precision(base, tiny_model):
     batch = collate([segment(1, 3, 5), segment(2, 4, 7)])
     expected = base.logprobs(attach(base, 1), batch, 1.0)
     base = BaseModel(str(tiny_model), dtype=torch.bfloat16)
@@ -178,7 +176,7 @@ def test_on_a_half_precision_base_adapters_and_logprobs_stay_in_single_precision
 # adapters beside each other -----------------------------------------------------------------------------------------
 
 
-def test_an_adapter_computes_the_same_bits_alone_and_among_others(base: BaseModel, tiny_model: Path) -> None:
+def test_an_adapter_computes_the_same_bits_alone_and_among_others(base, tiny_model):
     batch, weights = collate([segment(1, 3, 5), segment(2, 4, 7)]), {}
     alone = attach(base, 1)
     weights = gradients(base, alone, batch)
@@ -196,7 +194,7 @@ def test_an_adapter_computes_the_same_bits_alone_and_among_others(base: BaseMode
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-def test_initial_weights_depend_on_seed_agent_and_name_alone(base: BaseModel) -> None:
+def test_initial_weights_depend_on_seed_agent_and_name_alone(base):
     first = base.attach(4, 8, ())
     torch.rand(7)
     second = base.attach(4, 8, ("q_proj", "o_proj"))
@@ -208,7 +206,7 @@ def test_initial_weights_depend_on_seed_agent_and_name_alone(base: BaseModel) ->
     assert 0.9 / 96**0.5 < float(weights[name].abs().max()) <= 1 / 96**0.5
 
 
-def test_a_detached_adapter_leaves_the_base_model_as_it_was(base: BaseModel) -> None:
+def test_a_detached_adapter_leaves_the_base_model_as_it_was(base):
     batch = collate([segment(1, 3, 5)])
     bare = base.logprobs(None, batch, 1.0)
     adapter = attach(base, 1)
@@ -220,7 +218,7 @@ def test_a_detached_adapter_leaves_the_base_model_as_it_was(base: BaseModel) -> 
     assert attach(base, 1).parameters.keys() == adapter.parameters.keys()
 
 
-def test_no_targets_are_all_linear_layers_of_the_decoder_and_not_the_head(base: BaseModel) -> None:
+def test_no_targets_are_all_linear_layers_of_the_decoder_and_not_the_head(base):
     adapter = base.attach(4, 8, ())
     layers = {name.split(".")[-3] for name in adapter.parameters}
     assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -230,14 +228,14 @@ def test_no_targets_are_all_linear_layers_of_the_decoder_and_not_the_head(base: 
 # refusals -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_target_is_refused_with_the_nearest_names(base: BaseModel) -> None:
+def test_an_unknown_target_is_refused_with_the_nearest_names(base):
     with pytest.raises(TargetUnknown, match=r"'qproj' is not a linear layer .* did you mean q_proj"):
         base.attach(4, 8, ("qproj",))
     with pytest.raises(TargetUnknown, match="'lm_head' is not a linear layer"):
         base.attach(4, 8, ("lm_head",))
 
 
-def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(base: BaseModel) -> None:
+def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(base):
     adapter, wide = attach(base, 1), attach(base, 2, rank=8)
     before = adapter.tensors()
     with pytest.raises(WeightsMismatch, match="does not fit this adapter"):
@@ -245,7 +243,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(base: BaseMo
     assert all(torch.equal(before[name], value) for name, value in adapter.tensors().items())
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ModelUnusable, match="has no base model"):
         BaseModel(str(tmp_path / "nothing"))
     with pytest.raises(ModelUnusable, match="cannot be loaded"):
@@ -253,34 +251,17 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_architecture_that_scales_its_logits_behind_the_head_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
-    from transformers import GraniteConfig, GraniteForCausalLM
-
-    config = GraniteConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        logits_scaling=8.0,
-        initializer_range=0.5,
-    )
-    GraniteForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelUnusable, match="GraniteForCausalLM changes its logits after the output head"):
-        BaseModel(str(tmp_path), dtype=dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_architecture_that_caps_its_logits_by_less_than_rounding_is_refused_too(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Granite", {"logits_scaling": 8.0, "initializer_range": 0.5}),
+        ("Gemma2", {"head_dim": 16, "final_logit_softcapping": 5.0, "initializer_range": 0.1}),
+    ],
+    ids=["scaled", "capped by less than rounding"],
+)
+def test_an_architecture_that_changes_its_logits_behind_the_head_is_refused(tmp_path, dtype, name, settings):
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = Gemma2Config(
-        vocab_size=61, num_hidden_layers=1, head_dim=16, final_logit_softcapping=5.0, initializer_range=0.1, **sizes
-    )
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelUnusable, match="Gemma2ForCausalLM changes its logits after the output head"):
+    config = getattr(transformers, f"{name}Config")(vocab_size=61, num_hidden_layers=1, **sizes, **settings)
+    getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelUnusable, match=f"{name}ForCausalLM changes its logits after the output head"):
         BaseModel(str(tmp_path), dtype=dtype)

@@ -8,7 +8,6 @@ from tests.trainer.test_learner import learner_of, segments, step
 
 from marlaas_api.messages.job_spec import OptimizerSettings
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.optimizer import (
     GradientInvalid,
     TrainingState,
@@ -36,19 +35,19 @@ HALF_ROOT_2 = math.sqrt(2) / 2
         ({"schedule": "linear", "warmup_steps": 9}, 3, [1 / 9, 2 / 9, 3 / 9]),  # a job that ends before its peak
     ],
 )
-def test_a_step_has_the_rate_of_its_schedule(spec: dict[str, object], num_steps: int, rates: list[float]) -> None:
+def test_a_step_has_the_rate_of_its_schedule(spec, num_steps, rates):
     optimizer = OptimizerSettings.model_validate({"learning_rate": 1.0, **spec})
     assert [learning_rate(optimizer, number, num_steps) for number in range(num_steps)] == pytest.approx(rates)
 
 
-def test_a_job_that_is_given_more_steps_goes_on_at_the_rate_of_the_longer_job() -> None:
+def test_a_job_that_is_given_more_steps_goes_on_at_the_rate_of_the_longer_job():
     optimizer = OptimizerSettings(learning_rate=1.0, schedule="linear")
     assert [learning_rate(optimizer, number, 4) for number in (2, 3)] == [0.5, 0.25]
     assert [learning_rate(optimizer, number, 8) for number in (4, 5)] == [0.5, 0.375]
     assert learning_rate(optimizer, 8, 8) == learning_rate(optimizer, 9, 8) == 0.0
 
 
-def test_a_step_is_taken_at_the_rate_that_its_metrics_record(base: BaseModel) -> None:
+def test_a_step_is_taken_at_the_rate_that_its_metrics_record(base):
     learner = learner_of(base, steps=4, optimizer={"learningRate": 1e-2, "schedule": "linear"})
     learner.begin()
     before = learner.weights()
@@ -60,7 +59,7 @@ def test_a_step_is_taken_at_the_rate_that_its_metrics_record(base: BaseModel) ->
     )  # AdamW's first step is the rate itself, in every weight whose gradient is not tiny
 
 
-def test_epsilon_is_added_to_the_root_of_the_second_moment() -> None:
+def test_epsilon_is_added_to_the_root_of_the_second_moment():
     weights, gradients = torch.nn.Parameter(torch.zeros(3)), torch.tensor([3.0, -1.0, 0.5])
     weights.grad = 2 * gradients
     optimizer = torch.optim.AdamW([weights], eps=0.5, weight_decay=0.0)
@@ -69,7 +68,7 @@ def test_epsilon_is_added_to_the_root_of_the_second_moment() -> None:
     assert weights.tolist() == pytest.approx([-0.1 * 3 / 3.5, 0.1 * 1 / 1.5, -0.1 * 0.5 / 1.0])
 
 
-def test_a_learner_has_its_jobs_epsilon(base: BaseModel) -> None:
+def test_a_learner_has_its_jobs_epsilon(base):
     moved = []
     for epsilon in (1e-8, 1.0):
         learner = learner_of(base, optimizer={"learningRate": 1e-2, "epsilon": epsilon})
@@ -98,7 +97,7 @@ def everything(learner: Learner) -> bytes:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
-def test_a_step_whose_gradient_is_not_finite_changes_nothing_and_leaves_no_trace(base: BaseModel, value: float) -> None:
+def test_a_step_whose_gradient_is_not_finite_changes_nothing_and_leaves_no_trace(base, value):
     disturbed, straight = learner_of(base), learner_of(base)
     for learner in (disturbed, straight):
         learner.begin()
@@ -113,7 +112,7 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_and_leaves_no_trace
     assert everything(disturbed) == everything(straight)
 
 
-def test_only_steps_in_a_row_without_a_finite_gradient_stop_the_training(base: BaseModel) -> None:
+def test_only_steps_in_a_row_without_a_finite_gradient_stop_the_training(base):
     learner = learner_of(base)
     learner.begin()
     for number in range(8):
@@ -124,7 +123,7 @@ def test_only_steps_in_a_row_without_a_finite_gradient_stop_the_training(base: B
         step(learner, broken(), 8)
 
 
-def test_steps_in_a_row_are_counted_across_trainers(base: BaseModel) -> None:
+def test_steps_in_a_row_are_counted_across_trainers(base):
     first, second = learner_of(base), learner_of(base)
     first.begin()
     for number in range(2):
@@ -134,7 +133,7 @@ def test_steps_in_a_row_are_counted_across_trainers(base: BaseModel) -> None:
         step(second, broken(), 2)
 
 
-def test_a_state_of_an_earlier_release_counts_nothing_and_lowers_nothing(base: BaseModel) -> None:
+def test_a_state_of_an_earlier_release_counts_nothing_and_lowers_nothing(base):
     data = write_state(TrainingState(step=4, token_budget=32, num_skipped=2))
     written = b'"num_updates": 0, "token_budget": 32, "num_skipped": 2'
     assert written in data

@@ -1,18 +1,15 @@
 """A micro-batch that the device has no memory for costs its step a second beginning, with a lower token budget, and the job nothing."""
 
-import asyncio
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.trainer.following import WITHIN_S, trained
+from tests.harness import kill_at
 from tests.trainer.fragile import FragileModel, Pass, fragile, no_room_above
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import assignment_of, job
-from tests.trainer.test_commit import kill_at
 
 from marlaas_api.health import exposition
 from marlaas_worker.health import families
@@ -24,31 +21,25 @@ PLANNED, ROOM, FITS = 64, 40, 32
 STEPS = 2
 
 
-async def planned(harness: TrainerHarness, folder: Path, budget: int, steps: int = STEPS) -> bytes:
+async def planned(harness: TrainerHarness, budget: int, **training: Any) -> bytes:
     """The adapter of a job that had this budget from its beginning, on a device that holds anything."""
-    other = TrainerHarness(harness.model, folder, harness.sampler)
-    await other.bus.ensure()
-    return (await trained(other, job(microbatchTokens=budget), steps=steps))[0]
+    other = await harness.another()
+    return (await other.trained(job(microbatchTokens=budget, **training), steps=STEPS))[0]
 
 
 @pytest.mark.parametrize("place", ["forward", "backward"])
 @pytest.mark.parametrize("algorithm", ["grpo", "reinforce++"])
 async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it(
-    harness: TrainerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, algorithm: str
-) -> None:
+    harness, monkeypatch, place, algorithm
+):
     settings: dict[str, Any] = {"algorithm": algorithm, "maxStaleness": 1}
     document = job(microbatchTokens=4 * PLANNED, **settings)
     faults = fragile(monkeypatch, no_room_above(ROOM, place=place))
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, STEPS)
         page = exposition(families(harness.metrics["trainer-0"].all_samples()))
-    adapters = {}
-    for budget in (4 * PLANNED, FITS):
-        other = TrainerHarness(harness.model, tmp_path, harness.sampler)
-        await other.bus.ensure()
-        monkeypatch.undo()
-        (adapters[budget],) = await trained(other, job(microbatchTokens=budget, **settings), steps=STEPS)
+    monkeypatch.undo()
+    adapters = {budget: await planned(harness, budget, **settings) for budget in (4 * PLANNED, FITS)}
     assert await harness.adapter(document) == adapters[FITS] != adapters[4 * PLANNED]
     second, first, _ = await harness.history(document)
     assert [made.metrics["microbatch_tokens"] for made in (first, second)] == [FITS, FITS]
@@ -59,46 +50,39 @@ async def test_a_step_with_a_lowered_budget_is_the_step_that_was_planned_with_it
     assert "tokens instead of 256" in event.message
 
 
-async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(
-    harness: TrainerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_later_trainer_goes_on_with_the_lowered_budget_even_if_it_has_more_memory(harness, monkeypatch):
     document = job(microbatchTokens=PLANNED)
     faults = fragile(monkeypatch, no_room_above(ROOM))
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, 1)
     assert faults.failed
     faults.rule = lambda _: False
-    async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+    async with harness.trainer("trainer-1"):
         await harness.play(document, 1, first=1)
-    assert await harness.adapter(document) == await planned(harness, tmp_path, FITS)
+    assert await harness.adapter(document) == await planned(harness, FITS)
 
 
 @pytest.mark.parametrize("effect", ["before_blobs", "after_set"])
 async def test_a_trainer_killed_around_the_commit_of_a_lowered_budget_ends_at_the_same_bits(
-    harness: TrainerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str
-) -> None:
+    harness, monkeypatch, effect
+):
     document = job(microbatchTokens=PLANNED)
     fragile(monkeypatch, no_room_above(ROOM))
     passed = kill_at(place := f"trainer.commit.{effect}", 2)
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, STEPS)
     assert passed.count(place) > 2
-    assert await harness.adapter(document) == await planned(harness, tmp_path, FITS)
+    assert await harness.adapter(document) == await planned(harness, FITS)
 
 
-async def test_a_single_conversation_that_does_not_fit_fails_its_job_with_the_number_and_no_other(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_single_conversation_that_does_not_fit_fails_its_job_with_the_number_and_no_other(harness, monkeypatch):
     large, small = job("large", agent={"adapter": {"rank": 32, "alpha": 32}}), job("small")
     fragile(monkeypatch, no_room_above(6, rank=32))
     await harness.admit(large)
     await harness.admit(small)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.trainer():
         await harness.version(large, 0)
-        await harness.assign(large, 0, [0, 1])
-        await harness.close(large, 0, 2)
+        await harness.step(large, 0)
         event = await harness.emitted(large, "TrainingFailed")
         await harness.play(small, 1)
     assert "one conversation of " in event.message
@@ -106,9 +90,7 @@ async def test_a_single_conversation_that_does_not_fit_fails_its_job_with_the_nu
     assert (await harness.record(large)).version == 0
 
 
-async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_its_job(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_its_job(harness, monkeypatch):
     def probes_do_not_fit(found: Pass) -> bool:
         if found.rank == 32 and not found.trained:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -117,14 +99,14 @@ async def test_an_adapter_that_does_not_fit_beside_others_waits_and_alone_fails_
     large, small = job("large", agent={"adapter": {"rank": 32, "alpha": 32}}), job("small")
     fragile(monkeypatch, probes_do_not_fit)
     await harness.admit(small)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.trainer():
         await harness.version(small, 0)
         await harness.admit(large)
         event = await harness.emitted(large, "OutOfMemory")
         assert "other agents on it: 1" in event.message
         assert "marlaas_trainer_broken_jobs 0.0" in exposition(families(harness.metrics["trainer-0"].all_samples()))
         await harness.play(small, 1)
-    async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+    async with harness.trainer("trainer-1"):
         await harness.admit(small, admitted=False)
         harness.clock.at += 1e7
         await harness.emitted(large, "TrainingFailed")
@@ -158,18 +140,16 @@ def chains(*lengths: int) -> list[Row]:
         ),  # one row of 21 tokens, of three conversations that can be parted
     ],
 )
-def test_a_budget_is_halved_until_another_micro_batch_comes_out(budget: int, rows: list[Row], lowered: int) -> None:
+def test_a_budget_is_halved_until_another_micro_batch_comes_out(budget, rows, lowered):
     assert lowered_budget(budget, rows) == lowered
 
 
-def test_a_row_of_one_conversation_has_no_lower_budget() -> None:
+def test_a_row_of_one_conversation_has_no_lower_budget():
     with pytest.raises(RowTooLarge, match="one conversation of 20 tokens"):
         lowered_budget(64, chains(20))
 
 
-def test_what_a_failed_pass_held_is_free_before_the_step_begins_anew(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_failed_pass_held_is_free_before_the_step_begins_anew(tiny_model, monkeypatch):
     held: list[weakref.ref[torch.Tensor]] = []
     full: list[bool] = []
 

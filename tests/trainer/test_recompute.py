@@ -1,7 +1,5 @@
 """Layers computed twice: the same bits in less memory, and only where they would not fit."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from tests.trainer.test_model import attach, collate, gradients, segment
@@ -50,7 +48,7 @@ def batches(base: BaseModel) -> list[MicroBatch]:
     ]
 
 
-def test_recomputed_layers_give_the_same_bits(tiny_model: Path) -> None:
+def test_recomputed_layers_give_the_same_bits(tiny_model):
     often, never = BaseModel(str(tiny_model), activation_bytes=0), BaseModel(str(tiny_model))
     twice, once = attach(often, 1), attach(never, 1)
     for batch in batches(never):
@@ -59,7 +57,7 @@ def test_recomputed_layers_give_the_same_bits(tiny_model: Path) -> None:
         assert all(torch.equal(value, expected[name]) for name, value in gradients(often, twice, batch).items())
 
 
-def test_a_micro_batch_keeps_no_more_than_it_may_or_next_to_nothing(tiny_model: Path) -> None:
+def test_a_micro_batch_keeps_no_more_than_it_may_or_next_to_nothing(tiny_model):
     plain = BaseModel(str(tiny_model))
     adapter = attach(plain, 1)
     small, big = collate([segment(1, 3, 40)]), collate([segment(1, 3, 40), segment(2, 3, 40), segment(3, 3, 40)])
@@ -73,7 +71,7 @@ def test_a_micro_batch_keeps_no_more_than_it_may_or_next_to_nothing(tiny_model: 
     assert sizes[1] < 0.3 * free
 
 
-def test_the_mask_of_a_shared_row_counts_among_what_may_be_kept(tiny_model: Path) -> None:
+def test_the_mask_of_a_shared_row_counts_among_what_may_be_kept(tiny_model):
     plain = BaseModel(str(tiny_model))
     adapter, (_, tree) = attach(plain, 1), batches(plain)
     tokens = plain.activation_bytes_per_token * tree.num_padded_tokens
@@ -85,14 +83,14 @@ def test_the_mask_of_a_shared_row_counts_among_what_may_be_kept(tiny_model: Path
         assert (held > 0.9 * free) == keeps
 
 
-def test_what_a_token_takes_is_counted(base: BaseModel) -> None:
+def test_what_a_token_takes_is_counted(base):
     adapter = attach(base, 1)
     for batch in (collate([segment(1, 3, 40)]), collate([segment(1, 3, 60), segment(2, 3, 60)])):
         found = size(kept(base, adapter, batch)) / batch.num_padded_tokens
         assert 0.8 * base.activation_bytes_per_token < found < 1.2 * base.activation_bytes_per_token
 
 
-def test_attention_keeps_no_matrix_of_all_pairs_per_head(base: BaseModel) -> None:
+def test_attention_keeps_no_matrix_of_all_pairs_per_head(base):
     adapter = attach(base, 1)
     chains, trees = batches(base)
     for batch, pairs in ((chains, 0), (trees, trees.num_padded_tokens * trees.ids.shape[1])):

@@ -14,9 +14,7 @@ PROGRAM = Path(__file__).parent / "gradient_digest.py"
 
 
 @pytest.mark.parametrize(("said", "precision"), [(None, "highest"), ("high", "high")])
-def test_on_a_gpu_float32_products_are_as_precise_as_the_engines(
-    monkeypatch: pytest.MonkeyPatch, said: str | None, precision: str
-) -> None:
+def test_on_a_gpu_float32_products_are_as_precise_as_the_engines(monkeypatch, said, precision):
     monkeypatch.delenv("VLLM_FLOAT32_MATMUL_PRECISION", raising=False)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if said is not None:
@@ -38,9 +36,7 @@ def start(model: Path) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
-def test_processes_with_two_threads_compute_the_same_gradient_bytes_while_they_fight_for_the_processor(
-    tiny_model: Path,
-) -> None:
+def test_processes_with_two_threads_compute_the_same_gradient_bytes_while_they_fight_for_the_processor(tiny_model):
     rivals = (os.cpu_count() or 1) + 1
     processes = [start(tiny_model) for _ in range(min(rivals, 4))]
     said = [process.communicate()[0].split() for process in processes]

@@ -38,8 +38,8 @@ def context(planted: Row, place: int) -> list[int]:
 
 @given(ids=alike, pairs_per_token=st.sampled_from([0, 10, 1000]), budget=st.integers(12, 60))
 def test_however_beginnings_are_shared_every_generated_token_is_predicted_once_from_its_own_past(
-    ids: list[list[int]], pairs_per_token: int, budget: int
-) -> None:
+    ids, pairs_per_token, budget
+):
     segments = [
         replace(segment(values, float(number)), trajectory=number // 2, trajectory_tokens=50 + number // 2)
         for number, values in enumerate(ids)
@@ -62,29 +62,29 @@ def test_however_beginnings_are_shared_every_generated_token_is_predicted_once_f
     assert sum(planted.num_segment_tokens for planted in rows) == sum(map(len, ids))
 
 
-def test_a_segment_that_says_nothing_else_is_its_whole_trajectory() -> None:
+def test_a_segment_that_says_nothing_else_is_its_whole_trajectory():
     assert chain(segment([1, 2, 3, 4, 5])).lengths.tolist() == [2, 2]
 
 
-def test_a_prompt_that_all_members_share_is_one_run_of_tokens() -> None:
+def test_a_prompt_that_all_members_share_is_one_run_of_tokens():
     prompt = list(range(10, 30))
     rows = pack_prefix_tree([segment([*prompt, 1, 2]), segment([*prompt, 1, 3, 4]), segment([*prompt, 5])], 1000, 1000)
     assert [planted.ids.tolist() for planted in rows] == [[*prompt, 5, 1, 2, 3, 4]]
     assert rows[0].parents.tolist() == [*range(-1, 19), 19, 19, 21, 21, 23]
 
 
-def test_nothing_is_shared_where_attention_would_cost_more_than_it_saves() -> None:
+def test_nothing_is_shared_where_attention_would_cost_more_than_it_saves():
     short, long = list(range(10)), list(range(100, 400))
     group = [segment([*short, 500 + number, *long]) for number in range(4)]
     assert len(pack_prefix_tree(group, 384, 1 << 20)) == 4
     assert len(pack_prefix_tree(group, 1 << 20, 1 << 20)) == 1
 
 
-def test_strangers_do_not_share_a_row() -> None:
+def test_strangers_do_not_share_a_row():
     assert len(pack_prefix_tree([segment([1, 2, 3]), segment([4, 2, 3])], 1 << 20, 1 << 20)) == 2
 
 
-def test_short_segments_come_first_and_equal_ones_as_they_were() -> None:
+def test_short_segments_come_first_and_equal_ones_as_they_were():
     rows = pack_prefix_tree(
         [segment([1] * 9, 1.0), segment([2] * 4, 2.0), segment([3] * 9, 3.0), segment([4] * 2, 4.0)], 0, 100
     )
@@ -95,7 +95,7 @@ def test_short_segments_come_first_and_equal_ones_as_they_were() -> None:
 
 
 @given(lengths=lengths, cuts=st.lists(st.integers(0, 30), max_size=6), budget=st.integers(16, 200))
-def test_microbatches_do_not_depend_on_how_rows_arrive(lengths: list[int], cuts: list[int], budget: int) -> None:
+def test_microbatches_do_not_depend_on_how_rows_arrive(lengths, cuts, budget):
     rows = [row(length) for length in lengths]
     whole, rest = pack([], rows, budget)
     batches: list[list[Row]] = []
@@ -110,9 +110,7 @@ def test_microbatches_do_not_depend_on_how_rows_arrive(lengths: list[int], cuts:
 
 
 @given(lengths=lengths, budget=st.integers(16, 200))
-def test_every_row_is_in_one_microbatch_in_order_and_only_a_lone_one_exceeds_the_budget(
-    lengths: list[int], budget: int
-) -> None:
+def test_every_row_is_in_one_microbatch_in_order_and_only_a_lone_one_exceeds_the_budget(lengths, budget):
     full, rest = pack([], [row(length) for length in lengths], budget)
     batches = [batch for batch in [*full, rest] if batch]
     assert [len(part) for batch in batches for part in batch] == lengths
@@ -120,7 +118,7 @@ def test_every_row_is_in_one_microbatch_in_order_and_only_a_lone_one_exceeds_the
         assert len(batch) == 1 or max(map(len, batch)) * len(batch) <= budget
 
 
-def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_whose_they_are() -> None:
+def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_whose_they_are():
     batch = collate([chain(segment([1, 2, 3], 1.5)), chain(segment([1, 2, 3, 4, 5, 6], -2.0))])
     assert batch.ids.tolist() == [[1, 2, 3, 0, 0, 0], [1, 2, 3, 4, 5, 6]]
     assert batch.before.tolist() == [0, 6, 9]
@@ -131,11 +129,9 @@ def test_a_microbatch_says_from_where_its_generated_tokens_are_predicted_and_who
     assert (batch.num_padded_tokens, batch.sees, batch.depths) == (12, None, None)
 
 
-def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_itself() -> None:
+def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_itself():
     (shared,) = pack_prefix_tree([segment([7, 8, 1]), segment([7, 8, 2, 3])], 1000, 1000)
     batch = collate([shared, row(6)])
-    assert batch.sees is not None
-    assert batch.depths is not None
     assert batch.ids[0].tolist() == [7, 8, 1, 2, 3, 0]
     assert batch.depths.tolist() == [[0, 1, 2, 2, 3, 0], [0, 1, 2, 3, 4, 5]]
     seen = [np.flatnonzero(places).tolist() for places in batch.sees[0]]
@@ -144,9 +140,7 @@ def test_in_a_shared_row_a_token_sees_its_ancestors_and_itself_and_padding_only_
 
 
 @given(ids=alike, pairs_per_token=st.sampled_from([0, 1000]))
-def test_the_generated_tokens_of_a_segment_are_one_sequence_of_its_microbatch(
-    ids: list[list[int]], pairs_per_token: int
-) -> None:
+def test_the_generated_tokens_of_a_segment_are_one_sequence_of_its_microbatch(ids, pairs_per_token):
     segments = [segment(values, float(number)) for number, values in enumerate(ids)]
     batch = collate(pack_prefix_tree(segments, pairs_per_token, 1 << 20))
     assert len(batch.sequences) == len(batch.targets)
@@ -155,7 +149,7 @@ def test_the_generated_tokens_of_a_segment_are_one_sequence_of_its_microbatch(
     assert {sequence for sequence, _ in whose} == set(range(len(ids)))
 
 
-def test_segments_without_generated_tokens_make_an_empty_microbatch() -> None:
+def test_segments_without_generated_tokens_make_an_empty_microbatch():
     silent = Segment(np.array([1, 2], np.int32), np.zeros(2, np.bool_), np.zeros(2, np.float32), 0, 1.0)
     batch = collate([chain(silent)])
     assert len(batch.before) == len(batch.targets) == len(batch.behaviour) == len(batch.advantages) == 0

@@ -1,13 +1,9 @@
 """The role as a whole: what it publishes, whom it trains, and that nobody disturbs anybody."""
 
-import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import assignment_of, job
 
 from marlaas_api import subjects
@@ -20,28 +16,24 @@ from marlaas_worker.health import families
 from marlaas_worker.rl.advantages import advantages
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.lora import initial_weights
-from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.optimizer import TrainingState
 from marlaas_worker.trainer.rows import chain
 
 
-async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(harness: TrainerHarness) -> None:
+async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer():
+    async with harness.training(document):
         record = await harness.version(document, 0)
-    manifest = await harness.manifest(record)
+    manifest = await harness.manifest(record.manifest)
     tensors, config = read_adapter({name: await harness.blobs.get(ref) for name, ref in manifest.files.items()})
     assert not has_effect(tensors)
     assert (config.rank, config.alpha, manifest.step, manifest.parent) == (8, 16, -1, None)
     assert (record.step, record.holder, len(manifest.probes)) == (-1, "trainer-0", NUM_PROBES)
 
 
-async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(harness: TrainerHarness) -> None:
+async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer():
-        await harness.version(document, 0)
+    async with harness.training(document):
         metrics = harness.metrics["trainer-0"]
         assert metrics.ready()
         page = exposition(families(metrics.all_samples())).splitlines()
@@ -51,9 +43,9 @@ async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(harness: T
     assert not metrics.ready()
 
 
-async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(harness: TrainerHarness) -> None:
+async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(harness):
     document = job()
-    await trained(harness, document, steps=3)
+    await harness.trained(document, steps=3)
     manifests = await harness.history(document)
     assert [(manifest.version, manifest.step) for manifest in manifests] == [(3, 2), (2, 1), (1, 0), (0, -1)]
     consumed = [group for manifest in reversed(manifests) for group in manifest.consumed]
@@ -66,9 +58,7 @@ async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(h
     assert len(adapters) == 4
 
 
-async def test_an_agent_begins_with_the_adapter_that_its_job_names_and_is_kept_near_it(
-    harness: TrainerHarness, base: BaseModel, tmp_path: Path
-) -> None:
+async def test_an_agent_begins_with_the_adapter_that_its_job_names_and_is_kept_near_it(harness, base, tmp_path):
     attached = base.attach(8, 16, ())
     weights = initial_weights(attached.parameters, 11, "other")
     weights = {
@@ -77,7 +67,7 @@ async def test_an_agent_begins_with_the_adapter_that_its_job_names_and_is_kept_n
     for name, data in write_adapter(weights, AdapterConfig(8, 16)).items():
         (tmp_path / name).write_bytes(data)
     document = job(agent={"initFrom": {"path": str(tmp_path)}}, kl={"coefficient": 0.1})
-    await trained(harness, document, steps=2)
+    await harness.trained(document, steps=2)
     second, first, zero = await harness.history(document)
     found, _ = read_adapter({name: await harness.blobs.get(ref) for name, ref in zero.files.items()})
     assert all(torch.equal(found[name], weights[name]) for name in weights)
@@ -85,11 +75,9 @@ async def test_an_agent_begins_with_the_adapter_that_its_job_names_and_is_kept_n
     assert second.metrics["kl"] > 1e-6
 
 
-async def test_the_reference_is_the_version_so_many_before_the_one_that_is_trained(
-    harness: TrainerHarness, base: BaseModel
-) -> None:
+async def test_the_reference_is_the_version_so_many_before_the_one_that_is_trained(harness, base):
     document = job(kl={"coefficient": 0.1, "reference": {"versionsBehind": 2}}, steps=5)
-    await trained(harness, document, steps=5)
+    await harness.trained(document, steps=5)
     made = {manifest.version: manifest for manifest in await harness.history(document)}
     weights = {number: await harness.weights(manifest) for number, manifest in made.items()}
     assert [made[number].metrics["kl"] > 1e-6 for number in (1, 2, 3)] == [False, True, True]
@@ -102,12 +90,10 @@ async def test_the_reference_is_the_version_so_many_before_the_one_that_is_train
         assert learner.step(0)["kl"] == pytest.approx(made[trained_on + 1].metrics["kl"], rel=1e-4)
 
 
-async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(
-    harness: TrainerHarness, base: BaseModel
-) -> None:
+async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(harness, base):
     kl = {"coefficient": 3.0, "addedTo": "reward"}
     document = job(kl=kl, algorithm="rloo")
-    await trained(harness, document, steps=2)
+    await harness.trained(document, steps=2)
     made = {manifest.version: manifest for manifest in await harness.history(document)}
     learner = Learner(base, assignment_of(document))
     learner.restore(await harness.weights(made[1]), TrainingState())
@@ -126,66 +112,54 @@ async def test_kl_in_the_reward_is_subtracted_before_rewards_are_compared(
     assert made[2].metrics["kl"] == pytest.approx(costs / tokens, rel=1e-3)
 
 
-async def test_truncated_episodes_are_filtered_counted_and_teach_nothing(harness: TrainerHarness) -> None:
+async def test_truncated_episodes_are_filtered_counted_and_teach_nothing(harness):
     document = job(overlong={"filter": True})
-    before = await trained(harness, document, steps=0)
-    assert await trained(harness, document, steps=1) == before  # every turn of this world is cut off
+    before = await harness.trained(document, steps=0)
+    assert await harness.trained(document, steps=1) == before  # every turn of this world is cut off
     metrics = (await harness.history(document))[0].metrics
     assert (metrics["overlong_filtered"], metrics["tokens"], metrics["grad_norm"]) == (6.0, 0.0, 0.0)
 
 
-async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness: TrainerHarness) -> None:
+async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness):
     document = job(agent={"trainable": False})
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
-        assert (await report(harness, lambda report: not report.bound)).num_running == 0
+    async with harness.training(document):
+        assert (await harness.report(lambda report: not report.bound)).num_running == 0
     assert (await harness.record(document)).epoch == 0
 
 
-async def test_only_admitted_jobs_of_the_own_pool_are_bound(harness: TrainerHarness) -> None:
+async def test_only_admitted_jobs_of_the_own_pool_are_bound(harness):
     queued, elsewhere, mine = job("queued"), job("elsewhere").model_copy(update={"pool": "large"}), job("mine")
     await harness.admit(queued, admitted=False, phase=Phase.QUEUED)
     await harness.admit(elsewhere)
     await harness.admit(mine)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.trainer():
         await harness.version(mine, 0)
-        found = await report(harness, lambda report: bool(report.bound))
+        found = await harness.report(lambda report: bool(report.bound))
     assert found.bound == ("team-a.mine.uid-mine.policy@v0",)
     assert found.rss_bytes > 0
     assert len(await (await harness.bus.bucket(subjects.POLICY)).entries()) == 1
 
 
-async def test_the_same_job_trains_to_the_same_bytes_twice(
-    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
-) -> None:
-    again = TrainerHarness(tiny_model, tmp_path, harness.sampler)
-    await again.bus.ensure()
-    assert await trained(harness, job()) == await trained(again, job())
+async def test_the_same_job_trains_to_the_same_bytes_twice(harness):
+    assert await harness.trained(job()) == await (await harness.another()).trained(job())
 
 
-async def test_agents_trained_in_turn_end_exactly_where_each_ends_alone(
-    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_agents_trained_in_turn_end_exactly_where_each_ends_alone(harness):
     wide = job(
         "wide", agent={"adapter": {"rank": 16, "alpha": 16, "targets": ["q_proj", "down_proj"]}}, algorithm="rloo"
     )
     documents = [job("one"), wide, job("other", microbatchTokens=16, kl={"coefficient": 0.05})]
-    together = await trained(harness, *documents)
+    together = await harness.trained(*documents)
     for document, among_others in zip(documents, together, strict=True):
-        alone = TrainerHarness(tiny_model, tmp_path, harness.sampler)
-        await alone.bus.ensure()
-        assert await trained(alone, document) == [among_others]
+        assert await (await harness.another()).trained(document) == [among_others]
 
 
-async def test_rewards_that_are_compared_across_a_step_wait_for_its_end_and_teach_between_groups(
-    harness: TrainerHarness,
-) -> None:
+async def test_rewards_that_are_compared_across_a_step_wait_for_its_end_and_teach_between_groups(harness):
     gradients = {}
     for algorithm in ("grpo", "reinforce++"):
         document = job(algorithm.strip("+"), algorithm=algorithm, maxStaleness=1)
         await harness.admit(document)
-        async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        async with harness.trainer():
             await harness.version(document, 0)
             for position in (0, 1):  # everybody right in one group, everybody wrong in the other
                 episodes = [episode_id(train_group(document.ref, position), member, 1) for member in range(3)]
@@ -201,11 +175,9 @@ async def test_rewards_that_are_compared_across_a_step_wait_for_its_end_and_teac
     assert gradients["reinforce++"] > 0.0
 
 
-async def test_groups_of_the_next_step_that_come_early_wait_for_it(harness: TrainerHarness) -> None:
+async def test_groups_of_the_next_step_that_come_early_wait_for_it(harness):
     document = job(maxStaleness=1)
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
+    async with harness.training(document):
         await harness.assign(document, 0, [0, 1])
         await harness.assign(document, 1, [0, 1], base_version=1)
         await harness.close(document, 0, 2)
@@ -216,15 +188,10 @@ async def test_groups_of_the_next_step_that_come_early_wait_for_it(harness: Trai
     assert second.metrics["logprob_gap"] > 1e-4 > first.metrics["logprob_gap"]  # one version stale, and so off policy
 
 
-async def test_a_group_that_is_logged_twice_is_trained_once(
-    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
-) -> None:
-    document, once = job(), TrainerHarness(tiny_model, tmp_path, harness.sampler)
-    await once.bus.ensure()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
+async def test_a_group_that_is_logged_twice_is_trained_once(harness):
+    document, once = job(), await harness.another()
+    async with harness.training(document):
         await harness.assign(document, 0, [0, 0, 1, 0, 1])
         await harness.close(document, 0, 2)
         await harness.version(document, 1)
-    assert await trained(once, document, steps=1) == [await harness.adapter(document)]
+    assert await once.trained(document, steps=1) == [await harness.adapter(document)]

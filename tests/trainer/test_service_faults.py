@@ -1,12 +1,9 @@
 """What is broken is loud, and fails the agent that it belongs to."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.trainer.following import WITHIN_S, let_time_pass, report
 from tests.trainer.harness import QUICK, TrainerHarness
 from tests.trainer.jobs import job
 
@@ -20,34 +17,32 @@ async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:
     neighbour = job("neighbour")
     await harness.admit(document)
     await harness.admit(neighbour)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.trainer():
         event = await harness.emitted(document, "TrainingFailed")
         await harness.play(neighbour, 1)
         async with harness.trainer("trainer-1"):
-            reports = [await report(harness, lambda report: bool(report.broken), f"trainer-{n}") for n in (0, 1)]
+            reports = [await harness.report(lambda report: bool(report.broken), f"trainer-{n}") for n in (0, 1)]
     assert all(event.message.endswith(found.broken[document.uid]) for found in reports)
     return event
 
 
-async def test_a_target_that_the_model_lacks_is_named_with_the_nearest_right_ones(harness: TrainerHarness) -> None:
+async def test_a_target_that_the_model_lacks_is_named_with_the_nearest_right_ones(harness):
     event = await failure(harness, job(agent={"adapter": {"targets": ["qproj"]}}))
     assert "'qproj' is not a linear layer" in event.message
     assert "did you mean q_proj" in event.message
 
 
-async def test_an_adapter_to_begin_from_that_is_not_there_is_named(harness: TrainerHarness, tmp_path: Path) -> None:
+async def test_an_adapter_to_begin_from_that_is_not_there_is_named(harness, tmp_path):
     event = await failure(harness, job(agent={"initFrom": {"path": str(tmp_path / "nowhere")}}))
     assert "no adapter_config.json in the adapter" in event.message
 
 
-async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(
-    harness: TrainerHarness, tmp_path: Path
-) -> None:
+async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_longer_reported(harness, tmp_path):
     folder = tmp_path / "adapter"
     document = job(agent={"initFrom": {"path": str(folder)}, "adapter": {"rank": 1, "alpha": 1, "targets": ["q_proj"]}})
     await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await report(harness, lambda report: bool(report.broken))
+    async with harness.trainer():
+        await harness.report(lambda report: bool(report.broken))
         folder.mkdir()
         weights = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{kind}.weight" for kind in "AB"}
         shapes = {"A": (1, 64), "B": (64, 1)}
@@ -56,14 +51,12 @@ async def test_an_agent_that_failed_is_tried_again_after_a_while_and_then_no_lon
             (folder / name).write_bytes(data)
         harness.clock.at += 2 * QUICK.fault_s
         await harness.version(document, 0)
-        await report(harness, lambda report: not report.broken)
+        await harness.report(lambda report: not report.broken)
 
 
-async def test_a_step_for_another_version_fails_the_agent(harness: TrainerHarness) -> None:
+async def test_a_step_for_another_version_fails_the_agent(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
+    async with harness.training(document):
         await harness.assign(document, 0, [0], base_version=3)
         event = await harness.emitted(document, "TrainingFailed")
     assert "must be trained at version 3, and policy is at version 0" in event.message
@@ -80,50 +73,40 @@ async def test_a_step_for_another_version_fails_the_agent(harness: TrainerHarnes
     ],
     ids=["uid", "version", "temperature", "adapter", "logprobs"],
 )
-async def test_a_turn_that_is_not_what_its_group_says_fails_the_agent_and_no_version_is_made(
-    harness: TrainerHarness, change: dict[str, Any], text: str
-) -> None:
+async def test_a_turn_that_is_not_what_its_group_says_fails_the_agent_and_no_version_is_made(harness, change, text):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
+    async with harness.training(document):
         harness.tamper = lambda turn: turn.model_copy(update=change) if turn.member == 1 else turn
-        await harness.assign(document, 0, [0, 1])
-        await harness.close(document, 0, 2)
+        await harness.step(document, 0)
         event = await harness.emitted(document, "TrainingFailed")
     assert text in event.message
     assert (await harness.record(document)).version == 0
 
 
-async def test_a_turn_that_stays_missing_fails_the_agent(harness: TrainerHarness) -> None:
+async def test_a_turn_that_stays_missing_fails_the_agent(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
+    async with harness.training(document):
         harness.tamper = lambda turn: None if turn.member == 1 else turn
         await harness.assign(document, 0, [0])
-        clock = asyncio.create_task(let_time_pass(harness))
+        clock = asyncio.create_task(harness.let_time_pass())
         event = await harness.emitted(document, "TrainingFailed")
         clock.cancel()
     assert "turn.team-a.sums.uid-sums-t0-1-1.0 is not recorded" in event.message
 
 
-async def test_a_turn_that_comes_late_is_waited_for(harness: TrainerHarness) -> None:
+async def test_a_turn_that_comes_late_is_waited_for(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
+    async with harness.training(document):
         late = []
         harness.tamper = lambda turn: late.append(turn) if turn.member == 1 else turn
-        await harness.assign(document, 0, [0, 1])
-        await harness.close(document, 0, 2)
-        await report(harness, lambda report: report.busy_s > 0)
+        await harness.step(document, 0)
+        await harness.report(lambda report: report.busy_s > 0)
         for turn in late:
             await harness.publish_turn(turn)
         await harness.version(document, 1)
 
 
-async def test_a_pool_without_a_model_says_where_it_looked(harness: TrainerHarness, tmp_path: Path) -> None:
+async def test_a_pool_without_a_model_says_where_it_looked(harness, tmp_path):
     harness.model = tmp_path / "nothing"
     with pytest.raises(ModelUnusable, match=r"nothing has no base model"):
-        await harness.serve("trainer-0", asyncio.Event())
+        await harness.serve(await harness.context("trainer-0"))

@@ -1,75 +1,57 @@
 """Life and end of a job, as its trainer sees them."""
 
 import asyncio
-import itertools
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.following import WITHIN_S, report, trained
-from tests.trainer.harness import QUICK, TrainerHarness
+from tests.harness import WITHIN_S, blind_bus, changed, identity
+from tests.trainer.harness import QUICK
 from tests.trainer.jobs import job
 
 from marlaas_api import bucket_cache, subjects
-from marlaas_api.bus import Entry
-from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.messages import GroupUnused, Phase
-from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer import view
 from marlaas_worker.trainer.calibration import calibrate
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.service import Trainer
 from marlaas_worker.trainer.shared import TrainerDependencies
 
 
-async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_goes_on(
-    harness: TrainerHarness, tiny_model: Path, tmp_path: Path
-) -> None:
-    document, straight = job(), TrainerHarness(tiny_model, tmp_path, harness.sampler)
-    await straight.bus.ensure()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
+async def test_a_drained_trainer_leaves_the_old_version_true_and_the_next_one_goes_on(harness):
+    document, straight = job(), await harness.another()
+    async with harness.training(document):
         await harness.assign(document, 0, [0])
-        await report(harness, lambda report: bool(report.bound))
+        await harness.report(lambda report: bool(report.bound))
     assert (await harness.record(document)).version == 0
     assert await (await harness.bus.bucket(subjects.REPLICAS)).entries() == []
-    async with harness.trainer("trainer-1"), asyncio.timeout(WITHIN_S):
+    async with harness.trainer("trainer-1"):
         await harness.assign(document, 0, [1])
         await harness.close(document, 0, 2)
         await harness.version(document, 1)
-    assert await trained(straight, document, steps=1) == [await harness.adapter(document)]
+    assert await straight.trained(document, steps=1) == [await harness.adapter(document)]
 
 
 @pytest.mark.parametrize("progress", [{"phase": Phase.SUCCEEDED}, {"admitted": False, "phase": Phase.SUSPENDED}])
-async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(
-    harness: TrainerHarness, progress: dict[str, Any]
-) -> None:
+async def test_a_job_that_ends_or_is_suspended_is_let_go_and_can_come_back(harness, progress):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, 1)
-        await report(harness, lambda report: bool(report.bound))
+        await harness.report(lambda report: bool(report.bound))
         await harness.admit(document, **progress)
-        await report(harness, lambda report: not report.bound)
+        await harness.report(lambda report: not report.bound)
         await harness.admit(document)
         await harness.play(document, 1, first=1)
     assert [manifest.step for manifest in await harness.history(document)] == [1, 0, -1]
 
 
 @pytest.mark.parametrize(("change", "binds"), [({"ttl_seconds_after_finished": 60.0, "priority": 7}, 1), ({}, 2)])
-async def test_only_an_edit_that_concerns_the_training_binds_the_agent_anew(
-    harness: TrainerHarness, change: dict[str, Any], binds: int
-) -> None:
+async def test_only_an_edit_that_concerns_the_training_binds_the_agent_anew(harness, change, binds):
     document = job()
     change = change or {"training": document.spec.training.model_copy(update={"steps": 99})}
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, 1)
-        edited = document.model_copy(update={"generation": 2, "spec": document.spec.model_copy(update=change)})
-        await harness.admit(edited)
+        await harness.admit(edited := changed(document, **change))
         await harness.admit(job("later"))  # bound by a look at the jobs that sees the edit too
         await harness.version(job("later"), 0)
         await harness.play(edited, 1, first=1)
@@ -77,13 +59,9 @@ async def test_only_an_edit_that_concerns_the_training_binds_the_agent_anew(
 
 
 @pytest.mark.parametrize("moment", ["trained", "being bound"])
-async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_model(
-    harness: TrainerHarness, base: BaseModel, moment: str
-) -> None:
+async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_model(harness, base, moment):
     mine, others = job("mine"), [job("first"), job("second")]
-    context = RoleContext(
-        "trainer-0", harness.server.connect("trainer-0"), harness.blobs, harness.scratch, now=harness.clock
-    )
+    context = await harness.context("trainer-0")
     compute, before = Compute(1), set(base.adapters)
     running = asyncio.create_task(
         Trainer(TrainerDependencies(context, base, compute, QUICK, calibrate(base, harness.pool)), "tiny").run()
@@ -111,7 +89,7 @@ async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_mod
         await harness.admit(mine, phase=Phase.SUCCEEDED)
         for other in others:  # each is bound by a later look at the jobs
             await harness.admit(other)
-            await harness.until(other, lambda record: record.holder == "trainer-0")
+            await harness.committed(other, lambda record: record.holder == "trainer-0")
         gate.set()
         await busy
         for other in others:
@@ -123,47 +101,43 @@ async def test_a_job_let_go_of_while_others_compute_leaves_no_adapter_on_the_mod
     assert set(base.adapters) == before
 
 
-async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_does(harness: TrainerHarness) -> None:
+async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_does(harness):
     over, drained = job("over"), job("drained")
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.trainer():
         for document in (over, drained):
             await harness.admit(document)
             await harness.play(document, 1)
         await harness.admit(over, phase=Phase.SUCCEEDED)
-        await report(harness, lambda report: report.bound == ("team-a.drained.uid-drained.policy@v1",))
+        await harness.report(lambda report: report.bound == ("team-a.drained.uid-drained.policy@v1",))
     assert list(harness.server.stream(subjects.GROUPS).consumers) == ["team-a_drained_policy_trainer"]
 
 
-async def test_a_consumer_that_somebody_deletes_is_made_again(harness: TrainerHarness) -> None:
+async def test_a_consumer_that_somebody_deletes_is_made_again(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, 1)
         await harness.bus.delete_consumer(subjects.GROUPS, "team-a_sums_policy_trainer")
         await harness.play(document, 1, first=1)
     assert (await harness.record(document)).epoch == 0
 
 
-async def test_what_is_committed_is_acked(harness: TrainerHarness) -> None:
+async def test_what_is_committed_is_acked(harness):
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, 2)
         consumer = harness.server.stream(subjects.GROUPS).consumers["team-a_sums_policy_trainer"]
         while consumer.next_sequence <= 6 or consumer.pending:
             await harness.server.change(None, None)
 
 
-async def test_groups_and_steps_that_train_nothing_are_ignored_and_acked(harness: TrainerHarness) -> None:
+async def test_groups_and_steps_that_train_nothing_are_ignored_and_acked(harness):
     document = job()
-    ids = {"namespace": document.namespace, "job": document.job, "uid": document.uid, "agent": "policy"}
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        await harness.version(document, 0)
-        await harness.log(document, GroupUnused(**ids, step=0, index=0, rewards=(1.0, 1.0)))
+    async with harness.training(document):
+        await harness.log(
+            document, GroupUnused(**identity(document), agent="policy", step=0, index=0, rewards=(1.0, 1.0))
+        )
         await harness.close(document, 0, 0)
-        await harness.assign(document, 1, range(2))
-        await harness.close(document, 1, 2)
+        await harness.step(document, 1)
         await harness.version(document, 1)
         consumer = harness.server.stream(subjects.GROUPS).consumers["team-a_sums_policy_trainer"]
         while consumer.next_sequence <= 5 or consumer.pending:
@@ -171,13 +145,11 @@ async def test_groups_and_steps_that_train_nothing_are_ignored_and_acked(harness
     assert (await harness.record(document)).step == 1
 
 
-async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing_of_the_old(
-    harness: TrainerHarness,
-) -> None:
+async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing_of_the_old(harness):
     old = job()
     new = old.model_copy(update={"uid": "uid-new", "seed": 4})
     await harness.admit(old)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.trainer():
         await harness.play(old, 1)
         before = await harness.record(old)
         await harness.admit(new)
@@ -185,17 +157,14 @@ async def test_a_new_job_of_an_old_name_begins_at_version_zero_and_hears_nothing
     after = await harness.record(new)
     assert (after.version, after.step) == (1, 0)
     assert after.epoch > before.epoch
-    assert (await harness.manifest(after)).consumed == ("uid-new-t0", "uid-new-t1")
+    assert (await harness.manifest(after.manifest)).consumed == ("uid-new-t0", "uid-new-t1")
 
 
-async def test_an_outage_of_the_bus_costs_nothing_but_time(
-    harness: TrainerHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_outage_of_the_bus_costs_nothing_but_time(harness, caplog, monkeypatch):
     monkeypatch.setattr(bucket_cache, "REREAD_S", 0.02)
     monkeypatch.setattr(view, "MAX_AGE_S", 0.5)
     document = job()
-    await harness.admit(document)
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.training(document):
         await harness.play(document, 1)
         await harness.assign(document, 1, [0, 1])
         harness.server.available = False
@@ -207,24 +176,13 @@ async def test_an_outage_of_the_bus_costs_nothing_but_time(
     assert (await harness.record(document)).epoch == 0
 
 
-async def test_a_replica_of_the_bus_that_loses_sight_of_all_keys_ends_no_training(
-    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_of_the_bus_that_loses_sight_of_all_keys_ends_no_training(harness, monkeypatch):
     monkeypatch.setattr(bucket_cache, "REREAD_S", 0.02)
     document = job()
     await harness.admit(document)
-    reads, seen_often = itertools.count(1), asyncio.Event()
-
-    async def blind(bucket: MemoryBucket, prefix: str = "") -> list[Entry]:
-        if next(reads) == 40:
-            seen_often.set()
-        return []
-
-    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+    async with harness.trainer():
         await harness.play(document, 1)
-        with monkeypatch.context() as patched:
-            patched.setattr(MemoryBucket, "entries", blind)
-            await seen_often.wait()
+        await blind_bus()
         await harness.play(document, 1, first=1)
     record = await harness.record(document)
     assert (record.version, record.epoch) == (2, 0)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainer.harness import TrainerHarness
+from tests.harness import a_turn
 
 from marlaas_api import wire
-from marlaas_api.messages import Ending, GroupReady, Meter, StopReason, TrajectoryRef, Turn
+from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer.rows import Segment
 from marlaas_worker.trainer.trajectories import (
@@ -24,37 +24,18 @@ from marlaas_worker.trainer.trajectories import (
     segments_of,
 )
 
+IDS = {"uid": "uid", "group": "uid-t0", "episode": "uid-t0-0-1"}
 EXPECTED = Expectation(1.0, 1000, {4: "a" * 64})
 GRPO = Weighing("standardised", max_tokens=4, overlong_tokens=0)
 
 
 def turn(number: int, parent: int | None = None, *, opens: bool | None = None, **changes: Any) -> Turn:
     """Turn n appends ids 10n, 10n + 1 and generates 10n + 5, 10n + 6 with logprobs -n - .5, -n - .6."""
-    made = Turn(
-        namespace="team-a",
-        job="sums",
-        uid="uid",
-        agent="policy",
-        group="uid-t0",
-        member=0,
-        episode="uid-t0-0-1",
-        turn=number,
-        parent=parent,
-        version=4,
-        adapter_sha256="a" * 64,
-        opens_segment=parent is None if opens is None else opens,
-        append="",
-        prompt_ids=pack_ids([10 * number, 10 * number + 1]),
-        output_ids=pack_ids([10 * number + 5, 10 * number + 6]),
-        logprobs=pack_logprobs([-number - 0.5, -number - 0.6]),
-        text="",
-        stop_reason=StopReason.STOP,
-        temperature=1.0,
-        meter=Meter(prompt_tokens=2, output_tokens=2),
-        replica="rollout-0",
-        at=0.0,
-    )
-    return made.model_copy(update=changes)
+    tokens = {"prompt_ids": pack_ids([10 * number, 10 * number + 1])}
+    tokens |= {"output_ids": pack_ids([10 * number + 5, 10 * number + 6])}
+    tokens |= {"logprobs": pack_logprobs([-number - 0.5, -number - 0.6]), "adapter_sha256": "a" * 64}
+    opens = parent is None if opens is None else opens
+    return a_turn(number, parent, **{**IDS, "version": 4, "opens_segment": opens, **tokens, **changes})
 
 
 def group(*leaves: tuple[int, ...]) -> GroupReady:
@@ -62,19 +43,9 @@ def group(*leaves: tuple[int, ...]) -> GroupReady:
         TrajectoryRef(member=member, episode=f"uid-t0-{member}-1", leaves=leaf, reward=float(member))
         for member, leaf in enumerate(leaves)
     )
-    return GroupReady(
-        namespace="team-a",
-        job="sums",
-        uid="uid",
-        agent="policy",
-        step=0,
-        base_version=4,
-        position=0,
-        group="uid-t0",
-        index=0,
-        version=4,
-        trajectories=refs,
-    )
+    place = {"agent": "policy", "step": 0, "position": 0, "group": "uid-t0", "index": 0}
+    names = {"namespace": "team-a", "job": "sums", "uid": "uid"}
+    return GroupReady(**names, **place, base_version=4, version=4, trajectories=refs)
 
 
 def cut(*turns: Turn, leaves: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
@@ -86,17 +57,17 @@ def cut(*turns: Turn, leaves: tuple[int, ...]) -> list[tuple[list[int], list[int
 # segments -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_is_one_segment_with_all_its_turns_trained() -> None:
+def test_a_conversation_is_one_segment_with_all_its_turns_trained():
     assert cut(turn(0), turn(1, 0), leaves=(1,)) == [([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16])]
 
 
-def test_behaviour_logprobs_stand_at_the_tokens_they_belong_to() -> None:
+def test_behaviour_logprobs_stand_at_the_tokens_they_belong_to():
     (part,) = segments_of({0: turn(0), 1: turn(1, 0)}, (1,), 2.5)
     assert np.allclose(part.behaviour, [0, 0, -0.5, -0.6, 0, 0, -1.5, -1.6])
     assert (part.advantage, part.version) == (2.5, 4)
 
 
-def test_a_shared_beginning_is_trained_once_and_context_afterwards() -> None:
+def test_a_shared_beginning_is_trained_once_and_context_afterwards():
     shared = turn(0), turn(1, 0), turn(2, 0)
     assert cut(*shared, leaves=(1, 2)) == [
         ([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16]),
@@ -104,7 +75,7 @@ def test_a_shared_beginning_is_trained_once_and_context_afterwards() -> None:
     ]
 
 
-def test_a_template_that_rewrote_its_past_ends_a_segment_and_opens_another() -> None:
+def test_a_template_that_rewrote_its_past_ends_a_segment_and_opens_another():
     turns = turn(0), turn(1, 0), turn(2, 1, opens=True), turn(3, 2)
     assert cut(*turns, leaves=(3,)) == [
         ([0, 1, 5, 6, 10, 11, 15, 16], [5, 6, 15, 16]),
@@ -112,14 +83,14 @@ def test_a_template_that_rewrote_its_past_ends_a_segment_and_opens_another() -> 
     ]
 
 
-def test_a_leaf_within_another_leafs_conversation_adds_nothing() -> None:
+def test_a_leaf_within_another_leafs_conversation_adds_nothing():
     assert cut(turn(0), turn(1, 0), leaves=(0, 1)) == cut(turn(0), turn(1, 0), leaves=(1,))
 
 
 NOTHING = {"prompt_ids": b"", "output_ids": b"", "logprobs": b"", "stop_reason": StopReason.CONTEXT}
 
 
-def test_a_prompt_that_never_fitted_the_context_leaves_no_segment_and_breaks_nothing() -> None:
+def test_a_prompt_that_never_fitted_the_context_leaves_no_segment_and_breaks_nothing():
     too_long = turn(0, **NOTHING)
     check_turn(too_long, group((0,)), group((0,)).trajectories[0], EXPECTED)
     assert cut(too_long, leaves=(0,)) == []
@@ -127,12 +98,12 @@ def test_a_prompt_that_never_fitted_the_context_leaves_no_segment_and_breaks_not
     assert cut(turn(0), rewritten, leaves=(1,)) == cut(turn(0), leaves=(0,))
 
 
-def test_a_member_in_which_the_agent_never_spoke_has_no_segments() -> None:
+def test_a_member_in_which_the_agent_never_spoke_has_no_segments():
     assert cut(leaves=()) == []
 
 
 @given(data=st.data())
-def test_in_any_tree_of_turns_every_generated_token_is_trained_exactly_once(data: st.DataObject) -> None:
+def test_in_any_tree_of_turns_every_generated_token_is_trained_exactly_once(data):
     size = data.draw(st.integers(1, 9))
     turns = {}
     for number in range(size):
@@ -164,7 +135,7 @@ def played(reward: float, *turns: Turn) -> Trajectory:
     return Trajectory({made.turn: made for made in turns}, (max(made.turn for made in turns),), reward)
 
 
-def test_rewards_are_compared_across_all_groups_that_are_given_together() -> None:
+def test_rewards_are_compared_across_all_groups_that_are_given_together():
     one, two = [played(1.0, turn(0)), played(0.0, turn(0))], [played(1.0, turn(0)), played(1.0, turn(0))]
     centred = Weighing("centred", 4, 0)
     apart = [part.advantage for group in (one, two) for part in centred.segments([group])[0]]
@@ -173,13 +144,13 @@ def test_rewards_are_compared_across_all_groups_that_are_given_together() -> Non
     assert together == [[0.25, -0.75], [0.25, 0.25]]
 
 
-def test_every_segment_of_a_trajectory_has_the_trajectorys_advantage() -> None:
+def test_every_segment_of_a_trajectory_has_the_trajectorys_advantage():
     branched = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 0)}, (1, 2), 1.0)
     (parts,) = Weighing("centred", 4, 0).segments([[branched, played(0.0, turn(0))]])
     assert [part.advantage for part in parts] == [0.5, 0.5, -0.5]
 
 
-def test_every_segment_knows_how_many_tokens_its_trajectory_generated() -> None:
+def test_every_segment_knows_how_many_tokens_its_trajectory_generated():
     rewritten = Trajectory({0: turn(0), 1: turn(1, 0), 2: turn(2, 1, opens=True)}, (2,), 1.0)
     (parts,) = Weighing("centred", 4, 0).segments([[rewritten, played(0.0, turn(0))]])
     assert [int(part.generated.sum()) for part in parts] == [4, 2, 2]
@@ -203,11 +174,11 @@ LONG = {"stop_reason": StopReason.LENGTH}
         (Trajectory({}, (), 0.0), False),
     ],
 )
-def test_an_episode_is_truncated_when_a_limit_ended_it(member: Trajectory, is_truncated: bool) -> None:
+def test_an_episode_is_truncated_when_a_limit_ended_it(member, is_truncated):
     assert member.is_truncated == is_truncated
 
 
-def test_the_overlong_filter_leaves_truncated_episodes_out_and_compares_their_rewards_all_the_same() -> None:
+def test_the_overlong_filter_leaves_truncated_episodes_out_and_compares_their_rewards_all_the_same():
     group = [played(1.0, turn(0)), played(0.0, turn(0, **LONG)), played(0.0, turn(0))]
     (kept,) = Weighing("leave-one-out", 4, 0, filter_overlong=True).segments([group])
     (every,) = Weighing("leave-one-out", 4, 0).segments([group])
@@ -215,7 +186,7 @@ def test_the_overlong_filter_leaves_truncated_episodes_out_and_compares_their_re
     assert [(part.advantage, part.trajectory) for part in kept] == [(1.0, 0), (-0.5, 2)]
 
 
-def test_a_turn_near_the_bound_costs_reward_however_short_the_others() -> None:
+def test_a_turn_near_the_bound_costs_reward_however_short_the_others():
     long = turn(1, 0, output_ids=pack_ids([1, 2, 3]), logprobs=pack_logprobs([-1.0, -1.0, -1.0]))
     group = [played(1.0, turn(0), long), played(1.0, turn(0), turn(1, 0))]
     (parts,) = Weighing("centred", max_tokens=4, overlong_tokens=2).segments([group])
@@ -248,9 +219,7 @@ def test_a_turn_near_the_bound_costs_reward_however_short_the_others() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contradiction(
-    changes: dict[str, Any], text: str
-) -> None:
+def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contradiction(changes, text):
     whole = group((0,))
     check_turn(turn(0), whole, whole.trajectories[0], EXPECTED)
     with pytest.raises(TrajectoryInvalid, match="recorded by rollout-0") as caught:
@@ -261,7 +230,7 @@ def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contrad
 # reading ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewards(harness: TrainerHarness) -> None:
+async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewards(harness):
     for member in (0, 1):
         ids: dict[str, Any] = {"member": member, "episode": f"uid-t0-{member}-1"}
         for made in (turn(0, **ids), turn(1, 0, **ids), turn(2, 1, **ids), turn(3, 0, **ids)):
@@ -271,7 +240,7 @@ async def test_a_group_is_read_from_leaves_to_beginnings_and_weighed_by_its_rewa
     assert np.allclose([part.advantage for part in segments], [-1.0, 1.0, 1.0], atol=1e-4)
 
 
-async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(harness: TrainerHarness) -> None:
+async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(harness):
     large = turn(0, member=0, text="x" * 1000)
     await harness.bus.publish("turn.team-a.sums.uid-t0-0-1.0", await wire.pack(large, harness.blobs, limit_bytes=500))
     await harness.publish_turn(turn(0, member=1, episode="uid-t0-1-1"))
@@ -279,7 +248,7 @@ async def test_a_turn_too_large_for_the_bus_is_read_from_the_blobs(harness: Trai
     assert len(await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)) == 2
 
 
-async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(harness: TrainerHarness) -> None:
+async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(harness):
     await harness.publish_turn(turn(0))
     with pytest.raises(TurnMissing, match=r"turn\.team-a\.sums\.uid-t0-1-1\.0 is not recorded"):
         await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)

@@ -1,28 +1,14 @@
 """What is there, and which of it a pool's trainers have to train."""
 
-from typing import Any
-
 import pytest
+from tests.harness import a_progress
 from tests.trainer.harness import TrainerHarness
-from tests.trainer.jobs import assignment_of, job
+from tests.trainer.jobs import job
 
-from marlaas_api import subjects, wire
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress
+from marlaas_api import subjects
+from marlaas_api.messages import Phase, PolicyRecord
 from marlaas_worker.trainer.assignment import assignments
 from marlaas_worker.trainer.view import TrainerCaches, View, what_decides
-
-
-def progress_of(document: JobDocument, **changes: Any) -> Progress:
-    made = Progress(
-        namespace=document.namespace,
-        job=document.job,
-        uid=document.uid,
-        phase=Phase.RUNNING,
-        admitted=True,
-        reason="Admitted",
-        steps=4,
-    )
-    return made.model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
@@ -37,18 +23,16 @@ def progress_of(document: JobDocument, **changes: Any) -> Progress:
         ({}, {"phase": Phase.FAILED}, False),
     ],
 )
-def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(
-    job_changes: dict[str, Any], progress_changes: dict[str, Any], wanted: bool
-) -> None:
+def test_wanted_are_the_agents_of_admitted_unfinished_jobs_of_the_pool(job_changes, progress_changes, wanted):
     document = job().model_copy(update=job_changes)
-    found = assignments([document], {document.ref.key: progress_of(document, **progress_changes)}, "tiny")
+    found = assignments([document], {document.ref.key: a_progress(document, **progress_changes)}, "tiny")
     assert list(found) == (["team-a.sums.policy"] if wanted else [])
     assert assignments([document], {}, "tiny") == {}
 
 
-def test_an_agent_with_a_pool_of_its_own_belongs_to_that_pool() -> None:
+def test_an_agent_with_a_pool_of_its_own_belongs_to_that_pool():
     document = job(agent={"poolRef": {"name": "large"}})
-    progress = {document.ref.key: progress_of(document)}
+    progress = {document.ref.key: a_progress(document)}
     assert assignments([document], progress, "tiny") == {}
     assert list(assignments([document], progress, "large")) == ["team-a.sums.policy"]
 
@@ -59,24 +43,21 @@ async def view_of(harness: TrainerHarness) -> View:
     return caches.view()
 
 
-def test_a_new_metric_decides_nothing_and_an_admission_does() -> None:
-    progress = progress_of(job())
-    assert what_decides(progress_of(job(), step=3, tokens=500)) == what_decides(progress)
+def test_a_new_metric_decides_nothing_and_an_admission_does():
+    progress = a_progress(job())
+    assert what_decides(a_progress(job(), step=3, tokens=500)) == what_decides(progress)
     for changes in ({"admitted": False}, {"uid": "other"}, {"phase": Phase.FAILED}):
-        assert what_decides(progress_of(job(), **changes)) != what_decides(progress)
+        assert what_decides(a_progress(job(), **changes)) != what_decides(progress)
     assert what_decides(None) != what_decides(progress)
 
 
-async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_with_unreadable_records(
-    harness: TrainerHarness,
-) -> None:
+async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_with_unreadable_records(harness):
     good, bad = job("good"), job("bad")
     for document in (good, bad):
         await harness.admit(document)
-    policy = await harness.bus.bucket(subjects.POLICY)
     record = PolicyRecord(uid=good.uid, epoch=2, holder="trainer-7")
-    await policy.put(assignment_of(good).policy_key, wire.encode(record))
-    await policy.put(assignment_of(bad).policy_key, b"nonsense")
+    await harness.put_policy(record, good)
+    await (await harness.bus.bucket(subjects.POLICY)).put(harness.policy_key(bad), b"nonsense")
     await (await harness.bus.bucket(subjects.JOBS)).put("team-a.worse", b"nonsense")
     replicas = await harness.bus.bucket(subjects.REPLICAS)
     for key in (("trainer", "tiny", "trainer-7"), ("trainer", "large", "trainer-8"), ("rollout", "tiny", "rollout-0")):
@@ -88,9 +69,7 @@ async def test_a_view_has_jobs_records_and_live_trainers_and_leaves_out_agents_w
     assert view.holders == {"trainer-7"}
 
 
-async def test_only_changes_that_matter_wake_the_trainer_and_a_deleted_job_is_not_wanted(
-    harness: TrainerHarness,
-) -> None:
+async def test_only_changes_that_matter_wake_the_trainer_and_a_deleted_job_is_not_wanted(harness):
     woken: list[int] = []
     caches = TrainerCaches(harness.bus, "tiny", lambda: woken.append(1))
     for name in ("a", "b"):
@@ -98,8 +77,7 @@ async def test_only_changes_that_matter_wake_the_trainer_and_a_deleted_job_is_no
     await caches.load()
     assert len(caches.view().wanted) == 2
     num_woken = len(woken)
-    progress = await harness.bus.bucket(subjects.PROGRESS)
-    await progress.put("team-a.b", wire.encode(progress_of(job("b"), step=2)))
+    await harness.put(subjects.PROGRESS, "team-a.b", a_progress(job("b"), step=2))
     await caches.load()
     assert len(woken) == num_woken
     await (await harness.bus.bucket(subjects.JOBS)).delete("team-a.a")

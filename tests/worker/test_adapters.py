@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def random_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path):
     tensors = random_tensors()
     for name, data in write_adapter(tensors, CONFIG).items():
         (tmp_path / name).write_bytes(data)
@@ -43,20 +42,20 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
 
 
-def test_the_same_tensors_in_another_order_give_the_same_bytes_and_digest() -> None:
+def test_the_same_tensors_in_another_order_give_the_same_bytes_and_digest():
     tensors = random_tensors()
     backwards = dict(reversed(tensors.items()))
     assert write_adapter(tensors, CONFIG) == write_adapter(backwards, CONFIG)
     assert tensor_digests(tensors, 2.0) == tensor_digests(backwards, 2.0)
 
 
-def test_the_config_names_the_targets_that_the_tensors_have() -> None:
+def test_the_config_names_the_targets_that_the_tensors_have():
     fields = json.loads(write_adapter(random_tensors(), CONFIG)[CONFIG_FILE])
     assert fields["target_modules"] == ["down_proj", "q_proj"]
     assert (fields["r"], fields["lora_alpha"], fields["bias"], fields["task_type"]) == (4, 8, "none", "CAUSAL_LM")
 
 
-def test_peft_reads_the_config(tmp_path: Path) -> None:
+def test_peft_reads_the_config(tmp_path):
     from peft import LoraConfig
 
     (tmp_path / CONFIG_FILE).write_bytes(write_adapter(random_tensors(), CONFIG)[CONFIG_FILE])
@@ -65,7 +64,7 @@ def test_peft_reads_the_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_digest_is_of_a_cast_and_of_b_cast_then_scaled(dtype: str) -> None:
+def test_the_digest_is_of_a_cast_and_of_b_cast_then_scaled(dtype):
     tensors = random_tensors()
     cast = getattr(torch, dtype)
     held: list[tuple[str, Kind, torch.Tensor]] = []
@@ -77,7 +76,7 @@ def test_the_digest_is_of_a_cast_and_of_b_cast_then_scaled(dtype: str) -> None:
     assert tensor_digest(tensors, 1.5, dtype) == slot_digest(held)
 
 
-def test_a_digest_differs_when_one_bit_one_name_or_the_scaling_differs() -> None:
+def test_a_digest_differs_when_one_bit_one_name_or_the_scaling_differs():
     tensors = random_tensors()
     digest = tensor_digest(tensors, 2.0, "float32")
     nudged = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -89,14 +88,14 @@ def test_a_digest_differs_when_one_bit_one_name_or_the_scaling_differs() -> None
     assert len(set(tensor_digests(tensors, 2.0).values())) == 3
 
 
-def test_a_module_of_zeros_digests_like_a_missing_one() -> None:
+def test_a_module_of_zeros_digests_like_a_missing_one():
     tensors = random_tensors()
     without = {name: tensor for name, tensor in tensors.items() if MODULES[1] not in name}
     zeroed = {name: tensor if name in without else torch.zeros_like(tensor) for name, tensor in tensors.items()}
     assert tensor_digest(zeroed, 2.0, "bfloat16") == tensor_digest(without, 2.0, "bfloat16")
 
 
-def test_an_adapter_has_an_effect_only_if_some_b_is_not_zero() -> None:
+def test_an_adapter_has_an_effect_only_if_some_b_is_not_zero():
     tensors = random_tensors()
     zero = {name: tensor if ".lora_A." in name else torch.zeros_like(tensor) for name, tensor in tensors.items()}
     assert has_effect(tensors)
@@ -127,13 +126,13 @@ def damaged(change: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
         ("without tensors", "without tensors"),
     ],
 )
-def test_what_is_no_adapter_is_refused_by_name(change: str, words: str) -> None:
+def test_what_is_no_adapter_is_refused_by_name(change, words):
     tensors, config = damaged(change)
     with pytest.raises(AdapterInvalid, match=words):
         write_adapter(tensors, config)
 
 
-def test_damaged_or_missing_files_and_other_kinds_of_adapter_are_refused(tmp_path: Path) -> None:
+def test_damaged_or_missing_files_and_other_kinds_of_adapter_are_refused(tmp_path):
     files = write_adapter(random_tensors(), CONFIG)
     dora = json.dumps({**json.loads(files[CONFIG_FILE]), "use_dora": True}).encode()
     for broken, words in (

@@ -17,7 +17,7 @@ from marlaas_worker.device_errors import first_line, is_out_of_memory, says_lost
         "CUDA error: misaligned address",
     ],
 )
-def test_after_these_words_a_process_can_do_nothing_more_on_its_device(words: str) -> None:
+def test_after_these_words_a_process_can_do_nothing_more_on_its_device(words):
     assert says_lost(words)
     assert not is_out_of_memory(RuntimeError(words))
 
@@ -34,7 +34,7 @@ def test_after_these_words_a_process_can_do_nothing_more_on_its_device(words: st
         MemoryError(),
     ],
 )
-def test_these_are_errors_of_memory_and_the_device_lives_on(error: Exception) -> None:
+def test_these_are_errors_of_memory_and_the_device_lives_on(error):
     assert is_out_of_memory(error)
     assert not says_lost(str(error))
 
@@ -47,12 +47,12 @@ def test_these_are_errors_of_memory_and_the_device_lives_on(error: Exception) ->
         ValueError("out of memory"),
     ],
 )
-def test_these_are_neither(error: Exception) -> None:
+def test_these_are_neither(error):
     assert not is_out_of_memory(error)
     assert not says_lost(str(error))
 
 
-def test_of_a_long_error_the_first_line_is_told() -> None:
+def test_of_a_long_error_the_first_line_is_told():
     assert (
         first_line(RuntimeError("CUDA error: unknown error\nFor debugging consider ..."))
         == "RuntimeError: CUDA error: unknown error"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marlaas_worker.fair_queue import FairQueue, Ticket
 
 
-def test_the_smallest_usage_divided_by_weight_is_served_first() -> None:
+def test_the_smallest_usage_divided_by_weight_is_served_first():
     queue: FairQueue[str] = FairQueue()
     queue.set_weight("b", 2.0)
     for number in range(3):
@@ -24,7 +24,7 @@ def test_the_smallest_usage_divided_by_weight_is_served_first() -> None:
     assert (queue.usage("a"), queue.usage("b")) == (12, 6)
 
 
-def test_jobs_of_a_tenant_share_its_service() -> None:
+def test_jobs_of_a_tenant_share_its_service():
     queue: FairQueue[str] = FairQueue()
     for number in range(4):
         queue.push("a", "long", f"long{number}", cost=3)
@@ -33,18 +33,17 @@ def test_jobs_of_a_tenant_share_its_service() -> None:
     assert served == ["long0", "short0", "short1", "short2", "long1", "short3"]
 
 
-def test_the_real_cost_replaces_the_estimate() -> None:
+def test_the_real_cost_replaces_the_estimate():
     queue: FairQueue[str] = FairQueue()
     queue.open("a", "job")
     queue.push("a", "job", "x", cost=10)
     ticket = queue.pop()
-    assert ticket is not None
     assert queue.usage("a") == 10
     queue.settle(ticket, 4)
     assert queue.usage("a") == 4
 
 
-def test_a_removed_request_costs_nothing_and_is_not_served() -> None:
+def test_a_removed_request_costs_nothing_and_is_not_served():
     queue: FairQueue[str] = FairQueue()
     first, second = (queue.push("a", "job", item, cost=5) for item in "xy")
     queue.remove(first)
@@ -53,7 +52,7 @@ def test_a_removed_request_costs_nothing_and_is_not_served() -> None:
     assert queue.usage("a") == 5
 
 
-def test_an_idle_tenant_saves_up_no_credit() -> None:
+def test_an_idle_tenant_saves_up_no_credit():
     queue: FairQueue[str] = FairQueue()
     queue.open("a", "job")
     queue.open("b", "job")
@@ -67,7 +66,7 @@ def test_an_idle_tenant_saves_up_no_credit() -> None:
     assert queue.usage("c") == 100, "as the last active one"
 
 
-def test_a_tool_call_does_not_erase_credit() -> None:
+def test_a_tool_call_does_not_erase_credit():
     queue: FairQueue[str] = FairQueue()
     queue.open("a", "job")
     queue.open("b", "job")
@@ -76,7 +75,7 @@ def test_a_tool_call_does_not_erase_credit() -> None:
     assert queue.usage("a") == 0
 
 
-def test_usage_beyond_the_others_is_not_forgiven_by_leaving() -> None:
+def test_usage_beyond_the_others_is_not_forgiven_by_leaving():
     queue: FairQueue[str] = FairQueue()
     queue.open("a", "job")
     queue.open("b", "job")
@@ -86,20 +85,19 @@ def test_usage_beyond_the_others_is_not_forgiven_by_leaving() -> None:
     assert queue.usage("b") == 50
 
 
-def test_memory_is_bounded_by_what_is_active() -> None:
+def test_memory_is_bounded_by_what_is_active():
     queue: FairQueue[int] = FairQueue()
     queue.open("stays", "job")
     for number in range(1000):
         queue.push(f"tenant-{number}", f"job-{number}", number, cost=1)
         ticket = queue.pop()
-        assert ticket is not None
         queue.settle(ticket, 1)
         queue.charge("stays", "job", 2)
     assert len(queue._accounts._by_name) <= 2
     assert len(queue._tenants) <= 2
 
 
-def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_then_waited_for() -> None:
+def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_then_waited_for():
     queue: FairQueue[str] = FairQueue(max_passed=25)
     queue.push("a", "job", "giant", cost=1, size=100)
     for number in range(5):
@@ -107,13 +105,12 @@ def test_a_request_that_does_not_fit_is_passed_for_a_bounded_amount_then_waited_
     assert [ticket.item for _ in range(2) if (ticket := queue.pop(room=50))] == ["b0", "b1"]
     assert queue.pop(room=50) is None, "30 would pass it"
     giant = queue.pop(room=100)
-    assert giant is not None
     assert giant.item == "giant"
     assert [ticket.item for _ in range(3) if (ticket := queue.pop(room=50))] == ["b2", "b3", "b4"]
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_weight_that_is_no_positive_number_is_refused(weight: float) -> None:
+def test_a_weight_that_is_no_positive_number_is_refused(weight):
     with pytest.raises(ValueError, match="tenant a has weight"):
         FairQueue[str]().set_weight("a", weight)
 
@@ -144,7 +141,6 @@ class Trace:
     def step(self) -> None:
         """Serve one request and end a random number of requests in flight."""
         ticket = self.queue.pop()
-        assert ticket is not None
         self.in_flight.append(ticket)
         self.served[ticket.tenant] += ticket.item
         self.errors[ticket.tenant] += abs(ticket.charged - ticket.item)
@@ -163,9 +159,7 @@ class Trace:
     g=st.floats(0.1, 10),
     most_in_flight=st.integers(0, 20),
 )
-def test_the_services_of_two_busy_tenants_differ_by_no_more_than_the_bound(
-    seed: int, f: float, g: float, most_in_flight: int
-) -> None:
+def test_the_services_of_two_busy_tenants_differ_by_no_more_than_the_bound(seed, f, g, most_in_flight):
     trace = Trace(seed, {"f": f, "g": g, "other": 1.0}, most_in_flight)
     for number in range(300):
         trace.keep_queued("f")
@@ -181,7 +175,7 @@ def test_the_services_of_two_busy_tenants_differ_by_no_more_than_the_bound(
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), num_jobs=st.integers(1, 100))
-def test_many_jobs_gain_a_tenant_nothing(seed: int, num_jobs: int) -> None:
+def test_many_jobs_gain_a_tenant_nothing(seed, num_jobs):
     chosen = random.Random(seed)
     queue: FairQueue[None] = FairQueue()
     for number in range(400):
@@ -190,7 +184,6 @@ def test_many_jobs_gain_a_tenant_nothing(seed: int, num_jobs: int) -> None:
     served: Counter[str] = Counter()
     for _ in range(300):
         ticket = queue.pop()
-        assert ticket is not None
         served[ticket.tenant] += int(ticket.charged)
     assert abs(served["one"] - served["many"]) <= 18
 
@@ -200,9 +193,7 @@ def test_many_jobs_gain_a_tenant_nothing(seed: int, num_jobs: int) -> None:
     sizes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100)), min_size=1, max_size=60),
     max_passed=st.integers(0, 200),
 )
-def test_it_conserves_work_and_passes_nobody_for_more_than_allowed(
-    sizes: list[tuple[str, int]], max_passed: int
-) -> None:
+def test_it_conserves_work_and_passes_nobody_for_more_than_allowed(sizes, max_passed):
     queue: FairQueue[int] = FairQueue(max_passed)
     tickets = [queue.push(tenant, "job", number, cost=size, size=size) for number, (tenant, size) in enumerate(sizes)]
     room, running = 100.0, deque[Ticket[int]]()

@@ -69,7 +69,7 @@ async def raw(port: int, request: bytes) -> bytes:
     return answer
 
 
-async def test_a_worker_lives_before_it_is_ready() -> None:
+async def test_a_worker_lives_before_it_is_ready():
     metrics = Metrics()
     async with health_server(0, metrics) as port:
         assert await get(port, "/livez") == (200, "ok\n")
@@ -79,13 +79,13 @@ async def test_a_worker_lives_before_it_is_ready() -> None:
         assert await get(port, "/readyz", "HEAD") == (200, "")
 
 
-async def test_a_worker_whose_process_can_do_nothing_more_asks_for_its_restart() -> None:
+async def test_a_worker_whose_process_can_do_nothing_more_asks_for_its_restart():
     metrics = Metrics(alive=lambda: False)
     async with health_server(0, metrics) as port:
         assert await get(port, "/livez") == (503, "not alive\n")
 
 
-async def test_figures_are_those_of_the_moment() -> None:
+async def test_figures_are_those_of_the_moment():
     report = ReplicaReport(
         role="trainer", pool="p", replica="t", num_running=1, busy_s=1.5, wall_s=60, job_engine_s={"u": 1.25, "old": 9}
     )
@@ -96,7 +96,7 @@ async def test_figures_are_those_of_the_moment() -> None:
         assert "marlaas_trainer_busy_seconds_total 2.5\n" in (await get(port, "/metrics"))[1]
 
 
-def test_samples_of_one_name_stand_together_and_labels_are_escaped() -> None:
+def test_samples_of_one_name_stand_together_and_labels_are_escaped():
     def sample(name: str, label: str) -> Sample:
         return Sample(name, "gauge", "Text.", 1, {"class": label})
 
@@ -109,13 +109,13 @@ def test_samples_of_one_name_stand_together_and_labels_are_escaped() -> None:
 @pytest.mark.parametrize(
     ("path", "method", "status"), [("/", "GET", 404), ("/secrets", "GET", 404), ("/livez", "POST", 405)]
 )
-async def test_there_is_nothing_else(path: str, method: str, status: int) -> None:
+async def test_there_is_nothing_else(path, method, status):
     async with health_server(0, Metrics()) as port:
         assert (await get(port, path, method))[0] == status
 
 
 @pytest.mark.parametrize("request_", [b"hello\r\n\r\n", b"\xff\xff /livez HTTP/1.1\r\n\r\n", b"GET /" + b"x" * 16384])
-async def test_what_is_no_request_is_refused_and_harms_nobody(request_: bytes) -> None:
+async def test_what_is_no_request_is_refused_and_harms_nobody(request_):
     async with health_server(0, Metrics()) as port:
         with contextlib.suppress(ConnectionResetError):
             assert (await raw(port, request_)).split()[1] == b"400"
@@ -123,15 +123,13 @@ async def test_what_is_no_request_is_refused_and_harms_nobody(request_: bytes) -
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost: x\r\n"])
-async def test_a_client_that_sends_no_complete_request_is_disconnected(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_sends_no_complete_request_is_disconnected(sent, monkeypatch):
     monkeypatch.setattr(health, "REQUEST_S", 0.05)
     async with health_server(0, Metrics()) as port, asyncio.timeout(10):
         assert await raw(port, sent) == b""
 
 
-async def test_endpoints_run_in_the_roles_own_event_loop() -> None:
+async def test_endpoints_run_in_the_roles_own_event_loop():
     loops: list[asyncio.AbstractEventLoop] = []
     metrics = Metrics(alive=lambda: not loops.append(asyncio.get_running_loop()))  # type: ignore[func-returns-value]
     async with health_server(0, metrics) as port:
@@ -139,7 +137,7 @@ async def test_endpoints_run_in_the_roles_own_event_loop() -> None:
     assert loops == [asyncio.get_running_loop()]
 
 
-async def test_a_taken_port_is_an_error_that_names_it() -> None:
+async def test_a_taken_port_is_an_error_that_names_it():
     async with health_server(0, Metrics()) as port:
         with pytest.raises(InvalidInput, match=f"--health {port}: .*in use"):
             async with health_server(port, Metrics()):
@@ -154,7 +152,6 @@ async def orchestrator(url: str, folder: Path, name: str) -> AsyncIterator[tuple
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        assert process.stderr is not None
         async for line in process.stderr:
             if b"health at port " in line:
                 yield process, int(line.rsplit(b" ", 1)[1])
@@ -172,7 +169,7 @@ async def until(port: int, path: str, condition: Callable[[int, str], bool]) -> 
     return answer[1]
 
 
-async def test_a_leader_and_its_standby_are_ready_until_the_bus_goes(tmp_path: Path) -> None:
+async def test_a_leader_and_its_standby_are_ready_until_the_bus_goes(tmp_path):
     async with (
         EmbeddedNats(tmp_path / "nats") as server,
         orchestrator(server.url, tmp_path, "one") as (_, first),

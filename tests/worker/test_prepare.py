@@ -50,7 +50,7 @@ def pod(tmp_path: Path) -> Pod:
     return Pod(tmp_path)
 
 
-def test_a_folder_of_the_machine_is_looked_for_and_the_pool_is_otherwise_the_same(pod: Pod) -> None:
+def test_a_folder_of_the_machine_is_looked_for_and_the_pool_is_otherwise_the_same(pod):
     folder = write_model(pod.folder / "model")
     pod.give(path=str(folder))
     assert pod.run() == (0, f"pool small: the model is in {folder}")
@@ -60,7 +60,7 @@ def test_a_folder_of_the_machine_is_looked_for_and_the_pool_is_otherwise_the_sam
     assert pod.model_path == str(folder)
 
 
-def test_a_volume_is_looked_into_where_it_is_mounted(pod: Pod) -> None:
+def test_a_volume_is_looked_into_where_it_is_mounted(pod):
     folder = write_model(pod.folder / "mount" / "models" / "a")
     pod.variables["MARLAAS_MODEL_MOUNT"] = str(pod.folder / "mount")
     pod.give(pvc={"claimName": "models", "path": "/models/a"})
@@ -68,7 +68,7 @@ def test_a_volume_is_looked_into_where_it_is_mounted(pod: Pod) -> None:
     assert pod.model_path == str(folder)
 
 
-def test_a_builtin_model_is_there_once_for_pods_that_start_at_once(pod: Pod) -> None:
+def test_a_builtin_model_is_there_once_for_pods_that_start_at_once(pod):
     folder = prepare("tiny")
     pod.variables["MARLAAS_CACHE"] = str(folder.parent.parent)
     pod.give(builtin="tiny")
@@ -77,7 +77,7 @@ def test_a_builtin_model_is_there_once_for_pods_that_start_at_once(pod: Pod) -> 
     assert pod.model_path == str(folder)
 
 
-def test_a_model_of_the_hub_is_fetched_with_the_token_into_the_shared_cache(pod: Pod) -> None:
+def test_a_model_of_the_hub_is_fetched_with_the_token_into_the_shared_cache(pod):
     pod.variables["MARLAAS_CACHE"] = str(pod.folder / "cache")
     pod.give(hub={"id": "some/model", "revision": COMMIT})
     with serving("some/model", write_model(pod.folder / "at-the-hub")) as hub:
@@ -104,7 +104,7 @@ def test_a_model_of_the_hub_is_fetched_with_the_token_into_the_shared_cache(pod:
         ),
     ],
 )
-def test_what_only_a_person_can_mend_is_said_in_the_last_line(pod: Pod, model: dict[str, object], words: str) -> None:
+def test_what_only_a_person_can_mend_is_said_in_the_last_line(pod, model, words):
     pod.give(**model)
     code, said = pod.run()
     assert code == 2
@@ -112,7 +112,7 @@ def test_what_only_a_person_can_mend_is_said_in_the_last_line(pod: Pod, model: d
     assert not pod.out.exists()
 
 
-def test_a_pool_file_that_is_none_is_said_in_the_last_line(pod: Pod) -> None:
+def test_a_pool_file_that_is_none_is_said_in_the_last_line(pod):
     assert pod.run() == (2, f"--pool-file {pod.pool_file}: No such file or directory")
     pod.pool_file.write_text("{}")
     code, said = pod.run()

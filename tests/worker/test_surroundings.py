@@ -23,7 +23,7 @@ print(os.environ["HOME"], getpass.getuser(), default_cache_dir())
 """
 
 
-def test_where_there_is_a_home_nothing_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_a_home_nothing_is_touched(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -33,7 +33,7 @@ def test_where_there_is_a_home_nothing_is_touched(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "scratch").exists()
 
 
-def test_without_a_home_there_is_one_below_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_there_is_one_below_scratch(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "gone"))
     monkeypatch.setenv("USER", "somebody")
     make_home(tmp_path / "scratch")
@@ -43,7 +43,7 @@ def test_without_a_home_there_is_one_below_scratch(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become a user that no password file knows")
-def test_a_user_that_nobody_knows_can_use_torchs_compiler() -> None:
+def test_a_user_that_nobody_knows_can_use_torchs_compiler():
     with tempfile.TemporaryDirectory() as scratch:
         os.chown(scratch, 10001, 10001)
         done = subprocess.run(

@@ -24,12 +24,12 @@ async def harness(tmp_path: Path) -> AsyncIterator[RolloutHarness]:
 @pytest.fixture
 async def nats_harness(tmp_path: Path) -> AsyncIterator[NatsRolloutHarness]:
     async with EmbeddedNats(tmp_path / "nats") as nats:
-        bus = await connect(nats.url, name="test")
-        await bus.ensure()
-        made = NatsRolloutHarness(tmp_path, nats, bus)
+        made = NatsRolloutHarness(tmp_path, dial=lambda name: connect(nats.url, name=name))
+        made.nats, made.bus = nats, await made.connect("test")
+        await made.bus.ensure()
         yield made
         await made.close()
-        await bus.close()
+        await made.bus.close()
 
 
 @pytest.fixture

@@ -169,7 +169,6 @@ class ScriptedEngine:
         return self._down is not None and not self._down.done()
 
     async def _let_go(self) -> None:
-        assert self._down is not None
         opened = asyncio.ensure_future(self.open.wait())
         try:
             await asyncio.wait((opened, self._down), return_when=asyncio.FIRST_COMPLETED)

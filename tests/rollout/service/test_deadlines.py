@@ -1,18 +1,14 @@
 """Requests that end otherwise than by a result: at their deadline, or when the replica stops."""
 
 import asyncio
-from typing import Any
-
-import pytest
 
 from marlaas_api import subjects
 from marlaas_api.messages import ReplyPhase
 from marlaas_worker.rollout import requests, service
 
 
-async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(harness: Any, shut_engine: Any) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(harness, shut_engine):
+    _, job = await harness.serving(shut_engine)
     await harness.verified("rollout-0", job.adapter(0))
     reply = await harness.ask(job.request(deadline_s=2.0))
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, True)
@@ -20,9 +16,8 @@ async def test_a_request_fails_at_its_deadline_and_says_what_it_was_at(harness: 
     await shut_engine.aborted.wait()
 
 
-async def test_asking_again_prolongs_the_deadline(harness: Any, shut_engine: Any) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+async def test_asking_again_prolongs_the_deadline(harness, shut_engine):
+    _, job = await harness.serving(shut_engine)
     impatient = job.request(index=1, deadline_s=1.0)
     async with (
         harness.asking(job.request(deadline_s=1.0)) as asked,
@@ -34,11 +29,8 @@ async def test_asking_again_prolongs_the_deadline(harness: Any, shut_engine: Any
         assert (await asked.end()).phase is ReplyPhase.RESULT
 
 
-async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(harness, shut_engine, monkeypatch):
+    _, job = await harness.serving(shut_engine)
     await harness.verified("rollout-0", job.adapter(0))
     monkeypatch.setattr(requests, "MAX_DEADLINE_S", 1.0)
     async with harness.asking(job.request()) as kept, harness.asking(job.request(index=1)) as forgotten:
@@ -51,9 +43,7 @@ async def test_a_request_lives_on_while_its_sandbox_says_that_it_waits(
         assert (await kept.end()).phase is ReplyPhase.RESULT
 
 
-async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(harness, shut_engine, monkeypatch):
     dropped, let_go = asyncio.Event(), shut_engine._let_go
 
     async def slowly() -> None:
@@ -64,8 +54,7 @@ async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(
             raise
 
     monkeypatch.setattr(shut_engine, "_let_go", slowly)
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+    _, job = await harness.serving(shut_engine)
     await harness.verified("rollout-0", job.adapter(0))
     async with harness.asking(job.request(deadline_s=0.5)) as first:
         await shut_engine.aborted.wait()
@@ -77,18 +66,14 @@ async def test_a_request_that_is_just_being_dropped_may_be_asked_for_again(
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
-async def test_an_agent_without_a_version_is_named_at_the_deadline(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job(agents=[{"name": "policy"}, {"name": "critic"}])
+async def test_an_agent_without_a_version_is_named_at_the_deadline(harness):
+    _, job = await harness.serving(agents=[{"name": "policy"}, {"name": "critic"}])
     reply = await harness.ask(job.request(agent="critic", deadline_s=0.1))
     assert (reply.retryable, "no version of agent critic was verified yet" in reply.error) == (True, True)
 
 
-async def test_a_record_that_the_bus_does_not_take_waits_and_is_not_generated_again(
-    harness: Any, shut_engine: Any
-) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+async def test_a_record_that_the_bus_does_not_take_waits_and_is_not_generated_again(harness, shut_engine):
+    _, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()) as asked:
         await shut_engine.called.wait()
         harness.server.available = False
@@ -101,8 +86,8 @@ async def test_a_record_that_the_bus_does_not_take_waits_and_is_not_generated_ag
     assert len(shut_engine.calls) == 1
 
 
-async def test_a_stopping_replica_ends_what_it_began_and_takes_nothing_new(harness: Any, shut_engine: Any) -> None:
-    replica, job = await harness.replica(engine=shut_engine), await harness.job()
+async def test_a_stopping_replica_ends_what_it_began_and_takes_nothing_new(harness, shut_engine):
+    replica, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()) as asked:
         await shut_engine.called.wait()
         replica.context.stop.set()
@@ -116,11 +101,9 @@ async def test_a_stopping_replica_ends_what_it_began_and_takes_nothing_new(harne
     assert not await shut_engine.healthy()
 
 
-async def test_what_does_not_end_in_time_is_handed_back(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_does_not_end_in_time_is_handed_back(harness, shut_engine, monkeypatch):
     monkeypatch.setattr(service, "DRAIN_S", 0.05)
-    replica, job = await harness.replica(engine=shut_engine), await harness.job()
+    replica, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()) as asked:
         await shut_engine.called.wait()
         await replica.stop()

@@ -1,6 +1,4 @@
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -8,25 +6,24 @@ from marlaas_api.errors import Permanent
 from marlaas_api.messages import ReplyPhase
 from marlaas_worker.rollout import generation, requests, supervised_engine
 from marlaas_worker.rollout.self_test import SelfTestFailed
+from marlaas_worker.rollout.service import serve_engine
 
 
-async def test_requests_outlive_the_engine(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_requests_outlive_the_engine(harness, make_engine):
     engine = make_engine(deaths=1)
-    await harness.replica(engine=engine)
-    job = await harness.job()
+    _, job = await harness.serving(engine)
     reply = await harness.ask(job.request())
     assert (reply.phase, reply.text) == (ReplyPhase.RESULT, "yes")
     assert engine.starts == 2
     assert engine.loads == [job.adapter(0).engine_name] * 2
     report = await harness.report("rollout-0", lambda report: report.restarts == 1 and len(report.verified) > 0)
     assert (report.ready, report.verified) == (True, (job.adapter(0).engine_name,))
-    event = await harness.story("EngineRestarted")
+    event = await harness.emitted(job.document, "EngineRestarted")
     assert "this request killed it" in event.message
 
 
-async def test_many_requests_that_see_one_death_cause_one_restart(harness: Any, shut_engine: Any) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+async def test_many_requests_that_see_one_death_cause_one_restart(harness, shut_engine):
+    _, job = await harness.serving(shut_engine)
     asked = [asyncio.ensure_future(harness.ask(job.request(index=index))) for index in range(8)]
     while len(shut_engine.calls) < 8:
         shut_engine.called.clear()
@@ -37,28 +34,22 @@ async def test_many_requests_that_see_one_death_cause_one_restart(harness: Any, 
     assert shut_engine.starts == 2
 
 
-async def test_a_request_under_which_the_engine_always_dies_is_refused(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, make_engine, monkeypatch):
     monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0,))
     engine = make_engine(deaths=3)
-    await harness.replica(engine=engine)
-    job = await harness.job()
+    _, job = await harness.serving(engine)
     reply = await harness.ask(job.request())
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert reply.error == "the engine failed 3 times while it ran turn uid1-t0-0-1.0; last: this request killed it"
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
-async def test_a_request_outside_the_engine_has_no_part_in_its_death(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_outside_the_engine_has_no_part_in_its_death(harness, make_engine, monkeypatch):
     monkeypatch.setattr(generation, "MAX_ENGINE_FAILURES", 1)
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     engine = make_engine(limits={"max_num_seqs": 1})
     engine.open.clear()
-    await harness.replica(engine=engine)
-    job = await harness.job()
+    _, job = await harness.serving(engine)
     async with harness.asking(job.request()) as inside:
         await engine.called.wait()
         async with harness.asking(job.request(index=1)) as outside:
@@ -69,13 +60,10 @@ async def test_a_request_outside_the_engine_has_no_part_in_its_death(
             assert (await outside.end()).phase is ReplyPhase.RESULT
 
 
-async def test_an_idle_engine_that_hangs_is_noticed(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_engine_that_hangs_is_noticed(harness, make_engine, monkeypatch):
     monkeypatch.setattr(supervised_engine, "HEALTH_CHECK_S", 0.01)
     engine = make_engine()
-    await harness.replica(engine=engine)
-    job = await harness.job()
+    _, job = await harness.serving(engine)
     await harness.verified("rollout-0", job.adapter(0))
     engine.die("hangs")
     await harness.report(
@@ -84,9 +72,7 @@ async def test_an_idle_engine_that_hangs_is_noticed(
     assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
 
 
-async def test_while_its_engine_is_down_a_replica_leaves_episodes_to_others(
-    harness: Any, make_engine: Callable[..., Any]
-) -> None:
+async def test_while_its_engine_is_down_a_replica_leaves_episodes_to_others(harness, make_engine):
     engine = make_engine()
     replica = await harness.replica("rollout-0", engine)
     await harness.replica("rollout-1")
@@ -100,17 +86,14 @@ async def test_while_its_engine_is_down_a_replica_leaves_episodes_to_others(
     assert replica.engine.calls == []
 
 
-async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(harness, make_engine, monkeypatch):
     monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0, 0.0))
 
     async def refuses() -> None:
         raise Permanent("no memory")
 
     engine = make_engine(deaths=1)
-    replica = await harness.replica(engine=engine)
-    job = await harness.job()
+    replica, job = await harness.serving(engine)
     engine.restart = refuses
     async with harness.asking(job.request()):
         with pytest.raises(BaseExceptionGroup) as ended:
@@ -119,9 +102,7 @@ async def test_an_engine_that_does_not_come_back_ends_the_role_with_its_words(
 
 
 @pytest.mark.parametrize("incarnation", ["first", "second"])
-async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role(
-    harness: Any, make_engine: Callable[..., Any], incarnation: str
-) -> None:
+async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role(harness, make_engine, incarnation):
     """It is not started again within the process: the same engine would fail again, and nobody would hear of it."""
     engine = make_engine(applies=incarnation == "second")
     await harness.calibrate(engine)
@@ -142,7 +123,7 @@ async def test_an_engine_that_fails_its_self_test_never_serves_and_ends_the_role
     assert engine.calls == []
 
 
-async def test_an_engine_waits_for_its_calibration_and_says_so(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_an_engine_waits_for_its_calibration_and_says_so(harness, make_engine):
     engine = make_engine()
     await harness.begin("rollout-0", engine)
 
@@ -161,12 +142,9 @@ async def test_an_engine_waits_for_its_calibration_and_says_so(harness: Any, mak
     assert (await harness.ask((await harness.job()).request())).text == "yes"
 
 
-async def test_a_role_told_to_stop_while_its_engine_starts_stops(harness: Any, make_engine: Callable[..., Any]) -> None:
-    from marlaas_worker.role import RoleContext
-    from marlaas_worker.rollout.service import serve_engine
-
+async def test_a_role_told_to_stop_while_its_engine_starts_stops(harness, make_engine):
     engine = make_engine()
     engine.start = asyncio.Event().wait
-    context = RoleContext("rollout-0", harness.server.connect("rollout-0"), harness.blobs, harness.scratch)
+    context = await harness.context("rollout-0")
     context.stop.set()
     await serve_engine(context, "pool", None, engine)  # type: ignore[arg-type]

@@ -1,31 +1,24 @@
 """The role on a real nats-server: what the fake cannot show."""
 
-from typing import Any
-
 from marlaas_api.messages import ReplyPhase
 
 
-async def test_turns_and_versions_over_a_real_server(nats_harness: Any) -> None:
+async def test_turns_and_versions_over_a_real_server(nats_harness):
     harness = nats_harness
-    await harness.replica()
-    job = await harness.job()
+    _, job = await harness.serving()
     await harness.verified("rollout-0", job.adapter(0))
     for number in range(3):
         assert (await harness.ask(job.request(turn=number))).phase is ReplyPhase.RESULT
-    await harness.commit(job, 1)
-    await harness.verified("rollout-0", job.adapter(1))
+    await harness.commit_verified(job, 1)
     await harness.ask(job.request(index=1))
     turns = [await harness.turn(job.request(turn=2)), await harness.turn(job.request(index=1))]
     assert [(turn.version, turn.opens_segment) for turn in turns] == [(0, False), (1, True)]
-    assert (await harness.story("VersionVerified")).uid == job.uid
+    assert (await harness.emitted(job.document, "VersionVerified")).uid == job.uid
 
 
-async def test_a_killed_server_loses_no_turn_and_costs_no_second_generation(
-    nats_harness: Any, shut_engine: Any
-) -> None:
+async def test_a_killed_server_loses_no_turn_and_costs_no_second_generation(nats_harness, shut_engine):
     harness = nats_harness
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+    _, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()):
         await shut_engine.called.wait()
         await harness.nats.kill()
@@ -36,10 +29,9 @@ async def test_a_killed_server_loses_no_turn_and_costs_no_second_generation(
     assert len(shut_engine.calls) == 1
 
 
-async def test_a_replica_taken_over_on_a_real_server_goes_on_with_the_conversation(nats_harness: Any) -> None:
+async def test_a_replica_taken_over_on_a_real_server_goes_on_with_the_conversation(nats_harness):
     harness = nats_harness
-    first = await harness.replica("rollout-0")
-    job = await harness.job()
+    first, job = await harness.serving()
     await harness.ask(job.request(turn=0))
     await first.kill()
     second = await harness.replica("rollout-1")

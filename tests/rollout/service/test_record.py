@@ -1,39 +1,16 @@
-import pytest
+from tests.harness import a_turn
 
 from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
-from marlaas_api.messages import Meter, StopReason, Turn
-from marlaas_api.wire import pack_ids, pack_logprobs
+from marlaas_api.messages import Turn
 from marlaas_worker.rollout import turn_log
 from marlaas_worker.rollout.turn_log import TurnLog
 
 
 def turn(number: int, text: str = "yes", append: str = "text") -> Turn:
-    return Turn(
-        namespace="team",
-        job="job",
-        uid="u",
-        agent="policy",
-        group="u-t0",
-        member=0,
-        episode="u-t0-0-1",
-        turn=number,
-        parent=number - 1 if number else None,
-        version=0,
-        adapter_sha256="",
-        opens_segment=not number,
-        append=append,
-        prompt_ids=pack_ids([1, 2]),
-        output_ids=pack_ids([3]),
-        logprobs=pack_logprobs([-1.0]),
-        text=text,
-        stop_reason=StopReason.LENGTH,
-        temperature=1.0,
-        meter=Meter(prompt_tokens=2, output_tokens=1),
-        replica="r",
-        at=0.0,
-    )
+    names = {"namespace": "team", "job": "job", "uid": "u", "group": "u-t0", "episode": "u-t0-0-1"}
+    return a_turn(number, number - 1 if number else None, **names, text=text, append=append)
 
 
 async def ready_bus() -> MemoryBus:
@@ -42,7 +19,7 @@ async def ready_bus() -> MemoryBus:
     return bus
 
 
-async def test_the_first_record_of_a_turn_is_the_turn() -> None:
+async def test_the_first_record_of_a_turn_is_the_turn():
     log = TurnLog(await ready_bus(), MemoryBlobs())
     assert await log.record(turn(0, "first")) == turn(0, "first")
     assert await log.record(turn(0, "second")) == turn(0, "first")
@@ -50,14 +27,14 @@ async def test_the_first_record_of_a_turn_is_the_turn() -> None:
     assert await log.find("team", "job", "u-t0-0-1", 1) is None
 
 
-async def test_an_episode_is_read_at_once() -> None:
+async def test_an_episode_is_read_at_once():
     log = TurnLog(await ready_bus(), MemoryBlobs())
     for number in range(3):
         await log.record(turn(number))
     assert await log.episode("team", "job", "u-t0-0-1") == {number: turn(number) for number in range(3)}
 
 
-async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store() -> None:
+async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store():
     bus, blobs = await ready_bus(), MemoryBlobs()
     log = TurnLog(bus, blobs)
     large = turn(0, append="x" * bus.max_payload_bytes)
@@ -78,7 +55,7 @@ class AwayTwice(MemoryBlobs):
         return await super().put(folder, filename, data)
 
 
-async def test_recording_waits_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recording_waits_for_a_store_that_is_away(monkeypatch):
     monkeypatch.setattr(turn_log, "_FIRST_WAIT_S", 0.001)
     bus, blobs = await ready_bus(), AwayTwice()
     large = turn(0, append="x" * bus.max_payload_bytes)

@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ from marlaas_api.messages import ReplyPhase
 from marlaas_worker.rollout import requests
 
 
-async def test_a_request_asked_twice_is_generated_once_and_answered_twice(harness: Any, shut_engine: Any) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+async def test_a_request_asked_twice_is_generated_once_and_answered_twice(harness, shut_engine):
+    _, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()) as one, harness.asking(job.request()) as other:
         await other.until(ReplyPhase.ACCEPTED)
         shut_engine.open.set()
@@ -19,15 +17,14 @@ async def test_a_request_asked_twice_is_generated_once_and_answered_twice(harnes
     assert len(shut_engine.calls) == 1
 
 
-async def test_an_answered_request_is_answered_again_without_generating(harness: Any) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_an_answered_request_is_answered_again_without_generating(harness):
+    replica, job = await harness.serving()
     assert await harness.ask(job.request()) == await harness.ask(job.request())
     assert len(replica.engine.calls) == 1
 
 
-async def test_a_turn_recorded_by_an_earlier_process_is_answered_from_its_record(harness: Any) -> None:
-    earlier = await harness.replica()
-    job = await harness.job()
+async def test_a_turn_recorded_by_an_earlier_process_is_answered_from_its_record(harness):
+    earlier, job = await harness.serving()
     await harness.ask(job.request())
     await earlier.kill()
     later = await harness.replica()
@@ -37,10 +34,8 @@ async def test_a_turn_recorded_by_an_earlier_process_is_answered_from_its_record
 
 
 @pytest.mark.parametrize("changes", [{"append": "something else~"}, {"tools": ('{"name": "add"}',)}])
-async def test_another_question_under_the_name_of_a_recorded_turn_is_refused(
-    harness: Any, changes: dict[str, Any]
-) -> None:
-    earlier, job = await harness.replica(), await harness.job()
+async def test_another_question_under_the_name_of_a_recorded_turn_is_refused(harness, changes):
+    earlier, job = await harness.serving()
     first = await harness.ask(job.request())
     other = await harness.ask(job.request(**changes), of="rollout-0")
     assert (other.phase, other.retryable) == (ReplyPhase.FAILED, False)
@@ -52,9 +47,8 @@ async def test_another_question_under_the_name_of_a_recorded_turn_is_refused(
     assert later.engine.calls == []
 
 
-async def test_two_questions_of_one_name_at_once_get_no_common_answer(harness: Any, shut_engine: Any) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+async def test_two_questions_of_one_name_at_once_get_no_common_answer(harness, shut_engine):
+    _, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()) as one, harness.asking(job.request(append="something else~")) as other:
         await other.until(ReplyPhase.ACCEPTED)
         shut_engine.open.set()
@@ -63,8 +57,8 @@ async def test_two_questions_of_one_name_at_once_get_no_common_answer(harness: A
 
 
 async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notice_nothing(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    harness, shut_engine, monkeypatch
+):
     monkeypatch.setattr(requests, "MAX_CHARACTERS", 3)
     await harness.replica(engine=shut_engine)
     job, neighbour = await harness.job(), await harness.job("neighbour")
@@ -79,11 +73,10 @@ async def test_a_job_with_too_much_text_under_way_may_ask_again_and_others_notic
 
 
 async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was_asked_for_last(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    harness, shut_engine, monkeypatch
+):
     monkeypatch.setattr(requests, "MAX_INBOXES", 2)
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+    _, job = await harness.serving(shut_engine)
     async with (
         harness.asking(job.request()) as first,
         harness.asking(job.request()) as second,
@@ -96,9 +89,7 @@ async def test_a_turn_that_is_asked_for_from_everywhere_is_answered_where_it_was
         assert ReplyPhase.RESULT not in {heard.phase for heard in first.heard}
 
 
-async def test_of_two_replicas_that_play_one_turn_the_first_record_counts_for_both(
-    harness: Any, make_engine: Callable[..., Any]
-) -> None:
+async def test_of_two_replicas_that_play_one_turn_the_first_record_counts_for_both(harness, make_engine):
     engines = [make_engine(reply="yes~"), make_engine(reply="no~")]
     for number, engine in enumerate(engines):
         engine.open.clear()
@@ -117,7 +108,7 @@ async def test_of_two_replicas_that_play_one_turn_the_first_record_counts_for_bo
     assert (await harness.turn(job.request())).replica == "rollout-1"
 
 
-async def test_requests_go_to_the_owner_of_their_episode(harness: Any) -> None:
+async def test_requests_go_to_the_owner_of_their_episode(harness):
     replicas = [await harness.replica(f"rollout-{number}") for number in range(2)]
     job = await harness.job()
     for replica in replicas:
@@ -134,7 +125,7 @@ async def all_turns(harness: Any) -> list[Any]:
     return [wire.decode(stored.data) for stored in await harness.bus.replay(subjects.TURNS, "turn.>")]
 
 
-async def test_a_request_that_claims_to_be_another_jobs_is_ignored(harness: Any) -> None:
+async def test_a_request_that_claims_to_be_another_jobs_is_ignored(harness):
     replica, mine, other = await harness.replica(), await harness.job("mine"), await harness.job("other")
     inbox = harness.bus.new_inbox()
     await harness.bus.send(subjects.generation("team", "mine", "policy"), wire.encode(other.request()), inbox)
@@ -142,7 +133,7 @@ async def test_a_request_that_claims_to_be_another_jobs_is_ignored(harness: Any)
     assert [call.adapter.name for call in replica.engine.calls] == [mine.adapter(0).engine_name]
 
 
-async def test_a_request_that_wants_its_answer_elsewhere_is_ignored(harness: Any) -> None:
+async def test_a_request_that_wants_its_answer_elsewhere_is_ignored(harness):
     replica, mine, other = await harness.replica(), await harness.job("mine"), await harness.job("other")
     policy = await harness.bus.bucket(subjects.POLICY)
     before = await policy.entries()
@@ -157,9 +148,7 @@ async def test_a_request_that_wants_its_answer_elsewhere_is_ignored(harness: Any
     assert await harness.bus.replay(subjects.TASKS, "task.>") == []
 
 
-async def test_a_heartbeat_says_whether_a_turn_waits_or_is_generated(
-    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_heartbeat_says_whether_a_turn_waits_or_is_generated(harness, make_engine, monkeypatch):
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     engine = make_engine(limits={"max_num_seqs": 1})
     engine.open.clear()
@@ -175,22 +164,18 @@ async def test_a_heartbeat_says_whether_a_turn_waits_or_is_generated(
             assert (await first.end()).phase is (await second.end()).phase is ReplyPhase.RESULT
 
 
-async def test_a_turn_in_the_engines_own_queue_waits(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_turn_in_the_engines_own_queue_waits(harness, shut_engine, monkeypatch):
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.01)
     shut_engine.queues = True
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+    _, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()) as asked:
         assert (await asked.until_it_says("it waited within the engine")).running_s is None
         shut_engine.open.set()
         await asked.end()
 
 
-async def test_a_cancelled_episode_is_aborted_within_the_engine(harness: Any, shut_engine: Any) -> None:
-    await harness.replica(engine=shut_engine)
-    job = await harness.job()
+async def test_a_cancelled_episode_is_aborted_within_the_engine(harness, shut_engine):
+    _, job = await harness.serving(shut_engine)
     async with harness.asking(job.request()), harness.asking(job.request(index=1)) as other:
         while len(shut_engine.calls) < 2:
             await shut_engine.called.wait()
@@ -202,7 +187,7 @@ async def test_a_cancelled_episode_is_aborted_within_the_engine(harness: Any, sh
     assert await harness.turn(job.request()) is None
 
 
-async def test_a_cancel_reaches_whichever_replica_is_at_it(harness: Any, shut_engine: Any) -> None:
+async def test_a_cancel_reaches_whichever_replica_is_at_it(harness, shut_engine):
     await harness.replica("rollout-0", shut_engine)
     await harness.replica("rollout-1")
     job = await harness.job()
@@ -219,16 +204,15 @@ def listeners(harness: Any, job: Any) -> list[Any]:
     return [listener for listener in harness.server.listeners if listener.subject == subject]
 
 
-async def test_a_finished_job_is_no_longer_listened_to(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job()
+async def test_a_finished_job_is_no_longer_listened_to(harness):
+    _, job = await harness.serving()
     await harness.ask(job.request())
     await harness.admit(job, admitted=False)
     subject = subjects.generation("team", "job", "policy")
     await harness.until(lambda: all(listener.subject != subject for listener in harness.server.listeners))
 
 
-async def test_the_report_says_what_was_spent_on_whom(harness: Any) -> None:
+async def test_the_report_says_what_was_spent_on_whom(harness):
     await harness.replica()
     one, two = await harness.job("one"), await harness.job("two")
     for index in range(3):

@@ -15,17 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.rollout.chats import bpe
 from tests.rollout.service.asking import Job
 from tests.rollout.service.harness import POOL
 from tests.rollout.service.scripted import LIMITS, ScriptedEngine
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from marlaas.models import prepare
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.messages import ChatMessage, GenerateRequest, GroupReady, StopReason, ToolCallMessage, TrajectoryRef
-from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.engine import Began, Completion, LoadedAdapter, Sampling, unheard
 from marlaas_worker.rollout.service import serve_engine
 from marlaas_worker.rollout.templates import rewritten
@@ -64,22 +61,8 @@ THINKS = (
 """A template that drops reasoning from its past, as some do, and shows tools."""
 
 
-def forgetful() -> PretrainedTokenizer:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(["the tool answers three plus fourteen user assistant system"] * 8, trainer)
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", chat_template=THINKS)
-    return PretrainedTokenizer(made)
-
-
 def tokenizer_of(name: str) -> PretrainedTokenizer:
-    return forgetful() if name == FORGETFUL else PretrainedTokenizer.load(str(prepare(name)))
+    return bpe(THINKS) if name == FORGETFUL else PretrainedTokenizer.load(str(prepare(name)))
 
 
 @dataclass(frozen=True)
@@ -107,7 +90,6 @@ class DrawingEngine(ScriptedEngine):
         sampling: Sampling,
         began: Began = unheard,
     ) -> Completion:
-        assert self.tokenizer is not None
         rng = random.Random(sampling.seed)
         room = min(sampling.max_tokens, self.limits.max_model_len - len(prompt_ids))
         ids = [one for _ in range(rng.randint(0, 5)) for one in self._some(rng)]
@@ -122,7 +104,6 @@ class DrawingEngine(ScriptedEngine):
 
     def _some(self, rng: random.Random) -> list[int]:
         """A word as text would be tokenised, or ids as no tokenizer would choose them; no end token within."""
-        assert self.tokenizer is not None
         word = self.tokenizer.encode(rng.choice(WORDS)) if rng.random() < 0.7 else [rng.randrange(self.vocabulary)]
         return [one for one in word if one not in self.tokenizer.end_ids] or [self.vocabulary - 1]
 
@@ -156,7 +137,6 @@ class Play:
         changes = {"parent": parent, "append": append, "tools": tools, "max_tokens": rng.choice([None, 1, 4, 30])}
         request = self.job.request(self.group, self.member, number, **changes)
         reply = await self.client.generate(request, 60.0)
-        assert reply.stop_reason is not None
         self.ledger.note(_saying(request), reply.stop_reason)
 
 
@@ -178,7 +158,7 @@ def _message(rng: random.Random) -> ChatMessage:
 async def serving(harness: Any, tokenizer: PretrainedTokenizer, engine: DrawingEngine) -> AsyncIterator[None]:
     engine.open.set()
     await harness.calibrate(engine)
-    context = RoleContext("rollout-0", await harness.connect("rollout-0"), harness.blobs, harness.scratch / "rollout-0")
+    context = await harness.context("rollout-0")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve_engine(context, POOL, tokenizer, engine))
         await harness.report("rollout-0", lambda report: report.ready)
@@ -222,9 +202,7 @@ def assert_trained_as_drawn(drawn: list[Drawn], trained: list[Segment]) -> None:
     ("name", "num_episodes", "max_model_len"),
     [("tiny", 400, 100), ("smollm2-135m-instruct", 400, 100), (FORGETFUL, 200, 100)],
 )
-async def test_what_was_generated_is_what_is_trained_token_for_token(
-    harness: Any, name: str, num_episodes: int, max_model_len: int
-) -> None:
+async def test_what_was_generated_is_what_is_trained_token_for_token(harness, name, num_episodes, max_model_len):
     tokenizer = await asyncio.to_thread(tokenizer_of, name)
     vocabulary = len(tokenizer._tokenizer)
     engine = DrawingEngine(

@@ -1,9 +1,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from tests.rollout.service.scripted import CharacterTokenizer
@@ -16,8 +14,8 @@ from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.health import families
 
 
-async def test_a_turn_is_recorded_and_then_answered(harness: Any) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_a_turn_is_recorded_and_then_answered(harness):
+    replica, job = await harness.serving()
     request = job.request(index=3, member=2)
     async with harness.asking(request) as asked:
         reply = await asked.end()
@@ -31,8 +29,8 @@ async def test_a_turn_is_recorded_and_then_answered(harness: Any) -> None:
     assert turn.meter.prompt_tokens == len(replica.engine.calls[0].prompt_ids)
 
 
-async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(harness: Any) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(harness):
+    replica, job = await harness.serving()
     await harness.ask(job.request())
     metrics = replica.context.metrics
     assert metrics.ready()
@@ -44,9 +42,8 @@ async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(ha
     assert not metrics.ready()
 
 
-async def test_the_record_names_the_bytes_of_the_version_that_answered(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job()
+async def test_the_record_names_the_bytes_of_the_version_that_answered(harness):
+    _, job = await harness.serving()
     request = job.request()
     await harness.ask(request)
     turn = await harness.turn(request)
@@ -54,9 +51,8 @@ async def test_the_record_names_the_bytes_of_the_version_that_answered(harness: 
     assert turn.adapter_sha256[:16] == files[0].rsplit("/", 1)[1][:16]
 
 
-async def test_sampling_follows_from_the_job_and_never_from_the_request(harness: Any) -> None:
-    replica = await harness.replica()
-    job = await harness.job(rollout={"temperature": 0.7, "maxTokens": 9})
+async def test_sampling_follows_from_the_job_and_never_from_the_request(harness):
+    replica, job = await harness.serving(rollout={"temperature": 0.7, "maxTokens": 9})
     await harness.ask(job.request(index=3, member=2, max_tokens=1000))
     await harness.ask(job.request(index=3, member=1, max_tokens=2))
     first, second = (call.sampling for call in replica.engine.calls)
@@ -64,8 +60,8 @@ async def test_sampling_follows_from_the_job_and_never_from_the_request(harness:
     assert first.seed == derive_seed(7, "t3", 2, 0) != second.seed
 
 
-async def test_a_conversation_goes_on_with_its_own_ids(harness: Any) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_a_conversation_goes_on_with_its_own_ids(harness):
+    replica, job = await harness.serving()
     for number in range(3):
         await harness.ask(job.request(turn=number))
     turns = [await harness.turn(job.request(turn=number)) for number in range(3)]
@@ -77,8 +73,8 @@ async def test_a_conversation_goes_on_with_its_own_ids(harness: Any) -> None:
         fed += unpack_ids(turn.output_ids).tolist()
 
 
-async def test_conversations_branch(harness: Any) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_conversations_branch(harness):
+    replica, job = await harness.serving()
     await harness.ask(job.request(turn=0))
     await harness.ask(job.request(turn=1))
     await harness.ask(job.request(turn=2, parent=0, append="left~"))
@@ -86,7 +82,7 @@ async def test_conversations_branch(harness: Any) -> None:
     assert branch.prompt_ids == [*root.prompt_ids, *map(ord, "yes"), 1, *map(ord, "left"), 1]
 
 
-async def test_a_template_that_rewrites_its_past_opens_a_segment(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_a_template_that_rewrites_its_past_opens_a_segment(harness, make_engine):
     engine = make_engine(reply=" padded~")
     await harness.replica(engine=engine, trims=True)
     job = await harness.job()
@@ -98,9 +94,7 @@ async def test_a_template_that_rewrites_its_past_opens_a_segment(harness: Any, m
     assert "<assistant>padded~" in "".join(map(chr, engine.calls[1].prompt_ids)).replace("\x01", "~")
 
 
-async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(
-    harness: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(harness, monkeypatch):
     loop, began, gate = asyncio.get_running_loop(), asyncio.Queue[str](), threading.Event()
     encode = CharacterTokenizer.encode
 
@@ -131,8 +125,8 @@ async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(
     assert {reply.stop_reason for reply in ends} == {StopReason.CONTEXT}
 
 
-async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode(harness: Any) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode(harness):
+    replica, job = await harness.serving()
     long = job.request(append=(ChatMessage(role="user", content="x" * 2000),))
     reply = await harness.ask(long)
     assert (reply.phase, reply.stop_reason, reply.num_tokens) == (ReplyPhase.RESULT, StopReason.CONTEXT, 0)
@@ -143,9 +137,8 @@ async def test_a_prompt_beyond_the_context_window_ends_the_policys_episode(harne
     assert replica.engine.calls == []
 
 
-async def test_a_failed_over_conversation_is_restored_from_its_records(harness: Any) -> None:
-    first = await harness.replica("rollout-0")
-    job = await harness.job()
+async def test_a_failed_over_conversation_is_restored_from_its_records(harness):
+    first, job = await harness.serving()
     await harness.ask(job.request(turn=0))
     await harness.ask(job.request(turn=1))
     await first.kill()
@@ -158,9 +151,8 @@ async def test_a_failed_over_conversation_is_restored_from_its_records(harness: 
     assert fed == before + appended
 
 
-async def test_a_full_context_stays_full_after_a_failover(harness: Any) -> None:
-    first = await harness.replica("rollout-0")
-    job = await harness.job()
+async def test_a_full_context_stays_full_after_a_failover(harness):
+    first, job = await harness.serving()
     await harness.ask(job.request(append=(ChatMessage(role="user", content="x" * 2000),)))
     await first.kill()
     await harness.replica("rollout-1")
@@ -169,12 +161,9 @@ async def test_a_full_context_stays_full_after_a_failover(harness: Any) -> None:
 
 
 @pytest.mark.parametrize("append", ["x" * 200_000, (ChatMessage(role="user", content="x" * 200_000),)])
-async def test_what_no_context_holds_is_not_recorded_either_and_asked_again_it_is_the_same(
-    harness: Any, append: Any
-) -> None:
+async def test_what_no_context_holds_is_not_recorded_either_and_asked_again_it_is_the_same(harness, append):
     """It costs nothing in the engine, and the log of turns is everybody's: full, it forgets what others have not trained yet."""
-    first = await harness.replica("rollout-0")
-    job = await harness.job()
+    first, job = await harness.serving()
     request = job.request(append=append, tools=("{}",))
     assert (await harness.ask(request)).stop_reason is StopReason.CONTEXT
     turn = await harness.turn(request)
@@ -196,10 +185,8 @@ async def test_what_no_context_holds_is_not_recorded_either_and_asked_again_it_i
         {"append": (ChatMessage(role="user", content="hi"),), "tools": ("x" * 100_000,)},
     ],
 )
-async def test_what_a_template_does_not_show_is_not_recorded_by_the_megabyte(
-    harness: Any, hidden: dict[str, Any]
-) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_what_a_template_does_not_show_is_not_recorded_by_the_megabyte(harness, hidden):
+    replica, job = await harness.serving()
     reply = await harness.ask(job.request(**hidden), of="rollout-0")
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert "the model's chat template shows little of them" in reply.error
@@ -235,8 +222,8 @@ LONG = "1" * 40_000
         ({"append": ()}, "no messages"),
     ],
 )
-async def test_what_can_never_be_served_is_refused_for_good(harness: Any, changes: dict[str, Any], words: str) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_what_can_never_be_served_is_refused_for_good(harness, changes, words):
+    replica, job = await harness.serving()
     reply = await harness.ask(job.request(**changes), of="rollout-0")
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert words in reply.error
@@ -244,9 +231,8 @@ async def test_what_can_never_be_served_is_refused_for_good(harness: Any, change
     assert replica.engine.calls == []
 
 
-async def test_a_job_that_is_not_admitted_may_ask_again(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job(admitted=False)
+async def test_a_job_that_is_not_admitted_may_ask_again(harness):
+    _, job = await harness.serving(admitted=False)
     refused = await harness.ask(job.request(), of="rollout-0")
     assert (refused.phase, refused.retryable, refused.waits) == (ReplyPhase.FAILED, True, True)
     await harness.admit(job)

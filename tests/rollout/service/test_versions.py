@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rollout import requests
 
 
-async def test_a_new_version_is_verified_before_anybody_asks_for_it(harness: Any) -> None:
-    replica, job = await harness.replica(), await harness.job()
+async def test_a_new_version_is_verified_before_anybody_asks_for_it(harness):
+    replica, job = await harness.serving()
     await harness.verified("rollout-0", job.adapter(0))
-    await harness.commit(job, 1)
-    await harness.verified("rollout-0", job.adapter(1))
-    event = await harness.story("VersionVerified")
+    await harness.commit_verified(job, 1)
+    event = await harness.emitted(job.document, "VersionVerified")
     assert (event.uid, event.role) == (job.uid, "rollout")
     assert replica.engine.loads == [job.adapter(0).engine_name, job.adapter(1).engine_name]
 
@@ -30,14 +28,15 @@ async def refused(harness: Any, job: Any, version: int) -> str:
     reply = await harness.ask(request)
     assert (reply.phase, reply.retryable) == (ReplyPhase.FAILED, False)
     assert await harness.turn(request) is None
-    assert (await harness.story("VersionRefused")).message.endswith(reply.error.partition("is refused: ")[2])
+    assert (await harness.emitted(job.document, "VersionRefused")).message.endswith(
+        reply.error.partition("is refused: ")[2]
+    )
     return str(reply.error)
 
 
-async def test_a_version_that_the_engine_refuses_is_never_served(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_a_version_that_the_engine_refuses_is_never_served(harness, make_engine):
     engine = make_engine(refuse="@v1")
-    await harness.replica(engine=engine)
-    job = await harness.job()
+    _, job = await harness.serving(engine)
     await harness.verified("rollout-0", job.adapter(0))
     await harness.commit(job, 1)
     assert "the engine does not like it" in await refused(harness, job, 1)
@@ -46,9 +45,8 @@ async def test_a_version_that_the_engine_refuses_is_never_served(harness: Any, m
     assert engine.calls[0].adapter.name == job.adapter(0).engine_name
 
 
-async def test_corrupt_files_are_never_served(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job()
+async def test_corrupt_files_are_never_served(harness):
+    _, job = await harness.serving()
     ref = await harness.publish(job, 1)
     name = next(name for name in harness.blobs.contents if "/v1/" in name and name.endswith(TENSORS_FILE))
     harness.blobs.contents[name] = harness.blobs.contents[name][:-1] + b"!"
@@ -56,48 +54,42 @@ async def test_corrupt_files_are_never_served(harness: Any) -> None:
     assert "sha256" in await refused(harness, job, 1)
 
 
-async def test_another_adapter_of_equal_shape_in_the_slot_is_never_served(
-    harness: Any, make_engine: Callable[..., Any]
-) -> None:
+async def test_another_adapter_of_equal_shape_in_the_slot_is_never_served(harness, make_engine):
     def swapped(folder: Path) -> Path:
         return folder.parent / job.adapter(0).engine_name if folder.name.endswith("@v1") else folder
 
     engine = make_engine(twist=swapped)
-    await harness.replica(engine=engine)
-    job = await harness.job()
+    _, job = await harness.serving(engine)
     await harness.verified("rollout-0", job.adapter(0))
     await harness.commit(job, 1)
     assert "digest check failed" in await refused(harness, job, 1)
     assert engine.unloads == [job.adapter(1).engine_name]
 
 
-async def test_a_stale_pointer_is_never_served(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job()
+async def test_a_stale_pointer_is_never_served(harness):
+    _, job = await harness.serving()
     ref = await harness.publish(job, 1)
     await harness.commit(job, 2, ref)
     why = await refused(harness, job, 2)
     assert f"points to the manifest of {job.adapter(1)}" in why
 
 
-async def test_another_jobs_manifest_is_never_served(harness: Any) -> None:
+async def test_another_jobs_manifest_is_never_served(harness):
     await harness.replica()
     job, other = await harness.job(), await harness.job("other")
     await harness.commit(job, 1, await harness.publish(other, 1))
     assert f"points to the manifest of {other.adapter(1)}" in await refused(harness, job, 1)
 
 
-async def test_probes_that_disagree_are_never_served(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job()
+async def test_probes_that_disagree_are_never_served(harness):
+    _, job = await harness.serving()
     another = wire.decode_as(Manifest, await harness.blobs.get(await harness.publish(job, 1, seed=5)))
     await harness.commit(job, 1, await harness.publish(job, 1, seed=1, probes=another.probes))
     assert "probes check failed" in await refused(harness, job, 1)
 
 
-async def test_a_version_whose_files_cannot_be_had_now_is_tried_again(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job()
+async def test_a_version_whose_files_cannot_be_had_now_is_tried_again(harness):
+    _, job = await harness.serving()
     ref = await harness.publish(job, 1)
     await harness.verified("rollout-0", job.adapter(0))
     harness.blobs.failure = BlobUnavailable("the store is away")
@@ -112,9 +104,7 @@ async def test_a_version_whose_files_cannot_be_had_now_is_tried_again(harness: A
     assert (await harness.turn(request)).version == 1
 
 
-async def test_a_load_that_may_succeed_later_is_explained_at_the_deadline(
-    harness: Any, make_engine: Callable[..., Any]
-) -> None:
+async def test_a_load_that_may_succeed_later_is_explained_at_the_deadline(harness, make_engine):
     engine = make_engine()
     await harness.replica(engine=engine)
     engine.loads_fail_by = BlobUnavailable("no space left")  # the self-test's adapters were loaded
@@ -126,7 +116,7 @@ async def test_a_load_that_may_succeed_later_is_explained_at_the_deadline(
     assert (reply.retryable, "no space left" in reply.error) == (True, True)
 
 
-async def test_an_older_version_is_found_through_its_successors(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_an_older_version_is_found_through_its_successors(harness, make_engine):
     engine = make_engine(limits={"slots": 2})
     job = await harness.job()
     for version in range(1, 5):
@@ -139,9 +129,8 @@ async def test_an_older_version_is_found_through_its_successors(harness: Any, ma
     assert engine.calls[0].adapter.name == job.adapter(1).engine_name
 
 
-async def test_a_version_that_is_pinned_but_not_published_yet_is_waited_for(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job()
+async def test_a_version_that_is_pinned_but_not_published_yet_is_waited_for(harness):
+    _, job = await harness.serving()
     request = job.request()
     await harness.pin(request, 1)
     async with harness.asking(request) as asked:
@@ -151,16 +140,14 @@ async def test_a_version_that_is_pinned_but_not_published_yet_is_waited_for(harn
     assert (await harness.turn(request)).version == 1
 
 
-async def test_one_slot_serves_many_jobs_in_turn(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_one_slot_serves_many_jobs_in_turn(harness, make_engine):
     await harness.replica(engine=make_engine(limits={"slots": 1}))
     jobs = [await harness.job(f"job-{number}") for number in range(3)]
     asked = [harness.ask(job.request(index=index)) for index in range(4) for job in jobs]
     assert all(reply.phase is ReplyPhase.RESULT for reply in await asyncio.gather(*asked))
 
 
-async def test_a_version_that_always_runs_gives_way_to_one_that_waits(
-    harness: Any, shut_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_version_that_always_runs_gives_way_to_one_that_waits(harness, shut_engine, monkeypatch):
     monkeypatch.setattr(requests, "HEARTBEAT_S", 0.05)
     shut_engine.limits = replace(shut_engine.limits, slots=1)
     await harness.replica(engine=shut_engine)
@@ -181,12 +168,10 @@ async def test_a_version_that_always_runs_gives_way_to_one_that_waits(
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
-async def test_a_group_keeps_the_version_of_its_first_turn(harness: Any, staleness: int) -> None:
-    await harness.replica()
-    job = await harness.job(training={"steps": 1, "maxStaleness": staleness})
+async def test_a_group_keeps_the_version_of_its_first_turn(harness, staleness):
+    _, job = await harness.serving(training={"steps": 1, "maxStaleness": staleness})
     await harness.ask(job.request(turn=0))
-    await harness.commit(job, 1)
-    await harness.verified("rollout-0", job.adapter(1))
+    await harness.commit_verified(job, 1)
     await harness.ask(job.request(turn=1))
     await harness.ask(job.request(member=3))
     await harness.ask(job.request(index=1))
@@ -195,24 +180,21 @@ async def test_a_group_keeps_the_version_of_its_first_turn(harness: Any, stalene
     assert (await harness.turn(job.request(index=1))).version == 1
 
 
-async def test_two_replicas_pin_a_group_to_one_version(harness: Any, make_engine: Callable[..., Any]) -> None:
+async def test_two_replicas_pin_a_group_to_one_version(harness, make_engine):
     engines = [make_engine(), make_engine(refuse="@v1")]
     for number, engine in enumerate(engines):
         await harness.replica(f"rollout-{number}", engine)
     job = await harness.job()
     await harness.verified("rollout-1", job.adapter(0))
-    await harness.commit(job, 1)
-    await harness.verified("rollout-0", job.adapter(1))
+    await harness.commit_verified(job, 1)
     await harness.ask(job.request(member=0), of="rollout-1")
     await harness.ask(job.request(member=1), of="rollout-0")
     assert [(await harness.turn(job.request(member=member))).version for member in (0, 1)] == [0, 0]
 
 
-async def test_in_strict_mode_only_the_orchestrators_pin_counts(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job(training={"steps": 1, "maxStaleness": 0})
-    await harness.commit(job, 1)
-    await harness.verified("rollout-0", job.adapter(1))
+async def test_in_strict_mode_only_the_orchestrators_pin_counts(harness):
+    _, job = await harness.serving(training={"steps": 1, "maxStaleness": 0})
+    await harness.commit_verified(job, 1)
     unpinned = await harness.ask(job.request())
     assert (unpinned.retryable, unpinned.waits, "has no pin yet" in unpinned.error) == (True, False, True)
     await harness.pin(job.request(), 0)
@@ -220,9 +202,8 @@ async def test_in_strict_mode_only_the_orchestrators_pin_counts(harness: Any) ->
     assert (await harness.turn(job.request())).version == 0
 
 
-async def test_an_evaluation_group_is_never_pinned_by_a_replica(harness: Any) -> None:
-    await harness.replica()
-    job = await harness.job()
+async def test_an_evaluation_group_is_never_pinned_by_a_replica(harness):
+    _, job = await harness.serving()
     group = f"{job.uid}-e3v0"
     reply = await harness.ask(job.request(group=group, episode=f"{group}-0-1"))
     assert "has no pin yet" in reply.error
