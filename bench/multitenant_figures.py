@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.episodes.files import read
-from marlaas.episodes.record import EpisodeRecord
+from marlaas.episodes.record import EpisodeRecord, TurnRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def occupancy(events: Events) -> float:
     return sum(turn.engine_s for turn in _turns(events)) / (busy_share(events) * (end - begin))
 
 
-def _turns(events: Events) -> Iterable[Any]:
+def _turns(events: Events) -> Iterable[TurnRecord]:
     return (turn for job in events.jobs.values() for episode in job.episodes for turn in episode.turns)
 
 

@@ -151,12 +151,11 @@ class UsageRecorder:
             parent_process = self._known.get(process.parent)
             if parent_process is None or not _accounts_for_children(parent_process.role):
                 self._gone[process.role] = self._gone.get(process.role, 0.0) + process.cpu_s
-        found = {"at": time.time(), "cpu_s": dict(self._gone)}
+        cpu_s = dict(self._gone)
         for process in self._known.values():
-            found["cpu_s"][process.role] = found["cpu_s"].get(process.role, 0.0) + process.cpu_s
-        if with_memory:
-            found["pss_bytes"] = self._memory()
-        return found
+            cpu_s[process.role] = cpu_s.get(process.role, 0.0) + process.cpu_s
+        memory = {"pss_bytes": self._memory()} if with_memory else {}
+        return {"at": time.time(), "cpu_s": cpu_s, **memory}
 
     def _memory(self) -> dict[str, int]:
         found: dict[str, int] = {}
