@@ -21,6 +21,7 @@ NAMES = (
     "busy",
     "learning",
     "algorithms",
+    "multitenant",
     "arithmetic",
     "trl_step",
     "trl",

@@ -249,7 +249,8 @@ def _watch(looks: Sequence[_ListJobs], as_json: bool) -> bool:
     finally:
         display.close()
     if watching.views and isinstance(display, LiveDisplay):
-        Console().print(table([*watching.views.values()]), *failures([*watching.views.values()]), sep="\n")
+        views = [*watching.views.values()]
+        Console().print(table(views, room=2 * len(views)), *failures(views), sep="\n")
     if watching.failed:
         raise typer.Exit(FAILED)
     return bool(watching.views or watching.noted)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from marlaas.local.report import Report
 from marlaas.local.table import COLUMNS, JobView, as_json, cells, plain_line, why
+from marlaas.local.tenants import GROUPED_FROM, OmittedJobs, TenantView, bar, by_tenant, plain_tenant, rows
 from marlaas_api.messages import Phase
 
 PLAIN_PERIOD_S = 10.0
@@ -104,20 +105,34 @@ class LiveDisplay:
         if self._share is not None:
             parts.append(ProgressBar(total=1.0, completed=self._share, width=40))
         if self._views:
-            parts += [table(self._views), *failures(self._views)]
+            # the spinner, the table's header and one line of the shell need room too
+            parts += [table(self._views, self._console.size.height - 3), *failures(self._views)]
         return Group(*parts)
 
 
-def table(views: Sequence[JobView]) -> Table:
-    """Return the jobs as a Rich table."""
+def table(views: Sequence[JobView], room: int) -> Table:
+    """Return the jobs as a Rich table; many jobs are grouped by tenant, so that the table has about `room` rows."""
     grid = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(COLUMNS):
         grid.add_column(column, justify="left" if index < 2 else "right", no_wrap=index < 4)
-    for view in views:
-        style = _COLOURS.get(view.progress.phase if view.progress else "", "dim")
-        first, phase, *rest = cells(view)
-        grid.add_row(first, Text(phase, style=style), *rest)
+    for row in rows(views, room):
+        match row:
+            case TenantView():
+                share = f"{bar(row)} {row.received:.0%}" if row.entitled else ""
+                grid.add_row(
+                    row.name, share, f"{row.step}/{row.steps}", "", "", "", f"{row.tokens_per_s:,.0f}", style="bold"
+                )
+            case OmittedJobs():
+                grid.add_row(f"  … {row.num} more", row.counts, style="dim")
+            case JobView():
+                grid.add_row(*_job_row(row, indent="  " if len(views) >= GROUPED_FROM else ""))
     return grid
+
+
+def _job_row(view: JobView, indent: str) -> list[str | Text]:
+    style = _COLOURS.get(view.progress.phase if view.progress else "", "dim")
+    first, phase, *rest = cells(view)
+    return [f"{indent}{first}", Text(phase, style=style), *rest]
 
 
 def failures(views: Sequence[JobView]) -> list[Text]:
@@ -127,7 +142,7 @@ def failures(views: Sequence[JobView]) -> list[Text]:
 
 
 class PlainDisplay:
-    """Lines for logs: each new wait, each change of a job's phase, and every running job once per period."""
+    """Lines for logs: each new wait, each change of a job's phase, and once per period every running job, or every tenant if there are many jobs."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -143,13 +158,16 @@ class PlainDisplay:
             self.note(text)
 
     def jobs(self, views: Sequence[JobView]) -> None:
-        due = self._now() - self._printed_at >= PLAIN_PERIOD_S
+        due, many = self._now() - self._printed_at >= PLAIN_PERIOD_S, len(views) >= GROUPED_FROM
         for view in views:
             phase = view.progress.phase if view.progress is not None else ""
             news = phase != self._phases.get(view.name, "")
-            if news or (due and phase and not Phase(phase).final):
+            if news or (due and not many and phase and not Phase(phase).final):
                 self._phases[view.name] = phase
                 self.note(plain_line(view))
+        if due and many:
+            for tenant in by_tenant(views):
+                self.note(plain_tenant(tenant))
         if due:
             self._printed_at = self._now()
 

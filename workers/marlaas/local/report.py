@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marlaas.local.table import faults, finite, number, why, without_signal
+from marlaas.local.tenants import GROUPED_FROM, phases, tenants_of
 from marlaas_api.last_words import visible
 from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepRecord
 
@@ -124,6 +125,7 @@ def all_succeeded(results: Sequence[JobResult]) -> bool:
 
 MAX_TEXT = 160
 MAX_LINES = 40
+MAX_LINES_OF_MANY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,13 @@ class Report:
         return {**summary(self.results), "out": str(self.folder)}
 
     def rich(self) -> RenderableType:
-        """Return the report for a terminal or plain text."""
+        """Return the report for a terminal or plain text. Many jobs are grouped by tenant, without replies and paths of each."""
+        if len(self.results) >= GROUPED_FROM:
+            failed = [result for result in self.results if result.phase is Phase.FAILED]
+            where = Text(
+                f"\n{self.folder}/NAMESPACE/JOB/ has each job's adapter, curve.png, records, episodes and logs"
+            )
+            return Group(Text(), _grouped(self.results), *_whys(failed, MAX_LINES_OF_MANY), *_idle(self.results), where)
         return Group(
             Text(),
             _scores(self.results),
@@ -168,12 +176,36 @@ class Report:
         return [(name, path) for name, path in named if path.exists()]
 
 
+def _grouped(results: Sequence[JobResult]) -> Table:
+    """Return the scores of each tenant's jobs below a row of the tenant: its jobs by phase, its steps and its share of all tokens."""
+    table = _score_columns()
+    tokens = sum(_tokens(result) for result in results)
+    for tenant in tenants_of(result.document for result in results):
+        own = [result for result in results if result.document.tenant == tenant]
+        share = f"{sum(_tokens(result) for result in own) / tokens:.0%} of tokens" if tokens else ""
+        steps = sum(result.progress.step for result in own if result.progress is not None)
+        wanted = sum(result.document.spec.training.steps for result in own)
+        table.add_row(tenant, phases(result.phase for result in own), f"{steps}/{wanted}", "", share, style="bold")
+        for result in own:
+            table.add_row(*_score(result))
+    return table
+
+
+def _tokens(result: JobResult) -> int:
+    return result.progress.tokens if result.progress is not None else 0
+
+
 def _scores(results: Sequence[JobResult]) -> Table:
+    table = _score_columns()
+    for result in results:
+        table.add_row(*_score(result))
+    return table
+
+
+def _score_columns() -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("JOB", "PHASE", "STEPS", "VERSION", "EVAL BEFORE", "AFTER", "FAULTS"):
         table.add_column(column, justify="left" if column in ("JOB", "PHASE") else "right")
-    for result in results:
-        table.add_row(*_score(result))
     return table
 
 
@@ -192,10 +224,10 @@ def _score(result: JobResult) -> list[RenderableType]:
     ]
 
 
-def _whys(results: Sequence[JobResult]) -> list[Text]:
+def _whys(results: Sequence[JobResult], max_lines: int = MAX_LINES) -> list[Text]:
     failed = [(str(result.document.ref), reason(result)) for result in results]
     return [
-        Text(f"\n{why(name, why_not['reason'], why_not['message'], MAX_LINES)}", style="red")
+        Text(f"\n{why(name, why_not['reason'], why_not['message'], max_lines)}", style="red")
         for name, why_not in failed
         if why_not
     ]

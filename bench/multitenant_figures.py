@@ -1,0 +1,166 @@
+"""Figures of `bench multitenant`, computed from the raw events of a run. Pure, except for `load`."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marlaas.episodes.files import read
+from marlaas.episodes.record import EpisodeRecord, TurnRecord
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvents:
+    """Raw events of one job. steps: unix time of each finished step, in order. episodes: of training and evaluation."""
+
+    tenant: str
+    steps: tuple[float, ...]
+    episodes: tuple[EpisodeRecord, ...]
+    evals: tuple[float, ...] = ()
+
+    @property
+    def begin(self) -> float:
+        """Unix time at which its first turn began to wait for the engine."""
+        return min(turn.at - turn.engine_s - turn.queue_s for episode in self.episodes for turn in episode.turns)
+
+    @property
+    def end(self) -> float:
+        """Unix time of its last step."""
+        return self.steps[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Raw events of a run. usage: lines of `usage.jsonl`."""
+
+    jobs: dict[str, JobEvents]
+    usage: tuple[dict[str, Any], ...] = ()
+
+
+def load(folder: Path) -> Events:
+    """Read the events of a run's folder."""
+    jobs = {}
+    for path in sorted((folder / "run").glob("*/*/steps.jsonl")):
+        steps = tuple(json.loads(line)["at"] for line in path.read_text().splitlines())
+        evals = tuple(json.loads(line)["reward_mean"] for line in _lines(path.with_name("evals.jsonl")))
+        tenant = path.parent.parent.name
+        jobs[f"{tenant}/{path.parent.name}"] = JobEvents(tenant, steps, tuple(read(path.parent)), evals)
+    usage = tuple(json.loads(line) for line in _lines(folder / "usage.jsonl"))
+    return Events(jobs, usage)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def num_steps(events: Events) -> int:
+    """Return the number of finished steps of all jobs."""
+    return sum(len(job.steps) for job in events.jobs.values())
+
+
+def rate_together(events: Events) -> float:
+    """Return steps per second of all jobs, from the first turn of any job to the last step of any job."""
+    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
+    return num_steps(events) / (end - begin)
+
+
+def rate_one_by_one(events: Events) -> float:
+    """Return steps per second of jobs that ran one after another. Time between two jobs does not count."""
+    return num_steps(events) / sum(job.end - job.begin for job in events.jobs.values())
+
+
+def first_results_s(events: Events) -> list[float]:
+    """Return each job's seconds from the run's first turn to the job's first step, sorted."""
+    begin = min(job.begin for job in events.jobs.values())
+    return sorted(job.steps[0] - begin for job in events.jobs.values())
+
+
+def cpu_s(events: Events) -> dict[str, float]:
+    """Return the processor seconds of each role between the run's first turn and its last step."""
+    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
+    first, last = _at(events.usage, begin), _at(events.usage, end)
+    return {role: seconds - first.get(role, 0.0) for role, seconds in last.items()}
+
+
+def start_cpu_s(events: Events) -> dict[str, float]:
+    """Return the processor seconds of each role before the run's first turn."""
+    return dict(_at(events.usage, min(job.begin for job in events.jobs.values())))
+
+
+def _at(usage: Sequence[Mapping[str, Any]], at: float) -> Mapping[str, float]:
+    """Return the last sample before a moment."""
+    before = [sample for sample in usage if sample["at"] <= at]
+    return before[-1]["cpu_s"] if before else {}
+
+
+def memory_bytes(events: Events) -> dict[str, int]:
+    """Return the peak memory of each role."""
+    peak: dict[str, int] = defaultdict(int)
+    for sample in events.usage:
+        for role, size in sample.get("pss_bytes", {}).items():
+            peak[role] = max(peak[role], size)
+    return dict(peak)
+
+
+def num_episodes(events: Events) -> int:
+    """Return the number of ended episodes."""
+    return sum(len(job.episodes) for job in events.jobs.values())
+
+
+def bound(events: Events, num_jobs: int, rate_of_one: float, cores: int) -> float:
+    """Return the largest possible steps per second of jobs together: limited by one job's own pace, or by the processor.
+
+    Args:
+        events: of jobs one after another, from which the processor seconds of a step are taken.
+        rate_of_one: steps per second of one asynchronous job alone.
+    """
+    return min(num_jobs * rate_of_one, cores * num_steps(events) / sum(cpu_s(events).values()))
+
+
+def busy_share(events: Events) -> float:
+    """Return the share of the time in which the engine computed at least one turn."""
+    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
+    spans = sorted((turn.at - turn.engine_s, turn.at) for turn in _turns(events))
+    covered, until = 0.0, begin
+    for start, stop in spans:
+        covered += max(0.0, min(stop, end) - max(start, until))
+        until = max(until, min(stop, end))
+    return covered / (end - begin)
+
+
+def occupancy(events: Events) -> float:
+    """Return the mean number of turns that the engine computed at once, while it computed any."""
+    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
+    return sum(turn.engine_s for turn in _turns(events)) / (busy_share(events) * (end - begin))
+
+
+def _turns(events: Events) -> Iterable[TurnRecord]:
+    return (turn for job in events.jobs.values() for episode in job.episodes for turn in episode.turns)
+
+
+def service(events: Events, window_s: float) -> dict[str, list[float]]:
+    """Return the tokens (appended prompt and output) that each tenant received in each window, from the first turn on."""
+    begin, end = min(job.begin for job in events.jobs.values()), max(job.end for job in events.jobs.values())
+    num = max(1, math.ceil((end - begin) / window_s))
+    found: dict[str, list[float]] = {job.tenant: [0.0] * num for job in events.jobs.values()}
+    for job in events.jobs.values():
+        for episode in job.episodes:
+            for turn in episode.turns:
+                at = min(num - 1, max(0, int((turn.at - begin) / window_s)))
+                found[job.tenant][at] += len(turn.prompt_ids) + len(turn.output_ids)
+    return found
+
+
+def jain(values: Sequence[float]) -> float:
+    """Return Jain's index of fairness: 1 if all are equal, 1/n if one has everything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which a share of the values lies (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
