@@ -38,6 +38,8 @@ def test_a_layer_that_the_model_lacks_is_answered_with_the_nearest(
         "job.yaml:22: spec.agents[0].adapter.targets[1]: the model has no linear layer 'qproj'; it has down_proj and q_proj; "
         "did you mean 'q_proj'?"
     ]
+    (line,) = complaints(targets("qproj"), runnable=runnable)
+    assert line.endswith("found 'qproj'; did you mean 'q_proj'?"), "of a builtin model it is told once"
 
 
 def test_an_architecture_that_vllm_does_not_adapt_is_refused(complaints: Complaints, tmp_path: Path) -> None:
@@ -115,11 +117,6 @@ def test_packages_that_the_workers_lack_are_named_before_anything_is_started(
         f"job.yaml:4: spec.rollout.engine: the Python package vllm is not installed; {how} (the engine `reference` does not need it, and is slow)",
     ]
     assert complaints(runnable=False) == []
-
-
-def test_a_wrong_layer_of_a_builtin_model_is_told_once(complaints: Complaints) -> None:
-    (line,) = complaints(targets("qproj"))
-    assert line.endswith("found 'qproj'; did you mean 'q_proj'?")
 
 
 @pytest.mark.parametrize("runnable", [True, False])
