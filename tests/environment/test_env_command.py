@@ -23,6 +23,7 @@ def test_the_builtins_are_listed_with_their_arguments() -> None:
     code, output, _ = invoke("list")
     assert code == 0
     assert all(name in output for name in BUILTINS)
+    assert isinstance(invoke("play", "revers")[2], InvalidInput), "a wrong name"
     assert "tool_latency_s: float, default 0.0" in output
 
 

@@ -45,7 +45,6 @@ def next_line(process: "subprocess.Popen[str]") -> str:
 
 
 def write_one_file(folder: Path) -> None:
-    (folder / "file").touch(0o600)
     (folder / "file").write_text("text")
 
 
@@ -57,10 +56,13 @@ def visible(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
 
 
-def test_a_folder_is_built_once(tmp_path: Path) -> None:
-    target = build_once(tmp_path / "models" / "m", write_one_file, 0)
-    assert (target / "file").read_text() == "text"
-    assert (target / "file").stat().st_mode & 0o777 == 0o644, "everyone can read it"
+def test_a_folder_is_built_once_and_everyone_can_read_it(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "secret").touch(0o600)
+
+    target = build_once(tmp_path / "models" / "m", build, 0)
+    assert (target / "sub" / "secret").stat().st_mode & 0o777 == 0o644
     assert build_once(target, never, 0) == target
     assert visible(target.parent) == ["m"]
 
