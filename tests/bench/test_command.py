@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.__main__ import NAMES
+from bench.gpu.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,3 +56,25 @@ def test_a_measurement_prints_the_ratio_of_two_sides() -> None:
         gateway, raw, ratio = map(float, row.split()[-3:])
         assert gateway > 0
         assert ratio == pytest.approx(gateway / raw, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ("trainer --batches 2x16 --agents 2,3", 3 + 2 + 1),
+        ("ceiling --tokens 16,32", 2),
+        ("noise --rows 2 --prompt 4 --reply 6", 3),
+    ],
+)
+def test_a_measurement_for_a_gpu_runs_on_a_cpu_with_a_small_shape(
+    tmp_path_factory, capsys, words: str, rows: int
+) -> None:
+    """So that none fails for a slip when a GPU is at hand for half an hour."""
+    model = tmp_path_factory.getbasetemp() / "gpu-shape"
+    main([*words.split(), "--device", "cpu", "--repeats", "1", "--model", str(model)])
+    lines = capsys.readouterr().out.splitlines()
+    rules = [at for at, line in enumerate(lines) if line.startswith("|---")]
+    assert len(lines) == rows + 2 * len(rules)
+    for at, following in zip(rules, [*rules[1:], len(lines) + 1], strict=True):
+        assert {line.count("|") for line in lines[at - 1 : following - 1]} == {lines[at].count("|")}
+    assert not any("out of memory" in line or "nan" in line for line in lines)

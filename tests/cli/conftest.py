@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from marlaas.cli.app import build
 from marlaas.manifest import InvalidManifest, load
 
 MANIFEST = """\
@@ -32,14 +34,31 @@ spec:
 """
 
 
+def invoke(*arguments: str, typed: str | None = None) -> Result:
+    """Run a command within this process."""
+    return CliRunner().invoke(build(arguments), list(arguments), input=typed)
+
+
+def _replacement(line: str) -> tuple[str, str]:
+    """The last line with the same key and `line` in its place; without such a line, the job's spec with `line` at its end."""
+    key = line.partition(":")[0] + ":"
+    lines = [known.strip() for known in MANIFEST.splitlines()]
+    old = next((known for known in reversed(lines) if known.startswith(key)), None)
+    return (old, line) if old else (lines[-1], f"{lines[-1]}\n  {line}")
+
+
 @pytest.fixture
 def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes the right manifest, edited, into an empty folder, which is also the working directory."""
+    """Writes the right manifest into an empty folder, which is also the working directory.
+
+    An edit is a pair (old, new), or a line that replaces the one with its key, or is added to the job.
+    """
     monkeypatch.chdir(tmp_path)
 
-    def write(*edits: tuple[str, str]) -> Path:
+    def write(*edits: str | tuple[str, str]) -> Path:
         text = MANIFEST
-        for old, new in edits:
+        for edit in edits:
+            old, new = _replacement(edit) if isinstance(edit, str) else edit
             assert text.count(old) == 1, f"{old!r} must stand once"
             text = text.replace(old, new)
         Path("job.yaml").write_text(text, encoding="utf-8")
@@ -52,7 +71,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 def complaints(manifest: Callable[..., Path]) -> Callable[..., list[str]]:
     """What is said of the manifest after edits, one line per error."""
 
-    def of(*edits: tuple[str, str], runnable: bool = True) -> list[str]:
+    def of(*edits: str | tuple[str, str], runnable: bool = True) -> list[str]:
         path = manifest(*edits)
         try:
             load([path], runnable=runnable)

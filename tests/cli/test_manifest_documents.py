@@ -1,11 +1,17 @@
-"""YAML as Kubernetes reads it, with lines."""
+"""YAML as Kubernetes reads it, with lines; files that are no manifests, or are read in another way."""
 
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from marlaas.manifest import InvalidManifest, load
 from marlaas.manifest.documents import YamlError, read_documents
 
+Write = Callable[..., Path]
 SCALARS = {
     "3e-4": 0.0003,
     "3.5": 3.5,
@@ -38,14 +44,10 @@ def test_a_scalar_is_read_as_kubernetes_reads_it(text: str, value: Any) -> None:
     assert type(document.value[0]) is type(value)
 
 
-def test_every_value_has_its_line() -> None:
+def test_a_value_has_its_line_and_what_is_not_written_that_of_what_holds_it() -> None:
     (document,) = read_documents("a: 1\nb:\n  - x\n  - {c: 2,\n     d: 3}\n")
-    assert [document.line(loc) for loc in [("a",), ("b",), ("b", 0), ("b", 1), ("b", 1, "d")]] == [1, 2, 3, 4, 5]
-
-
-def test_what_is_not_written_has_the_line_of_what_holds_it() -> None:
-    (document,) = read_documents("a: 1\nb:\n  c: 2\n")
-    assert document.line(("b", "missing", 3, "deep")) == 2
+    places = {("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "d"): 5, ("b", 1, "missing", 3, "deep"): 4}
+    assert {place: document.line(place) for place in places} == places
 
 
 def test_lines_count_on_through_the_documents_and_empty_ones_are_left_out() -> None:
@@ -104,3 +106,49 @@ def test_a_bomb_of_aliases_does_not_go_off() -> None:
     levels = [f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]" for level in range(1, 9)]
     with pytest.raises(YamlError, match="more than 100000 values"):
         list(read_documents("\n".join(["l0: &l0 [x]", *levels])))
+
+
+def test_standard_input_is_a_file_too(manifest: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = manifest("training: {stepz: 3}").read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    with pytest.raises(InvalidManifest) as caught:
+        load(["-"])
+    assert str(caught.value).splitlines()[1] == "<stdin>:21: spec.training.stepz: unknown field; did you mean 'steps'?"
+
+
+FILES = {
+    "empty": (b"", "bad.yaml: contains no objects"),
+    "comments alone": (b"# nothing\n---\n", "bad.yaml: contains no objects"),
+    "not UTF-8": (b"a: 1\nb: \xff\n", "bad.yaml:2: not UTF-8 text: byte 0xff"),
+    "not YAML": (b"a: &b\n b: *c\n", "bad.yaml:2: not YAML: found undefined alias 'c'"),
+    "a key twice": (b"a: 1\na: 2\n", "bad.yaml:2: the key 'a' is given twice, here and on line 1; remove one"),
+    "huge": (b"#" * (10 * 2**20 + 1), "bad.yaml: not a manifest: larger than 10 MiB"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_is_no_manifest_is_told_from_the_others(manifest: Write, tmp_path: Path, kind: str) -> None:
+    data, line = FILES[kind]
+    (tmp_path / "bad.yaml").write_bytes(data)
+    with pytest.raises(InvalidManifest) as caught:
+        load([manifest(), "bad.yaml"])
+    assert str(caught.value) == line
+
+
+def test_files_that_cannot_be_read_are_all_told(manifest: Write, tmp_path: Path) -> None:
+    manifest()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InvalidManifest) as caught:
+        load(["jobs.yaml", "folder", "nowhere/x.yaml", "job.yaml/x"])
+    assert str(caught.value).splitlines() == [
+        "jobs.yaml: no such file; did you mean job.yaml?",
+        "folder: a folder; name its files, for example folder/*.yaml",
+        "nowhere/x.yaml: no such file",
+        "job.yaml/x: cannot be read: Not a directory",
+    ]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(manifest: Write) -> None:
+    path = manifest()
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(load([path]).jobs) == 1

@@ -1,5 +1,6 @@
-"""What is said of a pool's model when its folder lies on this machine; nothing is loaded."""
+"""What is said of a pool's model and of adapters whose folders lie on this machine; nothing is loaded."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from marlaas.manifest import load, models
 from marlaas.models.memory import Machine
 
 Complaints = Callable[..., list[str]]
-BUILTIN, JOB = "{builtin: tiny}", "poolRef: {name: tiny}"
+Write = Callable[..., Path]
+PATH = "model: {path: m}"
 GIB = 2**30
 HUGE = {"model.layers.0.mlp.up_proj.weight": (2**20, 2**20)}
+INIT_FROM = "job.yaml:22: spec.agents[0].initFrom.path:"
 
 
 @pytest.fixture(autouse=True)
@@ -21,16 +24,8 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "has_gpu", lambda: False)
 
 
-def targets(*names: str) -> tuple[str, str]:
-    agent = f"agents: [{{name: policy, adapter: {{targets: [{', '.join(names)}]}}}}]"
-    return JOB, f"{JOB}\n  {agent}"
-
-
-@pytest.mark.parametrize("runnable", [True, False])
-def test_layers_that_the_model_has_are_right(complaints: Complaints, tmp_path: Path, runnable: bool) -> None:
-    write_model(tmp_path / "m")
-    path = (BUILTIN, "{path: m}")
-    assert complaints(path, targets("q_proj", "down_proj"), runnable=runnable) == []
+def targets(*names: str) -> str:
+    return f"agents: [{{name: policy, adapter: {{targets: [{', '.join(names)}]}}}}]"
 
 
 @pytest.mark.parametrize("runnable", [True, False])
@@ -38,65 +33,62 @@ def test_a_layer_that_the_model_lacks_is_answered_with_the_nearest(
     complaints: Complaints, tmp_path: Path, runnable: bool
 ) -> None:
     write_model(tmp_path / "m")
-    assert complaints((BUILTIN, "{path: m}"), targets("down_proj", "qproj"), runnable=runnable) == [
-        "job.yaml:19: spec.agents[0].adapter.targets[1]: the model has no linear layer 'qproj'; it has down_proj and q_proj; "
+    assert complaints(PATH, targets("q_proj", "down_proj"), runnable=runnable) == []
+    assert complaints(PATH, targets("down_proj", "qproj"), runnable=runnable) == [
+        "job.yaml:22: spec.agents[0].adapter.targets[1]: the model has no linear layer 'qproj'; it has down_proj and q_proj; "
         "did you mean 'q_proj'?"
     ]
+    (line,) = complaints(targets("qproj"), runnable=runnable)
+    assert line.endswith("found 'qproj'; did you mean 'q_proj'?"), "of a builtin model it is told once"
 
 
 def test_an_architecture_that_vllm_does_not_adapt_is_refused(complaints: Complaints, tmp_path: Path) -> None:
     write_model(tmp_path / "m", architectures=["GPT2LMHeadModel"])
-    (line,) = complaints((BUILTIN, "{path: m}"))
+    (line,) = complaints(PATH)
     assert line.startswith(
         "job.yaml:5: spec.model.path: the model's architecture is 'GPT2LMHeadModel', and vLLM serves LoRA"
     )
-
-
-def test_the_reference_engine_takes_any_architecture(complaints: Complaints, tmp_path: Path) -> None:
-    write_model(tmp_path / "m", architectures=["GPT2LMHeadModel"])
-    assert complaints((BUILTIN, "{path: m}\n  rollout: {engine: reference}")) == []
+    assert complaints("model: {path: m}\n  rollout: {engine: reference}") == [], "it takes any"
 
 
 def test_a_model_without_linear_layers_has_nothing_to_train(complaints: Complaints, tmp_path: Path) -> None:
     write_model(tmp_path / "m", {"model.norm.weight": (8,)})
-    assert complaints((BUILTIN, "{path: m}")) == [
+    assert complaints(PATH) == [
         "job.yaml:5: spec.model.path: the model has no linear layers for an adapter; choose another model"
     ]
 
 
 def test_a_damaged_file_is_named(complaints: Complaints, tmp_path: Path) -> None:
     (write_model(tmp_path / "m") / "model.safetensors").write_bytes(b"x")
-    assert complaints((BUILTIN, "{path: m}")) == [
+    assert complaints(PATH) == [
         f"job.yaml:5: spec.model.path: no base model in {tmp_path / 'm'}: model.safetensors is damaged: it has no safetensors header"
     ]
 
 
 @pytest.mark.parametrize("path", ["/nowhere/model", "."])
 def test_a_path_of_another_machine_is_not_judged(complaints: Complaints, path: str) -> None:
-    assert complaints((BUILTIN, f"{{path: {path}}}"), targets("anything"), runnable=False) == []
+    assert complaints(f"model: {{path: {path}}}", targets("anything"), runnable=False) == []
 
 
-def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(complaints: Complaints, tmp_path: Path) -> None:
+def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(
+    complaints: Complaints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_model(tmp_path / "m", HUGE)
-    (line,) = complaints((BUILTIN, "{path: m}"))
+    (line,) = complaints(PATH)
     assert line.startswith(
         "job.yaml:5: spec.model: about 8201.2 GiB of memory are needed, and 16.0 GiB are available (in GiB, engine: "
     )
-    assert complaints((BUILTIN, "{path: m}"), runnable=False) == [], "another machine may run it"
-
-
-def test_a_gpu_has_memory_of_its_own(complaints: Complaints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complaints(PATH, runnable=False) == [], "another machine may run it"
     monkeypatch.setattr(models, "has_gpu", lambda: True)
-    write_model(tmp_path / "m", HUGE)
-    assert complaints((BUILTIN, "{path: m}")) == []
+    assert complaints(PATH) == [], "a GPU has memory of its own"
 
 
 def test_what_only_others_leave_no_room_for_is_a_note(
-    manifest: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "machine", lambda: Machine(16 * GIB, GIB))
     write_model(tmp_path / "m")
-    (note,) = load([manifest((BUILTIN, "{path: m}"))]).notes
+    (note,) = load([manifest(PATH)]).notes
     assert "about 2.7 GiB of memory are needed, and 1.0 GiB are available now, because of what else runs" in str(note)
 
 
@@ -105,7 +97,7 @@ def test_a_hub_model_in_the_cache_is_looked_into_and_one_that_is_not_is_left_to_
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    hub = (BUILTIN, "{hub: {id: some/model}}")
+    hub = "model: {hub: {id: some/model}}"
     assert complaints(hub, targets("qproj")) == []
     repository = tmp_path / "hub" / "models--some--model"
     write_model(repository / "snapshots" / ("a" * 40))
@@ -127,69 +119,129 @@ def test_packages_that_the_workers_lack_are_named_before_anything_is_started(
     assert complaints(runnable=False) == []
 
 
-def test_a_wrong_layer_of_a_builtin_model_is_told_once(complaints: Complaints) -> None:
-    (line,) = complaints(targets("qproj"))
-    assert line.endswith("found 'qproj'; did you mean 'q_proj'?")
-
-
-LONG = ("rollout: {groupSize: 4}", "rollout: {groupSize: 4, maxTokens: 512}")
-
-
 @pytest.mark.parametrize("runnable", [True, False])
 def test_replies_that_fill_the_models_own_context_are_refused(
     complaints: Complaints, tmp_path: Path, runnable: bool
 ) -> None:
     write_model(tmp_path / "m")
-    assert complaints((BUILTIN, "{path: m}"), LONG, runnable=runnable) == [
+    assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == [
         "job.yaml:20: spec.rollout.maxTokens: maxTokens 512 leaves no room for a prompt: the base model of ModelPool 'tiny' has a "
         "context of 512 tokens; lower maxTokens or choose a pool with another model"
     ]
     write_model(tmp_path / "m", max_position_embeddings=1024)
-    assert complaints((BUILTIN, "{path: m}"), LONG, runnable=runnable) == []
+    assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == []
 
 
-def notes_of(manifest: Callable[..., Path], *edits: tuple[str, str], runnable: bool = False) -> list[str]:
+def notes_of(manifest: Write, *edits: str, runnable: bool = False) -> list[str]:
     return [str(note) for note in load([manifest(*edits)], runnable=runnable).notes]
 
 
-def test_a_longer_context_than_the_models_is_noted_where_somebody_wrote_it(
-    manifest: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_longer_context_than_the_models_is_noted_where_somebody_wrote_it(manifest: Write, tmp_path: Path) -> None:
     write_model(tmp_path / "m")
-    assert notes_of(manifest, (BUILTIN, "{path: m}\n  rollout: {maxModelLen: 4096}")) == [
+    assert notes_of(manifest, "model: {path: m}\n  rollout: {maxModelLen: 4096}") == [
         "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 exceeds the model's context of 512 tokens; engines accept conversations of up to 512 tokens"
     ]
-    assert notes_of(manifest, (BUILTIN, "{path: m}")) == []
+    assert notes_of(manifest, PATH) == []
 
 
 def test_what_would_keep_a_local_run_from_a_model_is_noted_where_a_cluster_may_run_it(
-    manifest: Callable[..., Path], tmp_path: Path
+    manifest: Write, tmp_path: Path
 ) -> None:
-    (note,) = notes_of(manifest, (BUILTIN, "{path: /nowhere/model}"))
+    (note,) = notes_of(manifest, "model: {path: /nowhere/model}")
     assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: the folder does not exist")
     write_model(tmp_path / "m", HUGE)
-    (note,) = notes_of(manifest, (BUILTIN, "{path: m}"))
+    (note,) = notes_of(manifest, PATH)
     assert "and 16.0 GiB are available on this machine, so `marlaas run` refuses it here (in GiB, engine: " in note
-    init = (JOB, f"{JOB}\n  agents: [{{name: policy, initFrom: {{path: /nowhere}}}}]")
-    assert notes_of(manifest, init) == [
-        "job.yaml:19: spec.agents[0].initFrom.path: no PEFT adapter in /nowhere: the folder does not exist"
+    assert notes_of(manifest, "agents: [{name: policy, initFrom: {path: /nowhere}}]") == [
+        f"{INIT_FROM} no PEFT adapter in /nowhere: the folder does not exist"
     ]
 
 
 @pytest.mark.parametrize("runnable", [True, False])
-def test_accelerators_that_this_machine_lacks_are_noted(
-    manifest: Callable[..., Path], tmp_path: Path, runnable: bool
-) -> None:
+def test_accelerators_that_this_machine_lacks_are_noted(manifest: Write, tmp_path: Path, runnable: bool) -> None:
     write_model(tmp_path / "m")
-    asked = (BUILTIN, "{path: m}\n  trainer: {gpus: 1}")
-    assert notes_of(manifest, asked, runnable=runnable) == [
+    assert notes_of(manifest, "model: {path: m}\n  trainer: {gpus: 1}", runnable=runnable) == [
         "job.yaml:6: spec.trainer.gpus: gpus is 1, and this machine has no GPU: `marlaas run` computes on the CPU here"
     ]
 
 
 @pytest.mark.parametrize("runnable", [True, False])
 def test_a_model_that_is_to_be_split_is_refused_before_an_engine_is(complaints: Complaints, runnable: bool) -> None:
-    (line,) = complaints((BUILTIN, f"{BUILTIN}\n  tensorParallelSize: 2"), runnable=runnable)
+    (line,) = complaints("model: {builtin: tiny}\n  tensorParallelSize: 2", runnable=runnable)
     assert line.startswith(
         "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS supports only tensorParallelSize 1"
     )
+
+
+def beginning(path: str) -> str:
+    return f"agents: [{{name: policy, adapter: {{rank: 8, alpha: 16}}, initFrom: {{path: '{path}'}}}}]"
+
+
+def write_adapter(folder: Path, config: str) -> None:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(config)
+    (folder / "adapter_model.safetensors").touch()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"r": 8, "lora_alpha": 16.0}', []),
+        ('{"r": 16, "lora_alpha": 16}', ["has rank 16, and adapter.rank of the agent is 8; they must be equal"]),
+        ('{"r": 8, "lora_alpha": 32}', ["has alpha 32, and adapter.alpha of the agent is 16; they must be equal"]),
+        ("no json", ["has rank nothing, and adapter.rank", "has alpha nothing, and adapter.alpha"]),
+    ],
+)
+def test_an_adapter_of_another_size_is_told_with_both_numbers(
+    complaints: Complaints, tmp_path: Path, config: str, said: list[str]
+) -> None:
+    write_adapter(tmp_path / "a", config)
+    for line, words in zip(complaints(beginning("a")), said, strict=True):
+        assert line.startswith(f"{INIT_FROM} the adapter in {tmp_path / 'a'} {words}")
+
+
+def test_a_folder_that_is_half_an_adapter_is_told(complaints: Complaints, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", "{}")
+    (tmp_path / "a" / "adapter_model.safetensors").unlink()
+    said = f"no PEFT adapter in {tmp_path / 'a'}: it has no adapter_model.safetensors"
+    assert complaints(beginning("a")) == [f"{INIT_FROM} {said}"]
+
+
+def test_a_home_that_no_worker_knows_is_told(complaints: Complaints) -> None:
+    assert complaints(beginning("~/a")) == [
+        f"{INIT_FROM} '~/a' begins with ~, which is not expanded; give the full path"
+    ]
+
+
+def test_a_folder_with_something_else_in_it_is_no_export(complaints: Complaints, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert complaints("export: {path: mine}") == []
+    (tmp_path / "mine" / "thesis.tex").touch()
+    said = f"{tmp_path / 'mine'} holds files other than an adapter; choose a new folder"
+    assert complaints("export: {path: mine}") == [f"job.yaml:22: spec.export.path: {said}"]
+    assert complaints("export: {path: mine}", runnable=False) == []
+    (tmp_path / "mine" / "adapter_config.json").touch()
+    assert complaints("export: {path: mine}") == [], "an adapter is replaced"
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_training(complaints: Complaints, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert complaints("export: {path: file/below}") == [
+        f"job.yaml:22: spec.export.path: {tmp_path / 'file' / 'below'} cannot be created: {tmp_path / 'file'} is not a folder"
+    ]
+
+
+def test_two_jobs_do_not_write_over_each_others_export(complaints: Complaints, tmp_path: Path) -> None:
+    job = "apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {name: b}\nspec:\n  poolRef: {name: tiny}"
+    spec = "\n  environment: {name: reverse}\n  training: {steps: 2}\n  export: {path: ./out}"
+    assert complaints(f"export: {{path: out}}\n---\n{job}{spec}") == [
+        f"job.yaml:31: spec.export.path: {tmp_path / 'out'} is also the export path of the job at job.yaml:14; choose another"
+    ]
+
+
+def test_a_kl_reference_is_looked_into_like_an_adapter_to_begin_from(complaints: Complaints, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", json.dumps({"r": 4, "lora_alpha": 16}))
+    for path, said in (("a", "has rank 4, and adapter.rank of the agent is 8"), ("b", "the folder does not exist")):
+        (line,) = complaints(f"training: {{steps: 3, kl: {{reference: {{path: {path}}}}}}}")
+        assert "spec.training.kl.reference.path: " in line
+        assert said in line

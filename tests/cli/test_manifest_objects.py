@@ -4,131 +4,102 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from marlaas.envs import BUILTINS
 from marlaas.manifest import InvalidManifest, load
 
 Write = Callable[..., Path]
 Complaints = Callable[..., list[str]]
+Edit = str | tuple[str, str]
 
-POOL_NAME = "metadata: {name: tiny}"
 TENANT = "spec: {namespaces: [team-a]}"
-JOB_NAME = "metadata: {name: sums, namespace: team-a}"
-POOL_REF = "poolRef: {name: tiny}"
-ENVIRONMENT = "environment: {name: reverse}"
-TRAINING = "training: {steps: 3}"
+TENANT_KIND = "apiVersion: marlaas.dev/v1alpha1\nkind: Tenant"
+FOR_TEAM_B = "maxRank: 16\n  namespaces: [team-b]"
+IMAGE = "environment: {image: games, entrypoint: [play]}"
 
 
-def _second_job(name: str) -> tuple[str, str]:
-    job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\n"
-    return (TRAINING, f"{TRAINING}\n---\n{job}spec:\n  {POOL_REF}\n  {ENVIRONMENT}\n  training: {{steps: 4}}")
+def _second_job(name: str) -> str:
+    job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\nspec:\n"
+    return f"training: {{steps: 3}}\n---\n{job}  poolRef: {{name: tiny}}\n  environment: {{name: reverse}}\n  training: {{steps: 4}}"
 
 
-CROSS = {
-    "an unknown pool near a known one": (
-        (POOL_REF, "poolRef: {name: tny}"),
-        "18: spec.poolRef.name: no ModelPool 'tny' in these files; did you mean 'tiny'?",
+CROSS: dict[Edit, str] = {
+    "poolRef: {name: tny}": "18: spec.poolRef.name: no ModelPool 'tny' in these files; did you mean 'tiny'?",
+    FOR_TEAM_B: "17: metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which allows only team-b",
+    "agents: [{name: policy, adapter: {rank: 32}}]": (
+        "22: spec.agents[0].adapter.rank: rank 32 is above maxRank 16 of ModelPool 'tiny'; lower the rank or raise the pool's maxRank"
     ),
-    "a pool that is not for the namespace": (
-        ("  maxRank: 16", "  maxRank: 16\n  namespaces: [team-b]"),
-        "17: metadata.namespace: namespace 'team-a' may not use ModelPool 'tiny', which allows only team-b",
-    ),
-    "a rank above the pool's": (
-        (TRAINING, f"{TRAINING}\n  agents: [{{name: policy, adapter: {{rank: 32}}}}]"),
-        "22: spec.agents[0].adapter.rank: rank 32 is above maxRank 16 of ModelPool 'tiny'; lower the rank or raise the pool's maxRank",
-    ),
-    "a pool with too few slots": (
-        ("adapterSlots: 8", "adapterSlots: 2"),
+    "adapterSlots: 2": (
         "21: spec.training.maxStaleness: maxStaleness 1 needs 1 + 2 = 3 adapter slots, and adapterSlots of ModelPool 'tiny' is 2; "
-        "lower maxStaleness or raise the pool's adapterSlots",
+        "lower maxStaleness or raise the pool's adapterSlots"
     ),
-    "several agents": (
-        (TRAINING, f"{TRAINING}\n  agents: [{{name: a}}, {{name: b}}]"),
-        "22: spec.agents: this version of MARLaaS trains one agent per job, found 2; create one job per agent",
+    "agents: [{name: a}, {name: b}]": (
+        "22: spec.agents: this version of MARLaaS trains one agent per job, found 2; create one job per agent"
     ),
-    "an image": (
-        (ENVIRONMENT, "environment: {image: games, entrypoint: [play]}"),
+    IMAGE: (
         "19: spec.environment.image: container images need a cluster; for `marlaas run`, set name instead: a builtin environment or "
-        "module:attribute",
+        "module:attribute"
     ),
-    "a volume": (
-        ("model: {builtin: tiny}", "model: {pvc: {claimName: models}}"),
-        "5: spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead",
+    "model: {pvc: {claimName: models}}": (
+        "5: spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead"
     ),
-    "the same job twice": (
-        _second_job("sums"),
-        "25: metadata.name: RLJob 'team-a/sums' is already defined at job.yaml:14",
+    _second_job("sums"): "25: metadata.name: RLJob 'team-a/sums' is already defined at job.yaml:14",
+    (TENANT, f"{TENANT}\n---\n{TENANT_KIND}\nmetadata: {{name: blue}}\n{TENANT}"): (
+        "17: spec.namespaces[0]: namespace 'team-a' already belongs to Tenant 'red' (job.yaml:9)"
     ),
-    "a namespace of two Tenants": (
-        (TENANT, f"{TENANT}\n---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant\nmetadata: {{name: blue}}\n{TENANT}"),
-        "17: spec.namespaces[0]: namespace 'team-a' already belongs to Tenant 'red' (job.yaml:9)",
+    "model: {builtin: tny}": (
+        "5: spec.model.builtin: builtin model 'tny' does not exist; the builtin models are tiny and smollm2-135m-instruct; did you mean 'tiny'?"
     ),
-    "an unknown builtin model": (
-        ("model: {builtin: tiny}", "model: {builtin: tny}"),
-        "5: spec.model.builtin: builtin model 'tny' does not exist; the builtin models are tiny and smollm2-135m-instruct; did you mean 'tiny'?",
+    "model: {path: /nowhere/model}": "5: spec.model.path: no base model in /nowhere/model: the folder does not exist",
+    "model: {path: .}": (
+        "5: spec.model.path: no base model in {here}: it has no config.json; a folder in Hugging Face format is expected"
     ),
-    "a model folder that is not there": (
-        ("model: {builtin: tiny}", "model: {path: /nowhere/model}"),
-        "5: spec.model.path: no base model in /nowhere/model: the folder does not exist",
+    "agents: [{name: a, initFrom: {path: /nowhere}}]": (
+        "22: spec.agents[0].initFrom.path: no PEFT adapter in /nowhere: the folder does not exist"
     ),
-    "a model folder that holds none": (
-        ("model: {builtin: tiny}", "model: {path: .}"),
-        "5: spec.model.path: no base model in {here}: it has no config.json; a folder in Hugging Face format is expected",
-    ),
-    "an adapter to begin from that is not there": (
-        (TRAINING, f"{TRAINING}\n  agents: [{{name: a, initFrom: {{path: /nowhere/adapter}}}}]"),
-        "22: spec.agents[0].initFrom.path: no PEFT adapter in /nowhere/adapter: the folder does not exist",
-    ),
-    "an unknown environment": (
-        (ENVIRONMENT, "environment: {name: revrse}"),
+    "environment: {name: revrse}": (
         "19: spec.environment.name: environment 'revrse' does not exist; did you mean 'reverse'?; builtin environments are "
-        + ", ".join(BUILTINS)
-        + "; others are named module:attribute",
+        f"{', '.join(BUILTINS)}; others are named module:attribute"
     ),
-    "an unknown argument of an environment": (
-        (ENVIRONMENT, "environment: {name: reverse, args: {min_lenght: 3}}"),
+    "environment: {name: reverse, args: {min_lenght: 3}}": (
         "19: spec.environment.args: environment 'reverse' has no argument 'min_lenght'; did you mean 'min_length'?; it takes "
-        "min_length, max_length, partial",
+        "min_length, max_length, partial"
     ),
-    "an argument of a wrong type": (
-        (ENVIRONMENT, "environment: {name: reverse, args: {min_length: three}}"),
-        "19: spec.environment.args: environment 'reverse': argument 'min_length' is 'three'; expected int",
+    "environment: {name: reverse, args: {min_length: three}}": (
+        "19: spec.environment.args: environment 'reverse': argument 'min_length' is 'three'; expected int"
     ),
-    "an argument of a wrong value": (
-        (ENVIRONMENT, "environment: {name: reverse, args: {max_length: 9}}"),
-        "19: spec.environment.args: reverse: 3 to 9 letters; words have 3 to 5 letters",
+    "environment: {name: reverse, args: {max_length: 9}}": (
+        "19: spec.environment.args: reverse: 3 to 9 letters; words have 3 to 5 letters"
     ),
-    "an environment of a module that is not there": (
-        (ENVIRONMENT, "environment: {name: 'games:guess'}"),
-        "19: spec.environment: environment 'games:guess': module 'games' was not found beside the manifest or on PYTHONPATH",
+    "environment: {name: 'games:guess'}": (
+        "19: spec.environment: environment 'games:guess': module 'games' was not found beside the manifest or on PYTHONPATH"
     ),
-    "an unknown kind of ours": (
-        ("kind: Tenant", "kind: Tennant"),
-        "10: kind: unknown kind 'Tennant'; the kinds are RLJob, ModelPool and Tenant; did you mean 'Tenant'?",
+    "environment: {name: 'games.py:guess'}": (
+        "19: spec.environment: environment 'games.py:guess': module 'games' was not found beside the manifest or on PYTHONPATH; "
+        "write 'games:guess'"
     ),
-    "another version of ours": (
-        ("apiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "apiVersion: marlaas.dev/v1\nkind: Tenant"),
-        "9: apiVersion: must be marlaas.dev/v1alpha1, found 'marlaas.dev/v1'",
+    ("kind: Tenant", "kind: Tennant"): (
+        "10: kind: unknown kind 'Tennant'; the kinds are RLJob, ModelPool and Tenant; did you mean 'Tenant'?"
     ),
-    "our kind of another group": (
-        ("apiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "apiVersion: marlas.dev/v1alpha1\nkind: Tenant"),
-        "9: apiVersion: must be marlaas.dev/v1alpha1, found 'marlas.dev/v1alpha1'",
+    (TENANT_KIND, "apiVersion: marlaas.dev/v1\nkind: Tenant"): (
+        "9: apiVersion: must be marlaas.dev/v1alpha1, found 'marlaas.dev/v1'"
     ),
-    "no kind": (("kind: Tenant\n", ""), "9: kind: required, but missing"),
-    "no object": (
-        (
-            "---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant",
-            "---\n- 1\n---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant",
-        ),
-        "9: expected an object with apiVersion, kind, metadata and spec, found a list",
+    (TENANT_KIND, "apiVersion: marlas.dev/v1alpha1\nkind: Tenant"): (
+        "9: apiVersion: must be marlaas.dev/v1alpha1, found 'marlas.dev/v1alpha1'"
+    ),
+    ("kind: Tenant\n", ""): "9: kind: required, but missing",
+    (TENANT_KIND, f"- 1\n---\n{TENANT_KIND}"): (
+        "9: expected an object with apiVersion, kind, metadata and spec, found a list"
+    ),
+    ("maxRank: 16", "maxRank: 16\n  adapterSlot: 3"): (
+        "7: spec.adapterSlot: unknown field; did you mean 'adapterSlots'?"  # and the pool is not also missing
     ),
 }
 
 
-@pytest.mark.parametrize(("edit", "line"), CROSS.values(), ids=CROSS)
-def test_what_does_not_go_together_is_told_with_line_and_numbers(
-    complaints: Complaints, edit: tuple[str, str], line: str
-) -> None:
+@pytest.mark.parametrize(("edit", "line"), CROSS.items())
+def test_what_does_not_go_together_is_told_with_line_and_numbers(complaints: Complaints, edit: Edit, line: str) -> None:
     assert complaints(edit) == [f"job.yaml:{line.replace('{here}', str(Path.cwd()))}"]
 
 
@@ -160,45 +131,17 @@ def test_a_cluster_may_have_the_pool_that_the_files_lack(manifest: Write, tmp_pa
     ]
 
 
-def test_a_pool_that_has_errors_is_not_also_missing(complaints: Complaints) -> None:
-    assert complaints(("maxRank: 16", "maxRank: 16\n  adapterSlot: 3")) == [
-        "job.yaml:7: spec.adapterSlot: unknown field; did you mean 'adapterSlots'?"
-    ]
-
-
-def test_what_only_a_cluster_can_give_is_a_note_where_a_cluster_may_run_it(manifest: Write) -> None:
-    path = manifest((ENVIRONMENT, "environment: {image: games, entrypoint: [play]}"))
-    (note,) = load([path], runnable=False).notes
-    assert str(note).startswith("job.yaml:19: spec.environment.image: container images need a cluster")
-
-
-def test_objects_of_others_are_skipped_with_a_note(manifest: Write) -> None:
-    path = manifest(("---\napiVersion: marlaas.dev/v1alpha1\nkind: Tenant", "---\napiVersion: v1\nkind: Namespace"))
-    loaded = load([path])
-    assert loaded.tenants == ()
-    assert [str(note) for note in loaded.notes] == ["job.yaml:9: skipped Namespace 'red': it is not a MARLaaS kind"]
-
-
-def test_a_pool_that_no_job_uses_is_noted(manifest: Write) -> None:
-    more = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}}"
-    loaded = load([manifest((TENANT, f"{TENANT}\n---\n{more}"))])
-    assert [str(note) for note in loaded.notes] == [
-        "job.yaml:16: metadata.name: no job in these files uses ModelPool 'big'"
-    ]
-
-
 @pytest.mark.parametrize("runnable", [True, False])
 def test_an_amount_of_memory_in_which_nothing_runs_is_refused(complaints: Complaints, runnable: bool) -> None:
-    memory = (ENVIRONMENT, "environment: {name: reverse, memory: 512m}")
-    cache = ("maxRank: 16", "maxRank: 16\n  rollout: {kvCacheBytes: 512}")
-    assert complaints(cache, memory, runnable=runnable) == [
+    edits = ("maxRank: 16\n  rollout: {kvCacheBytes: 512}", "environment: {name: reverse, memory: 512m}")
+    assert complaints(*edits, runnable=runnable) == [
         "job.yaml:7: spec.rollout.kvCacheBytes: kvCacheBytes 512 is only 512 bytes; did you mean 512Mi?",
         "job.yaml:20: spec.environment.memory: memory 512m is only 0.512 bytes; did you mean 512Mi?",
     ]
 
 
 def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_for(complaints: Complaints) -> None:
-    edits = (("maxRank: 16", "maxRank: 16\n  namespaces: [team-a]"), (", namespace: team-a}", "}"))
+    edits = ("maxRank: 16\n  namespaces: [team-a]", (", namespace: team-a}", "}"))
     assert complaints(*edits, runnable=False) == []
     (line,) = complaints(*edits)
     assert "namespace 'default' may not use ModelPool 'tiny', which allows only team-a" in line
@@ -206,7 +149,7 @@ def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_fo
 
 def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "games.py").write_text("def guess(task, agent):\n    return 0.0\n", encoding="utf-8")
-    path = manifest((ENVIRONMENT, "environment: {name: 'games:guess'}"))
+    path = manifest("environment: {name: 'games:guess'}")
     (note,) = load([path], runnable=False).cluster_notes
     assert str(note).startswith(
         "job.yaml:19: spec.environment.name: a cluster's sandboxes look for 'games:guess' in the worker image"
@@ -214,32 +157,7 @@ def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: W
     assert load([path]).notes == ()
 
 
-def test_an_export_that_a_cluster_does_not_follow_is_noted_to_whoever_submits_it(manifest: Write) -> None:
-    path = manifest((TRAINING, f"{TRAINING}\n  export: {{path: out, trackers: [wandb]}}"))
-    assert [str(note) for note in load([path], runnable=False).cluster_notes] == [
-        f"job.yaml:22: spec.export.{key}: only `marlaas run` supports it; a cluster ignores it"
-        for key in ("path", "trackers")
-    ]
-
-
-def test_what_a_tenant_says_in_vain_is_noted(manifest: Write) -> None:
-    said = load([manifest((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"))]).notes
-    assert [str(note) for note in said] == [
-        f"job.yaml:12: spec.{key}: stored and shown, but not used by this version of MARLaaS"
-        for key in ("weight", "quota")
-    ]
-
-
-def test_jobs_that_will_have_to_wait_for_each_other_are_noted(manifest: Write) -> None:
-    loaded = load([manifest(_second_job("products"), ("adapterSlots: 8", "adapterSlots: 5"))])
-    assert [str(note) for note in loaded.notes] == [
-        "job.yaml:7: spec.adapterSlots: 2 jobs of ModelPool 'tiny' need 6 adapter slots and it has 5: some will be queued"
-    ]
-
-
 def test_lists_as_kubectl_prints_them_are_taken_apart_with_their_lines(manifest: Write) -> None:
-    import yaml
-
     items = list(yaml.safe_load_all(manifest().read_text(encoding="utf-8")))
     items[2]["spec"]["training"]["stepz"] = 4
     items[0]["status"] = {"anything": True}
@@ -257,3 +175,33 @@ def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
     with pytest.raises(InvalidManifest, match=r"^no RLJob in job.yaml: nothing can be run$"):
         load([path])
     assert len(load([path], runnable=False).pools) == 1
+
+
+BIG = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}}"
+UNUSED = "stored and shown, but not used by this version of MARLaaS"
+NOTES: dict[tuple[Edit, ...], list[str]] = {
+    ((TENANT_KIND, "apiVersion: v1\nkind: Namespace"),): ["9: skipped Namespace 'red': it is not a MARLaaS kind"],
+    ((TENANT, f"{TENANT}\n---\n{BIG}"),): ["16: metadata.name: no job in these files uses ModelPool 'big'"],
+    ((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"),): [
+        f"12: spec.weight: {UNUSED}",
+        f"12: spec.quota: {UNUSED}",
+    ],
+    (_second_job("products"), "adapterSlots: 5"): [
+        "7: spec.adapterSlots: 2 jobs of ModelPool 'tiny' need 6 adapter slots and it has 5: some will be queued"
+    ],
+}
+
+
+@pytest.mark.parametrize(("edits", "notes"), NOTES.items())
+def test_what_is_right_and_may_surprise_is_noted(manifest: Write, edits: tuple[Edit, ...], notes: list[str]) -> None:
+    assert [str(note) for note in load([manifest(*edits)]).notes] == [f"job.yaml:{note}" for note in notes]
+
+
+def test_what_only_a_cluster_or_only_a_local_run_can_do_is_a_note_to_whoever_submits_it(manifest: Write) -> None:
+    (note,) = load([manifest(IMAGE)], runnable=False).notes
+    assert str(note).startswith("job.yaml:19: spec.environment.image: container images need a cluster")
+    path = manifest("export: {path: out, trackers: [wandb]}")
+    assert [str(note) for note in load([path], runnable=False).cluster_notes] == [
+        f"job.yaml:22: spec.export.{key}: only `marlaas run` supports it; a cluster ignores it"
+        for key in ("path", "trackers")
+    ]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.cli.conftest import invoke
 from typer.main import get_command
-from typer.testing import CliRunner, Result
 
 from marlaas.cli.app import build
 
@@ -23,10 +23,6 @@ POOL = {
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(build(words), list(words))
 
 
 def commands() -> list[str]:

@@ -20,18 +20,14 @@ time.sleep(600)
 """
 
 
-def test_users_may_do_what_rbac_grants_them(control_plane: ControlPlane) -> None:
+def test_users_and_service_accounts_may_do_what_rbac_grants_them(control_plane: ControlPlane) -> None:
+    binding = ("--clusterrole=test-readers", "--group=test-readers")
     control_plane.kubectl("create", "clusterrole", "test-readers", "--verb=list", "--resource=configmaps")
-    control_plane.kubectl(
-        "create", "clusterrolebinding", "test-readers", "--clusterrole=test-readers", "--group=test-readers"
-    )
+    control_plane.kubectl("create", "clusterrolebinding", "test-readers", *binding)
     anna = control_plane.user_kubeconfig("anna", ["test-readers"])
     assert control_plane.kubectl("get", "configmaps", "--output=name", kubeconfig=anna) == ""
     with pytest.raises(CommandFailed, match='User "anna" cannot create'):
         control_plane.kubectl("create", "configmap", "x", kubeconfig=anna)
-
-
-def test_a_service_account_is_a_user_too(control_plane: ControlPlane) -> None:
     robot = control_plane.user_kubeconfig("system:serviceaccount:default:robot", ["system:serviceaccounts"])
     with pytest.raises(CommandFailed, match=r'User "system:serviceaccount:default:robot" cannot list'):
         control_plane.kubectl("get", "secrets", kubeconfig=robot)

@@ -43,7 +43,7 @@ def test_with_nothing_said_images_are_those_of_values_yaml(say) -> None:
     assert say() == Elsewhere()
 
 
-def test_a_registry_has_every_image_and_is_told_its_name(say) -> None:
+def test_a_registry_has_every_image_and_is_told_its_name_which_without_one_the_archive_says(say) -> None:
     said = say(CONTEXT="gke", IMAGES="registry.example.com/e2e/", LOAD="crane push --insecure")
     assert said.image("operator") == "registry.example.com/e2e/operator:1"
     assert said.loading(Path("a.tar"), "registry.example.com/e2e/operator:1") == [
@@ -52,9 +52,6 @@ def test_a_registry_has_every_image_and_is_told_its_name(say) -> None:
     assert chart(said)["nats.image"] == "registry.example.com/e2e/nats:1"
     (_, own) = manifest("own-image")
     assert own["spec"]["environment"]["image"] == "registry.example.com/e2e/environment:1"
-
-
-def test_without_a_registry_an_archive_says_its_own_name(say) -> None:
     said = say(CONTEXT="kind-kind", LOAD="kind load image-archive")
     assert said.loading(Path("a.tar"), "e2e.local/operator:1") == ["kind", "load", "image-archive", Path("a.tar")]
     assert say(CONTEXT="kind-kind").loading(Path("a.tar"), "e2e.local/operator:1") is None

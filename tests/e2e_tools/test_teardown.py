@@ -64,20 +64,30 @@ def harness(folder: Path, story: str, *words: str, context: str = "") -> Iterato
     environment = {name: value for name, value in os.environ.items() if name != "E2E_CONTEXT"}
     environment |= {"E2E_CONTEXT": context} if context else {}
     command = [sys.executable, "-c", _HARNESS, str(folder / "diary"), story, *words]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=_as_in_a_terminal
-    ) as process:
+    options = {"stdout": subprocess.PIPE, "text": True, "preexec_fn": _as_in_a_terminal}
+    with subprocess.Popen(command, env=environment, **options) as process:
         try:
             yield Harness(process, folder / "diary")
         finally:
             process.kill()
 
 
-@pytest.mark.parametrize("code", [0, 1, 5])
-def test_it_is_taken_down_whatever_the_command_ends_with_and_that_is_the_answer(tmp_path: Path, code: int) -> None:
-    with harness(tmp_path, "fresh", sys.executable, "-c", f"raise SystemExit({code})") as run:
+@pytest.mark.parametrize(
+    ("story", "context", "code", "diary"),
+    [
+        ("fresh", "", 0, ["up tied", "down"]),
+        ("fresh", "", 1, ["up tied", "down"]),
+        ("fresh", "", 5, ["up tied", "down"]),
+        ("there already", "", 4, []),
+        ("fresh", "kind-kind", 4, []),  # somebody else's cluster
+    ],
+)
+def test_what_was_brought_up_is_taken_down_whatever_the_command_ends_with_and_that_is_the_answer(
+    tmp_path: Path, story: str, context: str, code: int, diary: list[str]
+) -> None:
+    with harness(tmp_path, story, "sh", "-c", f"exit {code}", context=context) as run:
         assert run.code() == code
-        assert run.diary() == ["up tied", "down"]
+        assert run.diary() == diary
 
 
 def test_it_is_taken_down_when_it_could_not_come_up(tmp_path: Path) -> None:
@@ -95,15 +105,3 @@ def test_it_is_taken_down_when_somebody_ends_the_run(tmp_path: Path, how: signal
         assert run.code() != 0
         assert run.diary() == ["up tied", "down"]
         assert run.says() == "", "the command has ended too: nobody holds its output open"
-
-
-def test_one_that_was_up_already_is_used_and_left_up(tmp_path: Path) -> None:
-    with harness(tmp_path, "there already", "true") as run:
-        assert run.code() == 0
-        assert run.diary() == []
-
-
-def test_in_somebody_elses_cluster_nothing_is_brought_up_or_taken_down(tmp_path: Path) -> None:
-    with harness(tmp_path, "fresh", "sh", "-c", "exit 4", context="kind-kind") as run:
-        assert run.code() == 4
-        assert run.diary() == []

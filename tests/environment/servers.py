@@ -22,9 +22,11 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call
 
 
 @contextmanager
-def opened(*replies: str, agents: tuple[str, ...] = ("policy",), temperature: float = 1.0) -> Iterator[Any]:
+def opened(
+    *replies: str, agents: tuple[str, ...] = ("policy",), temperature: float = 1.0, channel: Any = None
+) -> Iterator[Any]:
     """A server, its client, and the requests to the agents behind it."""
-    channel = ScriptedReplies(replies, max_turns=99)
+    channel = channel or ScriptedReplies(replies, max_turns=99)
     state = EpisodeState(agents, channel, temperature)
     with state.agents()[agents[0]].openai() as server, client_of(server) as client:
         yield server, client, channel.asked

@@ -3,28 +3,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.environment.playing import first_task, play, said
 
-from marlaas.environment import EpisodeState, Message, Split, Task, TurnRequest
+from marlaas.environment import Message, Split, Task, TurnRequest
 from marlaas.envs.loading import resolve
-from marlaas.envs.playing import Outcome, play_episode
-from marlaas.envs.scripted import RecordedReplies
-from marlaas.models.curriculum import requested_expression, tool_reply
+from marlaas.envs.playing import Outcome
+from marlaas.models.curriculum import tool_reply
 from marlaas_api.errors import InvalidInput
-
-Answer = Callable[[TurnRequest], str]
-TASK = Task(Split.EVAL, 0, 7)
-
-
-def play(name: str, args: dict[str, Any], answer: Answer, task: Task = TASK) -> tuple[Outcome, RecordedReplies]:
-    channel = RecordedReplies(answer)
-    outcome = play_episode(resolve(name, args).create(), task, EpisodeState(["policy"], channel))
-    return outcome, channel
-
-
-def said(request: TurnRequest) -> str:
-    last = request.append[-1]
-    assert isinstance(last, Message)
-    return last.content
 
 
 def reversed_word(request: TurnRequest) -> str:
@@ -47,9 +32,8 @@ def test_reverse_wants_the_word_reversed() -> None:
 
 
 def test_reverse_can_give_a_share() -> None:
-    outcome, _ = play(
-        "reverse", {"partial": True, "min_length": 4, "max_length": 4}, lambda r: reversed_word(r)[:3] + "?"
-    )
+    args = {"partial": True, "min_length": 4, "max_length": 4}
+    outcome, _ = play("reverse", args, lambda request: reversed_word(request)[:3] + "?")
     assert (outcome.rewards, outcome.metrics) == ({"policy": 0.75}, {"exact": 0.0})
 
 
@@ -60,11 +44,6 @@ def test_calculator_pays_for_a_right_result_that_came_from_the_tool() -> None:
     assert [asked.request.append[-1].role for asked in channel.asked] == ["user", "tool"]  # type: ignore[union-attr]
 
 
-def test_calculator_does_not_pay_for_a_right_guess() -> None:
-    outcome, _ = play("calculator", {}, lambda request: tool_reply(said(request).removesuffix("=?")))
-    assert outcome.rewards == {"policy": 0.0}
-
-
 def test_calculator_lets_a_wrong_call_be_made_again() -> None:
     def stumbling(request: TurnRequest) -> str:
         if said(request) == "error":
@@ -72,17 +51,20 @@ def test_calculator_lets_a_wrong_call_be_made_again() -> None:
         return "calc: 1//2" if said(request).endswith("=?") else f"it is {said(request)}."
 
     first = prompts("calculator", {}, Split.EVAL, 1)[0]
-    outcome, _ = play("calculator", {}, stumbling)
+    outcome, _ = play("calculator", {}, stumbling, first_task(Split.EVAL))
     assert (outcome.rewards, outcome.metrics["tool_calls"]) == ({"policy": 1.0}, 2.0)
 
 
-def test_calculator_does_not_pay_for_a_wrong_result() -> None:
-    outcome, _ = play("calculator", {}, lambda r: with_the_tool(r) if said(r).endswith("=?") else "123456")
-    assert outcome.rewards == {"policy": 0.0}
+def test_calculator_does_not_pay_for_a_right_guess_or_a_wrong_result() -> None:
+    for answer in (
+        lambda request: tool_reply(said(request).removesuffix("=?")),
+        lambda request: with_the_tool(request) if said(request).endswith("=?") else "123456",
+    ):
+        assert play("calculator", {}, answer)[0].rewards == {"policy": 0.0}
 
 
 def test_calling_for_ever_runs_out_of_turns() -> None:
-    outcome, _ = play("calculator", {}, lambda _: "calc: 1+1")
+    outcome, _ = play("calculator", {}, lambda _: "calc: 1+1", max_turns=8)
     assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.0})
 
 
@@ -97,6 +79,7 @@ def test_calculator_keeps_to_its_arguments(operator: str) -> None:
             assert re.fullmatch(rf"[1-9]\{operator}[1-9]=\?", prompt)
 
 
+LEVEL = {"dataset": "chain_sum", "curriculum": {"num_terms": 1}}
 SUMS = {"dataset": "chain_sum", "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
 
 
@@ -156,6 +139,23 @@ def test_reasoning_gym_adds_a_system_prompt_and_a_suffix() -> None:
         ("reasoning-gym", {"dataset": "chain_sum", "answer": "last"}, "expected one of"),
         ("reasoning-gym", {"dataset": "chain_sum", "shaping": {"exakt": 1}}, "did you mean 'exact'"),
         ("reasoning-gym", {"dataset": "chain_sum", "shaping": {"exact": 0.9, "format": 0.2}}, "at most 1"),
+        ("reasoning-gym", {"dataset": "chain_sum", "curriculum": {"num_term": 1}}, "did you mean 'num_terms'"),
+        ("reasoning-gym", {"dataset": "chain_sum", "curriculum": {"num_terms": 11}}, "a level from 0 to 10"),
+        ("reasoning-gym", {"dataset": "chain_sum", "curriculum": {"num_terms": [0, 1]}}, "curriculum_tasks"),
+        ("reasoning-gym", {**LEVEL, "config": {"max_terms": 3}}, "config sets 'max_terms'"),
+        ("reasoning-gym", {"dataset": "acre", "curriculum": {"a": 1}}, "has no curriculum; its config"),
+        ("reasoning-gym", {"dataset": "rubiks_cube", "curriculum": {"cube_size": 4}}, r"levels \{'cube_size': 4\}"),
+        ("guess-number", {"low": 5, "high": 5}, "expected low < high"),
+        ("guess-number", {"high": 2}, "is too small"),
+        ("guess-number", {"max_guesses": 0}, "expected 1 or more"),
+        ("guess-number", {"hihg": 9}, "did you mean 'high'"),
+        ("guess-number", {"low": "1"}, "expected int"),
+        ("python-tool", {"cpu_s": 0}, "cpu_s is 0"),
+        ("python-tool", {"memory_mib": 16}, "expected 64 or more"),
+        ("python-tool", {"max_output": 0}, "expected 1 character or more"),
+        ("python-tool", {"dataset": "chain_sums"}, "did you mean 'chain_sum'"),
+        ("python-tool", {"answer": "tags"}, "did you mean 'tag'"),
+        ("python-tool", {"cpus": 1}, "did you mean 'cpu_s'"),
     ],
 )
 def test_arguments_that_a_builtin_cannot_take(name: str, args: dict[str, Any], words: str) -> None:
@@ -163,5 +163,66 @@ def test_arguments_that_a_builtin_cannot_take(name: str, args: dict[str, Any], w
         resolve(name, args).create()
 
 
-def test_a_call_is_what_the_model_is_taught() -> None:
-    assert requested_expression("calc: 12+34") == "12+34"
+def guess(answer: Callable[[str], str], index: int = 0, split: Split = Split.TRAIN, **args: Any) -> Outcome:
+    """Play `guess-number` with a policy that answers what it hears."""
+    return play("guess-number", args, lambda request: answer(said(request)), Task(split, index, 7))[0]
+
+
+class Halving:
+    """Guesses the middle of what is left, after some wasted guesses."""
+
+    def __init__(self, low: int, high: int, num_wasted: int = 0) -> None:
+        self.low, self.high, self.num_wasted = low, high, num_wasted
+        self.guess = 0
+
+    def __call__(self, heard: str) -> str:
+        if heard == "Higher." and self.guess >= self.low:
+            self.low = self.guess + 1
+        if heard == "Lower." and self.guess <= self.high:
+            self.high = self.guess - 1
+        if self.num_wasted:
+            self.num_wasted -= 1
+            return "well"
+        self.guess = (self.low + self.high) // 2
+        return f"My guess is {self.guess}."
+
+
+def secret(index: int, split: Split) -> int:
+    halving = Halving(1, 100)
+    guess(halving, index, split)
+    return halving.guess
+
+
+def test_halving_always_earns_all() -> None:
+    outcomes = [guess(Halving(1, 100), index) for index in range(40)]
+    assert {outcome.rewards["policy"] for outcome in outcomes} == {1.0}
+    assert max(outcome.metrics["guesses"] for outcome in outcomes) <= 7
+
+
+def test_the_reward_falls_with_guesses_beyond_halvings() -> None:
+    base = int(guess(Halving(1, 100)).metrics["guesses"])
+    rewards = {n: guess(Halving(1, 100, n)).rewards["policy"] for n in (7 - base, 8 - base, 14 - base, 15 - base)}
+    assert rewards == {7 - base: 1.0, 8 - base: pytest.approx(1 - 0.5 / 7), 14 - base: 0.5, 15 - base: 0.0}
+
+
+def test_a_reply_without_a_number_is_a_guess_lost_and_is_told() -> None:
+    heard: list[str] = []
+
+    def mumble(text: str) -> str:
+        heard.append(text)
+        return "3.5" if len(heard) == 2 else "hm"
+
+    outcome = guess(mumble, max_guesses=3)
+    assert re.fullmatch(r"I think of a whole number from 1 to 100\. Guess it! .*", heard[0])
+    assert heard[1:] == ["That is no whole number. Reply with a number from 1 to 100 only."] * 2
+    assert outcome.rewards == {"policy": 0.0}
+    assert outcome.metrics == {"found": 0.0, "guesses": 3.0, "no_number": 3.0}
+    assert guess(lambda _: "9" * 5000, max_guesses=2).metrics["no_number"] == 0.0
+
+
+def test_numbers_are_trained_on_or_held_out() -> None:
+    trained = {secret(index, Split.TRAIN) for index in range(60)}
+    held_out = {secret(index, Split.EVAL) for index in range(60)}
+    assert len(trained) > 20
+    assert len(held_out) > 5
+    assert not trained & held_out

@@ -1,4 +1,4 @@
-"""What docs/environments.md shows: files are written, commands are run and print what is shown, manifests' environments can be made."""
+"""What docs/environments.md and docs/openai.md show: files are written, commands are run and print what is shown, manifests' environments can be made."""
 
 import itertools
 import re
@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from tests.environment.playing import play
 from typer.testing import CliRunner
 
 from marlaas.cli.env import app
@@ -18,7 +19,8 @@ from marlaas.envs.loading import resolve
 from marlaas.envs.puzzles import dataset_names
 from marlaas_api.kinds import EnvironmentSpec
 
-PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "environments.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -29,6 +31,7 @@ class Block:
 
 
 BLOCKS = [Block(*found.groups()) for found in FENCE.finditer(PAGE.read_text())]
+OPENAI = dict(FENCE.findall((DOCS / "openai.md").read_text()))
 
 
 def blocks(language: str) -> list[str]:
@@ -92,13 +95,31 @@ def test_environments_of_manifests_can_be_made(folder: Path, text: str) -> None:
     resolve(environment.name or own, environment.args).create()
 
 
-def test_the_rubric_takes_ten_lines() -> None:
+def test_what_the_page_counts_is_so() -> None:
     (text,) = [text for text in blocks("python") if text.startswith("# sums.py")]
     code = [line for line in text.splitlines()[3:] if line.strip()]
-    assert len(code) <= 10
-
-
-def test_what_the_page_counts_is_so() -> None:
+    assert len(code) <= 10, "the rubric takes ten lines"
     page = PAGE.read_text()
     assert f"({len(dataset_names())}), in one turn" in page
     assert all(f"### {name}" in page for name in BUILTINS if name not in ("calculator", "reverse"))
+
+
+def test_the_agent_of_the_openai_page_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adder.py").write_text(OPENAI["python"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    replies: list[str] = []
+
+    def answer(request) -> str:
+        if request.parent is None:
+            replies.append(str(sum(map(int, re.findall(r"\d+", request.append[0].content)))))
+            return "It is " + replies[0]
+        return replies[0]
+
+    outcome, channel = play("adder:play", {}, answer)
+    assert outcome.rewards == {"policy": 1.0}
+    assert [asked.request.parent for asked in channel.asked] == [None, 0]
+
+
+def test_the_environment_of_the_openai_pages_manifest_is_found() -> None:
+    environment = yaml.safe_load(OPENAI["yaml"])["environment"]
+    assert resolve(environment["name"], environment["args"]).name == "marlaas.verifiers:Verifiers"

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,43 +23,29 @@ def test_the_builtins_are_listed_with_their_arguments() -> None:
     code, output, _ = invoke("list")
     assert code == 0
     assert all(name in output for name in BUILTINS)
+    assert isinstance(invoke("play", "revers")[2], InvalidInput), "a wrong name"
     assert "tool_latency_s: float, default 0.0" in output
 
 
 def test_a_script_plays_and_sees_turns_reward_and_metrics() -> None:
     code, output, _ = invoke("play", "calculator", "--reply", "calc: 40+2", "--reply", "42")
     assert code == 0
-    for line in (
-        "user: ",
-        "policy: calc: 40+2",
-        "tool: 42",
-        "policy: 42",
-        "tool_calls",
-        "reward of policy",
-        "completed",
-    ):
+    for line in ("policy: calc: 40+2", "tool: 42", "policy: 42", "tool_calls", "reward of policy", "completed"):
         assert line in output
 
 
-def test_a_person_types_the_replies() -> None:
+def test_a_person_types_the_replies_whose_end_ends_the_episode() -> None:
     _, first, _ = invoke("play", "reverse", "--split", "eval", "--index", "3", typed="x\n")
     word = first.splitlines()[0].removeprefix("user: reverse: ")
     code, output, _ = invoke("play", "reverse", "--split", "eval", "--index", "3", typed=f"{word[::-1]}\n")
     assert (code, "reward of policy 1" in output) == (0, True)
-
-
-def test_the_end_of_the_replies_ends_the_episode() -> None:
     code, output, _ = invoke("play", "calculator", "--reply", "calc: 1+1")
     assert (code, "turn limit reached" in output) == (0, True)
 
 
 def test_arguments_are_yaml() -> None:
-    assert parsed_args(["a=1", "b=x y", "c={d: [true]}", "e=f=g"]) == {
-        "a": 1,
-        "b": "x y",
-        "c": {"d": [True]},
-        "e": "f=g",
-    }
+    parsed = {"a": 1, "b": "x y", "c": {"d": [True]}, "e": "f=g"}
+    assert parsed_args(["a=1", "b=x y", "c={d: [true]}", "e=f=g"]) == parsed
 
 
 @pytest.mark.parametrize("word", ["novalue", "=1", "a=[1"])
@@ -67,25 +54,28 @@ def test_arguments_that_are_none(word: str) -> None:
         parsed_args([word])
 
 
-def test_a_wrong_name_is_an_invalid_input() -> None:
-    assert isinstance(invoke("play", "revers")[2], InvalidInput)
-
-
-def test_ones_own_environment_is_found_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "duel.py").write_text(
-        "def play(task, agents):\n    return {n: len(a.say('hi').text) for n, a in agents.items()}\n"
-    )
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes `play` into a module of this folder; returns the environment's name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-    code, output, _ = invoke("play", "duel:play", "--agent", "red", "--agent", "blue", "-r", "abc", "-r", "d")
+
+    def write(source: str) -> str:
+        module = f"own_{abs(hash(source))}"
+        Path(f"{module}.py").write_text(source)
+        return f"{module}:play"
+
+    return write
+
+
+def test_ones_own_environment_is_found_in_this_folder(own: Callable[[str], str]) -> None:
+    name = own("def play(task, agents):\n    return {n: len(a.say('hi').text) for n, a in agents.items()}\n")
+    code, output, _ = invoke("play", name, "--agent", "red", "--agent", "blue", "-r", "abc", "-r", "d")
     assert (code, "reward of red 3" in output, "reward of blue 1" in output) == (0, True, True)
 
 
-def test_an_environment_that_raises_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bad_day.py").write_text("def play(task, agent):\n    return agent.say('x').txt\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path])
-    code, output, _ = invoke("play", "bad_day:play", "--reply", "a")
+def test_an_environment_that_raises_shows_its_traceback(own: Callable[[str], str]) -> None:
+    code, output, _ = invoke("play", own("def play(task, agent):\n    return agent.say('x').txt\n"), "--reply", "a")
     assert code == 1
     assert "agent.say('x').txt" in output
     assert "not scored" in output
@@ -94,14 +84,9 @@ def test_an_environment_that_raises_shows_its_traceback(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("end", "is_told"), [("float(reply == 'x')", True), ("return 0.0", False), ("agent.reward = 0.5", False)]
 )
-def test_a_forgotten_return_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, is_told: bool, request: pytest.FixtureRequest
-) -> None:
-    module = f"forgetful_{request.node.callspec.indices['end']}"
-    (tmp_path / f"{module}.py").write_text(f"def play(task, agent):\n    reply = agent.say('?').text\n    {end}\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path])
-    code, output, _ = invoke("play", f"{module}:play", "--reply", "x")
+def test_a_forgotten_return_is_told(own: Callable[[str], str], end: str, is_told: bool) -> None:
+    name = own(f"def play(task, agent):\n    reply = agent.say('?').text\n    {end}\n")
+    code, output, _ = invoke("play", name, "--reply", "x")
     assert (code, "Is a `return` missing?" in output) == (0, is_told)
 
 

@@ -54,22 +54,21 @@ def worth(name: str, args: dict[str, object], *agents: str) -> object:
     return resolve(name, args).create().play(Task(Split.TRAIN, 0, 0), state.agents())
 
 
-def test_a_function_takes_its_arguments_by_keyword() -> None:
-    assert worth("own_games:play", {"bonus": 2}, "policy") == 2
-
-
-def test_a_class_is_made_with_its_arguments_and_given_all_agents() -> None:
-    assert worth("own_games:Game", {"size": 3}, "white", "black") == {"white": 3, "black": 3}
-
-
-def test_a_class_that_takes_anything_is_given_it() -> None:
-    assert worth("own_games:Loose", {"a": 1, "b": 2}, "policy") == 2.0
+@pytest.mark.parametrize(
+    ("name", "args", "agents", "reward"),
+    [
+        ("own_games:play", {"bonus": 2}, ["policy"], 2),
+        ("own_games:Game", {"size": 3}, ["white", "black"], {"white": 3, "black": 3}),
+        ("own_games:Loose", {"a": 1, "b": 2}, ["policy"], 2.0),  # it takes any argument
+    ],
+)
+def test_a_function_or_class_is_given_its_arguments_and_agents(name, args, agents, reward) -> None:
+    assert worth(name, args, *agents) == reward
 
 
 def test_every_builtin_is_found() -> None:
-    assert [resolve(name, {"dataset": "chain_sum"} if "gym" in name else {}).name for name in BUILTINS] == list(
-        BUILTINS
-    )
+    found = [resolve(name, {"dataset": "chain_sum"} if "gym" in name else {}).name for name in BUILTINS]
+    assert found == list(BUILTINS)
 
 
 @pytest.mark.parametrize(

@@ -129,56 +129,37 @@ def test_installed_packages_cannot_be_read() -> None:
     assert "ModuleNotFoundError" in run("import marlaas").output
 
 
-def test_forking_without_end_is_contained() -> None:
+IGNORING = "try: signal.signal(number, signal.SIG_IGN)\n    except OSError: pass"
+TOO_LONG = "it took longer than 0.5 s"
+STOPPED = [
+    ("import time\nprint('zzz')\ntime.sleep(10**6)", IMPATIENT, TOO_LONG, 4),
+    ("import os, signal\nos.close(1); os.close(2)\nwhile True: signal.pause()", IMPATIENT, TOO_LONG, 0),
+    (f"import signal\nfor number in range(1, 32):\n    {IGNORING}\nwhile True: signal.pause()", IMPATIENT, TOO_LONG, 0),
+    ("while True: pass", Limits(cpu_s=1, wall_s=600), "it used more processor time or memory than it may", 0),
+    ("while True: print('x' * 1000)", GENEROUS, "it printed more than 256 KiB", 256 << 10),
+    ("n = 0\nwhile True: n += 1; open(str(n), 'wb').write(bytes(100_000))", GENEROUS, "it wrote more than 8 MiB or 1000 files", 0),
+    ("import ctypes; ctypes.string_at(0)", GENEROUS, "the interpreter crashed (SIGSEGV)", 0),
+    ("import os; os.abort()", GENEROUS, "the interpreter crashed (SIGABRT)", 0),  # it may signal itself
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "limits", "stopped", "num_printed"), STOPPED)
+def test_what_never_ends_or_crashes_is_stopped_and_told(
+    program: str, limits: Limits, stopped: str, num_printed: int
+) -> None:
+    ran = run(program, limits=limits)
+    assert (ran.stopped, len(ran.output)) == (stopped, num_printed)
+    assert unharmed()
+
+
+def test_forking_and_allocating_without_end_are_contained() -> None:
     ran = run("import os, threading", "for start in (os.fork, threading.Thread(target=print).start) * 3:",
               "    try: start()", "    except (OSError, RuntimeError) as error: print(type(error).__name__)")  # fmt: skip
     assert set(ran.output.split()) == {"PermissionError", "RuntimeError"}
-    assert unharmed()
-
-
-def test_allocating_without_end_is_contained() -> None:
     ran = run("held = []", "while True: held.append(bytearray(1 << 20))")
     assert (ran.output.splitlines()[-1], ran.exit_code) == ("MemoryError", 1)
-    assert unharmed()
-
-
-def test_sleeping_for_ever_is_stopped() -> None:
-    ran = run("import time", "print('zzz')", "time.sleep(10**6)", limits=IMPATIENT)
-    assert (ran.output, ran.stopped) == ("zzz\n", "it took longer than 0.5 s")
-    assert unharmed()
-
-
-def test_a_program_that_closes_its_output_and_hangs_is_stopped() -> None:
-    ran = run("import os, signal", "os.close(1); os.close(2)", "while True: signal.pause()", limits=IMPATIENT)
-    assert ran.stopped == "it took longer than 0.5 s"
-
-
-def test_computing_for_ever_is_stopped_by_processor_time() -> None:
-    ran = run("while True: pass", limits=Limits(cpu_s=1, wall_s=600))
-    assert ran.stopped == "it used more processor time or memory than it may"
-
-
-def test_ignoring_signals_does_not_help() -> None:
-    ran = run("import signal", "for number in range(1, 32):", "    try: signal.signal(number, signal.SIG_IGN)",
-              "    except OSError: pass", "while True: signal.pause()", limits=IMPATIENT)  # fmt: skip
-    assert ran.stopped == "it took longer than 0.5 s"
-
-
-def test_flooding_the_output_is_stopped_and_cut() -> None:
-    ran = run("while True: print('x' * 1000)")
-    assert (ran.stopped, len(ran.output)) == ("it printed more than 256 KiB", 256 << 10)
-    assert unharmed()
-
-
-def test_a_large_file_is_refused_and_many_files_are_stopped() -> None:
     assert "OSError: [Errno 27] File too large" in run("open('a', 'wb').write(bytes(2 << 20))").output
-    endless = run("n = 0", "while True: n += 1; open(str(n), 'wb').write(bytes(100_000))")
-    assert endless.stopped == "it wrote more than 8 MiB or 1000 files"
     assert unharmed()
-
-
-def test_a_crash_of_the_interpreter_is_told() -> None:
-    assert run("import ctypes; ctypes.string_at(0)").stopped == "the interpreter crashed (SIGSEGV)"
 
 
 def test_a_call_with_another_architectures_numbers_kills() -> None:
@@ -195,14 +176,11 @@ def test_a_call_with_another_architectures_numbers_kills() -> None:
     assert (ran.stopped, ran.output) == ("it made a forbidden system call", "")
 
 
-def test_a_program_may_signal_itself() -> None:
-    assert run("import os; os.abort()").stopped == "the interpreter crashed (SIGABRT)"
-
-
 def test_odd_texts_are_programs_too() -> None:
     assert run("print('ä€😀')").output == "ä€😀\n"
     assert run("print('\ud800')").exit_code == 1
     assert run("print(1)\0").exit_code == 1
+    assert run("print(hash('a'))").output == run("print(hash('a'))").output
 
 
 _ORPHANING = """
@@ -225,14 +203,6 @@ def test_the_program_goes_when_its_parent_is_killed() -> None:
         parent.kill()
     assert select.select([child], [], [])[0] == [child]
     os.close(child)
-
-
-def test_hashes_are_the_same_in_every_run() -> None:
-    assert run("print(hash('a'))").output == run("print(hash('a'))").output
-
-
-def test_the_locks_can_be_proved() -> None:
-    prove()
 
 
 def without(folder: Path, module: str, line: str, instead: str) -> str:

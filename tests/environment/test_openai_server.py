@@ -1,5 +1,6 @@
-"""The OpenAI server with the official client; a script answers for the policy."""
+"""The OpenAI server with the official client, and what it rejects; a script answers for the policy."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -10,15 +11,16 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from tests.environment.servers import ADD, CALL, client_of, create, opened, user
+from tests.environment.servers import ADD, CALL, create, opened, user
 
-from marlaas.environment import EpisodeState, Message, Reply, StopReason
+from marlaas.environment import Message, Reply, StopReason
 from marlaas.envs.scripted import RecordedReplies
 
 
 def test_a_completion_is_one_turn_with_its_usage() -> None:
     with opened("four") as (_, client, asked):
-        answer = create(client, {"role": "developer", "content": "be short"}, user("2 + 2"), max_completion_tokens=7)
+        parts = {"role": "user", "content": [{"type": "text", "text": "2 "}, {"type": "text", "text": "+ 2"}]}
+        answer = create(client, {"role": "developer", "content": "be short"}, parts, max_completion_tokens=7)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("four", "stop")
     assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (4, 4 + answer.usage.prompt_tokens)
     (one,) = asked
@@ -52,20 +54,13 @@ def test_what_the_agent_rewrote_is_a_new_conversation() -> None:
     assert asked[1].request.append == (Message("user", "one"), Message("assistant", "a"), Message("user", "two"))
 
 
-def test_an_earlier_beginning_branches() -> None:
-    with opened("a", "b", "c") as (_, client, asked):
-        first = [user("one"), create(client, user("one")).choices[0].message]
-        create(client, *first, user("two"))
-        create(client, *first, user("three"))
-    assert [one.request.parent for one in asked] == [None, 0, 0]
-
-
-def test_several_choices_are_siblings_and_each_goes_on() -> None:
-    with opened("a", "b", "c", "d") as (_, client, asked):
+def test_several_choices_are_siblings_from_each_of_which_it_goes_on_or_branches() -> None:
+    with opened("a", "b", "c", "d", "e") as (_, client, asked):
         choices = create(client, user("one"), n=3).choices
         create(client, user("one"), choices[1].message, user("two"))
+        create(client, user("one"), choices[1].message, user("three"))
     assert [choice.message.content for choice in choices] == ["a", "b", "c"]
-    assert [one.request.parent for one in asked] == [None, None, None, 1]
+    assert [one.request.parent for one in asked] == [None, None, None, 1, 1]
 
 
 def test_choices_that_read_alike_go_on_in_their_order() -> None:
@@ -74,12 +69,6 @@ def test_choices_that_read_alike_go_on_in_their_order() -> None:
             create(client, user("one"), choice.message, user("two"))
         create(client, user("one"), choice.message, user("three"))
     assert [one.request.parent for one in asked] == [None, None, 0, 1, 0]
-
-
-def test_text_in_parts_is_text() -> None:
-    with opened("a") as (_, client, asked):
-        create(client, {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]})
-    assert asked[0].request.append == (Message("user", "one two"),)
 
 
 def test_the_model_is_the_agent() -> None:
@@ -91,11 +80,8 @@ def test_the_model_is_the_agent() -> None:
         assert client.models.retrieve("solver").id == "solver"
         with pytest.raises(openai.NotFoundError, match="agents are proposer, solver"):
             create(client, user("x"), model="gpt-4o")
-    assert [(one.request.agent, one.request.parent) for one in asked] == [
-        ("proposer", None),
-        ("solver", None),
-        ("solver", 1),
-    ]
+    turns = [(one.request.agent, one.request.parent) for one in asked]
+    assert turns == [("proposer", None), ("solver", None), ("solver", 1)]
 
 
 @pytest.mark.parametrize("stop", [StopReason.LENGTH, StopReason.CONTEXT])
@@ -104,16 +90,13 @@ def test_a_reply_that_was_cut_says_so(stop: StopReason) -> None:
         def turn(self, request: Any) -> Reply:
             return Reply(CALL, stop, 5, 0, 12)
 
-    with EpisodeState(["policy"], Cut(lambda _: "")).agents()["policy"].openai() as server, client_of(server) as client:
+    with opened(channel=Cut(lambda _: "")) as (_, client, _):
         answer = create(client, user("x"), tools=[ADD])
-    assert (answer.choices[0].finish_reason, answer.usage.prompt_tokens, answer.usage.total_tokens) == (
-        "length",
-        12,
-        17,
-    )
+    usage = answer.usage
+    assert (answer.choices[0].finish_reason, usage.prompt_tokens, usage.total_tokens) == ("length", 12, 17)
 
 
-def test_a_closed_door_leaves_no_thread_and_no_port() -> None:
+def test_a_closed_server_leaves_no_thread_and_no_port() -> None:
     before = threading.active_count()
     with opened("a") as (server, client, _):
         create(client, user("x"))
@@ -125,7 +108,7 @@ def test_a_closed_door_leaves_no_thread_and_no_port() -> None:
         _ = server.base_url
 
 
-def test_a_client_finds_the_door_by_its_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_finds_the_server_by_its_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened("a") as (server, _, _):
         for name, value in server.variables.items():
             monkeypatch.setenv(name, value)
@@ -133,7 +116,87 @@ def test_a_client_finds_the_door_by_its_environment_variables(monkeypatch: pytes
             assert create(client, user("x")).choices[0].message.content == "a"
 
 
-def test_the_door_imports_nothing_heavy() -> None:
+def test_the_server_imports_nothing_heavy() -> None:
     code = "import sys, marlaas.openai_server; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"numpy", "pydantic", "asyncio", "openai", "httpx", "torch", "transformers"} & set(modules)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": 0.7}, "the job samples at 1"),
+        ({"top_p": 0.9}, "top_p = 0.9 is not supported"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"stop": ["\n"]}, "stop"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": [ADD]}, "tool_choice"),
+        ({"n": 0}, "expected 1 to"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"extra_body": {"top_a": 1}}, "unknown field 'top_a'"),
+        ({"tools": [{"type": "web_search"}]}, "a tool must be"),
+    ],
+)
+def test_what_training_could_not_reproduce_is_refused_in_words(fields: dict[str, Any], words: str) -> None:
+    with opened("a") as (_, client, asked):
+        with pytest.raises(openai.BadRequestError, match=words):
+            create(client, user("x"), **fields)
+        assert asked == []
+
+
+def test_fields_that_change_nothing_are_welcome() -> None:
+    with opened("a", temperature=0.7) as (_, client, asked):
+        harmless = {"top_p": 1, "frequency_penalty": 0, "stop": None, "seed": 3, "user": "me"}
+        create(client, user("x"), temperature=0.7, extra_body={"top_k": -1, "min_p": 0.0}, **harmless)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "at least one message"),
+        ([{"role": "boss", "content": "x"}], "role"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "content must be text"),
+        ([{"role": "assistant", "tool_calls": [{"id": "x"}]}], "tool call"),
+        ([{"role": "user", "content": "x", "name": 3}], "name must be text"),
+    ],
+)
+def test_messages_that_are_none_are_refused(messages: list[Any], words: str) -> None:
+    with opened("a") as (_, client, _), pytest.raises(openai.BadRequestError, match=words):
+        create(client, *messages)
+
+
+def test_nobody_comes_in_without_the_episodes_key() -> None:
+    with opened("a") as (server, client, asked):
+        with pytest.raises(openai.AuthenticationError):
+            create(client.with_options(api_key="sk-other"), user("x"))
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{server.base_url}/models")
+    with opened("a") as (other, _, _):
+        assert other.api_key != server.api_key
+    assert asked == []
+
+
+def test_a_request_that_is_no_json_is_answered() -> None:
+    with opened("a") as (server, _, _):
+        key = {"Authorization": f"Bearer {server.api_key}"}
+        request = urllib.request.Request(f"{server.base_url}/chat/completions", b"{", key)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request)
+        assert "not JSON" in json.load(caught.value)["error"]["message"]
+        caught.value.close()
+
+
+def test_what_breaks_behind_the_server_is_told_and_not_asked_again() -> None:
+    class Broken(RecordedReplies):
+        def turn(self, request: Any) -> Reply:
+            self.num_tools += 1
+            raise EOFError("the supervisor is gone")
+
+    channel = Broken(lambda _: "")
+    broken = pytest.raises(openai.InternalServerError, match="the supervisor is gone")
+    with opened(channel=channel) as (_, client, _), broken:
+        create(client, user("x"))
+    assert channel.num_tools == 1

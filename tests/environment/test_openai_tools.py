@@ -1,11 +1,20 @@
-"""Tools through the OpenAI server: calls are parsed from text, and answered."""
+"""Tools through the OpenAI server, and the turn limit behind it, as several kinds of agents' code handle it."""
 
+import asyncio
 import json
+from typing import Any
 
+import openai
 import pytest
-from tests.environment.servers import ADD, CALL, create, opened, user
+from openai import AsyncOpenAI
+from tests.environment.playing import first_task
+from tests.environment.servers import ADD, CALL, client_of, create, opened, user
 
-from marlaas.environment import Message, ToolCall
+from marlaas.environment import Agent, EpisodeState, Message, Task, ToolCall, TurnLimit
+from marlaas.envs.loading import Environment
+from marlaas.envs.playing import Outcome, play_episode
+from marlaas.envs.scripted import RecordedReplies, ScriptedReplies
+from marlaas.openai_server import OpenAIServer
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -32,13 +41,8 @@ def test_a_call_that_a_client_printed_anew_is_the_same_call() -> None:
         (call,) = create(client, user("1 + 2"), tools=[ADD]).choices[0].message.tool_calls
         again = call.model_dump()
         again["function"]["arguments"] = json.dumps({"a": 1, "b": 2}, indent=2)
-        create(
-            client,
-            user("1 + 2"),
-            {"role": "assistant", "content": None, "tool_calls": [again]},
-            user("go on"),
-            tools=[ADD],
-        )
+        said = {"role": "assistant", "content": None, "tool_calls": [again]}
+        create(client, user("1 + 2"), said, user("go on"), tools=[ADD])
     assert asked[1].request.parent == 0
 
 
@@ -89,10 +93,82 @@ def test_calls_are_not_looked_for_without_tools_or_if_none_is_wanted() -> None:
 def test_a_history_that_begins_with_calls_travels_whole() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
     with opened("ok") as (_, client, asked):
-        create(
-            client,
-            user("x"),
-            {"role": "assistant", "tool_calls": [call]},
-            {"role": "tool", "content": "1", "tool_call_id": "c1"},
-        )
+        answer = {"role": "tool", "content": "1", "tool_call_id": "c1"}
+        create(client, user("x"), {"role": "assistant", "tool_calls": [call]}, answer)
     assert asked[0].request.append[1] == Message("assistant", "", tool_calls=(ToolCall("add", '{"a": 1}', "c1"),))
+
+
+def play(code: Any, *replies: str, max_turns: int = 9) -> tuple[Outcome, RecordedReplies]:
+    channel = ScriptedReplies(replies, max_turns)
+    return play_episode(Environment(code, False), first_task(), EpisodeState(["policy"], channel)), channel
+
+
+def endless(task: Task, agent: Agent) -> None:
+    with agent.openai() as server, client_of(server) as client:
+        while True:
+            create(client, user("on"))
+            agent.reward += 0.25
+
+
+def wrapping(task: Task, agent: Agent) -> None:
+    try:
+        endless(task, agent)
+    except TurnLimit:
+        raise
+    raise AssertionError
+
+
+def framework(task: Task, agent: Agent) -> None:
+    with agent.openai() as server, client_of(server) as client:
+        create(client, user("on"))
+        agent.reward += 0.5
+        try:
+            create(client, user("on"), n=5)
+        except openai.PermissionDeniedError as error:
+            raise RuntimeError(f"the chain broke: {error.code == 'turn_limit'}") from None
+
+
+def asynchronous(task: Task, agent: Agent) -> None:
+    async def both(server: OpenAIServer) -> None:
+        async with (
+            AsyncOpenAI(base_url=server.base_url, api_key=server.api_key) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(3):
+                group.create_task(client.chat.completions.create(model="policy", messages=[user("on")]))
+
+    with agent.openai() as server:
+        agent.reward = 0.5
+        asyncio.run(both(server))
+
+
+def in_a_tool(task: Task, agent: Agent) -> None:
+    with agent.openai() as server, client_of(server) as client:
+        agent.reward = 0.5
+        with agent.tool():
+            while True:
+                create(client, user("on"))
+
+
+@pytest.mark.parametrize("code", [endless, wrapping, framework, asynchronous, in_a_tool])
+def test_running_out_of_turns_ends_the_episode_scored(code: Any) -> None:
+    outcome, channel = play(code, "a", "b", "c", "d", max_turns=2)
+    assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
+    assert len(channel.asked) == 2
+
+
+def test_an_agent_may_handle_the_limit_itself_and_another_error_after_it_is_the_environments() -> None:
+    def careful(task: Task, agent: Agent) -> float:
+        with agent.openai() as server, client_of(server) as client, pytest.raises(openai.PermissionDeniedError):
+            create(client, user("on"), n=3)
+        return 0.75
+
+    def careless(task: Task, agent: Agent) -> None:
+        with agent.openai() as server, client_of(server) as client:
+            with pytest.raises(openai.PermissionDeniedError):
+                create(client, user("on"), n=3)
+            {}["missing"]
+
+    assert play(careful, "a", max_turns=1)[0].rewards == {"policy": 0.75}
+    with pytest.raises(KeyError):
+        play(careless, "a", max_turns=1)

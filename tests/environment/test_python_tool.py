@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.environment import playing
 
-from marlaas.environment import EpisodeState, Message, Split, Task, TurnRequest
+from marlaas.environment import EpisodeState, TurnRequest
 from marlaas.envs.extraction import program
 from marlaas.envs.loading import resolve
 from marlaas.envs.locked.program import Ran
@@ -21,14 +22,10 @@ def play(*replies: str, **args: Any) -> tuple[Outcome, list[str]]:
     heard: list[str] = []
 
     def answer(request: TurnRequest) -> str:
-        last = request.append[-1]
-        assert isinstance(last, Message)
-        heard.append(last.content)
-        return replies[len(heard) - 1].replace("§", last.content)
+        heard.append(playing.said(request))
+        return replies[len(heard) - 1].replace("§", heard[-1])
 
-    environment = resolve("python-tool", {**SUMS, **args}).create()
-    state = EpisodeState(["policy"], RecordedReplies(answer, max_turns=len(replies)))
-    return play_episode(environment, Task(Split.TRAIN, 0, 7), state), heard
+    return playing.play("python-tool", {**SUMS, **args}, answer, max_turns=len(replies))[0], heard
 
 
 def block(code: str) -> str:
@@ -71,16 +68,12 @@ def test_what_a_program_breaks_is_told_and_the_episode_goes_on() -> None:
     assert (outcome.metrics["programs_failed"], outcome.metrics["programs_stopped"]) == (3.0, 1.0)
 
 
-def test_calling_for_ever_runs_out_of_turns() -> None:
-    assert play(block("print(1)"), block("print(1)"))[0].ending == "max_turns"
-
-
 def test_a_machine_that_cannot_lock_up_is_never_the_policys_doing(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = resolve("python-tool", SUMS).create()
     state = EpisodeState(["policy"], RecordedReplies(lambda _: block("print(1)")))
     monkeypatch.setattr("marlaas.envs.locked.program._START", "raise SystemExit('no locks here')")
     with pytest.raises(Exception, match="so none is run: no locks here"):
-        play_episode(environment, Task(Split.TRAIN, 0, 7), state)
+        play_episode(environment, playing.first_task(), state)
     with pytest.raises(InvalidInput, match="python-tool: programs cannot be restricted on this machine"):
         resolve("python-tool", SUMS).create()
 
@@ -114,19 +107,3 @@ def test_what_is_told_is_cut_and_never_empty(ran: Ran, max_chars: int, text: str
 )
 def test_programs_are_found(reply: str, code: str | None) -> None:
     assert program(reply) == code
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({"cpu_s": 0}, "cpu_s is 0"),
-        ({"memory_mib": 16}, "expected 64 or more"),
-        ({"max_output": 0}, "expected 1 character or more"),
-        ({"dataset": "chain_sums", "config": {}}, "did you mean 'chain_sum'"),
-        ({"answer": "tags"}, "did you mean 'tag'"),
-        ({"cpus": 1}, "did you mean 'cpu_s'"),
-    ],
-)
-def test_arguments_that_it_cannot_take(args: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words):
-        resolve("python-tool", {**SUMS, **args}).create()

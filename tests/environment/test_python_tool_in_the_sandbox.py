@@ -41,15 +41,12 @@ ATTACKS = [
     "import time; time.sleep(10**6)",
 ]
 ENDS = ["PermissionError", "MemoryError", "[stopped: it printed", "[stopped: it took longer"]
+ARGS = {"cpu_s": 1, "memory_mib": 128}
+IDENTITY = {"namespace": "team-a", "job": "job", "uid": "u1"}
 SPEC = {
     "poolRef": {"name": "tiny"},
     "agents": [{"name": "policy"}],
-    "environment": {
-        "name": "python-tool",
-        "args": {"cpu_s": 1, "memory_mib": 128},
-        "max_attempts": 1,
-        "concurrency": 4,
-    },
+    "environment": {"name": "python-tool", "args": ARGS, "max_attempts": 1, "concurrency": 4},
     "rollout": {"maxTurns": 2},
     "training": {"steps": 1},
 }
@@ -69,29 +66,15 @@ class Script:
         if asked.turn > 0:
             self.heard[asked.member] = last.content
         text = f"```python\n{ATTACKS[asked.member]}\n```" if asked.turn == 0 else "I give up."
-        reply = GenerateReply(
-            request=f"{asked.episode}.{asked.turn}",
-            phase=ReplyPhase.RESULT,
-            replica="rollout-0",
-            text=text,
-            stop_reason=StopReason.STOP,
-            num_tokens=3,
-        )
+        answered = {"request": f"{asked.episode}.{asked.turn}", "phase": ReplyPhase.RESULT, "replica": "rollout-0"}
+        reply = GenerateReply(**answered, text=text, stop_reason=StopReason.STOP, num_tokens=3)
         await self.bus.send(request.reply, encode(reply))
 
 
 async def played(server: MemoryServer, document: JobDocument, num: int, context: RoleContext) -> list[Episode]:
     bus = server.connect("test")
-    task = TaskMessage(
-        namespace="team-a",
-        job="job",
-        uid="u1",
-        group=train_group(document.ref, 0),
-        split=Split.TRAIN,
-        index=0,
-        seed=derive_seed(0, Split.TRAIN, 0),
-        group_size=num,
-    )
+    place = {"group": train_group(document.ref, 0), "split": Split.TRAIN, "index": 0, "group_size": num}
+    task = TaskMessage(**IDENTITY, **place, seed=derive_seed(0, Split.TRAIN, 0))
     subject, claimed = subjects.task("team-a", "job"), subjects.consumer("team-a", "job", "sandbox")
     await bus.consumer(subjects.TASKS, claimed, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
     await bus.publish(subject, encode(task))
@@ -111,20 +94,13 @@ async def test_every_attack_is_the_policys_doing_and_harms_no_episode(tmp_path: 
     server = MemoryServer()
     await server.connect("test").ensure()
     script = Script(server)
-    document = JobDocument(
-        namespace="team-a",
-        job="job",
-        uid="u1",
-        pool="tiny",
-        tenant="team-a",
-        spec=job_spec(RLJobSpec.model_validate(SPEC)),
-    )
+    spec = job_spec(RLJobSpec.model_validate(SPEC))
+    document = JobDocument(**IDENTITY, pool="tiny", tenant="team-a", spec=spec)
     context = RoleContext("sandbox-0", server.connect("sandbox-0"), MemoryBlobs(), tmp_path)
     async with script.bus.listen(subjects.generation("team-a", "job", "policy"), script.on_request, "rollout"):
         episodes = await played(server, document, len(ATTACKS), context)
-    assert [(e.fault, e.fault_text, e.ending, e.rewards) for e in episodes] == [
-        (None, "", Ending.COMPLETED, {"policy": 0.0})
-    ] * len(ATTACKS)
+    scored = (None, "", Ending.COMPLETED, {"policy": 0.0})
+    assert [(e.fault, e.fault_text, e.ending, e.rewards) for e in episodes] == [scored] * len(ATTACKS)
     assert {e.metrics["programs_failed"] for e in episodes} == {1.0}
     last_lines = [script.heard[member].splitlines()[-1] for member in range(len(ATTACKS))]
     assert all(any(line.startswith(end) for end in ENDS) for line in last_lines), last_lines

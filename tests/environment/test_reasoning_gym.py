@@ -5,11 +5,10 @@ import threading
 from typing import Any
 
 import pytest
+from tests.environment.playing import play, said
 
 from marlaas.environment import Agent, EpisodeState, Split, Task
-from marlaas.envs.loading import resolve
-from marlaas.envs.playing import play_episode
-from marlaas.envs.puzzles import Puzzles, dataset_names
+from marlaas.envs.puzzles import LevelSchedule, Puzzles, checked_levels, dataset_names
 from marlaas.envs.scripted import ScriptedReplies
 from marlaas_api.errors import InvalidInput
 
@@ -45,19 +44,21 @@ def test_every_dataset_can_be_played() -> None:
     assert [found for name in dataset_names() for found in outcomes(name)] == []
 
 
-def test_a_composite_needs_its_parts() -> None:
-    with pytest.raises(InvalidInput, match="composite needs its config: datasets, a list"):
-        Puzzles("composite", {}, {}, 0)
-    with pytest.raises(InvalidInput, match="expected name, weight, config"):
-        Puzzles("composite", {"datasets": [{"nam": "chain_sum"}]}, {}, 0)
-    with pytest.raises(InvalidInput, match="did you mean 'chain_sum'"):
-        Puzzles("composite", {"datasets": [{"name": "chain_sums"}]}, {}, 0)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "composite needs its config: datasets, a list"),
+        ({"datasets": [{"nam": "chain_sum"}]}, "expected name, weight, config"),
+        ({"datasets": [{"name": "chain_sums"}]}, "did you mean 'chain_sum'"),
+    ],
+)
+def test_a_composite_needs_its_parts(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        Puzzles("composite", config, {}, 0)
 
 
 def drawn(split: Split, index: int, args: dict[str, Any] = CURRICULUM) -> str:
-    replies = ScriptedReplies(["0"])
-    play_episode(resolve("reasoning-gym", args).create(), Task(split, index, 7), EpisodeState(["policy"], replies))
-    return str(replies.asked[0].request.append[-1].content)  # type: ignore[union-attr]
+    return said(play("reasoning-gym", args, lambda _: "0", Task(split, index, 7))[1].asked[0].request)
 
 
 def num_terms(question: str) -> int:
@@ -77,8 +78,7 @@ def test_a_task_is_the_same_whatever_was_played_before() -> None:
 
 
 def test_levels_are_logged() -> None:
-    environment = resolve("reasoning-gym", CURRICULUM).create()
-    outcome = play_episode(environment, Task(Split.TRAIN, 5, 7), EpisodeState(["policy"], ScriptedReplies(["0"])))
+    outcome, _ = play("reasoning-gym", CURRICULUM, lambda _: "0", Task(Split.TRAIN, 5, 7))
     assert outcome.metrics.items() >= {"level_num_terms": 2.0, "level_num_digits": 1.0}.items()
 
 
@@ -89,22 +89,6 @@ def test_attributes_that_are_not_named_keep_the_config_or_the_first_level() -> N
     assert {len(number) for number in re.findall(r"\d+", drawn(Split.TRAIN, 0, args))} == {1}
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({"curriculum": {"num_term": 1}}, "did you mean 'num_terms'.*it has num_terms, num_digits"),
-        ({"curriculum": {"num_terms": 11}}, "a level from 0 to 10"),
-        ({"curriculum": {"num_terms": [0, 1]}}, "curriculum_tasks"),
-        ({"curriculum": {"num_terms": 1}, "config": {"max_terms": 3}}, "config sets 'max_terms'"),
-        ({"dataset": "acre", "curriculum": {"a": 1}}, "has no curriculum; its config"),
-        ({"dataset": "rubiks_cube", "curriculum": {"cube_size": 4}}, r"at the levels \{'cube_size': 4\}"),
-    ],
-)
-def test_curricula_that_cannot_be_taken(args: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words):
-        resolve("reasoning-gym", {"dataset": "chain_sum", **args}).create()
-
-
 def test_answers_are_scored_in_any_thread() -> None:
     puzzle = Puzzles("chain_sum", {}, {}, 0).draw(Task(Split.TRAIN, 0, 7))
     scores: list[float] = []
@@ -113,3 +97,35 @@ def test_answers_are_scored_in_any_thread() -> None:
     thread.start()
     thread.join()
     assert scores == [1.0]
+
+
+def test_levels_rise_in_equal_stretches_and_stay() -> None:
+    levels = LevelSchedule({"terms": (1, 3), "digits": (2, 2)}, num_tasks=6)
+    assert [levels.at(Split.TRAIN, index)["terms"] for index in range(9)] == [1, 1, 2, 2, 3, 3, 3, 3, 3]
+    assert {levels.at(Split.TRAIN, index)["digits"] for index in range(9)} == {2}
+    assert {levels.at(Split.EVAL, index)["terms"] for index in range(9)} == {3}, "held-out tasks have the last level"
+
+
+def test_all_that_training_goes_through_is_known() -> None:
+    levels = [(0, 0), (0, 1), (1, 1), (1, 2)]
+    assert LevelSchedule({"a": (0, 1), "b": (0, 2)}, 6).all() == [{"a": a, "b": b} for a, b in levels]
+    assert LevelSchedule({"a": (2, 2)}, 0).all() == [{"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("given", "num_tasks", "words"),
+    [
+        ({"term": 1}, 0, "did you mean 'terms'.*it has terms, digits"),
+        ({"terms": 4}, 0, "a level from 0 to 3"),
+        ({"terms": -1}, 0, "a level from 0 to 3"),
+        ({"terms": [2, 1]}, 9, "or \\[first, last\\]"),
+        ({"terms": [0, 1, 2]}, 9, "or \\[first, last\\]"),
+        ({"terms": "1"}, 9, "a level from 0 to 3"),
+        ({"terms": True}, 9, "a level from 0 to 3"),
+        ({"digits": [0, 1]}, 0, "'digits' rises; set curriculum_tasks"),
+        ({"digits": 1}, -1, "curriculum_tasks is -1"),
+    ],
+)
+def test_levels_that_are_none(given: dict[str, object], num_tasks: int, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        checked_levels("the thing", given, num_tasks, {"terms": 4, "digits": 3})

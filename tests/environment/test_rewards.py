@@ -1,4 +1,4 @@
-"""Rubrics: weighted sums of named parts, by hand-worked numbers."""
+"""Rubrics: weighted sums of named parts, by hand-worked numbers; answers found in replies."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from marlaas.environment import Reply
+from marlaas.envs.extraction import extractor
 from marlaas.rewards import Rubric, answer_reward, format_reward, length_penalty
 from marlaas_api.errors import InvalidInput
 
@@ -36,16 +37,6 @@ def test_a_part_is_given_what_it_names() -> None:
     assert Rubric((1, same)).score(reply=Reply("a"), truth="a", factor=0.25, unused=1).reward == 0.25
 
 
-def test_a_part_that_lacks_something_says_so() -> None:
-    with pytest.raises(InvalidInput, match="'same' needs 'truth', which is missing; did you mean 'truths'"):
-        Rubric((1, same)).score(reply=Reply("a"), truths="a")
-
-
-def test_a_part_that_returns_no_number_says_so() -> None:
-    with pytest.raises(InvalidInput, match="'broken' returned nan"):
-        Rubric((1, broken)).score(reply=Reply("a"))
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -54,12 +45,21 @@ def test_a_part_that_returns_no_number_says_so() -> None:
         (lambda: Rubric((1, lambda reply: 1.0)), "the function needs a name"),
         (lambda: Rubric(("1", half)), "a weight is a finite number"),  # type: ignore[arg-type]
         (lambda: Rubric((math.inf, half)), "a weight is a finite number"),
+        (
+            lambda: Rubric((1, same)).score(reply=Reply("a"), truths="a"),
+            "'same' needs 'truth', .*; did you mean 'truths'",
+        ),
+        (lambda: Rubric((1, broken)).score(reply=Reply("a")), "'broken' returned nan"),
+        (lambda: extractor("boxd"), "expected one of last_number, boxed, tag, whole, regex"),
+        (lambda: extractor("regex"), "needs the argument 'pattern'"),
+        (lambda: extractor("regex", "("), "not a regular expression"),
+        (lambda: extractor("tag", "x"), "`pattern` applies only to answer: regex"),
         (lambda: format_reward("("), "not a regular expression"),
         (lambda: length_penalty(10, 10), "expected 0 <= free_tokens < max_tokens"),
         (lambda: answer_reward("box"), "did you mean 'boxed'"),
     ],
 )
-def test_rubrics_that_cannot_be(make: Callable[[], object], words: str) -> None:
+def test_rubrics_and_extractions_that_cannot_be(make: Callable[[], object], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         make()
 
@@ -71,12 +71,8 @@ def test_the_length_penalty_is_dapos() -> None:
 
 def test_the_form_of_the_whole_reply_counts() -> None:
     form = format_reward(r"<think>.*</think>\s*<answer>.*</answer>")
-    texts = (
-        " <think>a\nb</think>\n<answer>c</answer>\n",
-        "well <think></think><answer></answer>",
-        "<answer>c</answer>",
-    )
-    assert [form(Reply(text)) for text in texts] == [1.0, 0.0, 0.0]
+    assert form(Reply(" <think>a\nb</think>\n<answer>c</answer>\n")) == 1.0
+    assert form(Reply("well <think></think><answer></answer>")) == form(Reply("<answer>c</answer>")) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -86,3 +82,31 @@ def test_the_form_of_the_whole_reply_counts() -> None:
 def test_answers_are_compared_as_numbers_when_both_are(text: str, truth: object, reward: float) -> None:
     assert answer_reward("last_number")(Reply(text), truth) == reward
     assert answer_reward("whole")(Reply("Paris"), "Paris") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "answer"),
+    [
+        ("last_number", "4 + 3 = 7", "7"),
+        ("last_number", "so it is -12.", "-12"),
+        ("last_number", "10-5", "5"),
+        ("last_number", "1,234.50", "1234.50"),
+        ("last_number", "42.0", "42"),
+        ("last_number", "none", None),
+        ("last_number", "8, I think", "8"),
+        ("boxed", r"thus \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{1} or \boxed{2}", "2"),
+        ("boxed", r"\boxed{never closed", None),
+        ("boxed", "2", None),
+        ("tag", "<answer>a</answer> no, <answer>\nb </answer>", "b"),
+        ("tag", "<answer>open", None),
+        ("whole", "  yes \n", "yes"),
+        ("whole", "  ", None),
+        (r"is (\w+)", "is a, is b", "b"),  # a pattern: the first group of the last match
+        (r"\d+", "1 22", "22"),
+        (r"x(\d)?", "x", None),
+    ],
+)
+def test_answers_are_found(kind: str, reply: str, answer: str | None) -> None:
+    is_name = kind in ("last_number", "boxed", "tag", "whole")
+    assert (extractor(kind) if is_name else extractor("regex", kind))(reply) == answer

@@ -12,7 +12,19 @@ import pytest
 
 import marlaas
 import marlaas.environment
-from marlaas.environment import Agent, Message, Score, Split, StopReason, Task, ToolError, TurnLimit
+from marlaas.environment import (
+    Agent,
+    EpisodeState,
+    Message,
+    Reply,
+    Score,
+    Split,
+    StopReason,
+    Task,
+    ToolError,
+    TurnLimit,
+    TurnRequest,
+)
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import InvalidScore, explain
 from marlaas.envs.scripted import RecordedReplies
@@ -34,11 +46,11 @@ def test_the_example_fits_in_ten_lines_and_plays(play, tmp_path: Path, monkeypat
     assert len(example_of_the_docstring().splitlines()) <= 10
     environment = resolve("ten_lines:play", {}).create()
 
-    def honest(request: marlaas.environment.TurnRequest) -> str:
+    def honest(request: TurnRequest) -> str:
         first, second = map(int, re.findall(r"\d+", str(request.append[0])))
         return str(first + second)
 
-    state = marlaas.environment.EpisodeState(["policy"], RecordedReplies(honest))
+    state = EpisodeState(["policy"], RecordedReplies(honest))
     assert environment.play(Task(Split.TRAIN, 3, 1), state.agents()) == 1.0
 
 
@@ -48,11 +60,8 @@ def test_the_sdk_imports_nothing_heavy() -> None:
     assert not {"numpy", "pydantic", "asyncio", "nats", "torch", "transformers", "yaml", "rich"} & set(modules)
 
 
-def test_there_is_one_definition_of_stop_reasons() -> None:
-    assert StopReason is messages.StopReason
-
-
 def test_the_package_has_the_names_of_the_sdk_and_no_others() -> None:
+    assert StopReason is messages.StopReason
     names = {name for name, value in vars(marlaas).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert names == set(marlaas.environment.__all__)
 
@@ -85,57 +94,50 @@ def test_branches_go_on_alone(play) -> None:
     assert [asked.request.parent for asked in channel.asked] == [None, 0, 1, 1, 0, None]
 
 
-def test_a_single_number_is_the_reward_of_every_agent(play) -> None:
-    outcome, _ = play(lambda task, agents: 1, agents=("proposer", "solver"))
-    assert outcome.rewards == {"proposer": 1.0, "solver": 1.0}
+def earning(task: Task, agents: Mapping[str, Agent]) -> None:
+    agents["white"].reward += 1
+    agents["black"].reward -= 1
 
 
-def test_agents_earn_apart_and_nothing_returned_means_what_was_earned(play) -> None:
-    def game(task: Task, agents: Mapping[str, Agent]) -> None:
-        agents["white"].reward += 1
-        agents["black"].reward -= 1
+def scoring_one(task: Task, agents: Mapping[str, Agent]) -> Score:
+    agents["black"].reward = 0.25
+    return Score({"white": 1.0}, {"moves": 4})
 
+
+@pytest.mark.parametrize(
+    ("game", "white", "black", "metrics"),
+    [
+        (lambda task, agents: 1, 1.0, 1.0, {}),  # a single number is the reward of every agent
+        (earning, 1.0, -1.0, {}),  # nothing returned means what was earned
+        (scoring_one, 1.0, 0.25, {"moves": 4.0}),  # a mapping leaves other agents what they earned
+    ],
+)
+def test_agents_get_what_is_returned_or_what_they_earned(play, game, white: float, black: float, metrics) -> None:
     outcome, _ = play(game, agents=("white", "black"))
-    assert outcome.rewards == {"white": 1.0, "black": -1.0}
+    assert (outcome.rewards, outcome.metrics) == ({"white": white, "black": black}, metrics)
 
 
-def test_a_mapping_leaves_other_agents_what_they_earned(play) -> None:
-    def game(task: Task, agents: Mapping[str, Agent]) -> Score:
-        agents["black"].reward = 0.25
-        return Score({"white": 1.0}, {"moves": 4})
-
-    outcome, _ = play(game, agents=("white", "black"))
-    assert outcome.rewards == {"white": 1.0, "black": 0.25}
-    assert outcome.metrics == {"moves": 4.0}
-
-
-def test_running_out_of_turns_is_scored_with_what_was_earned(play) -> None:
+def test_running_out_of_turns_is_scored_with_what_was_earned_unless_the_environment_handles_it(play) -> None:
     def endless(task: Task, agent: Agent) -> float:
         while True:
             agent.say("on")
             agent.reward += 0.25
 
+    def careful(task: Task, agent: Agent) -> float:
+        with pytest.raises(TurnLimit):
+            endless(task, agent)
+        return 0.75
+
     outcome, _ = play(endless, *"abcdef", max_turns=2)
     assert (outcome.ending, outcome.rewards) == ("max_turns", {"policy": 0.5})
+    assert play(careful, "a")[0].rewards == {"policy": 0.75}, "an environment may handle the limit itself"
 
 
-def test_an_environment_may_handle_the_turn_limit_itself(play) -> None:
-    def careful(task: Task, agent: Agent) -> float:
-        try:
-            while True:
-                agent.say("on")
-        except TurnLimit:
-            return 0.75
-
-    outcome, _ = play(careful, "a")
-    assert outcome.rewards == {"policy": 0.75}
-
-
-@pytest.mark.parametrize("breaks", [lambda: 1 / 0, lambda: sys.exit(3), lambda: int("x")])
-def test_a_tool_that_the_policy_breaks_is_scored(play, breaks: Callable[[], object]) -> None:
+@pytest.mark.parametrize("breaks", [lambda: 1 / 0, lambda: sys.exit(3), lambda: int("x"), lambda: time.sleep(30)])
+def test_a_tool_that_the_policy_breaks_or_holds_too_long_is_scored(play, breaks: Callable[[], object]) -> None:
     def use(task: Task, agent: Agent) -> float:
         agent.reward = 0.1
-        with agent.tool():
+        with agent.tool(timeout_s=0.05):
             breaks()
         return 1.0
 
@@ -156,21 +158,13 @@ def test_an_environment_may_tell_the_policy_that_its_tool_broke(play) -> None:
     assert channel.asked[0].request.append == (Message("user", "KeyError: 'x'"),)
 
 
-def test_a_tool_that_takes_too_long_is_the_policys_doing(play) -> None:
-    def use(task: Task, agent: Agent) -> None:
-        with agent.tool(timeout_s=0.05):
-            time.sleep(30)
-
-    assert play(use)[0].ending == "tool_error"
-
-
 def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
     class Slow(RecordedReplies):
-        def turn(self, request: marlaas.environment.TurnRequest) -> marlaas.environment.Reply:
+        def turn(self, request: TurnRequest) -> Reply:
             time.sleep(0.2)
             return super().turn(request)
 
-    state = marlaas.environment.EpisodeState(["policy"], Slow(lambda _: "x"))
+    state = EpisodeState(["policy"], Slow(lambda _: "x"))
     agent = state.agents()["policy"]
     begun = time.monotonic()
     with agent.tool(), agent.tool():
@@ -178,11 +172,6 @@ def test_time_in_tools_is_counted_without_the_turns_in_them() -> None:
         agent.say("another agent as a tool")
     took_s = time.monotonic() - begun
     assert 0.05 <= state.tool_s <= took_s - 0.2
-
-
-def test_another_exception_is_not_scored(play) -> None:
-    with pytest.raises(ZeroDivisionError):
-        play(lambda task, agent: 1 / 0)
 
 
 @pytest.mark.parametrize(
@@ -205,32 +194,26 @@ def test_what_is_no_score_is_refused(play, returned: object, words: str) -> None
         play(lambda task, agent: returned)
 
 
-def test_a_traceback_begins_at_the_environments_own_code(play) -> None:
-    try:
+def test_another_exception_is_not_scored_and_its_traceback_begins_at_the_environments_own_code(play) -> None:
+    with pytest.raises(KeyError) as caught:
         play(lambda task, agent: {}["missing"])
-    except KeyError as error:
-        text = explain(error)
+    text = explain(caught.value)
     assert "test_sdk.py" in text
     assert "playing.py" not in text
     assert text.endswith("KeyError: 'missing'")
 
 
-def test_bad_messages_are_refused(play) -> None:
-    for messages_asked in (
-        [],
-        [Message("user", "x"), {"role": "boss", "content": "y"}],
-        [{"role": "user", "content": 1}],
-    ):
-        with pytest.raises((ValueError, TypeError)):
-            play(lambda task, agent, asked=messages_asked: agent.ask(asked), "a")
+@pytest.mark.parametrize("last", [[], [{"role": "boss", "content": "y"}], [{"role": "user", "content": 1}]])
+def test_bad_messages_are_refused(play, last: list[dict[str, object]]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        play(lambda task, agent: agent.ask([*[Message("user", "x") for _ in last], *last]), "a")
 
 
 def test_a_tasks_randomness_depends_on_the_task_alone() -> None:
     def numbers(task: Task) -> list[float]:
         return [task.rng.random() for _ in range(3)]
 
-    task = Task(Split.TRAIN, 3, 9)
-    assert numbers(task) == numbers(Task(Split.TRAIN, 3, 9))
+    assert numbers(Task(Split.TRAIN, 3, 9)) == numbers(Task(Split.TRAIN, 3, 9))
     others = (Task(Split.EVAL, 3, 9), Task(Split.TRAIN, 4, 9), Task(Split.TRAIN, 3, 10))
     assert all(numbers(other) != numbers(Task(Split.TRAIN, 3, 9)) for other in others)
 

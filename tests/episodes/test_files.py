@@ -30,11 +30,8 @@ def test_an_episode_that_comes_twice_is_kept_once_also_over_a_restart(tmp_path, 
     EpisodeWriter(tmp_path).append([record, joined(episode(0, 1), [])])
     assert [one.member for one in read(tmp_path)] == [0, 1]
     assert len((tmp_path / OPEN).read_bytes().splitlines()) == 2
-
-
-def test_of_several_plays_of_a_member_the_first_counts(tmp_path, episode):
-    EpisodeWriter(tmp_path).append([joined(episode(0, 0, 1.0), []), joined(episode(0, 0, 0.0, attempt=2), [])])
-    assert [one.reward for one in read(tmp_path)] == [1.0]
+    EpisodeWriter(tmp_path).append([joined(episode(0, 1, 0.0, attempt=2), [])])
+    assert [one.reward for one in read(tmp_path)] == [1.0, 1.0], "of several plays of a member the first counts"
 
 
 def test_a_line_that_a_kill_cut_off_is_removed_and_written_anew(tmp_path, episode):
@@ -84,18 +81,19 @@ def test_nothing_is_kept_when_nothing_is_asked_for(tmp_path, episode):
 
 
 def test_a_tail_gives_what_came_since_also_when_a_part_is_closed_meanwhile(tmp_path, episode, monkeypatch):
-    monkeypatch.setattr(files, "_OPEN_BYTES", 1)
     kept = EpisodeWriter(tmp_path)
-    kept.append([joined(episode(0), [])])
-    monkeypatch.setattr(files, "_OPEN_BYTES", 16 << 20)
+
+    def append(index, open_bytes=16 << 20):
+        monkeypatch.setattr(files, "_OPEN_BYTES", open_bytes)
+        kept.append([joined(episode(index), [])])
+
+    append(0, open_bytes=1)
     tail = EpisodeFollower(tmp_path)
     assert tail.news() == []
-    kept.append([joined(episode(1), [])])
+    append(1)
     assert [one.index for one in tail.news()] == [1]
-    monkeypatch.setattr(files, "_OPEN_BYTES", 1)
-    kept.append([joined(episode(2), [])])
-    monkeypatch.setattr(files, "_OPEN_BYTES", 16 << 20)
-    kept.append([joined(episode(3), [])])
+    append(2, open_bytes=1)
+    append(3)
     assert [one.index for one in tail.news()] == [2, 3]
     assert tail.news() == []
     tail.close()

@@ -1,11 +1,15 @@
+import math
 import random
 
 import pytest
 
 from marlaas.episodes.record import joined
-from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, chosen, placed
-from marlaas_api.messages import FaultClass, StepOutcome, StepRecord
+from marlaas.episodes.selection import EpisodeFilter, EpisodeOrder, JobContext, advantages_of, chosen, placed
+from marlaas_api.documents import job_spec
+from marlaas_api.kinds import RLJobSpec
+from marlaas_api.messages import FaultClass, JobSpec, StepOutcome, StepRecord
 from marlaas_api.names import Split, eval_group
+from marlaas_api.wire import pack_ids
 
 
 def _step(ref, number: int, *indices: int) -> StepRecord:
@@ -26,21 +30,12 @@ def around(ref):
 
 
 @pytest.fixture
-def records(episode, turn):
+def records(ref, episode, turn):
     """Two groups of two, one of them with a fault, and a held-out episode; they end in this order."""
-    fault = {"fault": FaultClass.ENV, "fault_text": "boom", "rewards": {}}
-    held_out = {"split": Split.EVAL, "group": eval_group_name}
-    episodes = [
-        episode(0, 0, 1.0),
-        episode(0, 1, 0.0),
-        episode(1, 0, 0.5),
-        episode(1, 1, **fault),
-        episode(7, 0, 0.25, **held_out),
-    ]
+    fault = episode(1, 1, fault=FaultClass.ENV, fault_text="boom", rewards={})
+    held_out = episode(7, 0, 0.25, split=Split.EVAL, group=eval_group(ref, 7, 3))
+    episodes = [episode(0, 0, 1.0), episode(0, 1, 0.0), episode(1, 0, 0.5), fault, held_out]
     return [joined(one, [turn(one, at=10.0 + at)]) for at, one in enumerate(episodes)]
-
-
-eval_group_name = "uid-1-e7v3"
 
 
 def test_an_episode_knows_its_step_and_its_advantage_once_the_group_is_whole(records, around):
@@ -49,10 +44,6 @@ def test_an_episode_knows_its_step_and_its_advantage_once_the_group_is_whole(rec
     assert [dict(one.advantages) for one in all_placed] == [{"policy": 0.5}, {"policy": -0.5}, {}, {}, {}]
     assert all_placed[0].group_rewards == {"policy": (1.0, 0.0)}
     assert [dict(one.advantages) for one in placed(records[:1], around)] == [{}]
-
-
-def test_a_held_out_group_is_named_as_in_the_records(ref):
-    assert eval_group(ref, 7, 3) == eval_group_name
 
 
 @pytest.mark.parametrize(
@@ -67,6 +58,7 @@ def test_a_held_out_group_is_named_as_in_the_records(ref):
         (EpisodeFilter(split=Split.TRAIN, step=0), [(0, 0), (0, 1)]),
         (EpisodeFilter(faults=True), [(1, 1)]),
         (EpisodeFilter(limit=0, order=EpisodeOrder.BEST), []),
+        (EpisodeFilter(limit=0), []),
     ],
 )
 def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indices):
@@ -75,14 +67,36 @@ def test_the_wanted_ones_come_in_the_wanted_order(records, around, choice, indic
 
 
 def test_random_ones_are_drawn_from_all_and_differ_by_the_draw(records, around):
-    draws = {
-        chosen(placed(records, around), EpisodeFilter(order=EpisodeOrder.RANDOM, limit=1), random.Random(seed))[
-            0
-        ].record.episode
-        for seed in range(40)
-    }
-    assert draws == {record.episode for record in records}
+    one = EpisodeFilter(order=EpisodeOrder.RANDOM, limit=1)
+    draws = [chosen(placed(records, around), one, random.Random(seed)) for seed in range(40)]
+    assert {found.record.episode for (found,) in draws} == {record.episode for record in records}
 
 
-def test_the_latest_zero_are_none(records, around):
-    assert chosen(placed(records, around), EpisodeFilter(limit=0), random.Random(0)) == []
+def _spec(algorithm: str, **training: object) -> JobSpec:
+    body = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "rollout": {"maxTokens": 10}}
+    return job_spec(RLJobSpec.model_validate({**body, "training": {"steps": 3, "algorithm": algorithm, **training}}))
+
+
+@pytest.fixture
+def members(episode, turn):
+    """Rewards 1 and 0; the first one's longest turn has 3 tokens, the second one's 10."""
+    plays = [episode(0, 0, 1.0), episode(0, 1, 0.0)]
+    ids = [[1, 2, 3], list(range(10))]
+    return [joined(one, [turn(one, output_ids=pack_ids(own))]) for one, own in zip(plays, ids, strict=True)]
+
+
+def test_an_advantage_is_the_trainers_own(members):
+    assert advantages_of(_spec("grpo"))(members, "policy") == pytest.approx([1.0, -1.0], abs=1e-5)
+    assert advantages_of(_spec("dr-grpo"))(members, "policy") == [0.5, -0.5]
+    assert advantages_of(_spec("rloo"))(members, "policy") == [1.0, -1.0]
+
+
+def test_an_overlong_reply_is_punished_where_the_algorithm_does_so(members):
+    """dapo with 4 tokens: the second reward becomes 0 - 1; standardised, two rewards are at plus and minus one all the same."""
+    third = members[0].model_copy(update={"rewards": {"policy": 0.0}})
+    found = advantages_of(_spec("dapo", overlong={"tokens": 4}))([*members, third], "policy")
+    assert found == pytest.approx([reward / math.sqrt(2 / 3) for reward in (1.0, -1.0, 0.0)], abs=1e-5)
+
+
+def test_what_a_group_alone_cannot_tell_is_not_made_up():
+    assert advantages_of(_spec("reinforce++")) is None

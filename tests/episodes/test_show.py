@@ -28,6 +28,8 @@ def test_an_episode_shows_every_turn_tool_answer_and_what_it_earned(episode, tur
     assert "advantage +1.00" in text
     assert "group 1 0" in text
     assert "tool_calls 1" in text
+    assert "ids 7 8 9" not in text
+    assert "ids 7 8 9" in _text(Played("team-b/calculator", record), tokens=True), "token ids are shown on request"
 
 
 def test_what_did_not_go_well_is_said(episode, turn):
@@ -50,13 +52,6 @@ def test_a_held_out_episode_and_a_rewritten_past_are_named(episode, turn):
     text = _text(Played("a/b", record))
     assert "held out" in text
     assert "new segment: the chat template changed earlier text" in text
-
-
-def test_token_ids_are_shown_on_request(episode, turn):
-    one = episode()
-    played = Played("a/b", joined(one, [turn(one)]))
-    assert "ids 7 8 9" in _text(played, tokens=True)
-    assert "ids 7 8 9" not in _text(played)
 
 
 def test_what_a_model_wrote_cannot_drive_the_terminal(episode, turn):

@@ -1,14 +1,39 @@
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.local.runs import Place, placed
 
+from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus import Bus
+from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepOutcome, StepRecord
 
 Documents = Callable[..., JobDocument]
+
+
+def identity(document: JobDocument) -> dict[str, str]:
+    return {"namespace": document.namespace, "job": document.job, "uid": document.uid}
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer()
+
+
+@pytest.fixture
+async def bus(server: MemoryServer) -> AsyncIterator[Bus]:
+    bus = server.connect("test")
+    await bus.ensure()
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+def blobs() -> MemoryBlobs:
+    return MemoryBlobs()
 
 
 @pytest.fixture
@@ -30,17 +55,9 @@ def progress_of() -> Callable[..., Progress]:
     """The progress of a document's job: running and admitted, unless `fields` change that."""
 
     def build(document: JobDocument, **fields: object) -> Progress:
-        body = {
-            "namespace": document.namespace,
-            "job": document.job,
-            "uid": document.uid,
-            "generation": document.generation,
-            "phase": Phase.RUNNING,
-            "admitted": True,
-            "reason": "Admitted",
-            "steps": document.spec.training.steps,
-        }
-        return Progress.model_validate({**body, **fields})
+        admitted = {"phase": Phase.RUNNING, "admitted": True, "reason": "Admitted"}
+        body = {"generation": document.generation, "steps": document.spec.training.steps}
+        return Progress.model_validate({**identity(document), **body, **admitted, **fields})
 
     return build
 
@@ -48,22 +65,10 @@ def progress_of() -> Callable[..., Progress]:
 @pytest.fixture
 def step() -> Callable[..., StepRecord]:
     def build(document: JobDocument, number: int, **fields: object) -> StepRecord:
-        body = {
-            "namespace": document.namespace,
-            "job": document.job,
-            "uid": document.uid,
-            "step": number,
-            "outcome": StepOutcome.COMMITTED,
-            "version": number + 1,
-            "at": 100.0 + number,
-            "wall_s": 1.0,
-            "reward_mean": 0.1 * number,
-            "reward_std": 0.2,
-            "indices": (number,),
-            "num_groups": 8,
-            "num_episodes": 64,
-        }
-        return StepRecord.model_validate({**body, **fields})
+        body = {"step": number, "outcome": StepOutcome.COMMITTED, "version": number + 1, "indices": (number,)}
+        counts = {"num_groups": 8, "num_episodes": 64, "at": 100.0 + number, "wall_s": 1.0}
+        rewards = {"reward_mean": 0.1 * number, "reward_std": 0.2}
+        return StepRecord.model_validate({**identity(document), **body, **counts, **rewards, **fields})
 
     return build
 
@@ -74,17 +79,8 @@ def evaluation() -> Callable[..., EvalRecord]:
         samples = tuple(
             EvalSample(index=i, prompt=f"p{i}", reply=reply, reward=mean) for i, reply in enumerate(replies)
         )
-        return EvalRecord(
-            namespace=document.namespace,
-            job=document.job,
-            uid=document.uid,
-            step=version,
-            version=version,
-            at=1.0,
-            reward_mean=mean,
-            num_episodes=64,
-            samples=samples,
-        )
+        body = {"step": version, "version": version, "at": 1.0, "reward_mean": mean, "num_episodes": 64}
+        return EvalRecord(**identity(document), **body, samples=samples)
 
     return build
 

@@ -89,9 +89,8 @@ async def report(context: RoleContext, role: str, pool: str) -> None:
     key = subjects.replica_key(role, pool, context.name)
     engine = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(3600)")
     while not context.stop.is_set():
-        message = ReplicaReport.model_validate(
-            {"role": role, "pool": pool, "replica": context.name, "at": context.now()}
-        )
+        body = {"role": role, "pool": pool, "replica": context.name, "at": context.now()}
+        message = ReplicaReport.model_validate(body)
         await bucket.put(key, encode(message))
         at_work(role).touch()
         await wait_for(context.stop, 0.2)
@@ -158,26 +157,15 @@ class Job:
 
     async def evaluate(self, version: int, mean: float) -> None:
         sample = EvalSample(index=0, prompt="spell hello backwards", reply=f"reply {version}", reward=mean)
-        record = EvalRecord(
-            **self.base, step=version, version=version, at=1.0, reward_mean=mean, num_episodes=1, samples=(sample,)
-        )
+        body = {"step": version, "version": version, "at": 1.0, "reward_mean": mean, "num_episodes": 1}
+        record = EvalRecord(**self.base, **body, samples=(sample,))
         await self.once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, version), encode(record))
 
     async def commit(self, version: int) -> None:
         blobs, folder = self.context.blobs, f"{self.ref.namespace}/{self.ref.name}"
         files = {"adapter_config.json": await blobs.put(folder, "adapter_config.json", b'{"r": 8}')}
-        manifest = Manifest(
-            **self.base,
-            agent="policy",
-            version=version,
-            step=version - 1,
-            parent=None,
-            rank=8,
-            files=files,
-            state=None,
-            tensor_digests={},
-            probes=(),
-        )
+        body = {"agent": "policy", "version": version, "step": version - 1, "parent": None, "rank": 8, "files": files}
+        manifest = Manifest(**self.base, **body, state=None, tensor_digests={}, probes=())
         ref = await blobs.put(folder, "manifest", encode(manifest))
         bucket = await self.context.bus.bucket(subjects.POLICY)
         record = PolicyRecord(uid=self.ref.uid, version=version, manifest=ref)
@@ -185,21 +173,17 @@ class Job:
 
     async def tell(self, done: int, steps: int) -> None:
         over = done >= steps
-        progress = Progress(
-            **self.base,
-            generation=self.document.generation,
-            phase=Phase.SUCCEEDED if over else Phase.RUNNING,
-            admitted=not over,
-            reason="Finished" if over else "Admitted",
-            step=done,
-            steps=steps,
-            versions={"policy": done},
-            eval_before=0.25,
-            eval_last=0.75 if over else 0.25,
-            faults={"env": 1},
-            started_at=100.0,
-            finished_at=160.0 if over else None,
-        )
+        body = {"generation": self.document.generation, "step": done, "steps": steps, "versions": {"policy": done}}
+        running = {"phase": Phase.RUNNING, "admitted": True, "reason": "Admitted", "eval_last": 0.25}
+        ended = {
+            "phase": Phase.SUCCEEDED,
+            "admitted": False,
+            "reason": "Finished",
+            "eval_last": 0.75,
+            "finished_at": 160.0,
+        }
+        told = {"eval_before": 0.25, "faults": {"env": 1}, "started_at": 100.0}
+        progress = Progress(**self.base, **body, **told, **(ended if over else running))
         bucket = await self.context.bus.bucket(subjects.PROGRESS)
         await bucket.put(subjects.job_key(self.ref.namespace, self.ref.name), encode(progress))
 

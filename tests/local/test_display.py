@@ -61,12 +61,8 @@ def test_json_lines_are_one_object_per_change(document, progress_of):
     assert [line["type"] for line in lines] == ["status", "progress", "progress", "summary"]
     assert [line.get("step") for line in lines[1:3]] == [1, 2]
     assert lines[-1]["jobs"]["team-a/reverse"]["phase"] == "Running"
-
-
-def test_a_refusal_is_an_object_too():
-    out = io.StringIO()
-    JsonDisplay(out).refused("pool.yaml:3: no")
-    assert json.loads(out.getvalue()) == {"type": "error", "message": "pool.yaml:3: no"}
+    display.refused("pool.yaml:3: no")
+    assert json.loads(out.getvalue().splitlines()[-1]) == {"type": "error", "message": "pool.yaml:3: no"}
 
 
 def test_a_failed_job_says_why_below_the_table(document, progress_of):
@@ -100,11 +96,8 @@ def test_the_report_shows_replies_before_and_after(document, progress_of, evalua
     evals = (evaluation(document(), 0, 0.0, ("olleh", "")), evaluation(document(), 3, 1.0, ("hello", "dlrow\nx")))
     done = progress_of(document(), phase=Phase.SUCCEEDED, versions={"policy": 3})
     text = _text(Report([JobResult(document(), done, (), evals)], tmp_path).rich())
-    assert "p0" in text
-    assert "olleh (0.00)" in text
-    assert "hello (1.00)" in text
-    assert "(nothing) (0.00)" in text
-    assert "dlrow x (1.00)" in text
+    for shown in ("p0", "olleh (0.00)", "hello (1.00)", "(nothing) (0.00)", "dlrow x (1.00)"):
+        assert shown in text
 
 
 def test_the_report_tells_of_a_job_that_succeeded_and_learnt_nothing(document, progress_of, tmp_path):

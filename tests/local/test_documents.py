@@ -10,72 +10,43 @@ from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.messages import PoolDocument, concerns_loop
 
 
-def _job(**training):
-    return RLJob.model_validate(
-        {
-            "apiVersion": "marlaas.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "reverse", "namespace": "team-a"},
-            "spec": {
-                "poolRef": {"name": "tiny"},
-                "environment": {"name": "reverse"},
-                "training": {"steps": 3, "seed": 5, **training},
-            },
-        }
-    )
+def _object(kind, name, spec, **metadata):
+    head = {"apiVersion": "marlaas.dev/v1alpha1", "kind": kind.__name__, "metadata": {"name": name, **metadata}}
+    return kind.model_validate({**head, "spec": spec})
 
 
 def _tenant(name, namespaces, weight):
-    return Tenant.model_validate(
-        {
-            "apiVersion": "marlaas.dev/v1alpha1",
-            "kind": "Tenant",
-            "metadata": {"name": name},
-            "spec": {"namespaces": namespaces, "weight": weight},
-        }
-    )
+    return _object(Tenant, name, {"namespaces": namespaces, "weight": weight})
 
 
 def _pool(builtin="tiny", **spec):
-    return ModelPool.model_validate(
-        {
-            "apiVersion": "marlaas.dev/v1alpha1",
-            "kind": "ModelPool",
-            "metadata": {"name": "tiny"},
-            "spec": {"model": {"builtin": builtin}, **spec},
-        }
-    )
+    return _object(ModelPool, "tiny", {"model": {"builtin": builtin}, **spec})
 
 
-def test_a_document_carries_the_tenant_of_its_namespace_and_the_weight():
+SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3, "seed": 5}}
+JOB = _object(RLJob, "reverse", SPEC, namespace="team-a")
+
+
+def test_a_document_carries_the_tenant_of_its_namespace_or_the_namespace_with_weight_1():
     tenants = [_tenant("other", ["team-b"], 2), _tenant("research", ["team-a", "team-c"], 3)]
-    document = job_document(_job(), tenants, "u", None)
+    document = job_document(JOB, tenants, "u", None)
     assert (document.tenant, document.tenant_weight) == ("research", 3)
-
-
-def test_a_namespace_without_a_tenant_is_one_of_weight_1():
-    document = job_document(_job(), [], "u", None)
+    document = job_document(JOB, [], "u", None)
     assert (document.tenant, document.tenant_weight) == ("team-a", 1.0)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 5), (0, 0), (11, 11)])
 def test_the_seed_is_the_manifests_own_unless_one_is_given(given, expected):
-    assert job_document(_job(), [], "u", given).seed == expected
+    assert job_document(JOB, [], "u", given).seed == expected
 
 
-def test_a_job_that_is_taken_up_again_keeps_its_uid_and_generation(document):
-    before = document(uid="first", generation=4)
-    assert merge([before], [document(uid="second")]) == (before,)
+def test_a_job_that_is_taken_up_again_keeps_its_uid_generation_and_place_in_the_queue(document):
+    before = document(uid="first", generation=4, created_at=3.0)
+    assert merge([before], [document(uid="second", created_at=9.0)]) == (before,)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"training": {"steps": 5}},
-        {"priority": 7},
-        {"suspend": True},
-        {"activeDeadlineSeconds": 60},
-    ],
+    "change", [{"training": {"steps": 5}}, {"priority": 7}, {"suspend": True}, {"activeDeadlineSeconds": 60}]
 )
 def test_what_may_change_makes_a_new_generation_of_the_same_job(document, change):
     (merged,) = merge([document(uid="first")], [document(spec=change, uid="second")])
@@ -95,44 +66,32 @@ def test_the_jobs_of_a_run_queue_in_the_order_of_their_manifests():
     assert all(before.created_at < after.created_at for before, after in pairwise(jobs))
 
 
-def test_a_job_that_is_taken_up_again_keeps_its_place_in_the_queue(document):
-    assert merge([document(created_at=3.0)], [document(created_at=9.0)]) == (document(created_at=3.0),)
+LOOP = [{"training": {"steps": 5}}, {"rollout": {"maxTokens": 7}}]
+NOT_LOOP = {
+    "priority": 7,
+    "suspend": True,
+    "activeDeadlineSeconds": 60,
+    "ttlSecondsAfterFinished": 60,
+    "backoffLimit": 1,
+}
+CHANGES = [
+    *[({"spec": spec}, True) for spec in LOOP],
+    *[({name: value}, True) for name, value in (("seed", 9), ("uid", "another"), ("pool", "another"))],
+    *[({"spec": {name: value}}, False) for name, value in NOT_LOOP.items()],
+    ({"spec": {"export": {"trackers": ["tensorboard"]}}}, False),
+    ({"spec": {"adapterRetention": "delete"}}, False),
+    ({"tenant": "another", "tenant_weight": 3.0}, False),
+    ({"created_at": 1.0, "generation": 7}, False),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "concerns"),
-    [
-        ({"spec": {"training": {"steps": 5}}}, True),
-        ({"seed": 9}, True),
-        ({"uid": "another"}, True),
-        ({"pool": "another"}, True),
-        ({"spec": {"rollout": {"maxTokens": 7}}}, True),
-        ({"spec": {"priority": 7}}, False),
-        ({"spec": {"suspend": True}}, False),
-        ({"spec": {"activeDeadlineSeconds": 60}}, False),
-        ({"spec": {"ttlSecondsAfterFinished": 60}}, False),
-        ({"spec": {"backoffLimit": 1}}, False),
-        ({"spec": {"export": {"trackers": ["tensorboard"]}}}, False),
-        ({"spec": {"adapterRetention": "delete"}}, False),
-        ({"tenant": "another", "tenant_weight": 3.0}, False),
-        ({"created_at": 1.0, "generation": 7}, False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("change", "concerns"), CHANGES, ids=str)
 def test_only_a_change_of_what_is_played_or_trained_concerns_the_loop(document, change, concerns):
     assert concerns_loop(document(), document(**change)) is concerns
 
 
-def test_of_what_may_change_while_a_job_runs_only_the_number_of_steps_concerns_its_loop(document):
-    values = {
-        "priority": 1,
-        "suspend": True,
-        "activeDeadlineSeconds": 5,
-        "ttlSecondsAfterFinished": 5,
-        "backoffLimit": 1,
-    }
-    assert set(values) == CHANGEABLE - {"training.steps"}
-    assert not any(concerns_loop(document(), document(spec={name: value})) for name, value in values.items())
+def test_of_what_may_change_while_a_job_runs_only_the_number_of_steps_concerns_its_loop():
+    assert set(NOT_LOOP) == CHANGEABLE - {"training.steps"}
 
 
 def test_a_new_weight_of_the_tenant_makes_a_new_generation(document):
@@ -157,12 +116,9 @@ def test_what_must_not_change_is_refused_by_the_name_of_its_field(document, chan
     assert "team-a/reverse" in str(refused.value)
 
 
-def test_another_seed_is_refused(document):
+def test_another_seed_and_a_job_that_is_gone_from_the_manifests_are_refused(document):
     with pytest.raises(InvalidInput, match="seed was 0 and is now 9"):
         merge([document()], [document(seed=9)])
-
-
-def test_a_job_that_is_gone_from_the_manifests_is_asked_for(document):
     with pytest.raises(InvalidInput, match="job team-a/other was started in this output folder"):
         merge([document("other")], [document()])
 

@@ -9,15 +9,11 @@ import pytest
 from marlaas_worker.__main__ import OneRecordFormatter, main
 
 
-def test_a_record_is_one_line_with_time_level_and_role():
+def test_a_record_is_one_line_with_time_level_and_role_and_further_lines_are_indented():
     record = logging.LogRecord("engine", logging.WARNING, "x.py", 1, "slow: %d", (3,), None)
     record.created, record.msecs = 0.0, 7.0
-    assert (
-        OneRecordFormatter("rollout-0").format(record) == "1970-01-01T00:00:00.007Z WARNING rollout-0 engine: slow: 3"
-    )
-
-
-def test_what_takes_more_lines_is_indented():
+    line = OneRecordFormatter("rollout-0").format(record)
+    assert line == "1970-01-01T00:00:00.007Z WARNING rollout-0 engine: slow: 3"
     record = logging.LogRecord("engine", logging.ERROR, "x.py", 1, "one\ntwo", (), None)
     assert OneRecordFormatter("r").format(record).splitlines()[1] == "    two"
 

@@ -1,6 +1,5 @@
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -16,29 +15,21 @@ def test_a_new_folder_has_no_record_and_keeps_what_is_written(tmp_path, document
         assert folder.read_record().jobs == (document(),)
 
 
-def test_two_runs_never_share_a_folder(tmp_path):
-    with (
-        hold(tmp_path),
-        pytest.raises(InvalidInput, match=rf"in use by another `marlaas run` \(process {os.getpid()}\)"),
-        hold(tmp_path),
-    ):
+def test_two_runs_never_share_a_folder_which_is_free_again_when_its_run_has_ended(tmp_path):
+    in_use = rf"in use by another `marlaas run` \(process {os.getpid()}\)"
+    with hold(tmp_path), pytest.raises(InvalidInput, match=in_use), hold(tmp_path):
+        pass
+    with hold(tmp_path):
         pass
 
 
-def test_a_folder_is_free_again_when_its_run_has_ended(tmp_path):
-    for _ in range(2):
-        with hold(tmp_path):
-            pass
-
-
-def test_a_file_in_the_folders_place_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("out", "a file exists where a folder is needed"), ("/proc/nowhere/out", "cannot be written")],
+)
+def test_a_place_where_no_folder_can_be_made_is_told(tmp_path, place, words):
     (tmp_path / "out").write_text("")
-    with pytest.raises(InvalidInput, match="a file exists where a folder is needed"), hold(tmp_path / "out"):
-        pass
-
-
-def test_a_place_where_nothing_can_be_made_is_told():
-    with pytest.raises(InvalidInput, match="cannot be written"), hold(Path("/proc/nowhere/out")):
+    with pytest.raises(InvalidInput, match=words), hold(tmp_path / place):
         pass
 
 

@@ -1,6 +1,19 @@
 import pytest
 
-from marlaas.local.plan import ProcessSpec, affected, desired, is_ready, settled
+from marlaas.local.plan import (
+    EXIT_INVALID,
+    MAX_NEVER_READY,
+    MAX_SHORT,
+    MIN_READY_S,
+    ProcessRun,
+    ProcessSpec,
+    RestartBackoff,
+    affected,
+    after,
+    desired,
+    is_ready,
+    settled,
+)
 from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import Phase, PoolDocument, ReplicaReport
@@ -30,26 +43,19 @@ def test_an_admitted_job_has_its_sandboxes(document, progress_of):
     assert _keys(specs)[3:] == ["sandbox-0.team-a.reverse", "sandbox-1.team-a.reverse"]
 
 
-@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.SUSPENDED])
-def test_a_job_that_is_not_admitted_has_none(document, progress_of, phase):
+@pytest.mark.parametrize(
+    ("phase", "admitted"), [(Phase.QUEUED, False), (Phase.SUSPENDED, False), (Phase.SUCCEEDED, True)]
+)
+def test_a_job_that_is_not_admitted_or_has_ended_has_none_while_another_goes_on(document, progress_of, phase, admitted):
     other = document("other")
-    all_progress = _by_key(progress_of(document(), phase=phase, admitted=False), progress_of(other))
-    assert _keys(desired([_pool()], [document(), other], all_progress))[3:] == ["sandbox-0.team-a.other"]
-
-
-def test_a_job_that_has_ended_has_none_while_another_goes_on(document, progress_of):
-    other = document("other")
-    all_progress = _by_key(progress_of(document(), phase=Phase.SUCCEEDED), progress_of(other))
+    all_progress = _by_key(progress_of(document(), phase=phase, admitted=admitted), progress_of(other))
     assert _keys(desired([_pool()], [document(), other], all_progress))[3:] == ["sandbox-0.team-a.other"]
 
 
 def test_progress_of_an_earlier_job_of_the_same_name_counts_for_nothing(document, progress_of):
     stale = progress_of(document(uid="earlier"), phase=Phase.SUCCEEDED)
-    assert _keys(desired([_pool()], [document()], _by_key(stale))) == [
-        "orchestrator",
-        "rollout-0.tiny",
-        "trainer-0.tiny",
-    ]
+    keys = _keys(desired([_pool()], [document()], _by_key(stale)))
+    assert keys == ["orchestrator", "rollout-0.tiny", "trainer-0.tiny"]
 
 
 def test_nothing_runs_once_every_job_is_settled(document, progress_of):
@@ -61,11 +67,8 @@ def test_nothing_runs_once_every_job_is_settled(document, progress_of):
 def test_a_pool_that_no_running_job_uses_does_not_run(document, progress_of):
     all_progress = _by_key(progress_of(document(), phase=Phase.SUCCEEDED))
     big = document("other", pool="big")
-    assert _keys(desired([_pool(), _pool("big")], [document(), big], all_progress)) == [
-        "orchestrator",
-        "rollout-0.big",
-        "trainer-0.big",
-    ]
+    keys = _keys(desired([_pool(), _pool("big")], [document(), big], all_progress))
+    assert keys == ["orchestrator", "rollout-0.big", "trainer-0.big"]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +86,8 @@ def test_a_newer_document_unsettles_a_job_only_if_there_is_something_left_to_do(
 ):
     newer = document(spec={"training": {"steps": 5}}, generation=2)
     assert settled(newer, progress_of(document(), phase=phase, step=step)) is expected
-
-
-def test_a_suspended_job_is_settled_while_its_document_says_so(document, progress_of):
-    job = document(spec={"suspend": True})
-    assert settled(job, progress_of(job, phase=Phase.SUSPENDED))
+    suspended = document(spec={"suspend": True})
+    assert settled(suspended, progress_of(suspended, phase=Phase.SUSPENDED))
 
 
 def test_a_process_affects_the_jobs_of_its_pool_or_its_own(document):
@@ -95,25 +95,24 @@ def test_a_process_affects_the_jobs_of_its_pool_or_its_own(document):
     assert affected(ProcessSpec("rollout", "rollout-0", pool="big"), jobs) == jobs[1:]
     assert affected(ProcessSpec("sandbox", "sandbox-0", job="team-a.reverse"), jobs) == jobs[:1]
     assert affected(ProcessSpec("orchestrator", "orchestrator"), jobs) == jobs
-
-
-def _report(**fields):
-    body = {"role": "rollout", "pool": "tiny", "replica": "rollout-0", "at": 50.0}
-    return ReplicaReport.model_validate({**body, **fields})
+    keys = {ProcessSpec("trainer", "trainer-0", pool=pool).key for pool in ("a", "b")}
+    assert len(keys) == 2, "two pools' replicas of one name have logs of their own"
 
 
 @pytest.mark.parametrize(
-    ("report", "expected"),
+    ("fields", "expected"),
     [
-        (_report(), True),
-        (_report(at=39.0), False),
-        (_report(ready=False), False),
-        (_report(pool="big"), False),
-        (_report(replica="rollout-1"), False),
-        (_report(role="trainer"), False),
+        ({}, True),
+        ({"at": 39.0}, False),
+        ({"ready": False}, False),
+        ({"pool": "big"}, False),
+        ({"replica": "rollout-1"}, False),
+        ({"role": "trainer"}, False),
     ],
 )
-def test_a_pool_worker_is_ready_when_its_own_report_says_so_since_it_started(report, expected):
+def test_a_pool_worker_is_ready_when_its_own_report_says_so_since_it_started(fields, expected):
+    body = {"role": "rollout", "pool": "tiny", "replica": "rollout-0", "at": 50.0}
+    report = ReplicaReport.model_validate({**body, **fields})
     assert is_ready(ProcessSpec("rollout", "rollout-0", pool="tiny"), 40.0, [report], 60.0) is expected
 
 
@@ -122,5 +121,39 @@ def test_a_process_without_reports_is_ready_when_it_has_lived_for_a_moment():
     assert [is_ready(sandbox, 40.0, [], now) for now in (41.0, 43.0)] == [False, True]
 
 
-def test_two_pools_replicas_of_one_name_have_logs_of_their_own():
-    assert ProcessSpec("trainer", "trainer-0", pool="a").key != ProcessSpec("trainer", "trainer-0", pool="b").key
+NEVER_READY = ProcessRun(ended_at=50.0, ready_at=None, exit_code=1)
+KILLED_EARLY = ProcessRun(ended_at=50.0, ready_at=None, exit_code=-9)
+SHORT = ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=1)
+GOOD = ProcessRun(ended_at=50.0 + MIN_READY_S, ready_at=50.0, exit_code=-9)
+
+
+def _all(*runs: ProcessRun) -> RestartBackoff:
+    backoff = RestartBackoff()
+    for run in runs:
+        backoff = after(backoff, run)
+    return backoff
+
+
+def test_the_wait_doubles_with_every_exit_in_a_row_is_bounded_and_starts_anew_after_a_good_run():
+    assert [_all(*[SHORT] * n).delay_s for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
+    assert _all(*[SHORT] * 7).delay_s == 30
+    assert _all(SHORT, SHORT, GOOD) == RestartBackoff()
+    assert _all(ProcessRun(ended_at=50.0 + MIN_READY_S, ready_at=50.0, exit_code=EXIT_INVALID)) == RestartBackoff()
+    assert RestartBackoff().delay_s == 0
+
+
+@pytest.mark.parametrize(
+    ("runs", "gives_up"),
+    [
+        ([NEVER_READY] * (MAX_NEVER_READY - 1), False),
+        ([NEVER_READY] * MAX_NEVER_READY, True),
+        ([KILLED_EARLY] * MAX_NEVER_READY, False),  # it was killed while starting: more patience
+        ([KILLED_EARLY] * MAX_SHORT, True),
+        ([SHORT] * MAX_SHORT, True),
+        ([ProcessRun(ended_at=2.0, ready_at=None, exit_code=EXIT_INVALID)], True),  # only a person can mend it
+        ([ProcessRun(ended_at=51.0, ready_at=50.0, exit_code=EXIT_INVALID)], True),  # however slowly it started
+        ([*[NEVER_READY] * (MAX_NEVER_READY - 1), GOOD, *[NEVER_READY] * (MAX_NEVER_READY - 1)], False),
+    ],
+)
+def test_what_exits_again_and_again_is_given_up(runs, gives_up):
+    assert _all(*runs).gives_up is gives_up

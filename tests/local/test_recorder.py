@@ -1,7 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator
 
-import pytest
+from tests.local.conftest import identity
 
 from marlaas.episodes.files import read
 from marlaas.local.folder import hold
@@ -9,54 +8,23 @@ from marlaas.local.recorder import Recorder, consumer_name
 from marlaas_api import subjects
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
-from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.messages import ChatMessage, Episode, JobDocument, Meter, StopReason, Turn
 from marlaas_api.names import Split, episode_id, train_group
 from marlaas_api.wire import encode, pack, pack_ids, pack_logprobs
 
 
-@pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
-
-
-@pytest.fixture
-async def bus(server: MemoryServer) -> AsyncIterator[Bus]:
-    bus = server.connect("test")
-    await bus.ensure()
-    yield bus
-    await bus.close()
-
-
 def _episode(job: JobDocument, member: int) -> tuple[Episode, Turn]:
     group = train_group(job.ref, 4)
-    body = {"namespace": job.namespace, "job": job.job, "uid": job.uid, "group": group, "member": member}
-    name = episode_id(group, member, 1)
-    turn = Turn(
-        **body,
-        agent="policy",
-        episode=name,
-        turn=0,
-        parent=None,
-        version=2,
-        adapter_sha256="",
-        opens_segment=True,
-        append=(ChatMessage(role="user", content="hello"),),
-        prompt_ids=pack_ids([1]),
-        output_ids=pack_ids([5, 6]),
-        logprobs=pack_logprobs([-1.0, -2.0]),
-        text=f"reply {member}",
-        stop_reason=StopReason.STOP,
-        temperature=1.0,
-        meter=Meter(prompt_tokens=1, output_tokens=2),
-        replica="rollout-0",
-        at=50.0,
-    )
-    episode = Episode(**body, split=Split.TRAIN, index=4, episode=name, rewards={"policy": 1.0}, num_turns=1)
-    return episode, turn
+    body = {**identity(job), "group": group, "member": member, "episode": episode_id(group, member, 1)}
+    append = (ChatMessage(role="user", content="hello"),)
+    place = {"agent": "policy", "turn": 0, "parent": None, "version": 2, "adapter_sha256": "", "opens_segment": True}
+    ids = {"prompt_ids": pack_ids([1]), "output_ids": pack_ids([5, 6]), "logprobs": pack_logprobs([-1.0, -2.0])}
+    reply = {"text": f"reply {member}", "stop_reason": StopReason.STOP, "temperature": 1.0, "replica": "rollout-0"}
+    turn = Turn(**body, **place, **ids, **reply, append=append, meter=Meter(prompt_tokens=1, output_tokens=2), at=50.0)
+    return Episode(**body, split=Split.TRAIN, index=4, rewards={"policy": 1.0}, num_turns=1), turn
 
 
-async def _publish(bus: Bus, job: JobDocument, *members: int, payload=encode) -> None:
+async def _publish_episodes(bus: Bus, job: JobDocument, *members: int, payload=encode) -> None:
     for member in members:
         episode, turn = _episode(job, member)
         name = subjects.turn(job.namespace, job.job, episode.episode, 0)
@@ -65,9 +33,9 @@ async def _publish(bus: Bus, job: JobDocument, *members: int, payload=encode) ->
         await bus.publish(subjects.episode(job.namespace, job.job), await data if asyncio.iscoroutine(data) else data)
 
 
-async def _recorded(folder, bus, blobs, *jobs) -> Recorder:
-    """Record what is there, to the end."""
-    recorder = Recorder(folder, bus, blobs, jobs)
+async def _recorded(folder, bus, *jobs, blobs=None) -> Recorder:
+    """Record all published episodes."""
+    recorder = Recorder(folder, bus, blobs or MemoryBlobs(), jobs)
     recorder.stop()
     await recorder.run()
     return recorder
@@ -76,8 +44,8 @@ async def _recorded(folder, bus, blobs, *jobs) -> Recorder:
 async def test_episodes_are_written_with_their_turns_as_they_end(bus, tmp_path, document):
     job = document()
     with hold(tmp_path) as folder:
-        await _publish(bus, job, 0, 1)
-        await _recorded(folder, bus, MemoryBlobs(), job)
+        await _publish_episodes(bus, job, 0, 1)
+        await _recorded(folder, bus, job)
         kept = list(read(folder.job(job.ref)))
     assert [one.member for one in kept] == [0, 1]
     assert [one.turns[0].text for one in kept] == ["reply 0", "reply 1"]
@@ -88,50 +56,50 @@ async def test_a_runner_that_was_killed_before_its_ack_writes_nothing_twice(serv
     job = document()
     name = subjects.episode(job.namespace, job.job)
     with hold(tmp_path) as folder:
-        await _publish(bus, job, 0, 1)
-        await _recorded(folder, bus, MemoryBlobs(), job)
+        await _publish_episodes(bus, job, 0, 1)
+        await _recorded(folder, bus, job)
         await bus.delete_consumer(subjects.EPISODES, consumer_name(job.ref))
         consumer = await bus.consumer(subjects.EPISODES, consumer_name(job.ref), name)
         assert consumer is not None
-        await _publish(bus, job, 2)
-        await _recorded(folder, bus, MemoryBlobs(), job)
+        await _publish_episodes(bus, job, 2)
+        await _recorded(folder, bus, job)
         lines = (folder.job(job.ref) / "episodes.jsonl").read_bytes().splitlines()
     assert len(lines) == 3
 
 
-async def test_what_is_acked_is_not_read_again(bus, tmp_path, document):
+async def test_an_acked_episode_is_not_read_again(bus, tmp_path, document):
     job = document()
     with hold(tmp_path) as folder:
-        await _publish(bus, job, 0)
-        await _recorded(folder, bus, MemoryBlobs(), job)
+        await _publish_episodes(bus, job, 0)
+        await _recorded(folder, bus, job)
         (folder.job(job.ref) / "episodes.jsonl").unlink()
-        await _publish(bus, job, 1)
-        await _recorded(folder, bus, MemoryBlobs(), job)
+        await _publish_episodes(bus, job, 1)
+        await _recorded(folder, bus, job)
         assert [one.member for one in read(folder.job(job.ref))] == [1]
 
 
-async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(bus, tmp_path, document):
-    job, blobs = document(), MemoryBlobs()
+async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(bus, blobs, tmp_path, document):
+    job = document()
     with hold(tmp_path) as folder:
-        await _publish(bus, job, 0, payload=lambda episode: pack(episode, blobs, 1))
-        await _recorded(folder, bus, blobs, job)
+        await _publish_episodes(bus, job, 0, payload=lambda episode: pack(episode, blobs, 1))
+        await _recorded(folder, bus, job, blobs=blobs)
         assert [one.member for one in read(folder.job(job.ref))] == [0]
 
 
 async def test_episodes_of_an_earlier_job_and_what_nobody_can_read_are_passed_over(bus, tmp_path, document):
     job = document()
     with hold(tmp_path) as folder:
-        await _publish(bus, document(uid="earlier"), 0)
+        await _publish_episodes(bus, document(uid="earlier"), 0)
         await bus.publish(subjects.episode(job.namespace, job.job), b"nonsense")
-        await _publish(bus, job, 1)
-        await _recorded(folder, bus, MemoryBlobs(), job)
+        await _publish_episodes(bus, job, 1)
+        await _recorded(folder, bus, job)
         assert [one.member for one in read(folder.job(job.ref))] == [1]
 
 
 async def test_a_job_that_is_over_leaves_no_consumer(server, bus, tmp_path, document):
     job = document()
     with hold(tmp_path) as folder:
-        recorder = await _recorded(folder, bus, MemoryBlobs(), job)
+        recorder = await _recorded(folder, bus, job)
         await recorder.forget([job.ref])
         await recorder.forget([job.ref])
         server.available = False
@@ -142,6 +110,6 @@ async def test_a_job_that_is_over_leaves_no_consumer(server, bus, tmp_path, docu
 async def test_nothing_is_asked_of_the_bus_when_nothing_is_to_be_kept(bus, tmp_path, document):
     job = document()
     with hold(tmp_path) as folder:
-        await _publish(bus, job, 0)
+        await _publish_episodes(bus, job, 0)
         await Recorder(folder, bus, MemoryBlobs(), [job], max_bytes=0).run()
         assert not folder.job(job.ref).exists()

@@ -22,16 +22,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def test_a_run_ends_with_everything_a_person_wants_of_its_jobs(finished: Place) -> None:
-    assert finished.summary()["team-a/reverse"] == {
-        "phase": "Succeeded",
-        "evalBefore": 0.25,
-        "evalAfter": 0.75,
-        "steps": 3,
-        "policyVersion": 3,
-        "wallSeconds": 60.0,
-        "faults": {"env": 1},
-        "trainingFaults": {},
-    }
+    done = {"phase": "Succeeded", "steps": 3, "policyVersion": 3, "wallSeconds": 60.0}
+    rest = {"evalBefore": 0.25, "evalAfter": 0.75, "faults": {"env": 1}, "trainingFaults": {}}
+    assert finished.summary()["team-a/reverse"] == {**done, **rest}
     assert (finished.steps(), finished.steps("spell")) == ([0, 1, 2], [0, 1])
     job = finished.out / "team-a" / "spell"
     assert (job / "adapter" / "adapter_config.json").read_text() == '{"r": 8}'
@@ -98,19 +91,18 @@ def test_a_role_that_always_dies_is_given_up_with_its_own_words(place: Place) ->
     assert run.end() == 1
     entry = place.summary()["team-a/reverse"]
     assert (entry["phase"], entry["reason"]) == ("Failed", "RoleFailed")
-    assert (
-        "rollout-0 (tiny) exited: ValueError: No common block size for 16; not restarted after 3 exits in a row"
-        in entry["message"]
-    )
+    last_words = "ValueError: No common block size for 16; not restarted after 3 exits in a row"
+    assert f"rollout-0 (tiny) exited: {last_words}" in entry["message"]
     assert "Traceback" in place.log("rollout-0.tiny.log")
 
 
-def test_what_only_a_person_can_mend_is_given_up_at_once(place: Place) -> None:
-    place.script(trainer={"how": "invalid", "text": "adapter rank 64 is above 16", "times": 99})
-    run = place.start()
-    assert run.end() == 1
+def test_what_only_a_person_can_mend_is_given_up_at_once_and_goes_on_when_it_is_mended(place: Place) -> None:
+    place.script(trainer={"how": "invalid", "text": "adapter rank 64 is above 16", "times": 1})
+    assert place.start().end() == 1
     assert "adapter rank 64 is above 16; not restarted" in place.summary()["team-a/reverse"]["message"]
     assert place.log("trainer-0.tiny.log").count("=== start") == 1
+    assert place.start().end() == 0
+    assert place.summary()["team-a/reverse"]["phase"] == "Succeeded"
 
 
 def test_a_job_whose_sandbox_cannot_run_fails_while_the_others_go_on(place: Place) -> None:
@@ -122,10 +114,3 @@ def test_a_job_whose_sandbox_cannot_run_fails_while_the_others_go_on(place: Plac
     assert run.end() == 1
     phases = {name: entry["phase"] for name, entry in place.summary().items()}
     assert sorted(phases.values()) == ["Failed", "Succeeded"]
-
-
-def test_a_job_that_the_runner_gave_up_goes_on_when_the_reason_is_gone(place: Place) -> None:
-    place.script(trainer={"how": "invalid", "text": "no", "times": 1})
-    assert place.start().end() == 1
-    assert place.start().end() == 0
-    assert place.summary()["team-a/reverse"]["phase"] == "Succeeded"

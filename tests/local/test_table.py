@@ -1,19 +1,31 @@
 import pytest
 
+from marlaas.local.plan import ProcessSpec
 from marlaas.local.table import (
     COLUMNS,
+    WINDOW_S,
     JobView,
+    ProcessState,
+    ProgressMark,
+    advanced,
     as_json,
     cells,
     duration,
+    eta_s,
     evaluation,
     faults,
     plain_line,
+    status_line,
     versions,
     why,
     without_signal,
 )
 from marlaas_api.messages import Phase
+
+ROLLOUT = ProcessSpec("rollout", "rollout-0", pool="tiny")
+TRAINER = ProcessSpec("trainer", "trainer-0", pool="tiny")
+UP = ProcessState(ROLLOUT, started_at=0.0, ready=True)
+MARKS = (ProgressMark(0.0, 0), ProgressMark(10.0, 1), ProgressMark(20.0, 2))
 
 
 def test_every_column_has_a_cell_before_and_after_the_orchestrator_has_spoken(document, progress_of):
@@ -22,23 +34,11 @@ def test_every_column_has_a_cell_before_and_after_the_orchestrator_has_spoken(do
 
 
 def test_a_row_says_how_a_job_stands(document, progress_of):
-    progress = progress_of(
-        document(),
-        step=2,
-        versions={"policy": 2},
-        reward=0.5,
-        eval_before=0.25,
-        eval_last=0.75,
-        tokens_per_s=1234.5,
-        staleness=0.5,
-        faults={"env": 3, "infra": 0},
-    )
-    row = cells(JobView(document(), progress, eta_s=90.0))
+    rewards = {"reward": 0.5, "eval_before": 0.25, "eval_last": 0.75, "tokens_per_s": 1234.5, "staleness": 0.5}
+    done = {"step": 2, "versions": {"policy": 2}, "faults": {"env": 3, "infra": 0}}
+    row = cells(JobView(document(), progress_of(document(), **done, **rewards), eta_s=90.0))
     expected = ("team-a/reverse", "Running", "2/3", "2", "0.50", "0.25 → 0.75", "1,234", "0.50", "env 3", "1 m 30 s")
     assert row == expected
-
-
-def test_a_finished_job_has_no_eta(document, progress_of):
     assert cells(JobView(document(), progress_of(document(), phase=Phase.SUCCEEDED), eta_s=9.0))[-1] == "·"
 
 
@@ -49,22 +49,11 @@ def test_durations_are_told_as_people_do(seconds, text):
     assert duration(seconds) == text
 
 
-def test_versions_before_the_first_are_a_dot_and_several_agents_are_named():
+def test_versions_faults_and_evaluations_are_told_briefly(document, progress_of):
     assert [versions(by) for by in ({}, {"a": -1}, {"a": 0}, {"b": 1, "a": 2})] == ["·", "·", "0", "a 2, b 1"]
-
-
-def test_faults_are_told_by_class_and_only_those_there_are():
     assert [faults(by) for by in ({}, {"env": 0}, {"infra": 2, "env": 1})] == ["0", "0", "env 1, infra 2"]
-
-
-def test_one_evaluation_is_told_once(document, progress_of):
     assert evaluation(progress_of(document(), eval_before=0.25, eval_last=0.25)) == "0.25"
     assert evaluation(progress_of(document())) == "·"
-
-
-def test_a_plain_line_of_a_failed_job_says_why(document, progress_of):
-    failed = progress_of(document(), phase=Phase.FAILED, reason="TooManyFaults", message="ValueError: no such word")
-    assert plain_line(JobView(document(), failed)).endswith("TooManyFaults: ValueError: no such word")
 
 
 def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of):
@@ -75,12 +64,8 @@ def test_the_words_of_a_failure_are_shown_and_never_obeyed(document, progress_of
 
 def test_the_json_of_a_job_has_the_same_keys_as_the_summary_where_they_mean_the_same(document, progress_of):
     content = as_json(JobView(document(), progress_of(document(), eval_before=0.5), eta_s=4.6))
-    assert (content["job"], content["phase"], content["evalBefore"], content["etaSeconds"]) == (
-        "team-a/reverse",
-        "Running",
-        0.5,
-        5,
-    )
+    expected = {"job": "team-a/reverse", "phase": "Running", "evalBefore": 0.5, "etaSeconds": 5}
+    assert content.items() >= expected.items()
 
 
 @pytest.mark.parametrize(
@@ -90,3 +75,49 @@ def test_the_json_of_a_job_has_the_same_keys_as_the_summary_where_they_mean_the_
 def test_many_steps_without_signal_are_told(step, newest, idle):
     words = without_signal(step, newest)
     assert words.startswith(f"{idle} of {step} steps had no signal: ") if idle is not None else words == ""
+
+
+@pytest.mark.parametrize(
+    ("marks", "steps", "now", "left_s"),
+    [
+        ((), 10, 0.0, None),  # no step has been seen to take time
+        ((ProgressMark(0.0, 4),), 10, 5.0, None),
+        ((ProgressMark(0.0, 0), ProgressMark(50.0, 1), ProgressMark(60.0, 2), ProgressMark(70.0, 3)), 10, 70.0, 70.0),
+        (MARKS, 4, 25.0, 15.0),  # between two steps it counts down
+        (MARKS, 4, 60.0, 10.0 + 30.0),  # it grows while a job stands still
+        ((ProgressMark(0.0, 0), ProgressMark(10.0, 3)), 3, 11.0, None),  # finished
+    ],
+)
+def test_the_remaining_steps_take_as_long_as_those_that_were_seen(marks, steps, now, left_s):
+    assert eta_s(marks, steps, now) == (left_s if left_s is None else pytest.approx(left_s))
+
+
+def test_a_new_step_makes_a_mark_and_of_old_marks_one_to_measure_from_is_kept():
+    marks = advanced(advanced(advanced((), 0, 0.0), 0, 5.0), 1, 9.0)
+    assert marks == (ProgressMark(0.0, 0), ProgressMark(9.0, 1))
+    late = ProgressMark(11.0 + WINDOW_S, 2)
+    assert advanced((ProgressMark(0.0, 0), ProgressMark(10.0, 1)), 2, late.at) == (ProgressMark(10.0, 1), late)
+
+
+def test_processes_that_start_or_have_exited_are_told_before_anything_else():
+    starting = [ProcessState(ROLLOUT, 10.0, False), ProcessState(TRAINER, started_at=0.0, ready=True)]
+    line = status_line(starting, [], now=33.0)
+    assert line == "starting the engine of rollout-0 (tiny); the first time takes about a minute (23 s)"
+    dead = ProcessState(ROLLOUT, None, False, restarts=2, last_words="ValueError: no memory", next_start_at=12.0)
+    line = status_line([ProcessState(TRAINER, 0.0, False), dead], [], now=10.0)
+    assert line == "rollout-0 (tiny) exited: ValueError: no memory; it restarts in 2 s (exit 2 in a row)"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"phase": Phase.QUEUED, "reason": "WaitingForSlots", "message": "needs 3 adapter slots; 1 of 8 are free"},
+            "team-a/reverse is queued: needs 3 adapter slots; 1 of 8 are free",
+        ),
+        ({}, "all roles are ready; evaluating version 0 and playing the first episodes"),
+        ({"step": 1}, "training"),
+    ],
+)
+def test_when_all_processes_run_the_line_says_what_the_job_does(document, progress_of, fields, line):
+    assert status_line([UP], [JobView(document(), progress_of(document(), **fields))], now=1.0) == line

@@ -1,20 +1,39 @@
-from collections.abc import AsyncIterator, Callable
+"""The adapters of a run's jobs: found, fetched and exported; and the results of its jobs."""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.local.conftest import identity
 
+from marlaas.local.adapter import export, fetch, find
 from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
 from marlaas.local.watch import JobWatch, announce
 from marlaas_api import subjects
+from marlaas_api.blobs import BlobCorrupt, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
-from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Manifest, Phase, PolicyRecord
 from marlaas_api.wire import encode
+
+FILE = "adapter_model.safetensors"
+
+
+async def publish(bus: Bus, blobs: Blobs, document: JobDocument, *contents: bytes) -> None:
+    """Versions 0, 1, … with a file of this content, each with the one before as its parent."""
+    parent = None
+    for version, content in enumerate(contents):
+        body = {"agent": "policy", "version": version, "step": version - 1, "parent": parent, "rank": 8}
+        files = {FILE: await blobs.put("team-a", FILE, content)}
+        manifest = Manifest(**identity(document), **body, files=files, state=None, tensor_digests={}, probes=())
+        parent = await blobs.put("team-a", "manifest", encode(manifest))
+    bucket = await bus.bucket(subjects.POLICY)
+    record = PolicyRecord(uid=document.uid, version=len(contents) - 1, manifest=parent)
+    await bucket.put(subjects.policy_key(document.namespace, document.job, "policy"), encode(record))
 
 
 @dataclass
@@ -28,15 +47,7 @@ class Scene:
 
     async def publish(self, document: JobDocument, progress_of: Callable[..., object]) -> None:
         """The job has succeeded with version 1."""
-        files = {
-            "adapter_model.safetensors": await self.blobs.put("x", "adapter_model.safetensors", document.job.encode())
-        }
-        identity = {"namespace": document.namespace, "job": document.job, "uid": document.uid, "agent": "policy"}
-        body = {"version": 1, "step": 0, "parent": None, "rank": 8, "files": files, "state": None}
-        manifest = Manifest(**identity, **body, tensor_digests={}, probes=())
-        record = PolicyRecord(uid=document.uid, version=1, manifest=await self.blobs.put("x", "m", encode(manifest)))
-        policies = await self.bus.bucket(subjects.POLICY)
-        await policies.put(subjects.policy_key(document.namespace, document.job, "policy"), encode(record))
+        await publish(self.bus, self.blobs, document, b"v0", document.job.encode())
         done = progress_of(document, phase=Phase.SUCCEEDED, versions={"policy": 1}, step=3)
         await (await self.bus.bucket(subjects.PROGRESS)).put(document.ref.key, encode(done))
 
@@ -47,12 +58,9 @@ class _Nowhere:
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    bus = MemoryServer().connect("test")
-    await bus.ensure()
+def scene(tmp_path: Path, bus: Bus, blobs: MemoryBlobs) -> Iterator[Scene]:
     with hold(tmp_path) as folder:
-        yield Scene(bus, MemoryBlobs(), folder)
-    await bus.close()
+        yield Scene(bus, blobs, folder)
 
 
 async def test_what_cannot_be_read_of_one_job_is_that_jobs_failure_alone(scene, document, progress_of):
@@ -64,7 +72,7 @@ async def test_what_cannot_be_read_of_one_job_is_that_jobs_failure_alone(scene, 
     results = await scene.watch(good, bad).results()
     assert [result.phase for result in results] == [Phase.SUCCEEDED, Phase.FAILED]
     assert results[1].failure.reason == "ResultUnreadable"
-    assert (scene.folder.job(good.ref) / "adapter" / "adapter_model.safetensors").read_bytes() == b"reverse"
+    assert (scene.folder.job(good.ref) / "adapter" / FILE).read_bytes() == b"reverse"
     assert not (scene.folder.job(bad.ref) / "adapter").exists()
 
 
@@ -72,7 +80,7 @@ async def test_an_export_goes_where_the_job_says(scene, document, progress_of, t
     job = document(spec={"export": {"path": str(tmp_path / "mine")}})
     await scene.publish(job, progress_of)
     await scene.watch(job).results()
-    assert (tmp_path / "mine" / "adapter_model.safetensors").read_bytes() == b"reverse"
+    assert (tmp_path / "mine" / FILE).read_bytes() == b"reverse"
 
 
 async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document, progress_of):
@@ -98,3 +106,51 @@ async def test_a_name_that_another_run_holds_is_refused(scene, document):
     await announce(scene.bus, [document(uid="theirs")])
     with pytest.raises(InvalidInput, match="already has a job team-a/reverse of another run"):
         await announce(scene.bus, [document()])
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+async def test_any_version_is_found_from_the_newest_through_its_parents(bus, blobs, document, tmp_path, version):
+    await publish(bus, blobs, document(), b"v0", b"v1", b"v2")
+    manifest = await find(bus, blobs, document(), "policy", version)
+    await fetch(blobs, manifest, tmp_path / "adapter")
+    assert (tmp_path / "adapter" / FILE).read_bytes() == b"v%d" % version
+
+
+async def test_a_version_or_a_job_that_is_not_there_is_none(bus, blobs, document):
+    assert await find(bus, blobs, document(), "policy", 0) is None
+    await publish(bus, blobs, document(), b"v0")
+    assert await find(bus, blobs, document(), "policy", 5) is None
+    assert await find(bus, blobs, document(uid="later"), "policy", 0) is None
+
+
+async def test_a_newer_adapter_replaces_the_folder_and_a_corrupt_one_does_not(bus, blobs, document, tmp_path):
+    await publish(bus, blobs, document(), b"v0", b"v1")
+    old, new = [await find(bus, blobs, document(), "policy", version) for version in (0, 1)]
+    await fetch(blobs, old, tmp_path / "adapter")
+    (tmp_path / "adapter" / "stray").touch()
+    await fetch(blobs, new, tmp_path / "adapter")
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {FILE}
+    ref = old.files[FILE].model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(BlobCorrupt):
+        await fetch(blobs, old.model_copy(update={"files": {FILE: ref}}), tmp_path / "adapter")
+    assert (tmp_path / "adapter" / FILE).read_bytes() == b"v1"
+
+
+def test_an_export_is_a_plain_copy_where_the_job_asked_for_it(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for _ in range(2):
+        export(tmp_path / "adapter", str(tmp_path / "models" / "mine"), "")
+    assert [path.name for path in (tmp_path / "models" / "mine").iterdir()] == ["adapter_config.json"]
+
+
+@pytest.mark.parametrize("place", ["mine", "file", "file/below"])
+def test_an_export_deletes_nothing_that_is_no_adapter(tmp_path, place):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match=r"^spec\.export\.path: the trained adapter is in .* cannot be copied to "):
+        export(tmp_path / "adapter", str(tmp_path / place), "")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    assert (tmp_path / "file").is_file()

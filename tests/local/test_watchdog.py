@@ -30,6 +30,7 @@ def test_a_session_ends_with_everything_in_it(tree):
     tree.wait()
     psutil.wait_procs(inside, timeout=30)
     assert session_members(tree.pid) == []
+    assert os.getpid() in session_members(os.getsid(0)), "our own session is not touched"
 
 
 def test_what_a_killed_leader_leaves_is_still_in_its_session(tree):
@@ -39,11 +40,6 @@ def test_what_a_killed_leader_leaves_is_still_in_its_session(tree):
     kill_session(tree.pid)
     psutil.wait_procs([left], timeout=30)
     assert session_members(tree.pid) == []
-
-
-def test_our_own_session_is_not_touched(tree):
-    kill_session(tree.pid)
-    assert os.getpid() in session_members(os.getsid(0))
 
 
 def test_the_watchdog_keeps_only_sessions_that_have_not_ended():

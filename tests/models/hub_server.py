@@ -69,9 +69,8 @@ class Answer(BaseHTTPRequestHandler):
 
     def _send(self, data: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
         self.send_response(status)
-        for name, value in (
-            {"Content-Length": str(len(data)), "Content-Type": "application/json"} | (headers or {})
-        ).items():
+        common = {"Content-Length": str(len(data)), "Content-Type": "application/json"}
+        for name, value in (common | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,13 @@ def visible(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
 
 
-def test_a_folder_is_built_once(tmp_path: Path) -> None:
-    target = build_once(tmp_path / "models" / "m", write_one_file, 0)
-    assert (target / "file").read_text() == "text"
+def test_a_folder_is_built_once_and_everyone_can_read_it(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "secret").touch(0o600)
+
+    target = build_once(tmp_path / "models" / "m", build, 0)
+    assert (target / "sub" / "secret").stat().st_mode & 0o777 == 0o644
     assert build_once(target, never, 0) == target
     assert visible(target.parent) == ["m"]
 
@@ -82,47 +87,37 @@ def test_of_two_processes_one_builds_and_both_see_it_whole(tmp_path: Path) -> No
     assert len((tmp_path / "calls").read_text().split()) == 1
 
 
-def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    def build(folder: Path) -> None:
-        (folder / "file").write_text("text")
-        raise RuntimeError("no good")
-
-    with pytest.raises(RuntimeError, match="no good"):
-        build_once(tmp_path / "m", build, 0)
-    assert visible(tmp_path) == []
-
-
-def test_what_was_built_can_be_read_by_everyone(tmp_path: Path) -> None:
-    def build(folder: Path) -> None:
-        (folder / "sub").mkdir()
-        (folder / "sub" / "secret").touch(0o600)
-
-    target = build_once(tmp_path / "m", build, 0)
-    assert (target / "sub" / "secret").stat().st_mode & 0o777 == 0o644
-
-
 def test_too_little_room_is_told_before_anything_is_built(tmp_path: Path) -> None:
     with pytest.raises(CacheFull, match=r"the disk of .* is full: 1073741824 MiB are needed; .*MARLAAS_CACHE"):
         build_once(tmp_path / "m", never, 2**50)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_disk_that_fills_up_is_told_as_such(tmp_path: Path) -> None:
-    def build(folder: Path) -> None:
-        (folder / "file").write_text("text")
-        Path("/dev/full").write_text("text")
+FULL = "I/O error: No space left on device (os error 28)"
 
-    with pytest.raises(CacheFull):
+
+def refuse(text: str) -> None:
+    raise RuntimeError(text)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    ("last_act", "error"),
+    [
+        (lambda: refuse("no good"), RuntimeError),
+        (lambda: refuse(FULL), CacheFull),  # a library tells it in words
+        (lambda: Path("/dev/full").write_text("text"), CacheFull),
+    ],
+)
+def test_a_build_that_fails_leaves_nothing_and_a_full_disk_is_told_as_such(
+    tmp_path: Path, last_act: Callable[[], object], error: type[Exception]
+) -> None:
+    def build(folder: Path) -> None:
+        write_one_file(folder)
+        last_act()
+
+    with pytest.raises(error):
         build_once(tmp_path / "m", build, 0)
     assert visible(tmp_path) == []
-
-
-def test_a_full_disk_that_a_library_tells_in_words(tmp_path: Path) -> None:
-    def build(folder: Path) -> None:
-        raise RuntimeError("I/O error: No space left on device (os error 28)")
-
-    with pytest.raises(CacheFull):
-        build_once(tmp_path / "m", build, 0)
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:

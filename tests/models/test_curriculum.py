@@ -1,3 +1,6 @@
+"""The tasks of the builtin curriculum, and the demonstrations of them that the tiny model is trained on."""
+
+import itertools
 import string
 
 import pytest
@@ -13,9 +16,13 @@ from marlaas.models.curriculum import (
     reverse_task,
     tool_reply,
 )
+from marlaas.models.demonstrations import NO_MISTAKES, Mistakes, calculator_demonstration, reverse_demonstration
+from marlaas.models.tokenizer import TemplateMessage
 from marlaas_api.names import Split
 
 SEEDS = range(400)
+NOISY_SEEDS = range(3000)
+NOISY = Mistakes(letter=0.25, untooled=0.5, call=0.4, result=0.3)
 
 
 def test_a_seed_names_the_same_task_for_ever() -> None:
@@ -50,49 +57,62 @@ def test_the_formats_are_those_of_the_table() -> None:
     assert (reverse.prompt, reverse.answer) == (f"reverse: {reverse.word}", reverse.word[::-1])
     assert (calculator.prompt, calculator.call) == (f"{calculator.expression}=?", f"calc: {calculator.expression}")
     assert calculator.answer == tool_reply(calculator.expression)
+    for task in (calculator_task(Split.EVAL, seed) for seed in SEEDS):
+        assert (requested_expression(task.call), requested_expression(task.answer)) == (task.expression, None)
 
 
-def test_the_right_call_asks_for_the_expression() -> None:
-    for seed in SEEDS:
-        task = calculator_task(Split.EVAL, seed)
-        assert requested_expression(task.call) == task.expression
-        assert requested_expression(task.answer) is None
+REQUESTED = {
+    "calc: 12+34": "12+34",
+    "calc:12 + 34 ": "12 + 34",
+    "Let me see.\ncalc: 1*2\n": "1*2",
+    "calc: ": "",
+    **dict.fromkeys(["calc 12+34", "46", "I calc: 1+1", ""]),
+}
+VALUES = {"12+34": 46, "12 - 34": -22, "-3*4": -12, "99*99": 9801, "1--1": 2}
+NO_VALUES = ["12+", "1+2+3", "2**9", "1/2", "9999999999+1", "__import__('os')", ""]
 
 
-@pytest.mark.parametrize(
-    ("reply", "expression"),
-    [
-        ("calc: 12+34", "12+34"),
-        ("calc:12 + 34 ", "12 + 34"),
-        ("Let me see.\ncalc: 1*2\n", "1*2"),
-        ("calc: ", ""),
-        ("calc 12+34", None),
-        ("46", None),
-        ("I calc: 1+1", None),
-        ("", None),
-    ],
-)
-def test_what_a_reply_asks_the_calculator(reply: str, expression: str | None) -> None:
-    assert requested_expression(reply) == expression
+@pytest.mark.parametrize("reply", REQUESTED)
+def test_what_a_reply_asks_the_calculator(reply: str) -> None:
+    assert requested_expression(reply) == REQUESTED[reply]
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("12+34", 46),
-        ("12 - 34", -22),
-        ("-3*4", -12),
-        ("99*99", 9801),
-        ("1--1", 2),
-        ("12+", None),
-        ("1+2+3", None),
-        ("2**9", None),
-        ("1/2", None),
-        ("9999999999+1", None),
-        ("__import__('os')", None),
-        ("", None),
-    ],
-)
-def test_the_calculator_knows_three_operations_and_no_code(expression: str, value: int | None) -> None:
+@pytest.mark.parametrize("expression", [*VALUES, *NO_VALUES])
+def test_the_calculator_knows_three_operations_and_no_code(expression: str) -> None:
+    value = VALUES.get(expression)
     assert evaluate(expression) == value
     assert tool_reply(expression) == ("error" if value is None else str(value))
+
+
+def test_without_mistakes_every_reply_is_right() -> None:
+    for seed in range(100):
+        word, sum_ = reverse_task(Split.TRAIN, seed), calculator_task(Split.TRAIN, seed)
+        said = (("user", word.prompt), ("assistant", word.answer))
+        assert reverse_demonstration(seed, NO_MISTAKES) == [TemplateMessage(*one) for one in said]
+        asked, told = (("user", sum_.prompt), ("assistant", sum_.call)), ("tool", sum_.answer)
+        said = (*asked, told, ("assistant", sum_.answer))
+        assert calculator_demonstration(seed, NO_MISTAKES) == [TemplateMessage(*one) for one in said]
+
+
+def test_mistakes_come_at_their_rates() -> None:
+    replies = [
+        (reverse_task(Split.TRAIN, seed).answer, reverse_demonstration(seed, NOISY)[1].content) for seed in NOISY_SEEDS
+    ]
+    letters = [a == b for answer, reply in replies for a, b in zip(answer, reply, strict=True)]
+    assert abs(sum(letters) / len(letters) - (1 - 0.25 * 25 / 26)) < 0.02
+    calculations = [calculator_demonstration(seed, NOISY) for seed in NOISY_SEEDS]
+    called = [talk for talk in calculations if requested_expression(talk[1].content) is not None]
+    assert abs(len(called) / len(calculations) - 0.5) < 0.03
+    last = [talk[-1].content == talk[-2].content for talk in called if len(talk) == 4]
+    assert abs(sum(last) / len(last) - (1 - 0.3 * 0.9)) < 0.03
+
+
+def test_the_tool_tells_what_it_was_asked_and_an_error_is_followed_by_the_right_call() -> None:
+    talks = [calculator_demonstration(seed, NOISY) for seed in NOISY_SEEDS]
+    assert any(talk[2].content == "error" for talk in talks if len(talk) > 2)
+    for seed, talk in zip(NOISY_SEEDS, talks, strict=True):
+        for asked, told in itertools.pairwise(talk):
+            if told.role == "tool":
+                assert told.content == tool_reply(requested_expression(asked.content) or "")
+        if len(talk) > 4:
+            assert talk[3].content == calculator_task(Split.TRAIN, seed).call

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 from pathlib import Path
 
@@ -5,6 +6,8 @@ import pytest
 from tests.models.model_folders import SHAPES, write_header, write_model
 
 from marlaas.models import NotAModel, inspect, prepare
+from marlaas.models.architectures import ADAPTABLE
+from marlaas.models.lora_support import read_supported
 
 
 def test_a_model_is_known_from_its_headers(tmp_path: Path) -> None:
@@ -13,6 +16,8 @@ def test_a_model_is_known_from_its_headers(tmp_path: Path) -> None:
     assert facts.num_parameters == 2 * 100 * 8 + 2 * (64 + 256) + 8 + 8
     assert facts.linear_layers == {"down_proj": ((8, 32), (8, 32)), "q_proj": ((8, 8), (8, 8))}
     assert facts.max_positions == 512
+    text = {"text_config": {"max_position_embeddings": 64}}  # as models with a picture side have it
+    assert inspect(write_model(tmp_path / "pictures", max_position_embeddings=None, **text)).max_positions == 64
     assert facts.adapter_parameters(4) == 4 * 2 * (8 + 8) + 4 * 2 * (8 + 32)
 
 
@@ -26,11 +31,6 @@ def test_the_files_of_the_index_count_and_no_others(tmp_path: Path) -> None:
     index = {"weight_map": {name: f"part{int(name in names[3:])}.safetensors" for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert inspect(folder) == inspect(write_model(tmp_path / "whole"))
-
-
-def test_a_model_with_a_picture_side_keeps_its_positions_with_the_text(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", max_position_embeddings=None, text_config={"max_position_embeddings": 64})
-    assert inspect(folder).max_positions == 64
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,25 @@ def test_weights_in_another_format_are_not_served(tmp_path: Path) -> None:
         inspect(folder)
 
 
-def test_the_builtin_model_has_the_layers_that_manifests_are_checked_against() -> None:
+def test_the_layers_are_those_that_manifests_are_checked_against_and_that_engine_and_trainer_adapt() -> None:
     from marlaas_api.kinds.checks import LINEAR_LAYERS
-
-    assert set(inspect(prepare("tiny")).linear_layers) == set(LINEAR_LAYERS)
-
-
-def test_the_layers_are_those_that_the_engine_and_the_trainer_adapt() -> None:
     from marlaas_worker.rollout.vllm_settings import adaptable_layers
     from marlaas_worker.trainer.model import BaseModel
 
     folder = prepare("tiny")
-    assert set(inspect(folder).linear_layers) == adaptable_layers(folder) == set(BaseModel(str(folder)).linear_layers)
+    assert (
+        set(inspect(folder).linear_layers)
+        == set(LINEAR_LAYERS)
+        == adaptable_layers(folder)
+        == set(BaseModel(str(folder)).linear_layers)
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm's sources (the extra cpu or gpu)")
+def test_the_table_is_what_the_installed_vllm_adapts() -> None:
+    assert sorted(ADAPTABLE) == read_supported(), "run: python -m marlaas.models.lora_support"
+
+
+def test_well_known_architectures_are_adapted_and_those_without_adapters_in_vllm_are_not() -> None:
+    assert {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM"} <= ADAPTABLE
+    assert not {"GPT2LMHeadModel", "BloomForCausalLM", "MambaForCausalLM", "BertModel"} & ADAPTABLE

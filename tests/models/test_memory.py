@@ -45,6 +45,8 @@ def test_weights_cache_and_adapters_of_both_roles(tmp_path: Path) -> None:
     assert engine.total == 2 * sum(engine.parts.values())
     activations = int(1.35 * (4096 * 2 * (2**16 + 2**15 + 8)))
     assert list(trainer.parts.values()) == [3 * GIB * 2, 4 * 12 * adapter, activations, TRAINER_PROCESS_BYTES]
+    engine, _ = demands(facts, pool(rollout={"engine": "reference"}))
+    assert list(engine.parts) == ["weights as 32-bit numbers", "adapters", "process"], "it has no KV cache"
 
 
 def test_a_trainer_holds_every_agents_optimizer_and_the_widest_micro_batch_of_all_jobs(tmp_path: Path) -> None:
@@ -77,11 +79,6 @@ def test_activations_that_would_be_recomputed_take_what_the_pool_allows_or_what_
         assert activation_bytes(facts, pool(trainer={"activationBytes": most}), 8, 1000) == expected
 
 
-def test_the_reference_engine_has_no_cache_of_its_own(tmp_path: Path) -> None:
-    engine, _ = demands(inspect(write_model(tmp_path / "m")), pool(rollout={"engine": "reference"}))
-    assert list(engine.parts) == ["weights as 32-bit numbers", "adapters", "process"]
-
-
 def test_a_model_that_does_not_fit_is_told_in_one_sentence_with_the_numbers(tmp_path: Path) -> None:
     needed = demands(inspect(write_model(tmp_path / "m", LARGE)), pool())
     told = shortage(needed, 16 * GIB)
@@ -106,20 +103,17 @@ def kernel(folder: Path, group: str = "0::/a/b\n", **limits: str) -> tuple[Path,
     return proc, cgroups
 
 
-@pytest.mark.parametrize(
-    ("limits", "limit", "free"),
-    [
-        ({}, 4000, 3000),
-        ({"a": "max\n"}, 4000, 3000),
-        ({"a__b": f"{3500 * KIB}\n"}, 3500, 3000),
-        ({"a": f"{2000 * KIB}\n", "a__b": f"{3500 * KIB}\n"}, 2000, 2000),
-        ({"other": "1\n"}, 4000, 3000),
-    ],
-    ids=["no limit", "unlimited", "its own group's", "an outer group's", "another group's"],
-)
-def test_memory_is_the_machines_or_the_tightest_groups(
-    tmp_path: Path, limits: dict[str, str], limit: int, free: int
-) -> None:
+LIMITS = [
+    ({}, 4000, 3000),
+    ({"a": "max\n"}, 4000, 3000),
+    ({"a__b": f"{3500 * KIB}\n"}, 3500, 3000),
+    ({"a": f"{2000 * KIB}\n", "a__b": f"{3500 * KIB}\n"}, 2000, 2000),  # an outer group's
+    ({"other": "1\n"}, 4000, 3000),
+]
+
+
+@pytest.mark.parametrize(("limits", "limit", "free"), LIMITS)
+def test_memory_is_the_machines_or_the_tightest_groups(tmp_path: Path, limits, limit: int, free: int) -> None:
     assert machine(*kernel(tmp_path, **limits)) == Machine(limit * KIB, free * KIB)
 
 
@@ -128,10 +122,7 @@ def test_the_older_groups_limit_counts_too(tmp_path: Path) -> None:
     (cgroups / "memory").mkdir(parents=True)
     (cgroups / "memory" / "memory.limit_in_bytes").write_text(f"{1000 * KIB}\n")
     assert machine(proc, cgroups) == Machine(1000 * KIB, 1000 * KIB)
-
-
-def test_where_memory_cannot_be_told_nothing_is_said(tmp_path: Path) -> None:
-    assert machine(tmp_path / "none") is None
+    assert machine(tmp_path / "none") is None, "the kernel tells nothing"
 
 
 def test_an_accelerator_is_seen_by_its_device(tmp_path: Path) -> None:

@@ -48,17 +48,9 @@ def test_another_file_than_expected_is_refused(monkeypatch: pytest.MonkeyPatch, 
 def test_text_survives_the_tokenizer(tokenizer: Any) -> None:
     for text in ("What is 3 + 4?", "  two  spaces 1  2\n\n\ttab", "def f(x):\n    return x", "ünï☃ 漢字", "don't  ."):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@pytest.mark.slow
-def test_digits_stand_alone_as_the_model_has_learned_them(tokenizer: Any) -> None:
-    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("12  345")) == ["1", "2", "ĠĠ", "3", "4", "5"]
-
-
-@pytest.mark.slow
-def test_turns_begin_and_end_with_one_token(tokenizer: Any) -> None:
-    assert tokenizer.encode("<|im_start|>") == [1]
-    assert tokenizer.encode("<|im_end|>") == [2]
+    numbers = tokenizer.convert_ids_to_tokens(tokenizer.encode("12  345"))
+    assert numbers == ["1", "2", "ĠĠ", "3", "4", "5"], "digits stand alone, as the model has learned them"
+    assert [tokenizer.encode(text) for text in ("<|im_start|>", "<|im_end|>")] == [[1], [2]]
     assert tokenizer.eos_token_id == 2
 
 
@@ -77,9 +69,8 @@ def test_the_model_answers_as_a_chat_model(folder: Path, tokenizer: Any) -> None
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert not hasattr(model.config, "quantization_config")
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}], tokenize=False, add_generation_prompt=True
-    )
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     prompt = tokenizer(text, return_tensors="pt")
     reply = model.generate(**prompt, do_sample=False, max_new_tokens=24)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(reply)

@@ -34,14 +34,8 @@ def test_a_character_is_a_token_and_nothing_is_lost(tokenizer: Any, text: str) -
 
 
 @given(conversation=CONVERSATION)
-def test_pretraining_reads_what_the_template_writes(tokenizer: Any, conversation: list[TemplateMessage]) -> None:
+def test_pretraining_reads_what_the_template_writes_message_by_message(tokenizer, conversation) -> None:
     assert render(tokenizer, conversation) == encode(conversation)[0]
-
-
-@given(conversation=CONVERSATION)
-def test_a_later_message_never_changes_an_earlier_ones_tokens(
-    tokenizer: Any, conversation: list[TemplateMessage]
-) -> None:
     one_by_one = [token for message in conversation for token in render(tokenizer, [message])]
     assert render(tokenizer, conversation) == one_by_one
 

@@ -8,12 +8,8 @@ import pytest
 from marlaas.plots.figure import draw, page
 from marlaas.plots.series import EVAL, REWARD, Curve, JobCurves, Timeline
 
-JOBS = [
-    JobCurves(
-        f"team/<{name}>", {REWARD: Curve(((1.0, 0.2), (2.0, 0.8)), (0.1, 0.1)), EVAL: Curve(((0.0, 0.1), (2.0, 0.9)))}
-    )
-    for name in ("first", "second")
-]
+CURVES = {REWARD: Curve(((1.0, 0.2), (2.0, 0.8)), (0.1, 0.1)), EVAL: Curve(((0.0, 0.1), (2.0, 0.9)))}
+JOBS = [JobCurves(f"team/<{name}>", CURVES) for name in ("first", "second")]
 TIMES = [Timeline("team/<first>", 0.0, 60.0, ((0.0, 30.0),), (), None)]
 
 
@@ -29,15 +25,9 @@ def test_the_same_runs_give_the_same_picture():
 
 def test_the_picture_names_jobs_panels_and_shares():
     text = " ".join(element.text or "" for element in ET.fromstring(draw(JOBS, TIMES, "svg")).iter())
-    for word in (
-        "team/<first>",
-        "team/<second>",
-        "reward in training",
-        "engine, 50 %",
-        "environment, 0 %",
-        "trainer, not recorded",
-    ):
-        assert word in text
+    shares = ("engine, 50 %", "environment, 0 %", "trainer, not recorded")
+    for words in ("team/<first>", "team/<second>", "reward in training", *shares):
+        assert words in text
 
 
 def test_the_page_is_one_file_that_loads_nothing_and_escapes_names():

@@ -70,12 +70,8 @@ def rloo(batch: Batch, proximal: bool) -> Tensor:
 
 def cispo(batch: Batch, proximal: bool) -> Tensor:
     """Its weight is that against the policy that sampled, whatever the form."""
-    tokens = [
-        min((p.detach() - m).exp(), torch.tensor(5.0, dtype=p.dtype)) * advantage * p
-        for pi, mu, _, advantage in batch
-        for p, m in zip(pi, mu, strict=True)
-    ]
-    return torch.stack(tokens).mean()
+    tokens = [(p, m, advantage) for pi, mu, _, advantage in batch for p, m in zip(pi, mu, strict=True)]
+    return torch.stack([(p.detach() - m).exp().clamp(max=5.0) * advantage * p for p, m, advantage in tokens]).mean()
 
 
 _OF_BOTH: Mapping[str, Callable[[Batch, bool], Tensor]] = {

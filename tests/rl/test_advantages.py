@@ -47,11 +47,8 @@ def test_a_group_has_signal_exactly_when_some_advantage_is_more_than_noise(rewar
     largest = max(abs(value) for value in advantages("leave-one-out", rewards))
     assert has_signal(rewards) == (max(rewards) - min(rewards) > 1e-6)
     assert largest > 0.5e-6 if has_signal(rewards) else largest <= 2e-6
-
-
-def test_rewards_equal_but_for_rounding_are_no_signal() -> None:
-    assert not has_signal([0.1 + 0.2, 0.3, 0.3])
     assert has_signal([0.3, 0.301])
+    assert not has_signal([0.1 + 0.2, 0.3, 0.3]), "rewards that are equal but for rounding"
 
 
 @pytest.mark.parametrize("rewards", [[], [1.0], [1.0, math.nan], [0.0, math.inf]])
@@ -62,11 +59,12 @@ def test_what_cannot_be_compared_is_refused(rewards: list[float]) -> None:
         has_signal(rewards)
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "penalty"), [(1, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (120, -1.0)]
-)
-def test_the_overlong_penalty_is_the_one_computed_by_hand(num_tokens: int, penalty: float) -> None:
-    assert overlong_penalty(num_tokens, max_tokens=100, last=20) == pytest.approx(penalty)
+PENALTIES = {1: 0.0, 80: 0.0, 81: -0.05, 90: -0.5, 100: -1.0, 120: -1.0}
+
+
+@pytest.mark.parametrize("num_tokens", PENALTIES)
+def test_the_overlong_penalty_is_the_one_computed_by_hand(num_tokens: int) -> None:
+    assert overlong_penalty(num_tokens, max_tokens=100, last=20) == pytest.approx(PENALTIES[num_tokens])
     assert overlong_penalty(num_tokens, max_tokens=100, last=0) == 0.0
 
 

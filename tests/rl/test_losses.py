@@ -16,13 +16,8 @@ from marlaas_worker.rl.corrections import Bounds
 from marlaas_worker.rl.losses import LossSums, TokenRecord, policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
-CORRECTIONS = [
-    NONE,
-    Bounds("truncated", 1.3),
-    Bounds("masked-token", 1.5),
-    Bounds("masked-sequence", 2.0),
-    Bounds("icepop", 2.0),
-]
+CAPS = {"truncated": 1.3, "masked-token": 1.5, "masked-sequence": 2.0, "icepop": 2.0}
+CORRECTIONS = [NONE, *(Bounds(kind, cap) for kind, cap in CAPS.items())]
 LOG2 = math.log(2.0)
 
 
@@ -82,11 +77,8 @@ def test_the_metrics_are_the_ones_computed_by_hand() -> None:
 
 def test_metrics_of_ratios_are_of_trainer_over_behaviour_in_both_forms_and_the_others_of_what_the_form_does() -> None:
     record = moved(record_of([(1.0, [1.0, 2.0, 4.0]), (-1.0, [0.5])]), [1.0, 2.0, 3.5, 1.0])
-    forms: tuple[Ratio, ...] = ("behaviour", "proximal")
-    found = {
-        ratio: policy_loss(record, config_of("grpo", Bounds("truncated", 3.0), ratio=ratio))[1].metrics()
-        for ratio in forms
-    }
+    configs = {ratio: config_of("grpo", Bounds("truncated", 3.0), ratio=ratio) for ratio in get_args(Ratio)}
+    found = {ratio: policy_loss(record, config)[1].metrics() for ratio, config in configs.items()}
     for name in ("ratio_mean", "ratio_max", "ess", "logprob_gap", "behaviour_kl"):
         assert found["proximal"][name] == found["behaviour"][name]
     assert found["behaviour"]["clip_fraction"] == pytest.approx(3 / 4)  # r: 2, 4 and 0.5

@@ -21,9 +21,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+    words = [sys.executable, "-m", *command]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_project_has_everything_and_nothing_is_left_to_fill_in(folder: Path) -> None:
@@ -34,23 +33,19 @@ def test_a_project_has_everything_and_nothing_is_left_to_fill_in(folder: Path) -
     assert job["metadata"]["name"] == "first-sums"
 
 
-def test_its_own_test_passes(folder: Path) -> None:
-    done = _run(folder, "pytest", "-q", "-p", "no:cacheprovider")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("pytest -q -p no:cacheprovider", "8 passed"),
+        ("marlaas validate job.yaml", "12 steps of 8 x 8 episodes of first_sums:play on pool smollm2"),
+        ("marlaas env play first_sums:play --reply none --reply 0", "I see no number"),
+    ],
+)
+def test_its_tests_pass_its_manifest_is_valid_and_its_environment_plays(folder: Path, command: str, said: str) -> None:
+    done = _run(folder, *command.split())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout
-
-
-def test_its_manifest_is_valid(folder: Path) -> None:
-    done = _run(folder, "marlaas", "validate", "job.yaml")
-    assert done.returncode == 0, done.stderr
-    assert "12 steps of 8 x 8 episodes of first_sums:play on pool smollm2" in done.stdout
-
-
-def test_its_environment_can_be_played_as_its_readme_says(folder: Path) -> None:
+    assert said in done.stdout
     assert "marlaas env play first_sums:play" in (folder / "README.md").read_text()
-    done = _run(folder, "marlaas", "env", "play", "first_sums:play", "--reply", "none", "--reply", "0")
-    assert done.returncode == 0, done.stderr
-    assert "I see no number" in done.stdout
 
 
 def test_its_code_is_in_good_form(folder: Path) -> None:

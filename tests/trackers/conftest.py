@@ -14,13 +14,9 @@ def document() -> Callable[..., JobDocument]:
     """A job that tells these trackers."""
 
     def build(*trackers: str) -> JobDocument:
-        spec = {
-            "poolRef": {"name": "tiny"},
-            "environment": {"name": "reverse"},
-            "training": {"steps": 3},
-            "export": {"trackers": list(trackers)},
-        }
-        return JobDocument(**BODY, pool="tiny", tenant="team-a", spec=job_spec(RLJobSpec.model_validate(spec)))
+        content = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
+        spec = RLJobSpec.model_validate({**content, "export": {"trackers": list(trackers)}})
+        return JobDocument(**BODY, pool="tiny", tenant="team-a", spec=job_spec(spec))
 
     return build
 
@@ -31,20 +27,12 @@ def steps() -> Callable[[int], list[StepRecord]]:
 
     def build(number: int) -> list[StepRecord]:
         values = {"wall_s": 1.0, "reward_std": 0.2, "num_groups": 8, "num_episodes": 64, "faults": {"env": 1}}
-        return [
-            StepRecord(
-                **BODY,
-                **values,
-                step=n,
-                outcome=StepOutcome.COMMITTED,
-                version=n + 1,
-                at=100.0 + n,
-                reward_mean=0.25 * n,
-                indices=(n,),
-                metrics={"entropy": 1.5, "loss": float("nan")},
-            )
+        rest = {"outcome": StepOutcome.COMMITTED, "metrics": {"entropy": 1.5, "loss": float("nan")}}
+        own = [
+            {"step": n, "version": n + 1, "at": 100.0 + n, "reward_mean": 0.25 * n, "indices": (n,)}
             for n in range(number)
         ]
+        return [StepRecord(**BODY, **values, **rest, **one) for one in own]
 
     return build
 
@@ -52,8 +40,7 @@ def steps() -> Callable[[int], list[StepRecord]]:
 @pytest.fixture
 def evaluation() -> Callable[[int], EvalRecord]:
     def build(done: int) -> EvalRecord:
-        return EvalRecord(
-            **BODY, step=done, version=done, at=99.5 + done, reward_mean=0.5, num_episodes=8, metrics={"is right?": 1.0}
-        )
+        values = {"step": done, "version": done, "at": 99.5 + done, "reward_mean": 0.5, "num_episodes": 8}
+        return EvalRecord(**BODY, **values, metrics={"is right?": 1.0})
 
     return build

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,22 +72,16 @@ async def test_a_tracker_that_fails_is_named_and_told_no_more_and_the_others_go_
     await feed.close([job], {job.uid})
     assert [row.key for _, row in office.tracker.rows] == ["step 0"]
     assert [row.key for _, row in other.rows] == ["step 0", "step 1", "step 2"]
-    assert (
-        "team-a/reverse: tracker wandb failed and gets no more rows in this run: OSError: no route to host"
-        in office.notes
-    )
+    failed = "tracker wandb failed and gets no more rows in this run: OSError: no route to host"
+    assert f"team-a/reverse: {failed}" in office.notes
     assert office.tracker.closed == []
 
 
-async def test_a_job_without_trackers_costs_nothing(office, document, steps):
+async def test_a_job_without_trackers_and_a_finished_run_that_is_looked_at_again_open_none(office, document, steps):
     feed = office.feed()
     feed.add(document(), steps(1), [])
     await feed.close([document()], set())
-    assert office.heard() == []
     assert not (office.folder / ".state").exists()
-
-
-async def test_a_finished_run_that_is_looked_at_again_opens_no_tracker(office, document, steps):
     job = document("wandb")
     for _ in range(2):
         feed = office.feed()
@@ -109,10 +102,8 @@ def test_a_line_that_a_kill_cut_off_matches_nothing(tmp_path):
 
 
 def test_a_library_that_is_missing_is_told_with_what_to_install(document, monkeypatch: pytest.MonkeyPatch):
-    find: Callable[[str], object] = lambda name: None  # noqa: E731
-    monkeypatch.setattr("marlaas.trackers.seam.find_spec", find)
+    monkeypatch.setattr("marlaas.trackers.seam.find_spec", lambda name: None)
     require([document()])
-    with pytest.raises(
-        InvalidInput, match=r"asks for mlflow, and mlflow-skinny is not installed: pip install 'marlaas\["
-    ):
+    told = r"asks for mlflow, and mlflow-skinny is not installed: pip install 'marlaas\["
+    with pytest.raises(InvalidInput, match=told):
         require([document(), document("mlflow")])

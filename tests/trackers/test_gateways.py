@@ -37,10 +37,8 @@ def test_tensorboard_reads_back_every_figure_at_its_step(document, steps, evalua
     assert str(tmp_path / "tensorboard") in tracker.where
     events = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "tensorboard"))
     events.Reload()
-    found = [
-        (event.step, event.wall_time, float(tensor_util.make_ndarray(event.tensor_proto)))
-        for event in events.Tensors(".", "reward/train")
-    ]
+    told = events.Tensors(".", "reward/train")
+    found = [(event.step, event.wall_time, float(tensor_util.make_ndarray(event.tensor_proto))) for event in told]
     assert sorted(found) == [(1, 100.0, 0.0), (2, 101.0, 0.25)]
 
 
@@ -53,10 +51,8 @@ def test_mlflow_goes_on_with_the_run_of_the_job(document, steps, evaluation, tmp
     assert run.info.status == "FINISHED"
     assert run.data.params["training.optimizer.learningRate"] == "0.0001"
     history = client.get_metric_history(run.info.run_id, "reward/train")
-    assert [(metric.step, metric.timestamp, metric.value) for metric in history] == [
-        (1, 100000, 0.0),
-        (2, 101000, 0.25),
-    ]
+    found = [(metric.step, metric.timestamp, metric.value) for metric in history]
+    assert found == [(1, 100000, 0.0), (2, 101000, 0.25)]
 
 
 @pytest.mark.slow

@@ -1,0 +1,159 @@
+"""`marlaas episodes`, `plot` and `chat` on a folder as a run leaves it, and docs/tools.md, which shows them."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cli.conftest import invoke
+from typer.main import get_command
+
+from marlaas.cli.app import build
+from marlaas.episodes.files import EpisodeWriter
+from marlaas.episodes.record import EpisodeRecord
+from marlaas.local.folder import RunRecord, hold
+from marlaas.models import prepare
+from marlaas_api.documents import job_spec, pool_spec
+from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds import ExportSpec, ModelPoolSpec, RLJobSpec
+from marlaas_api.messages import JobDocument, PoolDocument
+from marlaas_api.names import JobRef, Split, train_group
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
+REF = JobRef("a", "one", "u1")
+
+
+def write_run(root: Path, model_path: str = "/m") -> Path:
+    """The folder of a run of job `a/one` that has only begun; return the job's folder."""
+    body = {"namespace": "a", "job": "one", "uid": "u1", "pool": "tiny", "tenant": "a"}
+    document = JobDocument(**body, spec=job_spec(RLJobSpec.model_validate(SPEC)))
+    pool = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    with hold(root) as folder:
+        folder.write_record(
+            RunRecord(jobs=(document,), pools=(PoolDocument(name="tiny", model_path=model_path, spec=pool),))
+        )
+        return folder.job(REF)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Job `a/one` with three episodes of rewards 0, 1 and 0.5."""
+    group = train_group(REF, 0)
+    body = {"group": group, "split": Split.TRAIN, "index": 0}
+    EpisodeWriter(write_run(tmp_path / "out")).append(
+        EpisodeRecord(episode=f"{group}-{member}-1", **body, member=member, rewards={"policy": reward})
+        for member, reward in enumerate((0.0, 1.0, 0.5))
+    )
+    return tmp_path / "out"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an adapter that changes nothing, as version 0 does."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model, root = prepare("tiny"), tmp_path_factory.mktemp("runs") / "out"
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    adapter = write_run(root, str(model)) / "adapter"
+    get_peft_model(base, LoraConfig(r=4, target_modules="all-linear")).save_pretrained(adapter)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("option", "members"), [("--worst", [0, 2, 1]), ("--best", [1, 2, 0]), ("--random", None), ("--faults", [])]
+)
+def test_episodes_come_in_the_order_that_is_asked_for(out: Path, option: str, members: list[int] | None) -> None:
+    result = invoke("episodes", str(out), option, "--json")
+    assert result.exit_code == 0
+    found = [json.loads(line)["member"] for line in result.stdout.splitlines()]
+    assert (sorted(found) if members is None else found) == ([0, 1, 2] if members is None else members)
+
+
+def test_people_read_rewards_and_the_limit_holds(out: Path) -> None:
+    result = invoke("episodes", str(out), "--best", "-n", "1")
+    assert "a/one" in result.stdout
+    assert result.stdout.count("member") == 1
+    assert "reward 1" in result.stdout
+
+
+def test_nothing_to_show_is_said(out: Path) -> None:
+    assert "No episode of step 7 matches." in invoke("episodes", str(out), "--step", "7").stdout
+    (out / "a" / "one" / "episodes.jsonl").unlink()
+    assert "No episodes are recorded" in invoke("episodes", str(out)).stdout
+
+
+def test_the_picture_lies_in_the_folder_unless_told_otherwise(out: Path, tmp_path: Path) -> None:
+    result = invoke("plot", str(out))
+    assert (result.exit_code, result.stdout) == (0, f"{out / 'plot.png'}\n")
+    assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
+    write_run(tmp_path / "y")
+    assert invoke("plot", str(out), str(tmp_path / "y"), "--out", str(tmp_path / "both.html")).exit_code == 0
+    text = (tmp_path / "both.html").read_text()
+    assert "out: a/one" in text, "several runs are told apart by their folders"
+    assert "y: a/one" in text
+
+
+def test_both_sides_answer_what_is_asked_by_option(trained: Path) -> None:
+    options = ("--greedy", "--max-tokens", "8", "-p", "reverse: hello", "-p", "again", "--json")
+    result = invoke("chat", str(trained), *options)
+    assert result.exit_code == 0, result.output
+    first, second = (json.loads(line) for line in result.stdout.splitlines())
+    assert first == {"prompt": "reverse: hello", "base": first["adapter"], "adapter": first["adapter"]}
+    assert first["base"]
+    assert second["prompt"] == "again"
+
+
+def test_lines_from_a_pipe_are_answered_side_by_side(trained: Path) -> None:
+    typed = "reverse: hello\n\n/new\nreverse: hello\n"
+    result = invoke("chat", str(trained), "--greedy", "--max-tokens", "8", typed=typed)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("you: reverse: hello") == 2
+    heading = next(line for line in result.stdout.splitlines() if "trained" in line)
+    assert heading.split() == ["tiny", "a/one,", "trained"]
+    answers = [line for line in result.stdout.splitlines() if line.startswith("olle")]
+    assert len(set(answers)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("episodes {out} --best --worst", "--worst and --best exclude each other"),
+        ("episodes {out}/..", "is not an output folder"),
+        ("plot nowhere --out plot.pdf", "expected a file name that ends in .png, .svg, .html"),
+        ("chat {out} --greedy --temperature 0.5", "exclude each other"),
+        ("chat {out} --agent other", "has no agent other: its agents are policy"),
+        ("chat {out} --job two", "has no job two"),
+        ("chat {out}", "has no adapter in"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out: Path, arguments: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        raise invoke(*arguments.format(out=out).split()).exception
+
+
+def _commands() -> list[str]:
+    blocks = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    parts = [part.strip() for line in lines for part in re.split(r"&&|\|", line)]
+    return [part for part in parts if part.startswith("marlaas ")]
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_a_command_of_the_page_is_one_that_is_taken(command: str) -> None:
+    words = shlex.split(command)[1:]
+    tree = get_command(build(words))
+    name, chosen, rest = tree.resolve_command(tree.make_context("marlaas", words), words)  # type: ignore[attr-defined]
+    assert chosen is not None
+    assert chosen.make_context(name, list(rest)).params
+
+
+def test_the_page_has_every_command_that_looks_inside_and_a_right_piece_of_a_manifest() -> None:
+    assert {shlex.split(command)[1] for command in _commands()} >= {"init", "episodes", "plot", "chat"}
+    (piece,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    export = yaml.safe_load(piece)["spec"]["export"]
+    assert ExportSpec.model_validate(export).trackers == ("tensorboard", "wandb", "mlflow")

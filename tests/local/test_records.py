@@ -1,0 +1,103 @@
+import json
+import math
+
+import pytest
+
+from marlaas.local.folder import RunRecord, hold, write
+from marlaas.local.records import RecordFile, open_job, open_jobs, read_line
+from marlaas_api import subjects
+from marlaas_api.bus import Bus
+from marlaas_api.documents import pool_spec
+from marlaas_api.errors import InvalidInput
+from marlaas_api.kinds import ModelPoolSpec
+from marlaas_api.messages import BusMessage, EvalRecord, PoolDocument, StepRecord
+from marlaas_api.wire import encode
+
+
+async def _publish(bus: Bus, *records: BusMessage) -> None:
+    for record in records:
+        if isinstance(record, StepRecord):
+            subject = subjects.step(record.namespace, record.job, record.uid, record.step)
+        elif isinstance(record, EvalRecord):
+            subject = subjects.evaluation(record.namespace, record.job, record.uid, record.version)
+        await bus.publish(subject, encode(record))
+
+
+def _lines(folder, document, name):
+    return [json.loads(line) for line in (folder.job(document.ref) / name).read_text().splitlines()]
+
+
+async def test_every_record_is_in_its_file_once_and_in_order(bus, tmp_path, document, step, evaluation):
+    records = RecordFile(document().ref)
+    await _publish(bus, step(document(), 0), evaluation(document(), 0, 0.1), step(document(), 1))
+    assert await records.read(bus)
+    await _publish(bus, step(document(), 2), evaluation(document(), 2, 0.5))
+    assert await records.read(bus)
+    assert not await records.read(bus)
+    later = RecordFile(document().ref)
+    await later.read(bus)
+    for one in (records, later):  # a runner that comes later writes the same files from the stream
+        with hold(tmp_path) as folder:
+            one.write(folder)
+            assert [line["step"] for line in _lines(folder, document(), "steps.jsonl")] == [0, 1, 2]
+            assert [line["version"] for line in _lines(folder, document(), "evals.jsonl")] == [0, 2]
+
+
+async def test_a_record_without_a_mean_is_read_back_as_it_was(bus, tmp_path, document, evaluation):
+    records = RecordFile(document().ref)
+    records.add(evaluation(document(), 0, math.nan, ("olleh",)))
+    with hold(tmp_path) as folder:
+        records.write(folder)
+        (line,) = (folder.job(document().ref) / "evals.jsonl").read_bytes().splitlines()
+    read = read_line(EvalRecord, line)
+    assert math.isnan(read.reward_mean)
+    assert math.isnan(read.samples[0].reward)
+
+
+async def test_records_of_an_earlier_job_of_the_same_name_are_not_ours(bus, document, step, evaluation):
+    earlier = document(uid="earlier")
+    await _publish(bus, step(earlier, 0), evaluation(earlier, 0, 0.5), step(document("other"), 0), step(document(), 1))
+    records = RecordFile(document().ref)
+    await records.read(bus)
+    assert records.in_order() == ((step(document(), 1),), ())
+
+
+@pytest.fixture
+def out(tmp_path, document, step, evaluation):
+    """A run of two jobs, one with records."""
+    spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
+    pool = PoolDocument(name="tiny", model_path="/m", spec=spec)
+    first, second = document("reverse"), document("spell", namespace="team-b", uid="u2")
+    with hold(tmp_path / "out") as folder:
+        folder.write_record(RunRecord(jobs=(first, second), pools=(pool,)))
+        steps = "".join(step(first, number).model_dump_json() + "\n" for number in range(2))
+        write(folder.job(first.ref) / "steps.jsonl", steps.encode())
+        evals = evaluation(first, 0, float("nan")).model_dump_json() + "\n"
+        write(folder.job(first.ref) / "evals.jsonl", evals.encode())
+    return tmp_path / "out"
+
+
+def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder(out):
+    assert [one.name for one in open_jobs(out)] == ["team-a/reverse", "team-b/spell"]
+    for name in ("spell", "team-b/spell", "team-b.spell"):
+        assert open_job(out, name).name == "team-b/spell"
+    assert open_job(out / "team-a" / "reverse").name == "team-a/reverse"
+    assert open_job(out, "reverse").pool.model_path == "/m"
+
+
+def test_records_are_read_and_what_is_not_there_yet_is_empty(out):
+    assert [record.step for record in open_job(out, "reverse").steps()] == [0, 1]
+    assert [record.version for record in open_job(out, "reverse").evals()] == [0]
+    assert open_job(out, "spell").steps() == ()
+
+
+def test_what_cannot_be_opened_is_told(out, tmp_path):
+    with pytest.raises(InvalidInput, match="is not an output folder of `marlaas run`"):
+        open_jobs(tmp_path)
+    with pytest.raises(InvalidInput, match="has no job spel: its jobs are team-a/reverse, team-b/spell"):
+        open_jobs(out, "spel")
+    with pytest.raises(InvalidInput, match="choose one with --job team-a/reverse or --job team-b/spell"):
+        open_job(out)
+    (out / "team-a" / "reverse" / "steps.jsonl").write_text("nonsense\n")
+    with pytest.raises(InvalidInput, match=r"steps.jsonl has a line"):
+        open_job(out, "reverse").steps()
