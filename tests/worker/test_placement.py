@@ -96,9 +96,7 @@ def test_agents_that_a_worker_gave_up_for_another_do_not_come_back() -> None:
     """They have no holder until the other worker has bound them, one after the other."""
     workers, agents = ["old", "new"], held(equal(16), dict.fromkeys(equal(16), "old"))
     placed = place(agents, workers)
-    released = {
-        name: replace(agent, holder="") if placed[name] == "new" else agent for name, agent in agents.items()
-    }
+    released = {name: replace(agent, holder="") if placed[name] == "new" else agent for name, agent in agents.items()}
     for name in [name for name, worker in placed.items() if worker == "new"]:
         found = place(released, workers)
         assert all(found[other] == "new" for other, agent in released.items() if not agent.holder)

@@ -33,7 +33,7 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, st
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    return b"".join((len(text).to_bytes(8, "little"), text, *buffers))
+    return b"".join((len(text).to_bytes(8, "little"), text, *(buffer.data for buffer in buffers)))
 
 
 def raw(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

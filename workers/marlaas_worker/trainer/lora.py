@@ -191,7 +191,7 @@ class AttachedAdapter:
 
     def parts(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parts of a buffer of this adapter's size, as views, by the parameters' names."""
-        pieces = flat.split([parameter.numel() for parameter in self.parameters.values()])
+        pieces = torch.split_with_sizes(flat, [parameter.numel() for parameter in self.parameters.values()])
         return {
             name: piece.view(parameter.shape)
             for (name, parameter), piece in zip(self.parameters.items(), pieces, strict=True)
@@ -235,7 +235,7 @@ def new_adapter(
         shapes[tensor_name(layer, "B")] = (module.out_features, config.rank)
     sizes = [rows * columns for rows, columns in shapes.values()]
     flat = torch.zeros(sum(sizes), device=device)
-    pieces = zip(shapes.items(), flat.split(sizes), strict=True)
+    pieces = zip(shapes.items(), torch.split_with_sizes(flat, sizes), strict=True)
     parameters = {key: nn.Parameter(piece.view(shape)) for (key, shape), piece in pieces}
     matrices = {layer: (parameters[tensor_name(layer, "A")], parameters[tensor_name(layer, "B")]) for layer in layers}
     return AttachedAdapter(name, config, nn.Parameter(flat), parameters, matrices)
