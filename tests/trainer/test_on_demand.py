@@ -14,7 +14,9 @@ from marlaas_api.bus import BusRefused, Entry
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.messages import JobDocument
 from marlaas_worker.reporter import Reporter
+from marlaas_worker.trainer.assignment import KEPT_S, Recent
 from marlaas_worker.trainer.commit import PolicyKey
+from marlaas_worker.trainer.turns import Turns
 
 
 @pytest.fixture(autouse=True)
@@ -131,3 +133,44 @@ async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(
         monkeypatch.setattr(MemoryBucket, "get_from_leader", read)
         harness.clock.at += 1e7
         await harness.play(document, 1)
+
+
+async def test_a_tenants_weight_takes_effect_without_a_new_bind_and_an_invalid_one_never(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, seen = job(), []
+    own = Turns.set_weight
+
+    def note(turns: Turns[object], tenant: str, weight: float) -> None:
+        own(turns, tenant, weight)
+        seen.append(weight)
+
+    monkeypatch.setattr(Turns, "set_weight", note)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(document, 0)
+        for weight in (3.0, 0.0):
+            await harness.admit(document.model_copy(update={"tenant_weight": weight}))
+            await harness.play(document, 1, first=0 if weight else 1)
+    assert set(seen) == {1.0, 3.0}
+    assert (await harness.record(document)).epoch == 0
+
+
+def test_figures_of_a_job_are_kept_for_a_minute_after_its_document_is_gone() -> None:
+    recent = Recent()
+    assert recent.of({"a", "b"}, 0.0) == {"a", "b"}
+    assert recent.of({"a"}, KEPT_S) == {"a", "b"}
+    assert recent.of({"a"}, KEPT_S + 1.0) == {"a"}
+
+
+async def test_figures_of_jobs_that_are_gone_are_dropped(harness: TrainerHarness) -> None:
+    kept, gone = job("kept"), job("gone")
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        for document in (kept, gone):
+            await harness.admit(document)
+            await harness.version(document, 0)
+        await report(harness, lambda found: set(found.job_engine_s) == {kept.uid, gone.uid})
+        await (await harness.bus.bucket(subjects.JOBS)).delete("team-a.gone")
+        clock = asyncio.create_task(let_time_pass(harness))
+        await report(harness, lambda found: set(found.job_engine_s) == {kept.uid})
+        clock.cancel()

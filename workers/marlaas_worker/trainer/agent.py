@@ -88,11 +88,11 @@ class AgentTraining:
         self.is_leaving = False
         self._intake: Intake | None = None
 
-    def leave(self, is_leaving: bool) -> None:
-        """Let `run` return at the next step boundary, so that another trainer goes on; or no longer."""
-        if is_leaving and not self.is_leaving and self._intake is not None:
+    def leave(self) -> None:
+        """Let `run` return at the next step boundary, so that another trainer goes on."""
+        self.is_leaving = True
+        if self._intake is not None:
             self._intake.changed.set()
-        self.is_leaving = is_leaving
 
     async def run(self) -> None:
         """Train until cancelled or asked to leave; for a frozen agent, return after version 0.

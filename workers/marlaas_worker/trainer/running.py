@@ -34,10 +34,12 @@ class Running:
         if self.training is None or not self.training.over:
             self.task.cancel()
 
-    def stay(self, is_placed_here: bool) -> None:
-        """Let the agent leave for another trainer at the next step boundary, or stay after all."""
+    def leave(self) -> None:
+        """Release the agent at its next step boundary. It cannot be revoked: agents that leave together leave one by one,
+        and the placement looks good enough after the first of them.
+        """
         if self.training is not None:
-            self.training.leave(not is_placed_here)
+            self.training.leave()
 
     def lost_to(self, known: PolicyEntry | None) -> bool:
         """Return whether the policy key was deleted, or written by another trainer or for another job, after this trainer's last write.

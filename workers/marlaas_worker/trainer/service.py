@@ -19,7 +19,7 @@ from marlaas_api.errors import Retryable
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import DTYPES
-from marlaas_worker.device_errors import DeviceLost
+from marlaas_worker.device_errors import DeviceLost, OutOfMemory
 from marlaas_worker.metrics import Sample
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
@@ -126,7 +126,8 @@ class Trainer:
         """Apply the tenants' present weights, and drop the figures of jobs that are gone."""
         compute = self._dependencies.compute
         for assignment in view.wanted.values():
-            compute.turns.set_weight(assignment.document.tenant, assignment.document.tenant_weight)
+            with contextlib.suppress(ValueError):  # not positive: the last valid weight stays
+                compute.turns.set_weight(assignment.document.tenant, assignment.document.tenant_weight)
         kept = self._recent.of(view.jobs, now)
         compute.keep_accounts(kept)
         self._dependencies.keep_counters(kept)
@@ -142,8 +143,8 @@ class Trainer:
             same = running.assignment.is_as(view.wanted.get(key))
             if not same or running.lost_to(known):
                 running.end()
-            else:
-                running.stay(key in mine)
+            elif key not in mine:
+                running.leave()
 
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
         if assignment.is_complete(record):
@@ -168,6 +169,8 @@ class Trainer:
             log.warning("%s", error)
             if self._running[assignment.policy_key].training is not None:
                 await self._dependencies.emit(assignment, "LeaseLost", str(error))
+        except OutOfMemory as error:
+            await self._give_up(assignment, error)
         except Retryable as error:
             log.warning("%s: %s; binding it again", assignment.policy_key, error)
             await asyncio.sleep(self._timing.retry_s)
