@@ -120,12 +120,13 @@ def _publishing_bytes(base: "BaseModel", learner: "Learner", model: Path, dtype:
     from marlaas_api.messages import PoolDocument
     from marlaas_worker.trainer.calibration import calibrate
     from marlaas_worker.trainer.commit import StepResult
-    from marlaas_worker.trainer.versions import contents_of
+    from marlaas_worker.trainer.versions import contents_of, take_snapshot
 
     learner.step(2)
     calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool_spec(pool(model, dtype))))
     before = peak_from_here()
-    contents_of(learner, calibration, StepResult(1, 1, (), {}, 0.0))
+    result = StepResult(1, 1, (), {}, 0.0)
+    contents_of(take_snapshot(learner, calibration, result), calibration, result)
     return resident("VmHWM") - before
 
 

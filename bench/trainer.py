@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from bench import options
+from bench.trainer_agents import many
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument
@@ -193,11 +194,20 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--budget", type=int, default=1024, help="padded tokens of a micro-batch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the base model, on both sides")
+    parser.add_argument(
+        "--agents", type=int, default=0, help="CPU per step with so many agents on one trainer; only this"
+    )
+    parser.add_argument("--steps", type=int, default=4, help="of each agent, with --agents")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=MAKERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.folder:
         print(json.dumps(memory(arguments) if arguments.memory else speeds(arguments)))
+        return
+    if arguments.agents:
+        with tempfile.TemporaryDirectory() as folder:
+            random_model(arguments.shape or "tiny", Path(folder))
+            print(json.dumps(many(Path(folder), arguments.agents, arguments.steps, arguments.threads)), flush=True)
         return
     for shape in [arguments.shape] if arguments.shape else SHAPES:
         print(json.dumps(compare(shape, list(words))), flush=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from marlaas_worker.trainer.compute import Compute
+from marlaas_worker.trainer.turns import Account
 
 
 @pytest.fixture
@@ -24,19 +25,63 @@ async def test_all_work_runs_on_one_thread_that_is_not_the_event_loops(compute):
     assert await compute.run(torch.get_num_threads) == 1
 
 
-async def test_agents_that_have_work_take_turns(compute):
-    order: list[str] = []
+@pytest.mark.parametrize("quantum_s", [0.0, 60.0])
+async def test_agents_that_have_work_take_turns_of_a_quantum(quantum_s: float) -> None:
+    compute, order = Compute(1, quantum_s), []
 
     async def agent(name: str) -> None:
         for _ in range(3):
-            await compute.run(lambda: order.append(name), name)
+            await compute.run(lambda: order.append(name), Account(name, name, name))
 
     await asyncio.gather(agent("a"), agent("b"), agent("c"))
-    assert order == ["a", "b", "c"] * 3
+    compute.close()
+    assert {name: order.count(name) for name in "abc"} == {"a": 3, "b": 3, "c": 3}
+    assert order[:3] == (["a"] * 3 if quantum_s else ["a", "b", "c"])
     assert sum(compute.busy_s_by_account.values()) == pytest.approx(compute.busy_s)
 
 
-async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begins(compute):
+async def test_work_that_is_cancelled_while_it_waits_lets_the_next_go_on(compute: Compute) -> None:
+    gate, done = threading.Event(), []
+    first = asyncio.create_task(compute.run(gate.wait))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(compute.run(lambda: done.append(1))) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    gate.set()
+    await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert len(done) == 2
+
+
+async def test_work_that_is_cancelled_as_its_turn_is_granted_lets_the_next_go_on() -> None:
+    class Cancelling(Compute):
+        victims: tuple[asyncio.Task[None], ...] = ()
+
+        def _grant(self) -> None:
+            super()._grant()
+            for victim in self.victims:
+                victim.cancel()
+
+    compute, gate, done = Cancelling(1), threading.Event(), list[int]()
+    first = asyncio.create_task(compute.run(gate.wait))
+    await asyncio.sleep(0)
+    victim = asyncio.create_task(compute.run(lambda: done.append(1)))
+    await asyncio.sleep(0)
+    compute.victims = (victim,)
+    gate.set()
+    await asyncio.gather(first, victim, return_exceptions=True)
+    assert await compute.run(lambda: 7) == 7
+    assert (victim.cancelled(), done) == (True, [])
+    compute.close()
+
+
+async def test_seconds_of_other_jobs_are_dropped(compute: Compute) -> None:
+    for job in ("kept", "gone"):
+        await compute.run(lambda: None, Account("tenant", job, job))
+    compute.keep_accounts({"kept", "other"})
+    assert list(compute.busy_s_by_account) == ["kept"]
+
+
+async def test_work_that_is_cancelled_however_often_is_over_before_the_next_begins(compute: Compute) -> None:
     running, go_on, over = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 

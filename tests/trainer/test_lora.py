@@ -1,74 +1,106 @@
 """An adapted layer as one operation, against PEFT's own forward and autograd."""
 
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
-from marlaas_worker.adapters import as_held, tensor_name
+from marlaas_worker.adapters import AdapterConfig, as_held, tensor_name
 from marlaas_worker.rollout.adapter_groups import add_adapters
-from marlaas_worker.trainer.lora import fuse
+from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, adapt_layers, new_adapter
 
 
-def adapted(bias: bool = False, dtype: torch.dtype = torch.float64) -> Any:
+@dataclass(frozen=True)
+class Adapted:
+    """A layer with its adapter."""
+
+    model: nn.ModuleDict
+    active: ActiveAdapter
+    down: nn.Parameter
+    up: nn.Parameter
+
+    @property
+    def layer(self) -> nn.Linear:
+        layer = self.model["layer"]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+
+def adapter_of(layer: nn.Linear, rank: int, alpha: int, dtype: torch.dtype) -> AttachedAdapter:
+    made = new_adapter("one", AdapterConfig(rank, alpha), {"layer": layer}, torch.device("cpu"))
+    parameters = {name: nn.Parameter(value.to(dtype)) for name, value in made.parameters.items()}
+    down, up = parameters.values()
+    return replace(made, parameters=parameters, layers={"layer": (down, up)})
+
+
+def on(layer: nn.Linear, rank: int, alpha: int, dtype: torch.dtype) -> Adapted:
+    model = nn.ModuleDict({"layer": layer}).requires_grad_(False)
+    active = ActiveAdapter()
+    active.adapter = adapter_of(layer, rank, alpha, dtype)
+    adapt_layers(model, {"layer": layer}, active)
+    return Adapted(model, active, *active.adapter.layers["layer"])
+
+
+def adapted(bias: bool = False, dtype: torch.dtype = torch.float64, base: torch.dtype | None = None) -> Adapted:
     """A layer of 7 to 5 with an adapter of rank 3 and scaling 2, all weights random."""
     torch.manual_seed(0)
-    model = nn.ModuleDict({"layer": nn.Linear(7, 5, bias=bias)}).requires_grad_(False)
-    inject_adapter_in_model(LoraConfig(r=3, lora_alpha=6, target_modules=["layer"]), model)
-    layer: Any = model["layer"]
-    nn.init.normal_(layer.lora_B["default"].weight)
-    return model.to(dtype)
+    made = on(nn.Linear(7, 5, bias=bias).to(dtype).to(base or dtype), 3, 6, dtype)
+    for matrix in (made.down, made.up):
+        nn.init.normal_(matrix)
+    return made
 
 
-def outcome(model: Any, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
-    layer = model["layer"]
+def outcome(made: Adapted, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
     hidden = hidden.clone().requires_grad_()
-    result = layer(hidden)
-    weights = [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
-    return [result, *torch.autograd.grad(result, [hidden, *weights], upstream)]
+    result = made.layer(hidden)
+    return [result, *torch.autograd.grad(result, [hidden, made.down, made.up], upstream)]
+
+
+def outcome_of_peft(made: Adapted, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
+    layer = nn.Linear(7, 5, bias=made.layer.bias is not None).double()
+    layer.load_state_dict(made.layer.state_dict())
+    model = nn.ModuleDict({"layer": layer}).requires_grad_(False)
+    inject_adapter_in_model(LoraConfig(r=3, lora_alpha=6, target_modules=["layer"]), model)
+    matrices = [getattr(model["layer"], kind)["default"].double().weight for kind in ("lora_A", "lora_B")]
+    with torch.no_grad():
+        for matrix, value in zip(matrices, (made.down, made.up), strict=True):
+            matrix.copy_(value)
+    hidden = hidden.clone().requires_grad_()
+    result = model["layer"](hidden)
+    return [result, *torch.autograd.grad(result, [hidden, *matrices], upstream)]
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=["a row of tokens", "two rows"])
-def test_output_and_gradients_are_pefts(bias, shape):
-    model = adapted(bias)
+def test_output_and_gradients_are_pefts(bias: bool, shape: tuple[int, ...]) -> None:
+    made = adapted(bias)
     hidden, upstream = torch.randn(*shape, 7).double(), torch.randn(*shape, 5).double()
-    expected = outcome(model, hidden, upstream)
-    fuse(model)
-    assert "forward" in vars(model["layer"])
-    for ours, pefts in zip(outcome(model, hidden, upstream), expected, strict=True):
+    expected = outcome_of_peft(made, hidden, upstream)
+    for ours, pefts in zip(outcome(made, hidden, upstream), expected, strict=True):
         assert torch.allclose(ours, pefts, rtol=1e-12, atol=1e-14)
 
 
-def test_gradients_are_those_of_finite_differences():
-    model = adapted()
-    fuse(model)
+def test_gradients_are_those_of_finite_differences() -> None:
+    made = adapted()
     hidden = torch.randn(2, 7).double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda value: model["layer"](value), hidden)
+    assert torch.autograd.gradcheck(lambda value: made.layer(value), hidden)
 
 
-def half(bias: bool = False) -> Any:
+def half(bias: bool = False) -> Adapted:
     """The same on a bfloat16 base; its adapter is float32."""
-    model = adapted(bias, torch.float32)
-    model["layer"].base_layer.to(torch.bfloat16)
-    fuse(model)
-    return model
+    return adapted(bias, torch.float32, torch.bfloat16)
 
 
 def test_a_16_bit_layer_rounds_where_an_engine_rounds():
     """1.02 is 1.0234375 in bfloat16 and 3 times that, in a slot, 3.0625; 259 lies between 258 and 260."""
-    model = nn.ModuleDict({"layer": nn.Linear(2, 1, bias=False)}).requires_grad_(False)
-    inject_adapter_in_model(LoraConfig(r=1, lora_alpha=3, target_modules=["layer"]), model)
-    layer: Any = model["layer"]
-    layer.base_layer.to(torch.bfloat16)
+    made = on(nn.Linear(2, 1, bias=False).bfloat16(), 1, 3, torch.float32)
+    layer = made.layer
     with torch.no_grad():
-        layer.base_layer.weight.copy_(torch.tensor([[256.0, 3.0]]))
-        layer.lora_A["default"].weight.copy_(torch.tensor([[1.02, 0.0]]))
-        layer.lora_B["default"].weight.copy_(torch.tensor([[1.02]]))
-    fuse(model)
+        layer.weight.copy_(torch.tensor([[256.0, 3.0]]))
+        made.down.copy_(torch.tensor([[1.02, 0.0]]))
+        made.up.copy_(torch.tensor([[1.02]]))
     hidden = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.00390625, 0.0]]).bfloat16()
     share = 3.140625  # 1.0234375 * 3.0625 = 3.13427734375, between 3.125 and 3.140625
     assert layer(hidden[1:2]).item() == 260.0  # 256 + 3.140625, where bfloat16 has even numbers
@@ -81,34 +113,32 @@ def test_a_16_bit_layer_rounds_where_an_engine_rounds():
 @pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=["a row of tokens", "two rows"])
 def test_a_16_bit_layer_computes_what_the_engine_adds_to_its_outputs(shape):
     """Whole numbers, so that no order of summation matters."""
-    model = half()
-    layer = model["layer"]
+    made = half()
+    layer = made.layer
     draw = torch.Generator().manual_seed(4)
     with torch.no_grad():
-        for matrix in (layer.base_layer.weight, layer.lora_A["default"].weight, layer.lora_B["default"].weight):
+        for matrix in (layer.weight, made.down, made.up):
             matrix.copy_(torch.randint(-9, 10, matrix.shape, generator=draw))
     hidden = torch.randint(-9, 10, (*shape, 7), generator=draw).bfloat16()
     held = dict.fromkeys(("A", "B"), torch.zeros(0))
-    tensors = {
-        tensor_name("layer", "A"): layer.lora_A["default"].weight,
-        tensor_name("layer", "B"): layer.lora_B["default"].weight,
-    }
+    tensors = {tensor_name("layer", "A"): made.down, tensor_name("layer", "B"): made.up}
     for _, kind, matrix in as_held(tensors, 2.0, "bfloat16"):
         held[kind] = matrix
-    expected = nn.functional.linear(hidden, layer.base_layer.weight).view(-1, 5)
+    expected = nn.functional.linear(hidden, layer.weight).view(-1, 5)
     add_adapters(expected, hidden.view(-1, 7), [(0, slice(0, None))], [held["A"][None, None]], [held["B"][None, None]])
     assert torch.equal(layer(hidden).view(-1, 5), expected)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_through_what_is_held(bias):
-    model = half(bias)
-    layer = model["layer"]
+def test_gradients_of_a_16_bit_layers_adapter_are_float32_and_those_of_autograd_through_what_is_held(
+    bias: bool,
+) -> None:
+    made = half(bias)
     hidden, upstream = torch.randn(2, 3, 7).bfloat16(), torch.randn(2, 3, 5).bfloat16()
-    _, slope, *ours = outcome(model, hidden, upstream)
-    down, up = (matrix["default"].weight.bfloat16().float().requires_grad_() for matrix in (layer.lora_A, layer.lora_B))
+    _, slope, *ours = outcome(made, hidden, upstream)
+    down, up = (matrix.detach().bfloat16().float().requires_grad_() for matrix in (made.down, made.up))
     exact = hidden.float().requires_grad_()
-    result = exact @ layer.base_layer.weight.float().T + 2 * exact @ down.T @ up.T
+    result = exact @ made.layer.weight.float().T + 2 * exact @ down.T @ up.T
     expected_slope, *expected = torch.autograd.grad(result, [exact, down, up], upstream.float())
     assert slope.dtype == torch.bfloat16
     assert torch.allclose(slope.float(), expected_slope, rtol=1e-2, atol=2e-2)
@@ -122,27 +152,37 @@ def test_a_frozen_16_bit_layer_computes_what_it_computed_before_and_passes_its_g
     hidden, upstream = torch.randn(2, 3, 7).bfloat16().requires_grad_(), torch.randn(2, 3, 5).bfloat16()
     expected = layer(hidden)
     (expected_slope,) = torch.autograd.grad(expected, hidden, upstream)
-    fuse(nn.ModuleList([layer]))
+    adapt_layers(nn.ModuleList([layer]), {}, ActiveAdapter())
     found = layer(hidden)
     (slope,) = torch.autograd.grad(found, hidden, upstream)
     assert torch.allclose(found, expected, rtol=1e-2)
     assert torch.allclose(slope, expected_slope, rtol=1e-2, atol=1e-3)
 
 
-def test_layers_that_are_more_precise_than_their_adapter_are_left_to_peft(monkeypatch):
-    model = adapted(dtype=torch.float32)
-    model["layer"].base_layer.to(torch.float64)
-    fuse(model)
-    asked: list[Any] = []
-    own = Linear.forward
-    monkeypatch.setattr(Linear, "forward", lambda layer, hidden: asked.append(hidden) or own(layer, hidden))
-    assert model["layer"](torch.randn(2, 7).double()).dtype == torch.float64
-    assert len(asked) == 1
-
-
-def test_without_an_active_adapter_the_layer_is_the_base_layer():
-    model = adapted(bias=True)
-    fuse(model)
+def test_without_an_active_adapter_the_layer_is_the_base_layer() -> None:
+    made = adapted(bias=True)
     hidden = torch.randn(3, 7).double()
-    model["layer"].set_adapter([])
-    assert torch.equal(model["layer"](hidden), model["layer"].base_layer(hidden))
+    made.active.adapter = None
+    assert torch.equal(made.layer(hidden), nn.functional.linear(hidden, made.layer.weight, made.layer.bias))
+
+
+def test_the_gradients_of_all_matrices_are_parts_of_one_buffer_until_they_are_dropped() -> None:
+    layer = nn.Linear(7, 5).requires_grad_(False)
+    active = ActiveAdapter()
+    active.adapter = adapter = new_adapter("one", AdapterConfig(3, 6), {"layer": layer}, torch.device("cpu"))
+    adapt_layers(nn.ModuleList([layer]), {"layer": layer}, active)
+    nn.init.normal_(adapter.flat)
+    assert all(bool(matrix.any()) for matrix in adapter.parameters.values())
+    hidden = torch.randn(4, 7)
+    layer(hidden).sum().backward()
+    alone = {name: matrix.grad.clone() for name, matrix in adapter.parameters.items() if matrix.grad is not None}
+    adapter.drop_gradients()
+    adapter.collect_gradients()
+    for _ in range(2):
+        layer(hidden).sum().backward()
+        adapter.collect_gradients()
+    assert adapter.flat.grad is not None
+    for name, part in adapter.parts(adapter.flat.grad).items():
+        assert torch.equal(part, 2 * alone[name])
+    adapter.drop_gradients()
+    assert adapter.flat.grad is None

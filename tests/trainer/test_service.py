@@ -11,7 +11,7 @@ from marlaas_api.health import exposition
 from marlaas_api.messages import Phase, TrajectoryRef
 from marlaas_api.names import episode_id, train_group
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter, write_adapter
-from marlaas_worker.calibration import NUM_PROBES
+from marlaas_worker.calibration import NUM_FLOAT32_PROBES
 from marlaas_worker.health import families
 from marlaas_worker.rl.advantages import advantages
 from marlaas_worker.trainer.learner import Learner
@@ -28,7 +28,7 @@ async def test_an_admitted_agent_gets_version_zero_an_exact_zero_adapter(harness
     tensors, config = read_adapter({name: await harness.blobs.get(ref) for name, ref in manifest.files.items()})
     assert not has_effect(tensors)
     assert (config.rank, config.alpha, manifest.step, manifest.parent) == (8, 16, -1, None)
-    assert (record.step, record.holder, len(manifest.probes)) == (-1, "trainer-0", NUM_PROBES)
+    assert (record.step, record.holder, len(manifest.probes)) == (-1, "trainer-0", NUM_FLOAT32_PROBES)
 
 
 async def test_a_trainer_says_that_it_is_ready_and_counts_its_commits(harness):

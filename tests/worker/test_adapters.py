@@ -9,6 +9,7 @@ from marlaas_worker.adapters import (
     AdapterConfig,
     AdapterInvalid,
     Kind,
+    check_adapter,
     has_effect,
     read_adapter,
     slot_digest,
@@ -88,7 +89,22 @@ def test_a_digest_differs_when_one_bit_one_name_or_the_scaling_differs():
     assert len(set(tensor_digests(tensors, 2.0).values())) == 3
 
 
-def test_a_module_of_zeros_digests_like_a_missing_one():
+@pytest.mark.parametrize("scaling", [1.0, 1.5])
+def test_the_digests_of_all_dtypes_at_once_are_those_of_each(scaling: float) -> None:
+    tensors = random_tensors()
+    tensors[tensor_name(MODULES[0], "A")] *= 1e-12  # zero in 16 bits
+    tensors[tensor_name(MODULES[0], "B")].zero_().neg_()
+    tensors[tensor_name(MODULES[1], "B")] = tensors[tensor_name(MODULES[1], "B")].bfloat16()
+    each = {dtype: tensor_digest(tensors, scaling, dtype) for dtype in ("float32", "bfloat16", "float16")}
+    assert tensor_digests(tensors, scaling) == each
+
+
+def test_large_finite_values_whose_sum_overflows_are_an_adapter() -> None:
+    tensors = {name: torch.full_like(value, 3e38) for name, value in random_tensors().items()}
+    check_adapter(tensors, CONFIG)
+
+
+def test_a_module_of_zeros_digests_like_a_missing_one() -> None:
     tensors = random_tensors()
     without = {name: tensor for name, tensor in tensors.items() if MODULES[1] not in name}
     zeroed = {name: tensor if name in without else torch.zeros_like(tensor) for name, tensor in tensors.items()}

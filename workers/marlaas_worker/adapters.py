@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 
 from marlaas_api.errors import Permanent
+from marlaas_worker.tensor_file import raw, write_tensors
 
 
 def choose_dtype(wanted: str, gpu: bool) -> str:
@@ -103,7 +103,7 @@ def write_adapter(tensors: Tensors, config: AdapterConfig) -> dict[str, bytes]:
     targets = sorted({parse_name(name)[0].rsplit(".", 1)[-1] for name in tensors})
     fields = {**_FIXED, "base_model_name_or_path": config.base_model, "r": config.rank, "lora_alpha": config.alpha}
     document = json.dumps({**fields, "target_modules": targets}, indent=2, sort_keys=True) + "\n"
-    return {TENSORS_FILE: save_safetensors(plain, metadata={"format": "pt"}), CONFIG_FILE: document.encode()}
+    return {TENSORS_FILE: write_tensors(plain, {"format": "pt"}), CONFIG_FILE: document.encode()}
 
 
 def read_adapter(source: Path | Mapping[str, bytes]) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
@@ -134,8 +134,13 @@ def check_adapter(tensors: Tensors, config: AdapterConfig) -> None:
             raise AdapterInvalid(
                 f"tensor {name!r} has shape {tuple(tensor.shape)}, which does not fit rank {config.rank}"
             )
-        if not bool(torch.isfinite(tensor).all()):
+        if not _is_finite(tensor):
             raise AdapterInvalid(f"tensor {name!r} holds values that are not finite")
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether all values are finite. A finite sum shows it in one pass; one that overflows shows nothing."""
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def has_effect(tensors: Tensors) -> bool:
@@ -158,7 +163,18 @@ def as_held(tensors: Tensors, scaling: float, dtype: str) -> Iterator[tuple[str,
 
 def tensor_digests(tensors: Tensors, scaling: float) -> dict[str, str]:
     """Return `tensor_digest` for every dtype in which an engine may compute, by dtype name."""
-    return {dtype: tensor_digest(tensors, scaling, dtype) for dtype in DTYPES}
+    matrices = [(*parse_name(name), tensor.shape) for name, tensor in tensors.items()]
+    flat = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in tensors.values()])
+    sizes = [tensor.numel() for tensor in tensors.values()]
+    digests = {}
+    for name, dtype in DTYPES.items():  # one conversion for all matrices
+        plain = flat.to(dtype)
+        scaled = plain if scaling == 1 else plain * scaling
+        pairs = zip(matrices, plain.split(sizes), scaled.split(sizes), strict=True)
+        digests[name] = slot_digest(
+            (module, kind, (a if kind == "A" else b).view(shape)) for (module, kind, shape), a, b in pairs
+        )
+    return digests
 
 
 def slot_digest(held: Iterable[tuple[str, Kind, torch.Tensor]]) -> str:
@@ -175,12 +191,8 @@ def slot_digest(held: Iterable[tuple[str, Kind, torch.Tensor]]) -> str:
         if any(bool(tensor.any()) for tensor in pair.values()):
             for kind, tensor in sorted(pair.items()):
                 digest.update(f"{module}\0{kind}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-                digest.update(_raw(tensor))
+                digest.update(raw(tensor))
     return digest.hexdigest()
-
-
-def _raw(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _file(source: Path | Mapping[str, bytes], name: str) -> bytes:

@@ -182,6 +182,10 @@ class FairQueue(Generic[T]):
                 self._waiting, self._passed = ticket, 0.0
         return None
 
+    def take(self, ticket: Ticket[T]) -> Ticket[T]:
+        """Serve a queued request out of turn and charge its estimate; the bound's C then covers such a series of requests."""
+        return self._serve(ticket)
+
     def settle(self, ticket: Ticket[T], cost: float) -> None:
         """End a served request, and replace the charged estimate by its real cost."""
         self._charge(ticket, cost - ticket.charged)

@@ -67,7 +67,7 @@ class ReplicaReport(BusMessage):
     versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by
     job uid. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
     non-empty batch (rollout) or in forward/backward (trainer). broken: by job uid, the error for which this worker gave
-    up the job. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
+    up the job. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready. probe_tolerance: the
     calibration's tolerance with which a rollout replica passed its self-test; 0 before.
     """
 
@@ -91,4 +91,5 @@ class ReplicaReport(BusMessage):
     restarts: int = 0
     rss_bytes: int = 0
     broken: dict[str, str] = Field(default_factory=dict)
+    refused: tuple[str, ...] = ()
     at: float = 0.0

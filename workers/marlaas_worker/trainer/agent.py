@@ -18,12 +18,13 @@ from marlaas_api.messages.job_spec import JobSpec
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.batching import pack
+from marlaas_worker.trainer.batching import pack, padded_tokens
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, patiently
 from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import lowered_budget
-from marlaas_worker.trainer.rows import Row, pack_prefix_tree
+from marlaas_worker.trainer.packing import batches_of_group, rows_of_groups
+from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.shared import TrainerDependencies
 from marlaas_worker.trainer.trajectories import (
     Expectation,
@@ -32,9 +33,15 @@ from marlaas_worker.trainer.trajectories import (
     TurnMissing,
     Weighing,
     read_group,
-    segments_of,
 )
-from marlaas_worker.trainer.versions import PastVersions, contents_of, known_adapters, read_manifest, read_version
+from marlaas_worker.trainer.versions import (
+    PastVersions,
+    contents_of,
+    known_adapters,
+    read_manifest,
+    read_version,
+    take_snapshot,
+)
 
 T = TypeVar("T")
 
@@ -78,9 +85,17 @@ class AgentTraining:
         self._num_filtered = 0
         self._computed_s = self._busy_s()
         self._num_redone = 0
+        self.is_leaving = False
+        self._intake: Intake | None = None
+
+    def leave(self) -> None:
+        """Let `run` return at the next step boundary, so that another trainer goes on."""
+        self.is_leaving = True
+        if self._intake is not None:
+            self._intake.changed.set()
 
     async def run(self) -> None:
-        """Train until cancelled; for a frozen agent, return after version 0.
+        """Train until cancelled or asked to leave; for a frozen agent, return after version 0.
 
         Raises:
             LeaseLost: another trainer has the agent.
@@ -95,6 +110,7 @@ class AgentTraining:
                 await self._train(learner)
         finally:
             self.over = True
+            self._dependencies.compute.turns.hold(self._assignment.account, False)
             for learner in made:  # also after a cancellation during creation: the thread completes it anyway
                 await self._compute(learner.close)
 
@@ -115,12 +131,15 @@ class AgentTraining:
 
     async def _train(self, learner: Learner) -> None:
         inbox = StepInbox(self.lease.record.step, self.lease.record.version)
-        intake = Intake(self._dependencies, self._assignment, inbox)
+        intake = self._intake = Intake(self._dependencies, self._assignment, inbox)
         await intake.replay()
         await self._move_reference(learner)
         async with background(intake.follow()):
             while True:
                 intake.changed.clear()
+                self._dependencies.compute.turns.hold(self._assignment.account, bool(inbox))
+                if self.is_leaving and not inbox.is_within_step:
+                    return
                 try:
                     busy = await self._advance(learner, inbox, intake)
                 except _DoesNotFit as error:
@@ -175,10 +194,12 @@ class AgentTraining:
 
         Its micro-batches hold this group only, so the sums do not depend on other groups.
         """
-        batches = await asyncio.to_thread(self._batches_of, group, learner.token_budget)
+        batches = await asyncio.to_thread(
+            batches_of_group, group, self._dependencies.model.pairs_per_token, learner.token_budget
+        )
         kl = [0.0] * len(group)
         for batch in batches:
-            sums = await self._compute(partial(learner.try_kl_by_trajectory, batch, len(group)))
+            sums = await self._compute(partial(learner.try_kl_by_trajectory, batch, len(group)), padded_tokens(batch))
             if sums is None:
                 raise _DoesNotFit(batch)
             kl = [before + float(more) for before, more in zip(kl, sums, strict=True)]
@@ -186,14 +207,6 @@ class AgentTraining:
             replace(member, reward=member.reward - self._kl.coefficient * cost)
             for member, cost in zip(group, kl, strict=True)
         ]
-
-    def _batches_of(self, group: Sequence[Trajectory], budget: int) -> list[list[Row]]:
-        parts = [segments_of(member.turns, member.leaves, 0.0, number) for number, member in enumerate(group)]
-        rows = pack_prefix_tree(
-            [part for each in parts for part in each], self._dependencies.model.pairs_per_token, budget
-        )
-        full, rest = pack([], rows, budget)
-        return [*full, rest] if rest else full
 
     async def _move_reference(self, learner: Learner) -> None:
         """Load the KL reference of the next step, if it follows the policy.
@@ -213,20 +226,15 @@ class AgentTraining:
         """Run backward for every micro-batch that the held groups fill."""
         held, self._held = self._held, []
         # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
-        rows = await asyncio.to_thread(self._rows, held, learner.token_budget)
+        pairs = self._dependencies.model.pairs_per_token
+        rows = await asyncio.to_thread(rows_of_groups, self._weighing, held, pairs, learner.token_budget)
         full, self._pending = pack(self._pending, rows, learner.token_budget)
         for batch in full:
             await self._backward(learner, batch)
 
     async def _backward(self, learner: Learner, batch: Sequence[Row]) -> None:
-        if not await self._compute(partial(learner.try_accumulate, batch)):
+        if not await self._compute(partial(learner.try_accumulate, batch), padded_tokens(batch)):
             raise _DoesNotFit(batch)
-
-    def _rows(self, groups: list[list[Trajectory]], budget: int) -> list[Row]:
-        pairs_per_token = self._dependencies.model.pairs_per_token
-        return [
-            row for one in self._weighing.segments(groups) for row in pack_prefix_tree(one, pairs_per_token, budget)
-        ]
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
         """Run backward for the remaining rows, take the optimizer step, and commit."""
@@ -247,10 +255,12 @@ class AgentTraining:
             await self._dependencies.emit(self._assignment, "UpdateSkipped", text)
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
-        contents = await self._compute(lambda: contents_of(learner, self._dependencies.calibration, result))
+        calibration = self._dependencies.calibration
+        snapshot = await self._compute(partial(take_snapshot, learner, calibration, result))
+        contents = await asyncio.to_thread(contents_of, snapshot, calibration, result)
         self.lease = await self._policy.commit(self.lease, contents)
         self._dependencies.commits[self._assignment.policy_key] += 1
-        self._adapters[result.version] = sha256_hex(contents.files[TENSORS_FILE])
+        self._adapters[result.version] = await asyncio.to_thread(sha256_hex, contents.files[TENSORS_FILE])
         await self._dependencies.emit(
             self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}"
         )
@@ -277,8 +287,8 @@ class AgentTraining:
     def _busy_s(self) -> float:
         return self._dependencies.compute.busy_s_by_account.get(self._assignment.ref.uid, 0.0)
 
-    async def _compute(self, work: Callable[[], T]) -> T:
-        return await self._dependencies.compute.run(work, self._assignment.ref.uid)
+    async def _compute(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+        return await self._dependencies.compute.run(work, self._assignment.account, num_tokens)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         return await patiently(call, self._assignment.policy_key, self._dependencies.timing.retry_s)

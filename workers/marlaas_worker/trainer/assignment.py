@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
+from marlaas_worker.trainer.turns import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,11 @@ class Assignment(JobAgent):
     def consumer(self) -> str:
         """Name of the durable consumer of the agent's groups."""
         return subjects.consumer(self.ref.namespace, self.ref.name, self.agent.name, "trainer")
+
+    @property
+    def account(self) -> Account:
+        """Account on which its computation is charged."""
+        return Account(self.document.tenant, self.ref.uid, self.policy_key)
 
     def is_as(self, other: "Assignment | None") -> bool:
         """Return whether the other assignment requests the same training.
@@ -84,6 +90,23 @@ class Absences:
     def gone(self, holder: str, now: float) -> bool:
         """Return whether a holder has been absent for the whole grace period."""
         return holder in self._since and now - self._since[holder] >= GRACE_S
+
+
+KEPT_S = 60.0
+"""Seconds for which figures of a job are kept after its document is gone, so that the last report of them is read."""
+
+
+@dataclass(slots=True)
+class Recent:
+    """Names seen at present or until recently, by the observer's clock."""
+
+    _seen: dict[str, float] = field(default_factory=dict)
+
+    def of(self, present: Iterable[str], now: float) -> frozenset[str]:
+        """Record the present names, and return them with those that were present within the last KEPT_S."""
+        self._seen |= dict.fromkeys(present, now)
+        self._seen = {name: at for name, at in self._seen.items() if now - at <= KEPT_S}
+        return frozenset(self._seen)
 
 
 def may_bind(current: PolicyRecord | None, uid: str, name: str, holder_gone: bool) -> bool:

@@ -63,6 +63,11 @@ def pack(pending: Sequence[Row], arriving: Iterable[Row], budget: int) -> tuple[
     return full, open_batch
 
 
+def padded_tokens(rows: Sequence[Row]) -> int:
+    """Return the number of tokens that these rows take as one micro-batch, padding included."""
+    return len(rows) * max(map(len, rows), default=0)
+
+
 def collate(rows: Sequence[Row]) -> MicroBatch:
     """Pad rows into one micro-batch."""
     width = max(map(len, rows), default=0)

@@ -1,4 +1,4 @@
-"""The one thread that uses torch; agents take turns on it, one micro-batch each.
+"""The one thread that uses torch; agents take turns on it, in the order of `turns`.
 
 All of the trainer's work on the device runs here, so this module also separates errors of the device from errors of a
 job (`device_errors`).
@@ -12,14 +12,16 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory, first_line, is_out_of_memory, says_lost
+from marlaas_worker.fair_queue import Ticket
 from marlaas_worker.process_setup import ask_for_the_same_bits
+from marlaas_worker.trainer.turns import QUANTUM_S, Account, Turns
 
 
 def compute_reproducibly(device: torch.device) -> None:
@@ -37,46 +39,86 @@ def compute_reproducibly(device: torch.device) -> None:
 
 T = TypeVar("T")
 
+Work = Ticket[tuple[Account, int, asyncio.Future[None]]]
+NOBODY = Account()
+"""The account of work that is done for no job: loading and calibrating the model."""
+
 
 class Compute:
-    """A dedicated compute thread with a first-in-first-out queue, so that agents with work alternate.
+    """A dedicated compute thread, shared fairly.
 
-    busy_s, busy_s_by_account: seconds of work so far, in total and by account.
+    turns: the order of waiting work.
+    busy_s, busy_s_by_account: seconds of work so far, in total and by job uid.
     lost: text of the error that made the device unusable for this process; empty while it works.
     The event loop stays free and keeps leases alive, however long a pass takes.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, quantum_s: float = QUANTUM_S) -> None:
         self.lost = ""
         self.busy_s = 0.0
         self.busy_s_by_account: dict[str, float] = {}
-        self._turn = asyncio.Lock()
+        self.turns: Turns[asyncio.Future[None]] = Turns(quantum_s)
+        self._is_busy = False
         self._thread = ThreadPoolExecutor(
             1, "trainer-compute", initializer=torch.set_num_threads, initargs=(num_threads,)
         )
 
-    async def run(self, work: Callable[[], T], account: str = "") -> T:
+    async def run(self, work: Callable[[], T], account: Account = NOBODY, num_tokens: int = 0) -> T:
         """Run `work` on the thread. Cancellation waits until the work has ended, because torch cannot be interrupted.
+
+        num_tokens: padded tokens of a micro-batch, from which its time is estimated; 0 for other work.
 
         Raises:
             OutOfMemory: the device has no memory for the work.
             DeviceLost: the device is unusable, now or since earlier work; the work was not completed.
         """
-        async with self._turn:
-            started = time.perf_counter()
-            future = asyncio.get_running_loop().run_in_executor(self._thread, self._attempt, work)
-            try:
-                return await asyncio.shield(future)
-            except asyncio.CancelledError:
-                await _ended(future)
-                future.exception()  # mark it as retrieved: the caller is cancelled
-                raise
-            finally:
-                self._charge(account, time.perf_counter() - started)
+        loop = asyncio.get_running_loop()
+        ticket = self.turns.push(account, loop.create_future(), num_tokens)
+        self._grant()
+        await self._turn(ticket)
+        started = time.perf_counter()
+        future = loop.run_in_executor(self._thread, self._attempt, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await _ended(future)
+            future.exception()  # mark it as retrieved: the caller is cancelled
+            raise
+        finally:
+            self._charge(account.job, seconds := time.perf_counter() - started)
+            self._end(ticket, seconds)
+
+    def keep_accounts(self, jobs: Container[str]) -> None:
+        """Drop the seconds of all other jobs, by uid."""
+        self.busy_s_by_account = {job: spent for job, spent in self.busy_s_by_account.items() if job in jobs}
 
     def close(self) -> None:
         """End the thread after its current work."""
         self._thread.shutdown(wait=True)
+
+    async def _turn(self, ticket: Work) -> None:
+        try:
+            await ticket.item[2]
+        except asyncio.CancelledError:
+            if ticket.is_queued:
+                self.turns.withdraw(ticket)
+            elif not ticket.item[2].cancelled():  # the turn was granted
+                self._end(ticket, 0.0)
+            raise
+
+    def _end(self, ticket: Work, seconds: float) -> None:
+        self.turns.settle(ticket, seconds)
+        self._is_busy = False
+        # Not at once: the agent that has the turn goes on first, and may queue its next micro-batch.
+        asyncio.get_running_loop().call_soon(self._grant)
+
+    def _grant(self) -> None:
+        while not self._is_busy and (ticket := self.turns.next()) is not None:
+            if ticket.item[2].cancelled():  # its task has not run since
+                self.turns.settle(ticket, 0.0)
+            else:
+                self._is_busy = True
+                ticket.item[2].set_result(None)
 
     def _attempt(self, work: Callable[[], T]) -> T:
         if self.lost:
@@ -96,10 +138,10 @@ class Compute:
             f"the trainer's device is lost ({self.lost}); the process exits and restarts from the last commits"
         )
 
-    def _charge(self, account: str, seconds: float) -> None:
+    def _charge(self, job: str, seconds: float) -> None:
         self.busy_s += seconds
-        if account:
-            self.busy_s_by_account[account] = self.busy_s_by_account.get(account, 0.0) + seconds
+        if job:
+            self.busy_s_by_account[job] = self.busy_s_by_account.get(job, 0.0) + seconds
 
 
 def _is_lost() -> bool:

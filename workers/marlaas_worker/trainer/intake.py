@@ -38,6 +38,16 @@ class StepInbox:
         self.version = version
         self._steps: dict[int, _Step] = {}
 
+    def __bool__(self) -> bool:
+        """Return whether it holds messages of uncommitted steps."""
+        return bool(self._steps)
+
+    @property
+    def is_within_step(self) -> bool:
+        """Whether groups of an uncommitted step are taken."""
+        step = self._current()
+        return step is not None and step.num_taken > 0
+
     def is_committed(self, message: GroupReady | StepClosed) -> bool:
         """Return whether the message's step is already committed."""
         return message.step <= self.committed_step

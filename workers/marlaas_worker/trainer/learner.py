@@ -76,7 +76,7 @@ class Learner:
         self._adapter = model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference: AttachedAdapter | None = None
         self._initial: dict[str, Tensor] = {}
-        self._optimizer = adamw(self._adapter.parameters.values(), self._training.optimizer)
+        self._optimizer = adamw([self._adapter.flat], self._training.optimizer)
         self._sums, self._work = LossSums(), Counter[str]()
         self.token_budget = self._training.microbatch_tokens
         self._num_skipped = 0
@@ -105,14 +105,11 @@ class Learner:
         self._num_skipped = state.num_skipped
         if not state.num_updates:
             return
-        for name, parameter in self._adapter.parameters.items():
-            if name not in state.first_moments or name not in state.second_moments:
-                raise StateInvalid(f"the training state lacks the moments of {name}")
-            self._optimizer.state[parameter] = {
-                "step": torch.tensor(float(state.num_updates)),
-                "exp_avg": state.first_moments[name].to(parameter.device, copy=True),
-                "exp_avg_sq": state.second_moments[name].to(parameter.device, copy=True),
-            }
+        self._optimizer.state[self._adapter.flat] = {
+            "step": torch.tensor(float(state.num_updates)),
+            "exp_avg": self._flat(state.first_moments),
+            "exp_avg_sq": self._flat(state.second_moments),
+        }
 
     def accumulate(self, rows: Sequence[Row]) -> None:
         """Add one micro-batch's unnormalised gradient. Raises OutOfMemory."""
@@ -126,6 +123,7 @@ class Learner:
         tokens = TokenRecord(trainer, behaviour, advantages, sequences, lengths, reference, entropies=entropies)
         loss, sums = policy_loss(tokens, self._loss)
         if sums.num_counted:
+            self._adapter.collect_gradients()
             self._model.backward(loss, batch)
         self._sums += sums
         self._work["microbatches"] += 1
@@ -177,8 +175,11 @@ class Learner:
         """
         sums, optimizer = self._sums, self._training.optimizer
         rate = learning_rate(optimizer, number, self._training.steps)
-        norm = update(self._optimizer, sums.denominator, rate, optimizer.max_grad_norm) if sums.denominator else 0.0
+        norm = 0.0
         if sums.denominator:
+            self._adapter.collect_gradients()
+            views = self._adapter.parameters.values()
+            norm = update(self._optimizer, sums.denominator, rate, optimizer.max_grad_norm, views)
             self._count_skipped(number, norm)
         metrics = sums.metrics() | {name: float(value) for name, value in self._work.items()}
         metrics |= {"learning_rate": rate, "grad_norm": norm, "microbatch_tokens": float(self.token_budget)}
@@ -192,16 +193,16 @@ class Learner:
 
     def state(self, step: int, consumed: tuple[str, ...]) -> TrainingState:
         """Return the training state that belongs to `weights`, at this position in the data."""
-        held = {
-            name: self._optimizer.state[p] for name, p in self._adapter.parameters.items() if self._optimizer.state[p]
-        }
-        updates = {int(value["step"]) for value in held.values()}
+        held = self._optimizer.state[self._adapter.flat]
+        first, second = (
+            self._adapter.parts(held[name].to("cpu", copy=True)) if held else {} for name in ("exp_avg", "exp_avg_sq")
+        )
         return TrainingState(
             step=step,
             consumed=consumed,
-            num_updates=max(updates, default=0),
-            first_moments={name: value["exp_avg"] for name, value in held.items()},
-            second_moments={name: value["exp_avg_sq"] for name, value in held.items()},
+            num_updates=int(held["step"]) if held else 0,
+            first_moments=first,
+            second_moments=second,
             initial=self._initial,
             token_budget=self.token_budget if self.token_budget < self._training.microbatch_tokens else 0,
             num_skipped=self._num_skipped,
@@ -217,6 +218,14 @@ class Learner:
             if adapter is not None:
                 self._model.detach(adapter)
 
+    def _flat(self, moments: Mapping[str, Tensor]) -> Tensor:
+        """Return moments by name as one buffer on the device. Raises StateInvalid if one is missing or has another shape."""
+        for name, parameter in self._adapter.parameters.items():
+            if name not in moments or moments[name].shape != parameter.shape:
+                raise StateInvalid(f"the training state lacks the moments of {name}")
+        parts = [moments[name].reshape(-1) for name in self._adapter.parameters]
+        return torch.cat(parts).to(self._adapter.flat.device, torch.float32)
+
     def _read(self, field: str, path: str) -> dict[str, Tensor]:
         tensors, config = read_adapter(Path(path))
         if (config.rank, config.alpha) != (self.config.rank, self.config.alpha):
@@ -224,7 +233,7 @@ class Learner:
                 f"{field} {path} has rank {config.rank} and alpha {config.alpha}; "
                 f"the agent's adapter has {self.config.rank} and {self.config.alpha}"
             )
-        return tensors
+        return {name: tensor.float() for name, tensor in tensors.items()}
 
     def _keep_initial(self, weights: dict[str, Tensor]) -> None:
         """Keep a fixed KL reference, which becomes part of every state.
@@ -259,7 +268,7 @@ class Learner:
         return False
 
     def _forget_step(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        self._adapter.drop_gradients()
         self._sums, self._work = LossSums(), Counter[str]()
 
     def _count_skipped(self, number: int, norm: float) -> None:

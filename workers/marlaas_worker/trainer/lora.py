@@ -1,5 +1,9 @@
 """LoRA adapters: their parameters, and a linear layer with its adapter as one operation: PEFT's results with fewer passes over memory.
 
+Adapters are not part of the model. Its layers apply the adapter that one shared `ActiveAdapter` names, so switching
+between adapters is one assignment, however many layers and adapters there are. An adapter's weights are views of one
+buffer, as are its gradients: the optimizer and the serialisation need one operation for all of them.
+
 PEFT stores the adapter's output, the scaled output and the sum as separate tensors, and autograd does the same in the
 backward pass. Here the adapter's output is added in place to the layer's output (GEMM with beta 1). Only the input is
 kept for the backward pass, and the layer before holds it anyway. A zero adapter still changes no bit, because it adds
@@ -22,12 +26,11 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
 from marlaas_api.errors import Permanent
 from marlaas_api.names import derive_seed
-from marlaas_worker.adapters import AdapterConfig
+from marlaas_worker.adapters import AdapterConfig, tensor_name
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -53,44 +56,40 @@ def _multiplies_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def fuse(model: nn.Module) -> None:
-    """Replace the forward of linear layers by one operation with their adapter, and of frozen 16-bit layers by a faster one.
+class ActiveAdapter:
+    """The adapter that a model's layers apply, shared by all of them. adapter: None for the base model alone."""
 
-    Repeated calls change nothing.
+    def __init__(self) -> None:
+        self.adapter: AttachedAdapter | None = None
+
+
+def adapt_layers(model: nn.Module, layers: Mapping[str, nn.Module], active: ActiveAdapter) -> None:
+    """Let these linear layers apply the active adapter, and let frozen 16-bit layers compute faster.
+
+    layers: those that an adapter may target, by name.
     """
+    for name, layer in layers.items():
+        layer.forward = partial(_forward, layer, name, active)
     for module in model.modules():
-        if "forward" in vars(module):
-            continue
-        if type(module) is Linear and type(module.base_layer) is nn.Linear:
-            module.forward = partial(_forward, module)
-        elif type(module) is nn.Linear and working_dtype(module.weight) != module.weight.dtype:
-            module.forward = partial(_frozen, module)  # type: ignore[method-assign]
+        if type(module) is nn.Linear and "forward" not in vars(module):
+            module.forward = partial(_bare, module)  # type: ignore[method-assign]
 
 
-def _frozen(layer: Any, hidden: Tensor) -> Tensor:
+def _bare(layer: Any, hidden: Tensor) -> Tensor:
+    if working_dtype(layer.weight) == layer.weight.dtype:
+        return nn.functional.linear(hidden, layer.weight, layer.bias)
     result: Tensor = _HalfLinear.apply(hidden, layer.weight, layer.bias, None, None, 1.0)  # type: ignore[no-untyped-call]
     return result
 
 
-def _forward(layer: Any, hidden: Tensor) -> Tensor:
-    active = [name for name in layer.active_adapters if name in layer.lora_A]
-    base = layer.base_layer
-    if layer.disable_adapters or not active:
-        result: Tensor = base(hidden)
-        return result
-    down, up = layer.lora_A[active[0]].weight, layer.lora_B[active[0]].weight
-    kind = _operation(base.weight.dtype, down.dtype)
-    if len(active) > 1 or hidden.dtype != base.weight.dtype or kind is None:
-        several: Tensor = Linear.forward(layer, hidden)
-        return several
-    fused: Tensor = kind.apply(hidden, base.weight, base.bias, down, up, layer.scaling[active[0]])
-    return fused
-
-
-def _operation(base: torch.dtype, adapter: torch.dtype) -> Any:
-    if base == adapter:
-        return _AdaptedLinear
-    return _HalfLinear if base in HALF else None
+def _forward(layer: Any, name: str, active: ActiveAdapter, hidden: Tensor) -> Tensor:
+    adapter = active.adapter
+    matrices = None if adapter is None else adapter.layers.get(name)
+    if adapter is None or matrices is None:
+        return _bare(layer, hidden)
+    kind: Any = _HalfLinear if layer.weight.dtype in HALF else _AdaptedLinear
+    result: Tensor = kind.apply(hidden, layer.weight, layer.bias, *matrices, adapter.config.scaling)
+    return result
 
 
 class _AdaptedLinear(torch.autograd.Function):
@@ -178,15 +177,41 @@ class WeightsMismatch(Permanent):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttachedAdapter:
-    """An adapter on the base model. parameters: A [rank, in] and B [out, rank], float32, by their names in PEFT's file."""
+    """An adapter of the base model, float32.
+
+    flat: all weights in one buffer. parameters: its parts, A [rank, in] and B [out, rank], by their names in PEFT's
+    file, in the model's order. layers: the same, as A and B by layer.
+    """
 
     name: str
     config: AdapterConfig
+    flat: nn.Parameter
     parameters: dict[str, nn.Parameter]
+    layers: Mapping[str, tuple[nn.Parameter, nn.Parameter]]
+
+    def parts(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the parts of a buffer of this adapter's size, as views, by the parameters' names."""
+        pieces = torch.split_with_sizes(flat, [parameter.numel() for parameter in self.parameters.values()])
+        return {
+            name: piece.view(parameter.shape)
+            for (name, parameter), piece in zip(self.parameters.items(), pieces, strict=True)
+        }
+
+    def collect_gradients(self) -> None:
+        """Let backward passes add to one buffer, `flat.grad`; it begins at zero, and stays until `drop_gradients`."""
+        if self.flat.grad is None:
+            self.flat.grad = torch.zeros_like(self.flat)
+            for name, part in self.parts(self.flat.grad).items():
+                self.parameters[name].grad = part
+
+    def drop_gradients(self) -> None:
+        """Free the gradients."""
+        for parameter in (self.flat, *self.parameters.values()):
+            parameter.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of the weights in host memory."""
-        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.parameters.items()}
+        return self.parts(self.flat.detach().to("cpu", copy=True))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy weights into the adapter; parameters missing from `tensors` are unchanged. Raises WeightsMismatch."""
@@ -198,6 +223,22 @@ class AttachedAdapter:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 self.parameters[name].copy_(tensor)
+
+
+def new_adapter(
+    name: str, config: AdapterConfig, layers: Mapping[str, nn.Linear], device: torch.device
+) -> AttachedAdapter:
+    """Return an adapter of these layers with all weights zero."""
+    shapes = {}
+    for layer, module in layers.items():
+        shapes[tensor_name(layer, "A")] = (config.rank, module.in_features)
+        shapes[tensor_name(layer, "B")] = (module.out_features, config.rank)
+    sizes = [rows * columns for rows, columns in shapes.values()]
+    flat = torch.zeros(sum(sizes), device=device)
+    pieces = zip(shapes.items(), torch.split_with_sizes(flat, sizes), strict=True)
+    parameters = {key: nn.Parameter(piece.view(shape)) for (key, shape), piece in pieces}
+    matrices = {layer: (parameters[tensor_name(layer, "A")], parameters[tensor_name(layer, "B")]) for layer in layers}
+    return AttachedAdapter(name, config, nn.Parameter(flat), parameters, matrices)
 
 
 def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> dict[str, Tensor]:

@@ -87,9 +87,12 @@ class LayerRecompute:
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.forward = self._twice(layer.forward)
 
-    def measure(self, forward: Callable[[], object], num_tokens: int) -> None:
-        """Measure the bytes per token that a forward pass over `num_tokens` tokens keeps for its backward pass, without weights."""
-        weights = {parameter.untyped_storage().data_ptr() for parameter in self._decoder.parameters()}
+    def measure(self, forward: Callable[[], object], num_tokens: int, adapter: Tensor) -> None:
+        """Measure the bytes per token that a forward pass over `num_tokens` tokens keeps for its backward pass.
+
+        Weights are not counted. adapter: the buffer of those that are not part of the decoder.
+        """
+        weights = {weight.untyped_storage().data_ptr() for weight in (*self._decoder.parameters(), adapter)}
         kept: dict[int, int] = {}
 
         def count(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gateway to transformers and peft: one frozen base model with the adapters of many agents, one of them active at a time.
+"""Gateway to transformers: one frozen base model with the adapters of many agents, one of them active at a time.
 
 Each adapter has its own parameters, so work on one cannot change another. The model is in eval mode without dropout:
 a forward pass depends only on weights and tokens. Knows nothing of jobs, steps or the bus. Not thread-safe: only the
@@ -9,24 +9,23 @@ import difflib
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype, tensor_name
+from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype
 from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_prefixes
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
 from marlaas_worker.trainer.head import in_float32, precise_token_logprobs, token_logprobs, token_logprobs_and_entropies
-from marlaas_worker.trainer.lora import AttachedAdapter, TargetUnknown, fuse
+from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, TargetUnknown, adapt_layers, new_adapter
 from marlaas_worker.trainer.memory import LayerRecompute, free_memory, memory_errors
 from marlaas_worker.trainer.rows import chain
 
@@ -63,13 +62,14 @@ class BaseModel:
         compute_reproducibly(self.device)
         self._name = Path(path).name
         self._model: Any = _load(path, dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")], self.device)
-        fuse(self._model)
         self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
         self.linear_layers = linear_layers(self._decoder)
+        self._layers = self._adaptable_layers()
+        self._active = ActiveAdapter()
+        adapt_layers(self._model, self._layers, self._active)
         self._recompute = LayerRecompute(self._decoder, activation_bytes)
-        self._peft: Any = None
+        self._attached: dict[str, AttachedAdapter] = {}
         self._numbers = itertools.count(1)
-        self._active: str | None = None
         check_head(self._model, self._name)
         with torch.no_grad():
             shares = shares_prefixes(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
@@ -86,7 +86,7 @@ class BaseModel:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the attached adapters."""
-        return () if self._peft is None else tuple(self._peft.peft_config)
+        return tuple(self._attached)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,31 +102,19 @@ class BaseModel:
     def attach(self, rank: int, alpha: int, targets: Sequence[str]) -> AttachedAdapter:
         """Add an adapter with all weights zero; empty `targets` means every linear layer. Raises TargetUnknown."""
         wanted = self._resolve(targets)
+        layers = {name: layer for name, layer in self._layers.items() if name.rsplit(".", 1)[-1] in wanted}
         name = f"adapter{next(self._numbers)}"
-        config = LoraConfig(
-            r=rank, lora_alpha=alpha, target_modules=wanted, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"
-        )
-        self._active = None
-        try:
-            self._inject(name, config)
-            parameters = dict(self._parameters_of(name))
-            with torch.no_grad():
-                for parameter in parameters.values():
-                    parameter.zero_()
-            adapter = AttachedAdapter(name, AdapterConfig(rank, alpha, self._name), parameters)
-            if not self._recompute.bytes_per_token:
-                self._measure_activations(adapter)
-        except BaseException:
-            self._remove(name)
-            raise
+        adapter = new_adapter(name, AdapterConfig(rank, alpha, self._name), layers, self.device)
+        if not self._recompute.bytes_per_token:
+            self._measure_activations(adapter)
+        self._attached[name] = adapter
         return adapter
 
     def detach(self, adapter: AttachedAdapter) -> None:
-        """Remove an adapter and free its memory; do nothing if it is already removed."""
-        if self._peft is None or adapter.name not in self._peft.peft_config:
-            return
-        self._activate(None)
-        self._peft.delete_adapter(adapter.name)
+        """Forget an adapter, so that its memory is freed with the caller's last reference; do nothing if it is already forgotten."""
+        self._attached.pop(adapter.name, None)
+        if self._active.adapter is adapter:
+            self._active.adapter = None
 
     def free_memory(self) -> None:
         """Free memory that a failed computation still holds on the device."""
@@ -179,9 +167,9 @@ class BaseModel:
         """
         found = {}
         for name, module in self._model.named_modules():
-            if isinstance(module, nn.Linear) and module is not self._head and ".lora_" not in name:
+            if isinstance(module, nn.Linear) and module is not self._head:
                 scale = module.weight.float().square().mean().sqrt().item()
-                found[name.removesuffix(".base_layer")] = (module.out_features, module.in_features, scale)
+                found[name] = (module.out_features, module.in_features, scale)
         return found
 
     def backward(self, loss: Tensor, batch: MicroBatch) -> None:
@@ -222,32 +210,12 @@ class BaseModel:
         return torch.from_numpy(values).to(self.device)
 
     def _activate(self, adapter: AttachedAdapter | None) -> None:
-        wanted = "" if adapter is None else adapter.name
-        if self._peft is not None and wanted != self._active:
-            self._active = None  # until all layers are switched, so that an error half-way forces another switch
-            self._peft.base_model.set_adapter([wanted] if wanted else [])
-            self._active = wanted
+        self._active.adapter = adapter
 
-    def _inject(self, name: str, config: LoraConfig) -> None:
-        if self._peft is None:
-            self._peft = get_peft_model(self._model, config, adapter_name=name)
-        else:
-            self._peft.add_adapter(name, config)
-        fuse(self._model)
-
-    def _remove(self, name: str) -> None:
-        """Remove an adapter whose creation failed, including the layers that PEFT had already added."""
-        if self._peft is not None:
-            self._peft.peft_config.pop(name, None)
-        for module in self._model.modules():
-            if name in getattr(module, "lora_A", ()):
-                module.delete_adapter(name)
-
-    def _parameters_of(self, adapter: str) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, module in self._model.named_modules():
-            if hasattr(module, "lora_A") and adapter in module.lora_A:
-                yield tensor_name(name, "A"), module.lora_A[adapter].weight
-                yield tensor_name(name, "B"), module.lora_B[adapter].weight
+    def _adaptable_layers(self) -> dict[str, nn.Linear]:
+        inside = set(self._decoder.modules())
+        named = self._model.named_modules()
+        return {name: module for name, module in named if isinstance(module, nn.Linear) and module in inside}
 
     def _resolve(self, targets: Sequence[str]) -> list[str]:
         known = self.linear_layers
@@ -263,7 +231,10 @@ class BaseModel:
 
     def _measure_activations(self, adapter: AttachedAdapter) -> None:
         batch = collate([chain(example([number % self.vocab_size for number in range(64)]))])
-        self._recompute.measure(lambda: self.logprobs(adapter, batch, 1.0), batch.num_padded_tokens)
+        try:
+            self._recompute.measure(lambda: self.logprobs(adapter, batch, 1.0), batch.num_padded_tokens, adapter.flat)
+        finally:
+            self._activate(None)
         log.info("activations take %.0f KiB per token", self._recompute.bytes_per_token / 1024)
 
 

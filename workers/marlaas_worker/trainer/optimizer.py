@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages.job_spec import OptimizerSettings
+from marlaas_worker.tensor_file import write_tensors
 
 MAX_SKIPPED = 3
 """Number of consecutive steps without a finite gradient at which the agent fails: a single one is skipped, this many mean that training diverges."""
@@ -57,17 +58,25 @@ def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSettings) -> torch.
     )
 
 
-def update(optimizer: torch.optim.AdamW, denominator: float, rate: float, max_norm: float) -> float:
+def update(
+    optimizer: torch.optim.AdamW, denominator: float, rate: float, max_norm: float, views: Iterable[nn.Parameter] = ()
+) -> float:
     """Divide the summed gradients by the step's denominator, clip them and step; return their norm before clipping.
 
     If the norm is not finite, weights and moments are unchanged, because a NaN in a moment would persist.
+
+    Args:
+        views: parameters whose gradients are the parts of the optimizer's single one. The norm is that of their norms,
+            so that it has the same bits as with one parameter per matrix.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter in parameters:
         if parameter.grad is None:  # no token went through this layer
             parameter.grad = torch.zeros_like(parameter)
         parameter.grad.div_(denominator)
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    total = torch.nn.utils.get_total_norm([part.grad for part in views or parameters if part.grad is not None])
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+    norm = float(total)
     if math.isfinite(norm):
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -110,9 +119,8 @@ def write_state(state: TrainingState) -> bytes:
     cursor = json.dumps({name: getattr(state, name) for name in ("step", "consumed", *_COUNTS)})
     tensors = {_CURSOR: torch.frombuffer(bytearray(cursor.encode()), dtype=torch.uint8)}
     for kind in ("first_moments", "second_moments", "initial"):
-        tensors |= {f"{kind}/{name}": value.detach().cpu().contiguous() for name, value in getattr(state, kind).items()}
-    data: bytes = save(tensors)
-    return data
+        tensors |= {f"{kind}/{name}": value for name, value in getattr(state, kind).items()}
+    return write_tensors(tensors)
 
 
 def read_state(data: bytes) -> TrainingState:

@@ -1,7 +1,8 @@
 """The trainer role: selection of the agents to train, reports, and shutdown.
 
-Changes of cached buckets wake the reconcile loop, and `_reconcile` decides on a view of the caches. Each bound
-agent has its own task; an error in one agent's task ends only that agent's training.
+Changes of cached buckets wake the reconcile loop, and `_reconcile` decides on a view of the caches. All trainers of the
+pool compute the same placement from it (`placement`), and each binds only its own agents. Each bound agent has its own
+task; an error in one agent's task ends only that agent's training.
 """
 
 import asyncio
@@ -9,25 +10,27 @@ import contextlib
 import logging
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import partial
 
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable, Entry
-from marlaas_api.errors import MarlaasError, Retryable
+from marlaas_api.errors import Retryable
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
-from marlaas_worker.metrics import Sample, of_job, of_report
+from marlaas_worker.metrics import Sample
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer.agent import AgentTraining
-from marlaas_worker.trainer.assignment import Absences, Assignment, may_bind
+from marlaas_worker.trainer.assignment import Absences, Assignment, Recent, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
 from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
 from marlaas_worker.trainer.compute import Compute
+from marlaas_worker.trainer.faults import Faults
 from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.running import Running, bound_names, samples
 from marlaas_worker.trainer.shared import Timing, TrainerDependencies
 from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
 
@@ -62,45 +65,6 @@ def default_threads(num_cpus: int) -> int:
     return max(1, num_cpus // 2)
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
-    assignment: Assignment
-    task: asyncio.Task[None]
-    training: AgentTraining | None = None
-    over: bool = False
-
-    @property
-    def version(self) -> int:
-        """The committed version, -1 before the first."""
-        return -1 if self.training is None else self.training.lease.record.version
-
-    def end(self) -> None:
-        """Cancel the task, unless it is already releasing adapter, lease and consumer, which must not be interrupted.
-
-        May be repeated.
-        """
-        if self.training is None or not self.training.over:
-            self.task.cancel()
-
-    def lost_to(self, known: PolicyEntry | None) -> bool:
-        """Return whether the policy key was deleted, or written by another trainer or for another job, after this trainer's last write.
-
-        The cache may lag behind this trainer's own writes, so only a newer revision counts.
-        """
-        if self.training is None or known is None or known.entry.revision <= self.training.lease.revision:
-            return False
-        ours, record = self.training.lease.record, known.record
-        return record is None or record.uid != ours.uid or record.epoch > ours.epoch
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    assignment: Assignment
-    until: float
-    text: str
-    is_the_jobs: bool = True
-
-
 class Trainer:
     """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
 
@@ -108,9 +72,9 @@ class Trainer:
         self._dependencies, self._pool = dependencies, pool
         self._context, self._timing = dependencies.context, dependencies.timing
         self._reporter = Reporter(self._context, ("trainer", pool), self._report, self._timing.report_s)
-        self._running: dict[str, _Running] = {}
-        self._faults: dict[str, _Fault] = {}
-        self._absences = Absences()
+        self._running: dict[str, Running] = {}
+        self._faults = Faults(self._context.now, self._timing.fault_s)
+        self._absences, self._recent = Absences(), Recent()
         self._wake = asyncio.Event()
         self._is_current = True
         self._caches = TrainerCaches(self._context.bus, pool, self._wake.set)
@@ -134,9 +98,9 @@ class Trainer:
                 await wait_for(self._wake, self._timing.reconcile_s)
             for task in beside:
                 task.cancel()
+            await self._reporter.withdraw()  # first, so that the agents are placed elsewhere once they are released
             for running in self._running.values():
                 running.end()
-        await self._reporter.withdraw()
 
     def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
         current, self._is_current = self._is_current, self._caches.current()
@@ -145,34 +109,47 @@ class Trainer:
                 log.warning("the bus does not answer; until it does, no agent is bound or released")
             self._absences.forget()
             return
-        view = self._caches.view()
-        self._absences.observe(view.holders, view.live, self._context.now())
-        self._drop(view)
-        self._faults = {
-            key: fault for key, fault in self._faults.items() if fault.assignment.is_as(view.wanted.get(key))
-        }
-        for key, assignment in view.wanted.items():
-            known = view.known.get(key)
-            if key not in self._running and self._may_train(assignment, known.record if known else None):
+        view, now = self._caches.view(), self._context.now()
+        self._absences.observe(view.holders, view.live, now)
+        self._account(view, now)
+        mine = view.placed_on(self._context.name, self._faults.refused)
+        self._drop(view, mine)
+        self._faults.keep(view.wanted)
+        for key in mine - self._running.keys():
+            assignment, known = view.wanted[key], view.known.get(key)
+            if self._may_train(assignment, known.record if known else None):
                 task = tasks.create_task(self._train(assignment, known), name=f"train {key}")
                 task.add_done_callback(partial(self._ended, key))
-                self._running[key] = _Running(assignment, task)
+                self._running[key] = Running(assignment, task)
 
-    def _drop(self, view: View) -> None:
-        """End the tasks of agents that this trainer no longer has to train, whose job changed, or whose lease is lost."""
+    def _account(self, view: View, now: float) -> None:
+        """Apply the tenants' present weights, and drop the figures of jobs that are gone."""
+        compute = self._dependencies.compute
+        for assignment in view.wanted.values():
+            with contextlib.suppress(ValueError):  # not positive: the last valid weight stays
+                compute.turns.set_weight(assignment.document.tenant, assignment.document.tenant_weight)
+        kept = self._recent.of(view.jobs, now)
+        compute.keep_accounts(kept)
+        self._dependencies.keep_counters(kept)
+
+    def _drop(self, view: View, mine: Collection[str]) -> None:
+        """End the tasks of agents that are no longer wanted, whose job changed, or whose lease is lost.
+
+        Agents that are placed on another trainer leave at their next step boundary.
+        """
         for key, running in self._running.items():
             known = view.known.get(key)
             running.over = key not in view.wanted
             same = running.assignment.is_as(view.wanted.get(key))
             if not same or running.lost_to(known):
                 running.end()
+            elif key not in mine:
+                running.leave()
 
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
-        now = self._context.now()
-        fault = self._faults.get(assignment.policy_key)
-        if assignment.is_complete(record) or (fault is not None and now < fault.until):
+        if assignment.is_complete(record):
             return False
-        gone = record is not None and self._absences.gone(record.holder, now)
+        gone = record is not None and self._absences.gone(record.holder, self._context.now())
         return may_bind(record, assignment.ref.uid, self._context.name, gone)
 
     def _ended(self, key: str, _: asyncio.Task[None]) -> None:
@@ -181,7 +158,7 @@ class Trainer:
 
     async def _train(self, assignment: Assignment, known: PolicyEntry | None) -> None:
         """Run one agent's task and record its error. Raises DeviceLost only: it affects all agents and ends the role."""
-        self._faults.pop(assignment.policy_key, None)
+        self._faults.forget(assignment.policy_key)
         try:
             current = await self._caches.read_policy(assignment.policy_key)
             if current == known:  # else the decision to bind was made on an outdated record, and is made again
@@ -193,7 +170,7 @@ class Trainer:
             if self._running[assignment.policy_key].training is not None:
                 await self._dependencies.emit(assignment, "LeaseLost", str(error))
         except OutOfMemory as error:
-            await self._lack_memory(assignment, error)
+            await self._give_up(assignment, error)
         except Retryable as error:
             log.warning("%s: %s; binding it again", assignment.policy_key, error)
             await asyncio.sleep(self._timing.retry_s)
@@ -212,6 +189,9 @@ class Trainer:
             await policy.release(training.lease)
             await self._clean_up(assignment)
             raise
+        if training.is_leaving:
+            log.info("%s is released for another trainer", assignment.policy_key)
+            await policy.release(training.lease)
 
     async def _clean_up(self, assignment: Assignment) -> None:
         """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups."""
@@ -219,74 +199,32 @@ class Trainer:
             with contextlib.suppress(BusUnavailable):
                 await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
 
-    async def _lack_memory(self, assignment: Assignment, error: OutOfMemory) -> None:
-        """Record that an agent's adapter, optimizer moments or probes do not fit the device's memory.
-
-        With other agents on this trainer, the trainer is full, and this is not a fault of the job.
-        """
-        num_others = len(self._running) - 1
-        advice = "lower its adapter's rank in a new job, or give the pool's trainer more memory"
-        if num_others:
-            advice = f"the trainer is full (other agents on it: {num_others}); this one is tried again after {self._timing.fault_s:g} s, here or on another trainer"
-        text = f"no memory for the agent's adapter, optimizer or probes: {error}; {advice}"
-        await self._suspend(_Fault(assignment, self._until(), text, is_the_jobs=not num_others))
-
     async def _give_up(self, assignment: Assignment, error: Exception) -> None:
-        text = str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
-        await self._suspend(_Fault(assignment, self._until(), text))
-
-    async def _suspend(self, fault: _Fault) -> None:
-        """Suspend an agent for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
-        log.warning("%s is suspended for %g s: %s", fault.assignment.policy_key, self._timing.fault_s, fault.text)
-        self._faults[fault.assignment.policy_key] = fault
-        await self._dependencies.emit(
-            fault.assignment, "TrainingFailed" if fault.is_the_jobs else "OutOfMemory", fault.text
-        )
+        """Leave an agent alone for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
+        fault = self._faults.add(assignment, error, num_others=len(self._running) - 1)
+        await self._dependencies.emit(assignment, fault.reason, fault.text)
         await self._reporter.write()
-
-    def _until(self) -> float:
-        return self._context.now() + self._timing.fault_s
 
     async def _wake_to_stop(self) -> None:
         await self._context.stop.wait()
         self._wake.set()
 
     def _samples(self) -> list[Sample]:
-        running = [running.assignment for running in self._running.values()]
-        found = of_report(
-            self._report(resident_bytes()), {assignment.ref.uid: assignment.ref for assignment in running}
-        )
-        counters = (
-            ("marlaas_trainer_commits_total", "Versions committed.", self._dependencies.commits),
-            (
-                "marlaas_trainer_out_of_memory_total",
-                "Steps restarted with a lower token budget.",
-                self._dependencies.out_of_memory,
-            ),
-            (
-                "marlaas_trainer_skipped_updates_total",
-                "Versions without a finite gradient.",
-                self._dependencies.skipped,
-            ),
-        )
-        for one in running:
-            labels = {**of_job(one.ref), "agent": one.agent.name}
-            found += [Sample(name, "counter", text, counts[one.policy_key], labels) for name, text, counts in counters]
-        return found
+        return samples(self._dependencies, self._report(resident_bytes()), self._running.values())
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
-        versions = [(running, running.version) for running in self._running.values()]
-        bound = [running.assignment.adapter(version).engine_name for running, version in versions if version >= 0]
+        bound = bound_names(self._running.values())
         return ReplicaReport(
             role="trainer",
             pool=self._pool,
             replica=self._context.name,
-            bound=tuple(sorted(bound)),
+            bound=bound,
             num_running=len(bound),
             job_engine_s=self._dependencies.compute.busy_s_by_account,
             busy_s=self._dependencies.compute.busy_s,
             wall_s=time.perf_counter() - self._started,
             rss_bytes=rss_bytes,
-            broken={fault.assignment.ref.uid: fault.text for fault in self._faults.values() if fault.is_the_jobs},
+            broken=self._faults.broken,
+            refused=tuple(sorted(self._faults.refused)),
             at=self._context.now(),
         )

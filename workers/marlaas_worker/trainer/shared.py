@@ -1,6 +1,7 @@
 """Dependencies, timing and event publishing that all agents of one trainer share."""
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Calibration
@@ -43,6 +44,12 @@ class TrainerDependencies:
     commits: Counter[str] = field(default_factory=Counter)
     out_of_memory: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+
+    def keep_counters(self, jobs: Container[str]) -> None:
+        """Drop the counters of agents of all other jobs; jobs are given by key."""
+        for counter in (self.commits, self.out_of_memory, self.skipped):
+            for key in [key for key in counter if key.rpartition(".")[0] not in jobs]:
+                del counter[key]
 
     async def emit(self, assignment: Assignment, reason: str, message: str) -> None:
         """Publish an event of the agent's job."""

@@ -1,12 +1,14 @@
 """Reads a version from the blob store, and builds the contents of a new one."""
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from marlaas_api import wire
 from marlaas_api.blobs import BlobMissing, BlobRef, Blobs
-from marlaas_api.messages import Calibration, Manifest
-from marlaas_worker.adapters import TENSORS_FILE, read_adapter, tensor_digests, write_adapter
-from marlaas_worker.calibration import tolerance_of
+from marlaas_api.messages import Calibration, Manifest, Probe
+from marlaas_worker.adapters import TENSORS_FILE, AdapterConfig, read_adapter, tensor_digests, write_adapter
+from marlaas_worker.calibration import probes_of_a_version, tolerance_of
 from marlaas_worker.trainer.commit import StepResult, VersionContents
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, read_state, write_state
@@ -75,16 +77,34 @@ class PastVersions:
         return self._manifests[version]
 
 
-def contents_of(learner: Learner, calibration: Calibration, result: StepResult) -> VersionContents:
-    """Return the learner's current weights as a version; runs on the compute thread."""
-    weights = learner.weights()
-    probes, noise = learner.measure(calibration.probes)
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A learner's weights and state in host memory, with its probes' logprobs. Shares nothing with the learner."""
+
+    config: AdapterConfig
+    weights: dict[str, Tensor]
+    state: TrainingState
+    probes: tuple[Probe, ...]
+    noise: float
+
+
+def take_snapshot(learner: Learner, calibration: Calibration, result: StepResult) -> Snapshot:
+    """Copy the learner's version, and measure its probes; runs on the compute thread."""
+    probes, noise = learner.measure(probes_of_a_version(calibration))
+    return Snapshot(learner.config, learner.weights(), learner.state(result.step, result.consumed), probes, noise)
+
+
+def contents_of(snapshot: Snapshot, calibration: Calibration, result: StepResult) -> VersionContents:
+    """Serialise a version. It runs beside the compute thread, where other agents have their turns meanwhile."""
+    weights, config = snapshot.weights, snapshot.config
     return VersionContents(
         result=result,
-        rank=learner.config.rank,
-        files=write_adapter(weights, learner.config),
-        state=write_state(learner.state(result.step, result.consumed)),
-        digests=tensor_digests(weights, learner.config.scaling),
-        probes=probes,
-        probe_tolerance=max(calibration.tolerance, tolerance_of(noise)),  # rounding noise is larger under some adapters
+        rank=config.rank,
+        files=write_adapter(weights, config),
+        state=write_state(snapshot.state),
+        digests=tensor_digests(weights, config.scaling),
+        probes=snapshot.probes,
+        probe_tolerance=max(
+            calibration.tolerance, tolerance_of(snapshot.noise)
+        ),  # rounding noise is larger under some adapters
     )

@@ -1,7 +1,7 @@
 """A trainer's inputs at one moment: jobs, progress, policy keys, and live trainers, from caches of four buckets."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus, Entry
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
+from marlaas_worker.placement import Candidate, place
 from marlaas_worker.trainer.assignment import Assignment, assignments
 
 # More than two intervals of re-reads, and less than the lifetime of a live trainer's report.
@@ -27,18 +28,47 @@ class PolicyEntry:
 class View:
     """The state on which a trainer decides.
 
-    wanted, known: by policy key. live: names of this pool's trainers with a live report.
+    wanted, known: by policy key. live: names of this pool's trainers with a live report. refused: by trainer, the
+    policy keys of agents that it does not train at present. jobs: keys and uids of all jobs with a document.
     """
 
     wanted: dict[str, Assignment]
     known: dict[str, PolicyEntry]
     live: frozenset[str]
+    refused: dict[str, frozenset[str]]
+    jobs: frozenset[str]
 
     @property
     def holders(self) -> set[str]:
         """Trainers that hold the lease of a wanted agent."""
         records = (known.record for key, known in self.known.items() if key in self.wanted)
         return {record.holder for record in records if record is not None and record.holder}
+
+    def placed_on(self, trainer: str, refused: Collection[str]) -> frozenset[str]:
+        """Return the agents that a trainer has to train, by policy key.
+
+        trainer: counts as live, whether or not its own report is cached. refused: agents that it does not train at
+        present.
+        """
+        others = {name: keys for name, keys in self.refused.items() if name != trainer}
+        refusing = {**others, trainer: frozenset(refused)}
+        candidates = {
+            key: Candidate(
+                holder=self._holder(key), refused=frozenset(name for name, keys in refusing.items() if key in keys)
+            )
+            for key in self.wanted
+            if not self.wanted[key].is_complete(self._record(key))
+        }
+        placed = place(candidates, self.live | {trainer})
+        return frozenset(key for key, name in placed.items() if name == trainer)
+
+    def _record(self, key: str) -> PolicyRecord | None:
+        return self.known[key].record if key in self.known else None
+
+    def _holder(self, key: str) -> str:
+        """Return who holds an agent's lease for its present job."""
+        record = self._record(key)
+        return "" if record is None or record.uid != self.wanted[key].ref.uid else record.holder
 
 
 class TrainerCaches:
@@ -54,7 +84,7 @@ class TrainerCaches:
         self._prefix = subjects.replica_key("trainer", pool, "")
         self._jobs = BucketCache(lambda: bus.bucket(subjects.JOBS), JobDocument, lambda _: changed())
         self._progress = BucketCache(lambda: bus.bucket(subjects.PROGRESS), Progress, self._progress_changed)
-        self._policy = BucketCache(lambda: bus.bucket(subjects.POLICY), PolicyRecord, lambda _: None)
+        self._policy = BucketCache(lambda: bus.bucket(subjects.POLICY), PolicyRecord, self._policy_changed)
         self._trainers = BucketCache(
             lambda: bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=self._prefix
         )
@@ -84,7 +114,11 @@ class TrainerCaches:
         readable = {key: assignment for key, assignment in wanted.items() if not self._policy.unreadable(key)}
         known = {key: PolicyEntry(entry, self._policy.get(key)) for key, entry in self._policy.entries()}
         live = frozenset(key.removeprefix(self._prefix) for key in self._trainers.present())
-        return View(readable, known, live)
+        refused = {
+            key.removeprefix(self._prefix): frozenset(report.refused) for key, report, _ in self._trainers.items()
+        }
+        jobs = frozenset(name for document in documents for name in (document.ref.key, document.uid))
+        return View(readable, known, live, refused, jobs)
 
     def policy(self, key: str) -> PolicyEntry | None:
         """Return an agent's policy key; None if none was ever seen."""
@@ -95,6 +129,11 @@ class TrainerCaches:
         """Read an agent's policy key from the bus's leader, and return it. Raises BusUnavailable."""
         await self._policy.read(key)
         return self.policy(key)
+
+    def _policy_changed(self, key: str) -> None:
+        record = self._policy.get(key)
+        if record is not None and not record.holder:  # released: another trainer may have to bind it
+            self._notify()
 
     def _progress_changed(self, key: str) -> None:
         decisive = what_decides(self._progress.get(key))

@@ -1,0 +1,176 @@
+"""Several trainers share the agents of a pool, by one function that each of them computes."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+from tests.trainer.following import WITHIN_S, let_time_pass, report, trained
+from tests.trainer.harness import TrainerHarness
+from tests.trainer.jobs import job
+
+from marlaas_api import bucket_cache, subjects
+from marlaas_api.bus import BusRefused, Entry
+from marlaas_api.bus_memory.buckets import MemoryBucket
+from marlaas_api.messages import JobDocument
+from marlaas_worker.reporter import Reporter
+from marlaas_worker.trainer.assignment import KEPT_S, Recent
+from marlaas_worker.trainer.commit import PolicyKey
+from marlaas_worker.trainer.turns import Turns
+
+
+@pytest.fixture(autouse=True)
+def _caches_are_read_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_cache, "REREAD_S", 0.05)
+
+
+def jobs(num: int) -> list[JobDocument]:
+    return [job(f"job-{number}") for number in range(num)]
+
+
+async def bound(harness: TrainerHarness, name: str, num: int) -> tuple[str, ...]:
+    return (await report(harness, lambda found: len(found.bound) == num, name)).bound
+
+
+async def alone(harness: TrainerHarness, folder: Path, document: JobDocument, steps: int) -> bytes:
+    other = TrainerHarness(harness.model, folder, harness.sampler)
+    await other.bus.ensure()
+    (adapter,) = await trained(other, document, steps=steps)
+    return adapter
+
+
+async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_where_it_ends_alone(
+    harness: TrainerHarness, tmp_path: Path
+) -> None:
+    documents = jobs(4)
+    for document in documents:
+        await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        for document in documents:
+            await harness.play(document, 1)
+        await bound(harness, "trainer-0", 4)
+        async with harness.trainer("trainer-1"):
+            mine, others = await bound(harness, "trainer-0", 2), await bound(harness, "trainer-1", 2)
+            assert not {name.partition("@")[0] for name in mine} & {name.partition("@")[0] for name in others}
+            for document in documents:
+                await harness.play(document, 1, first=1)
+            trainers = [manifest.trainer for document in documents for manifest in await harness.history(document)]
+            assert {trainers.count(name) for name in ("trainer-0", "trainer-1")} == {10, 2}
+        await bound(harness, "trainer-0", 4)  # trainer-1 has released its leases; no grace period passes
+    assert await harness.adapter(documents[0]) == await alone(harness, tmp_path, documents[0], 2)
+    assert [(await harness.record(document)).holder for document in documents] == [""] * 4
+
+
+async def test_an_agent_within_a_step_leaves_when_the_step_is_committed(
+    harness: TrainerHarness, tmp_path: Path
+) -> None:
+    documents = jobs(2)
+    for document in documents:
+        await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        for document in documents:
+            await harness.version(document, 0)
+            await harness.assign(document, 0, [0])
+        busy = (await report(harness, lambda found: found.busy_s > 0)).busy_s
+        await report(harness, lambda found: found.busy_s > busy or len(found.bound) == 2)
+        async with harness.trainer("trainer-1"):
+            await report(harness, lambda _: True, "trainer-1")
+            for document in documents:
+                await harness.assign(document, 0, [1])
+                await harness.close(document, 0, 2)
+                await harness.version(document, 1)
+    for document in documents:
+        assert len(await harness.history(document)) == 2
+        assert await harness.adapter(document) == await alone(harness, tmp_path, document, 1)
+
+
+async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_period(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dead(*_: object) -> None:
+        pass
+
+    documents = jobs(4)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        stop = asyncio.Event()
+        doomed = asyncio.create_task(harness.serve("trainer-1", stop))
+        await report(harness, lambda _: True, "trainer-1")
+        for document in documents:
+            await harness.admit(document)
+        await bound(harness, "trainer-1", 2)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PolicyKey, "release", dead)  # a killed process releases nothing
+            patched.setattr(Reporter, "withdraw", dead)
+            doomed.cancel()
+            with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+                await doomed
+        held = [(await harness.record(document)).holder for document in documents]
+        assert sorted(held) == ["trainer-0", "trainer-0", "trainer-1", "trainer-1"]
+        clock = asyncio.create_task(let_time_pass(harness))
+        await bound(harness, "trainer-0", 4)
+        clock.cancel()
+        for document in documents:
+            await harness.play(document, 1)
+
+
+async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, read = job(), MemoryBucket.get_from_leader
+
+    async def refuse(bucket: MemoryBucket, key: str) -> Entry | None:
+        if key == subjects.policy_key("team-a", document.job, "policy"):
+            raise BusRefused(f"no permission to read {key}")
+        return await read(bucket, key)
+
+    monkeypatch.setattr(MemoryBucket, "get_from_leader", refuse)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        found = await report(harness, lambda found: bool(found.refused))
+        assert (found.refused, found.broken) == (("team-a.sums.policy",), {})
+        assert "no permission to read" in (await harness.emitted(document, "BusRefused")).message
+        monkeypatch.setattr(MemoryBucket, "get_from_leader", read)
+        harness.clock.at += 1e7
+        await harness.play(document, 1)
+
+
+async def test_a_tenants_weight_takes_effect_without_a_new_bind_and_an_invalid_one_never(
+    harness: TrainerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, seen = job(), []
+    own = Turns.set_weight
+
+    def note(turns: Turns[object], tenant: str, weight: float) -> None:
+        own(turns, tenant, weight)
+        seen.append(weight)
+
+    monkeypatch.setattr(Turns, "set_weight", note)
+    await harness.admit(document)
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        await harness.version(document, 0)
+        for weight in (3.0, 0.0):
+            await harness.admit(document.model_copy(update={"tenant_weight": weight}))
+            await harness.play(document, 1, first=0 if weight else 1)
+    assert set(seen) == {1.0, 3.0}
+    assert (await harness.record(document)).epoch == 0
+
+
+def test_figures_of_a_job_are_kept_for_a_minute_after_its_document_is_gone() -> None:
+    recent = Recent()
+    assert recent.of({"a", "b"}, 0.0) == {"a", "b"}
+    assert recent.of({"a"}, KEPT_S) == {"a", "b"}
+    assert recent.of({"a"}, KEPT_S + 1.0) == {"a"}
+
+
+async def test_figures_of_jobs_that_are_gone_are_dropped(harness: TrainerHarness) -> None:
+    kept, gone = job("kept"), job("gone")
+    async with harness.trainer(), asyncio.timeout(WITHIN_S):
+        for document in (kept, gone):
+            await harness.admit(document)
+            await harness.version(document, 0)
+        await report(harness, lambda found: set(found.job_engine_s) == {kept.uid, gone.uid})
+        await (await harness.bus.bucket(subjects.JOBS)).delete("team-a.gone")
+        clock = asyncio.create_task(let_time_pass(harness))
+        await report(harness, lambda found: set(found.job_engine_s) == {kept.uid})
+        clock.cancel()

@@ -1,0 +1,114 @@
+"""Which worker has which agent: rendezvous hashing with bounded load and hysteresis. Pure.
+
+Every worker computes the same placement from the same observations, so nobody has to hand out agents.
+
+- An agent without a live holder goes to the worker that ranks highest for it (rendezvous hashing) among those whose
+  load stays at most the mean; if none has room, to the least loaded. So a dying worker moves only its own agents.
+- An agent with a live holder stays, unless the loads differ by too much. Then agents move, one at a time, from the most
+  to the least loaded worker, until the loads are well inside the limits (hysteresis: small changes move nothing).
+
+Bounds, for agents that may go anywhere: no load exceeds (1 + EPSILON) x mean + the largest cost. A worker that joins
+takes over about the mean.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+EPSILON = 0.25
+"""Relative deviation from the mean load at which agents move; after moving, it is at most half of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An agent to place.
+
+    cost: its share of load, above 0. holder: the worker that has it now; empty if none. refused: workers that do not
+    take it at present.
+    """
+
+    cost: float = 1.0
+    holder: str = ""
+    refused: frozenset[str] = frozenset()
+
+
+def place(agents: Mapping[str, Candidate], workers: Collection[str]) -> dict[str, str]:
+    """Return the worker of each agent, by agent. Agents that all workers refuse are left out."""
+    eligible = {name: agent for name, agent in agents.items() if set(workers) - agent.refused}
+    if not eligible:
+        return {}
+    loads = _Loads(eligible, workers)
+    for name in sorted(eligible, key=lambda name: (-eligible[name].cost, name)):
+        loads.add(name)
+    loads.balance()
+    return loads.placed
+
+
+def rank(agent: str, worker: str) -> int:
+    """Return how high a worker ranks for an agent; the same in every process."""
+    return int.from_bytes(hashlib.blake2b(f"{agent}\0{worker}".encode(), digest_size=8).digest(), "big")
+
+
+class _Loads:
+    """A placement in the making."""
+
+    def __init__(self, agents: Mapping[str, Candidate], workers: Collection[str]) -> None:
+        self._agents = agents
+        self._of = dict.fromkeys(sorted(workers), 0.0)
+        self._mean = sum(agent.cost for agent in agents.values()) / len(self._of)
+        self._largest = max(agent.cost for agent in agents.values())
+        self.placed: dict[str, str] = {}
+        for name, agent in agents.items():
+            if agent.holder in self._of and agent.holder not in agent.refused:
+                self._put(name, agent.holder)
+
+    def add(self, name: str) -> None:
+        """Place an agent that has no live holder."""
+        if name in self.placed:
+            return
+        agent = self._agents[name]
+        allowed = [worker for worker in self._of if worker not in agent.refused]
+        roomy = [worker for worker in allowed if self._of[worker] + agent.cost <= self._mean]
+        if roomy:
+            self._put(name, max(roomy, key=lambda worker: rank(name, worker)))
+        else:
+            self._put(name, min(allowed, key=lambda worker: (self._of[worker], -rank(name, worker))))
+
+    def balance(self) -> None:
+        """Move agents if a load is outside the limits, until all are within half of them or nothing helps."""
+        if self._is_within(EPSILON, self._largest):
+            return
+        while not self._is_within(EPSILON / 2, self._largest / 2) and self._move():
+            pass
+
+    def _is_within(self, epsilon: float, slack: float) -> bool:
+        low, high = (1 - epsilon) * self._mean - slack, (1 + epsilon) * self._mean + slack
+        return low <= min(self._of.values()) and max(self._of.values()) <= high
+
+    def _move(self) -> bool:
+        """Move the agent that ranks the receiver highest, if any move makes the two loads more equal."""
+        giver = max(self._of, key=lambda worker: (self._of[worker], worker))
+        receiver = min(self._of, key=lambda worker: (self._of[worker], worker))
+        gap = self._of[giver] - self._of[receiver]
+        movable = [
+            name
+            for name, worker in self.placed.items()
+            if worker == giver and receiver not in self._agents[name].refused and self._agents[name].cost < gap
+        ]
+        if not movable:
+            return False
+        fitting = [name for name in movable if self._agents[name].cost <= gap / 2]
+        chosen = (
+            max(fitting, key=lambda name: (rank(name, receiver), name))
+            if fitting
+            else min(movable, key=lambda name: (self._agents[name].cost, name))
+        )
+        self._put(chosen, receiver)
+        return True
+
+    def _put(self, name: str, worker: str) -> None:
+        cost = self._agents[name].cost
+        if name in self.placed:
+            self._of[self.placed[name]] -= cost
+        self.placed[name] = worker
+        self._of[worker] += cost

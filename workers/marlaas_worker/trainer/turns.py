@@ -1,0 +1,109 @@
+"""Order in which agents' work goes to the compute thread: a fair queue of seconds. Pure; uses no clock.
+
+Tenants share the thread by weight, and a tenant's jobs share its part (`fair_queue`). Work is charged by its tokens and
+the recent seconds per token, and corrected by its real time. An agent with groups that are not committed yet counts as
+an open episode, so that waiting for the rest of a step does not erase its credit.
+
+The agent that computed last keeps the turn for up to `quantum_s` while it has more work, so that it finishes its step
+instead of alternating with all others. For the queue's bound, the largest cost is then the quantum and one micro-batch.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from marlaas_worker.fair_queue import FairQueue, Ticket
+
+QUANTUM_S = 0.25
+_NEWEST = 0.1
+"""Weight of the newest measurement in the estimates."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """For whom work is done. job: the job's uid. agent: the agent's policy key."""
+
+    tenant: str = ""
+    job: str = ""
+    agent: str = ""
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """Recent average of seconds, per token or per piece of work."""
+
+    seconds: float
+
+    def learn(self, seconds: float) -> None:
+        self.seconds += _NEWEST * (seconds - self.seconds)
+
+
+class Turns(Generic[T]):
+    """The queue. Every ticket that `next` returns must be ended by `settle`, and every other one by `withdraw`."""
+
+    def __init__(self, quantum_s: float = QUANTUM_S) -> None:
+        self._quantum_s = quantum_s
+        self._queue: FairQueue[tuple[Account, int, T]] = FairQueue()
+        self._by_agent: dict[str, list[Ticket[tuple[Account, int, T]]]] = {}
+        self._holding: set[Account] = set()
+        self._resident, self._resident_s = "", 0.0
+        self._per_token, self._per_work = _Estimate(1e-4), _Estimate(1e-2)
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """Set a tenant's weight for later charges. Raises ValueError unless positive and finite."""
+        self._queue.set_weight(tenant, weight)
+
+    def usage(self, tenant: str) -> float:
+        """Return a tenant's seconds divided by its weight, as far as the queue remembers them."""
+        return self._queue.usage(tenant)
+
+    def hold(self, account: Account, has_groups: bool) -> None:
+        """Note whether an agent has groups that are not committed yet. May be repeated."""
+        if has_groups and account not in self._holding:
+            self._holding.add(account)
+            self._queue.open(account.tenant, account.job)
+        elif account in self._holding and not has_groups:
+            self._holding.remove(account)
+            self._queue.close(account.tenant, account.job)
+
+    def push(self, account: Account, item: T, num_tokens: int = 0) -> Ticket[tuple[Account, int, T]]:
+        """Queue work of so many tokens; 0: work whose time does not depend on tokens."""
+        cost = num_tokens * self._per_token.seconds if num_tokens else self._per_work.seconds
+        ticket = self._queue.push(account.tenant, account.job, (account, num_tokens, item), cost=cost)
+        self._by_agent.setdefault(account.agent, []).append(ticket)
+        return ticket
+
+    def next(self) -> Ticket[tuple[Account, int, T]] | None:
+        """Return the work that is next; None if none waits."""
+        waiting = self._by_agent.get(self._resident)
+        if waiting and self._resident_s < self._quantum_s:
+            return self._taken(self._queue.take(waiting[0]))
+        ticket = self._queue.pop()
+        if ticket is None:
+            return None
+        self._resident, self._resident_s = ticket.item[0].agent, 0.0
+        return self._taken(ticket)
+
+    def settle(self, ticket: Ticket[tuple[Account, int, T]], seconds: float) -> None:
+        """End work that took so many seconds; 0 if it was not done."""
+        account, num_tokens, _ = ticket.item
+        self._queue.settle(ticket, seconds)
+        if account.agent == self._resident:
+            self._resident_s += seconds
+        if seconds and num_tokens:
+            self._per_token.learn(seconds / num_tokens)
+        elif seconds:
+            self._per_work.learn(seconds)
+
+    def withdraw(self, ticket: Ticket[tuple[Account, int, T]]) -> None:
+        """Remove work that still waits."""
+        self._queue.remove(ticket)
+        self._taken(ticket)
+
+    def _taken(self, ticket: Ticket[tuple[Account, int, T]]) -> Ticket[tuple[Account, int, T]]:
+        agent = ticket.item[0].agent
+        self._by_agent[agent].remove(ticket)
+        if not self._by_agent[agent]:
+            del self._by_agent[agent]
+        return ticket
