@@ -132,13 +132,14 @@ async def _rollout(bus: Bus) -> AsyncIterator[None]:
     async def answer(request: Request) -> None:
         message = decode(request.data)
         if isinstance(message, GenerateRequest):
-            await bus.send(request.reply, encode(_reply(message)))
+            await bus.send(request.reply, encode(answer_turn(message)))
 
     async with bus.listen(subjects.generation("bench", "job", "policy"), answer, "rollout"):
         yield
 
 
-def _reply(request: GenerateRequest) -> GenerateReply:
+def answer_turn(request: GenerateRequest) -> GenerateReply:
+    """Return the reply to a turn: the sum as a call of `calc`, else the same text again."""
     last = request.append[-1]
     asked = last.content if isinstance(last, ChatMessage) else last
     text = f"calc: {asked.removesuffix('=?')}" if asked.endswith("=?") else asked

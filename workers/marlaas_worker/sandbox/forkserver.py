@@ -102,7 +102,7 @@ class ForkServer:
             pid = os.fork()
         except OSError as error:
             self._report(report="ended", number=number, status=None, cause=f"cannot fork: {error}")
-            shutil.rmtree(tmp, ignore_errors=True)
+            _remove(tmp)
             pid = -1
         if pid == 0:
             self._close_server()
@@ -134,7 +134,7 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         playing = self._playing.pop(pid, None)
         if playing is not None:
-            shutil.rmtree(playing.tmp, ignore_errors=True)
+            _remove(playing.tmp)
             code = os.waitstatus_to_exitcode(status)
             self._report(report="ended", number=playing.number, status=code, cause=playing.cause)
 
@@ -145,6 +145,8 @@ class ForkServer:
         self._checked_at = time.monotonic()
         for playing in self._playing.values():
             others = kernel.descendants(playing.pid)
+            if not others and kernel.resident_bytes(playing.pid) <= self._memory_bytes:
+                continue
             if len(others) > MAX_PROCESSES:
                 playing.cause = "processes"
             elif self._held_bytes(playing.pid, others) > self._memory_bytes:
@@ -167,6 +169,14 @@ def _exited_child() -> int | None:
         exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return exited.si_pid if exited is not None else None
     return None
+
+
+def _remove(folder: str) -> None:
+    """Remove an episode's folder. It is usually empty, and `rmtree` takes ten times as long as `rmdir`."""
+    try:
+        Path(folder).rmdir()
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _send(control: socket.socket, report: dict[str, Any]) -> None:
