@@ -53,7 +53,7 @@ class ForkServer:
         self._environment = environment
         self._memory_bytes = memory_bytes
         self._playing: dict[int, _RunningEpisode] = {}
-        self._wake = _wake_on_child()
+        self._wake = kernel.wake_on_child()
         self._checked_at = time.monotonic()
         self._shared_bytes = kernel.held_bytes(os.getpid())
 
@@ -182,16 +182,6 @@ def _remove(folder: str) -> None:
 def _send(control: socket.socket, report: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the supervisor has exited: the next receive returns no packet
         control.send(json.dumps(report).encode())
-
-
-def _wake_on_child() -> int:
-    """Return a descriptor that becomes readable whenever a child exits."""
-    readable, writable = os.pipe()
-    os.set_blocking(readable, False)
-    os.set_blocking(writable, False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    return readable
 
 
 def _load(config: dict[str, Any]) -> Environment:

@@ -104,6 +104,16 @@ def _read(path: str) -> bytes:
         os.close(descriptor)
 
 
+def wake_on_child() -> int:
+    """Return a descriptor that becomes readable whenever a child exits."""
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    return readable
+
+
 def kill_all(pid: int) -> None:
     """Kill a process, which must not be reaped yet, its process group, and all its descendants."""
     with contextlib.suppress(OSError):
