@@ -13,9 +13,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import IO
 
 from bench.runs import table
 from bench.sandbox import answer_turn
+from marlaas.local.processes import ROLE_COMMAND, RoleProcess
+from marlaas.local.sandbox_parent import SandboxParent, sandbox_parent
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Request
 from marlaas_api.bus_nats import connect
@@ -119,26 +122,31 @@ def _task(job: JobDocument, index: int, group_size: int) -> TaskMessage:
 
 
 class Sandboxes:
-    """The sandbox processes, one per job."""
+    """The sandbox processes, one per job. parent: forks them; None: each is started anew."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, parent: SandboxParent | None) -> None:
         self._folder = folder
         self._url = url
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._parent = parent
+        self._processes: list[RoleProcess] = []
 
     async def start(self, jobs: Sequence[JobDocument]) -> None:
-        for job in jobs:
-            path = self._folder / f"{job.job}.json"
-            path.write_text(job.model_dump_json())
-            self._processes.append(
-                await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "marlaas_worker", "sandbox", "--nats", self._url),
-                    *("--blobs", str(self._folder / "blobs"), "--name", "sandbox-0", "--job-file", str(path)),
-                    *("--scratch", str(self._folder / job.job)),
-                    stderr=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            )
+        with (self._folder / "sandboxes.log").open("ab") as log:
+            for job in jobs:
+                path = self._folder / f"{job.job}.json"
+                path.write_text(job.model_dump_json())
+                arguments = [
+                    *("sandbox", "--nats", self._url, "--blobs", str(self._folder / "blobs"), "--name", "sandbox-0"),
+                    *("--job-file", str(path), "--scratch", str(self._folder / job.job)),
+                ]
+                self._processes.append(await self._started(arguments, log))
+
+    async def _started(self, arguments: list[str], log: IO[bytes]) -> RoleProcess:
+        if self._parent is not None:
+            return await self._parent.fork(arguments, log, ())
+        return await asyncio.create_subprocess_exec(
+            *ROLE_COMMAND, *arguments, stdout=log, stderr=log, start_new_session=True
+        )
 
     async def stop(self) -> None:
         for process in self._processes:
@@ -147,7 +155,7 @@ class Sandboxes:
             await process.wait()
 
     def cpu(self) -> Cpu:
-        spent = Cpu()
+        spent = Cpu(parent=_cpu_s(self._parent.pid)[0]) if self._parent is not None else Cpu()
         for process in self._processes:
             own, reaped = _cpu_s(process.pid)
             spent += Cpu(supervisors=own + reaped)
@@ -158,8 +166,9 @@ class Sandboxes:
 
     def memory(self) -> float:
         """Return the proportional set size of all processes, in MiB."""
-        pids = [process.pid for process in self._processes]
-        return sum(_pss(pid) for root in pids for pid in (root, *_descendants(root))) / 1024
+        pids = [one.pid for one in (*self._processes, *([self._parent] if self._parent is not None else []))]
+        pids = [*dict.fromkeys(pid for root in pids for pid in (root, *_descendants(root)))]
+        return sum(map(_pss, pids)) / 1024
 
 
 def _cpu_s(pid: int) -> tuple[float, float]:
@@ -189,31 +198,38 @@ def _pss(pid: int) -> int:
     return 0
 
 
-async def measure(num_jobs: int, steps: int = STEPS) -> list[object]:
+class _NoSessions:
+    def add(self, session: int) -> None: ...
+    def remove(self, session: int) -> None: ...
+
+
+async def measure(num_jobs: int, forked: bool, steps: int = STEPS) -> list[object]:
     """Return a row of the table: start-up per sandbox, then the cost per episode, of `num_jobs` jobs."""
     jobs = [document(f"job-{number}") for number in range(num_jobs)]
-    with tempfile.TemporaryDirectory(prefix="marlaas-bench-") as folder:
-        async with EmbeddedNats(Path(folder) / "nats") as server:
-            bus = await connect(server.url, name="bench")
-            rollout, sandboxes = Rollout(bus, jobs), Sandboxes(Path(folder), server.url)
-            await rollout.open()
-            try:
-                await sandboxes.start(jobs)
-                await rollout.play(range(1), 1)
-                started = sandboxes.cpu()
-                memory = sandboxes.memory()
-                turns = rollout.num_turns
-                await rollout.play(range(1, 1 + steps), GROUP_SIZE)
-                spent = sandboxes.cpu() - started
-                turns = rollout.num_turns - turns
-            finally:
-                await sandboxes.stop()
-                await rollout.close()
-                await bus.close()
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marlaas-bench-")))
+        server = await stack.enter_async_context(EmbeddedNats(folder / "nats"))
+        bus = await connect(server.url, name="bench")
+        stack.push_async_callback(bus.close)
+        rollout = Rollout(bus, jobs)
+        await rollout.open()
+        stack.push_async_callback(rollout.close)
+        parent = None
+        if forked:
+            log = stack.enter_context((folder / "parent.log").open("wb"))
+            parent = await stack.enter_async_context(sandbox_parent(ROLE_COMMAND, log, os.environ, _NoSessions()))
+        sandboxes = Sandboxes(folder, server.url, parent)
+        stack.push_async_callback(sandboxes.stop)
+        await sandboxes.start(jobs)
+        await rollout.play(range(1), 1)
+        started, memory, turns = sandboxes.cpu(), sandboxes.memory(), rollout.num_turns
+        await rollout.play(range(1, 1 + steps), GROUP_SIZE)
+        spent, turns = sandboxes.cpu() - started, rollout.num_turns - turns
     num = num_jobs * steps * GROUP_SIZE
     per_start = [f"{1e3 * value / num_jobs:.0f}" for value in _parts(started)]
     per_episode = [f"{1e3 * value / num:.1f}" for value in _parts(spent)]
-    return [num_jobs, *per_start, *per_episode, f"{turns / num:.1f}", f"{memory:.0f}"]
+    how = "forked" if forked else "processes"
+    return [num_jobs, how, *per_start, *per_episode, f"{turns / num:.1f}", f"{memory:.0f}"]
 
 
 def _parts(cpu: Cpu) -> list[float]:
@@ -223,6 +239,7 @@ def _parts(cpu: Cpu) -> list[float]:
 PARTS = ("all", "parent", "supervisor", "fork server", "children")
 HEADER = [
     "jobs",
+    "sandboxes",
     *(f"start, {part}, ms" for part in PARTS),
     *(f"episode, {part}, ms" for part in PARTS),
     "turns",
@@ -231,8 +248,9 @@ HEADER = [
 
 
 def report(numbers: Sequence[int] = (1, 8, 32)) -> str:
-    """Measure for each number of jobs, and return the table."""
-    return table(HEADER, [asyncio.run(measure(number)) for number in numbers])
+    """Measure for each number of jobs, with and without a common parent, and return the table."""
+    rows = [asyncio.run(measure(number, forked)) for number in numbers for forked in (False, True)]
+    return table(HEADER, rows)
 
 
 if __name__ == "__main__":

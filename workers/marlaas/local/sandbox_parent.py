@@ -61,6 +61,11 @@ class SandboxParent:
         self._forked: dict[int, ForkedProcess] = {}
         self._lost = False
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     async def fork(self, arguments: Sequence[str], log: IO[bytes], descriptors: tuple[int, ...]) -> ForkedProcess:
         """Have a sandbox role forked. descriptors: open files that arguments name as `/dev/fd/N`.
 

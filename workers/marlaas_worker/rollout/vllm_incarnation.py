@@ -20,6 +20,7 @@ from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, PromptInvalid, unless_down
 from marlaas_worker.rollout.vllm_fork import forking
 from marlaas_worker.rollout.vllm_settings import (
+    START_METHOD,
     VllmSettings,
     engine_arguments,
     environment,
@@ -119,18 +120,21 @@ def _build(settings: VllmSettings, forks: bool) -> Any:
     variables = {**environment(settings, forks), vllm_extension.OWNER: vllm_extension.owner_token()}
     with _variables(variables), forking(num_threads(settings)) if forks else contextlib.nullcontext():
         try:
-            return _construct(engine_arguments(settings, log_config))
+            return _construct(engine_arguments(settings, log_config), variables[START_METHOD])
         except Exception as error:
             _close_sockets(error.__traceback__)
             words = last_words(settings.log) or str(error)
     raise Permanent(f"vLLM did not start: {words} (its log: {settings.log})")
 
 
-def _construct(arguments: dict[str, Any]) -> Any:
+def _construct(arguments: dict[str, Any], start_method: str) -> Any:
     from vllm import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    os.environ[START_METHOD] = start_method  # vLLM's CPU platform has just set it to "spawn"
+    return AsyncLLM.from_vllm_config(config, disable_log_stats=arguments["disable_log_stats"])
 
 
 def _close_sockets(trace: TracebackType | None) -> None:

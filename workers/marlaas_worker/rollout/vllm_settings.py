@@ -31,6 +31,7 @@ from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 
 BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 512
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
 
@@ -77,7 +78,7 @@ def num_threads(settings: VllmSettings) -> int:
 def environment(settings: VllmSettings, forks: bool) -> dict[str, str]:
     """Return the environment variables for vLLM's processes. forks: whether the core is forked from this process."""
     method = "fork" if forks else "spawn"
-    common = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_WORKER_MULTIPROC_METHOD": method}
+    common = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", START_METHOD: method}
     if torch.cuda.is_available():
         return common
     return {
