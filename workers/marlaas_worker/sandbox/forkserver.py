@@ -55,6 +55,7 @@ class ForkServer:
         self._playing: dict[int, _RunningEpisode] = {}
         self._wake = kernel.wake_on_child()
         self._checked_at = time.monotonic()
+        self._session = os.getsid(0)
         self._shared_bytes = kernel.held_bytes(os.getpid())
 
     def serve(self) -> None:
@@ -145,6 +146,7 @@ class ForkServer:
         self._checked_at = time.monotonic()
         for playing in self._playing.values():
             others = kernel.descendants(playing.pid)
+            self._keep_shares_low([playing.pid, *others])
             if not others and kernel.resident_bytes(playing.pid) <= self._memory_bytes:
                 continue
             if len(others) > MAX_PROCESSES:
@@ -153,6 +155,13 @@ class ForkServer:
                 playing.cause = "memory"
             if playing.cause:
                 kernel.kill_all(playing.pid)
+
+    def _keep_shares_low(self, pids: list[int]) -> None:
+        """Lower the share of processes that have begun a session of their own, which starts with a full share."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) != self._session:
+                    kernel.lower_share(pid)
 
     def _held_bytes(self, pid: int, others: list[int]) -> int:
         """Return the memory of an episode; pages that its processes share with this one since the fork count once."""
