@@ -22,5 +22,5 @@ async def test_a_task_that_comes_during_a_long_wait_is_played(
     harness: SandboxHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_FETCH_S", 3600.0)
-    (episode,) = await harness.play("reverse")
+    (episode,) = await harness.play("shares:share")
     assert episode.fault is None
