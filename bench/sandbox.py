@@ -1,4 +1,4 @@
-"""The sandbox role alone: memory of a child, latency of a fork, and episodes per second with a rollout role that replies at once.
+"""The sandbox role alone: memory of a child, latency of a fork, episodes per second with a rollout role that replies at once, and the cost of many sandboxes.
 
 Memory: resident (shared pages counted in every process), proportional (shared pages divided), private (this process
 alone).
@@ -48,6 +48,9 @@ MIB = 1 << 20
 
 def main() -> None:
     asyncio.run(_main())
+    from bench.sandbox_jobs import report
+
+    print(report())
 
 
 async def _main() -> None:
@@ -132,13 +135,14 @@ async def _rollout(bus: Bus) -> AsyncIterator[None]:
     async def answer(request: Request) -> None:
         message = decode(request.data)
         if isinstance(message, GenerateRequest):
-            await bus.send(request.reply, encode(_reply(message)))
+            await bus.send(request.reply, encode(answer_turn(message)))
 
     async with bus.listen(subjects.generation("bench", "job", "policy"), answer, "rollout"):
         yield
 
 
-def _reply(request: GenerateRequest) -> GenerateReply:
+def answer_turn(request: GenerateRequest) -> GenerateReply:
+    """Return the reply to a turn: the sum as a call of `calc`, else the same text again."""
     last = request.append[-1]
     asked = last.content if isinstance(last, ChatMessage) else last
     text = f"calc: {asked.removesuffix('=?')}" if asked.endswith("=?") else asked

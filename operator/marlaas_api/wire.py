@@ -9,10 +9,8 @@ logprob survives the round trip bit for bit.
 """
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import ormsgpack
 from pydantic import BaseModel, ValidationError
 
@@ -22,24 +20,38 @@ from marlaas_api.errors import Permanent, UnsupportedSchema
 from marlaas_api.messages import BusMessage, JobMessage
 from marlaas_api.names import job_prefix
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# numpy is imported by the functions that need it: it is a fifth of the imports of a sandbox, which packs no ids.
+
 
 def pack_ids(ids: Iterable[int]) -> bytes:
     """Serialize token ids [T]."""
+    import numpy as np
+
     return np.fromiter(ids, dtype=np.int32).astype("<i4").tobytes()
 
 
-def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
+def unpack_ids(data: bytes) -> "npt.NDArray[np.int32]":
     """Deserialize token ids [T]."""
+    import numpy as np
+
     return np.frombuffer(data, dtype="<i4")
 
 
 def pack_logprobs(logprobs: Iterable[float]) -> bytes:
     """Serialize logprobs [T]; they are rounded to float32."""
+    import numpy as np
+
     return np.fromiter(logprobs, dtype=np.float64).astype("<f4").tobytes()
 
 
-def unpack_logprobs(data: bytes) -> npt.NDArray[np.float32]:
+def unpack_logprobs(data: bytes) -> "npt.NDArray[np.float32]":
     """Deserialize logprobs [T]."""
+    import numpy as np
+
     return np.frombuffer(data, dtype="<f4")
 
 

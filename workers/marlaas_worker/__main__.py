@@ -42,6 +42,9 @@ class OneRecordFormatter(logging.Formatter):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one role until it is asked to stop; return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:2] == ["sandbox", "--parent"]:
+        return _serve_sandboxes(int(arguments[2]))
     options = _parser().parse_args(arguments)
     _set_up_logging(options.name)
     _die_with_parent()
@@ -58,6 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = str(cause) if isinstance(cause, MarlaasError) else f"{type(cause).__name__}: {cause}"
         log.critical("%s", text, exc_info=error)
         return 2 if isinstance(cause, InvalidInput) else 1
+
+
+def _serve_sandboxes(control: int) -> int:
+    """Be the common parent of the local runner's sandboxes, not a role. control: its socket."""
+    from marlaas_worker.sandbox.parent import serve
+
+    _die_with_parent()
+    return serve(control, main)
 
 
 async def _serve(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """The bus gateway: `Bus` over nats-py and JetStream's API (nats-server 2.11 or newer; tested with 2.15).
 
-nats-py 2.16 connects, reconnects, parses and subscribes; only `link` and `client` import it. Its JetStream layer
+nats-py 2.16 connects, reconnects, parses and subscribes; only `client` imports it. Its JetStream layer
 (`nats.js`) is not used, because it lacks properties that `Bus` promises. File names are those of nats-py 2.16.0:
 
 - A request waits for its timeout when the connection breaks (aio/client.py, `_request_new_style`; nats-io/nats.c#391

@@ -14,10 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from itertools import count
 
-import nats.errors
-
 from marlaas_api.bus import BusRefused, BusUnavailable
-from marlaas_api.bus_nats.client import NatsClient, speaking_nats, translated
+from marlaas_api.bus_nats.client import NatsClient, errors, prepare_transport, speaking_nats, translated
 from marlaas_api.bus_nats.dial import Dial
 from marlaas_api.bus_nats.refusals import Refusals
 from marlaas_api.bus_nats.routes import Incoming, Route, Routes, one_answer
@@ -67,11 +65,11 @@ class Link:
         if self._end is not None and self._client.is_closed:
             return
         self._finish(BusRefused(f"this connection to NATS at {self._where} is closed"))
-        with suppress(nats.errors.Error, OSError, TimeoutError):
+        with suppress(errors.Error, OSError, TimeoutError):
             if self._client.is_connected:
                 await self._client.flush(1)
         # AssertionError: nats-py asserts in close() that connect() has parsed the URL.
-        with suppress(nats.errors.Error, OSError, AssertionError):
+        with suppress(errors.Error, OSError, AssertionError):
             await self._client.close()
 
     @property
@@ -159,14 +157,14 @@ class Link:
 
         async def unsubscribe() -> None:
             self._refusals.subscriptions.pop(route, None)
-            with suppress(nats.errors.Error, OSError):
+            with suppress(errors.Error, OSError):
                 await inner.unsubscribe()
 
         self._refusals.subscriptions[route] = failures
         try:
             # No limit on pending bytes: requests limit their answers themselves, and a dropped answer would be lost silently.
             inner = await self._client.subscribe(route.subject, queue=queue, cb=arrive, pending_bytes_limit=0)
-        except (nats.errors.Error, OSError) as error:
+        except (errors.Error, OSError) as error:
             self._refusals.subscriptions.pop(route, None)
             raise translated(error, f'listen to "{route.subject}"') from error
         try:
@@ -183,7 +181,7 @@ class Link:
 
         Does not wait for the server. An outage has the same effect, after the ack wait.
         """
-        with suppress(nats.errors.Error, OSError):
+        with suppress(errors.Error, OSError):
             await self._client.publish(message.reply, b"-NAK")
 
     @property
@@ -199,6 +197,7 @@ class Link:
             "closed_cb": self._on_closed,
         }
         options = {name: speaking_nats(value) for name, value in self._dial.options.items()}
+        prepare_transport(self._dial.url)
         attempt = asyncio.ensure_future(self._client.connect(**options, **callbacks))
         try:
             rejected = self._refusals.rejected
@@ -208,7 +207,7 @@ class Link:
             if not attempt.done():
                 raise BusUnavailable(self._refusals.unreachable())
             attempt.result()
-        except (nats.errors.Error, ValueError, ImportError) as error:
+        except (errors.Error, ValueError, ImportError) as error:
             raise BusRefused(f"cannot connect to NATS at {self._where}: {error}") from error
         finally:
             attempt.cancel()
@@ -220,7 +219,7 @@ class Link:
             for _ in range(2 if confirmed else 0):
                 # Twice, because nats-py sends a ping at once but buffers other commands for a moment.
                 await self._client.flush(self._dial.answer_s)
-        except (nats.errors.Error, OSError) as error:
+        except (errors.Error, OSError) as error:
             raise translated(error, f'listen to "{route.subject}"') from error
 
     async def _emit(self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
@@ -228,7 +227,7 @@ class Link:
             raise BusRefused(f'NATS: {len(data)} bytes for "{subject}" exceed the {self.max_payload_bytes} that fit')
         try:
             await self._client.publish(subject, data, reply, headers)
-        except (nats.errors.Error, OSError) as error:
+        except (errors.Error, OSError) as error:
             raise translated(error, f'publish to "{subject}"') from error
 
     def _answer(self, message: Incoming) -> None:
@@ -239,7 +238,7 @@ class Link:
     async def _on_error(self, error: Exception) -> None:
         connected = self._up.is_set()
         known = self._refusals.hear(error, connected=connected)
-        if connected and not known and not isinstance(error, nats.errors.StaleConnectionError | OSError):
+        if connected and not known and not isinstance(error, errors.StaleConnectionError | OSError):
             logger.error("%s: %s", self._dial.name, error)
 
     async def _on_disconnected(self) -> None:

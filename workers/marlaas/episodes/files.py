@@ -9,7 +9,7 @@ import gzip
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -46,10 +46,9 @@ class EpisodeWriter:
             return
         with translated(self._open):
             known = self._recovered()
-            for record in records:
-                if record.episode not in known:
-                    self._write(record)
-                    known.add(record.episode)
+            new = {record.episode: record for record in records if record.episode not in known}
+            self._write(new.values())
+            known.update(new)
             if self._open.exists() and self._open.stat().st_size >= min(_OPEN_BYTES, self.max_bytes // 4):
                 self._close_part(known)
 
@@ -70,9 +69,11 @@ class EpisodeWriter:
                 self._known = {record.episode for record in _lines(self._open, content[:whole].splitlines())}
         return self._known
 
-    def _write(self, record: EpisodeRecord) -> None:
-        with self._open.open("ab") as file:
-            file.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
+    def _write(self, records: Collection[EpisodeRecord]) -> None:
+        if records:
+            lines = [record.model_dump_json(exclude_defaults=True).encode() + b"\n" for record in records]
+            with self._open.open("ab") as file:
+                file.write(b"".join(lines))
 
     def _close_part(self, known: set[str]) -> None:
         closed = parts(self.folder)

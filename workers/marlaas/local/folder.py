@@ -104,8 +104,9 @@ class OutFolder:
         folder = self.job(ref) / "logs"
         with translated(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            known = {one.name for one in folder.iterdir()}
             for log in self.logs.glob("*.log"):
-                with contextlib.suppress(FileExistsError):
+                if log.name not in known:
                     (folder / log.name).symlink_to(os.path.relpath(log, folder))
 
 

@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.plan import ProcessSpec
+from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
 from marlaas.local.watchdog import kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
 from marlaas_api.last_words import START_MARK
@@ -22,6 +24,8 @@ from marlaas_api.messages import JobDocument, PoolDocument
 ROLE_COMMAND = (sys.executable, "-P", "-m", "marlaas_worker")
 """-P keeps the current folder off the import path of roles."""
 TAIL_BYTES = 256 << 10
+
+RoleProcess = asyncio.subprocess.Process | ForkedProcess
 
 
 class Watchdog:
@@ -71,7 +75,8 @@ class Launcher:
     """Starts roles.
 
     command: command line of a role; the role's name follows. jobs: by key; pools: by name.
-    modules: folders in which a sandbox finds users' environments.
+    modules: folders in which a sandbox finds users' environments. parent: forks sandboxes (`with_parent`); None: every
+    role is a process of its own.
     """
 
     folder: OutFolder
@@ -82,8 +87,27 @@ class Launcher:
     jobs: Mapping[str, JobDocument]
     modules: tuple[Path, ...] = ()
     command: tuple[str, ...] = ROLE_COMMAND
+    parent: SandboxParent | None = None
 
-    async def start(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
+    @contextlib.asynccontextmanager
+    async def with_parent(self) -> "AsyncIterator[Launcher]":
+        """Yield a launcher that forks sandboxes from a common parent, which ends with the context.
+
+        A role command of a test knows no common parent. Raises InvalidInput if the parent's log cannot be written.
+        """
+        if self.command != ROLE_COMMAND:
+            yield self
+            return
+        path = self.folder.logs / "sandboxes.log"
+        with translated(path):
+            log = path.open("ab", buffering=0)
+        # -s: episodes of earlier sandboxes could write below HOME.
+        command = (*ROLE_COMMAND[:1], "-s", *ROLE_COMMAND[1:])
+        with log:
+            async with sandbox_parent(command, log, self._environment(in_sandbox=True), self.watchdog) as parent:
+                yield replace(self, parent=parent)
+
+    async def start(self, spec: ProcessSpec) -> RoleProcess:
         """Start a role in its own session, writing to its log. Raises InvalidInput if the folder cannot be written."""
         path = self.log(spec)
         with translated(path):
@@ -92,19 +116,27 @@ class Launcher:
         with log:
             log.write(f"{START_MARK} {spec} {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n".encode())
             handed = self.credentials.of(self.user(spec))
-            process = await asyncio.create_subprocess_exec(
-                *self.command,
-                spec.role,
-                *self._arguments(spec, handed),
-                pass_fds=handed.descriptors,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(spec),
-                start_new_session=True,
-            )
+            process = await self._started(spec, log, handed)
         self.watchdog.add(process.pid)
         return process
+
+    async def _started(self, spec: ProcessSpec, log: IO[bytes], handed: Handed) -> RoleProcess:
+        arguments = [spec.role, *self._arguments(spec, handed)]
+        if spec.role == "sandbox" and self.parent is not None:
+            try:
+                return await self.parent.fork(arguments, log, handed.descriptors)
+            except ParentLost as error:
+                log.write(f"a process of its own, not a fork of the sandboxes' common parent: {error}\n".encode())
+        return await asyncio.create_subprocess_exec(
+            *self.command,
+            *arguments,
+            pass_fds=handed.descriptors,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=self._environment(in_sandbox=bool(spec.job)),
+            start_new_session=True,
+        )
 
     def user(self, spec: ProcessSpec) -> BusUser:
         """Return the bus user of the role."""
@@ -131,13 +163,13 @@ class Launcher:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode(errors="replace")
 
-    def _environment(self, spec: ProcessSpec) -> dict[str, str]:
+    def _environment(self, in_sandbox: bool) -> dict[str, str]:
         added = {
             "MARLAAS_PARENT_PID": str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self.watchdog.temporary),
         }
-        if spec.job:
+        if in_sandbox:
             places = [*map(str, self.modules), *filter(None, [os.environ.get("PYTHONPATH")])]
             added["PYTHONPATH"] = os.pathsep.join(places)
         return {**os.environ, **added}
@@ -163,7 +195,7 @@ class Launcher:
         write(path, document.model_dump_json(indent=1).encode())
         return [*arguments, flag, str(path)]
 
-    async def sweep(self, process: asyncio.subprocess.Process) -> int:
+    async def sweep(self, process: RoleProcess) -> int:
         """Wait until a role exits, kill its remaining children, and return its exit code."""
         exit_code = await process.wait()
         await asyncio.to_thread(kill_session, process.pid)
@@ -171,12 +203,12 @@ class Launcher:
         return exit_code
 
 
-def ask_to_end(process: asyncio.subprocess.Process) -> None:
+def ask_to_end(process: RoleProcess) -> None:
     """Send SIGTERM: the role drains."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
 
 
-def kill(process: asyncio.subprocess.Process) -> None:
+def kill(process: RoleProcess) -> None:
     """Send SIGKILL to the role and its children."""
     kill_session(process.pid)

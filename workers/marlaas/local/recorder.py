@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 BATCH = 64
 FETCH_S = 0.5
+GATHER_S = 1.0
+"""Pause after a fetch that was not full. The next one gets the episodes of a second at once, and each fetch has a cost."""
 RETRY_S = 1.0
+MAX_KEPT_BYTES = 16 << 20
 
 
 def consumer_name(ref: JobRef) -> str:
@@ -65,51 +68,107 @@ class Recorder:
 
     async def _follow(self, job: JobDocument) -> None:
         writer = EpisodeWriter(self.folder.job(job.ref), self.max_bytes)
+        turns = TurnReader(self.bus, self.blobs, job.ref)
         consumer: Consumer | None = None
         while True:
             stopping = self._stop.is_set()
             try:
                 consumer = consumer or await self._consumer(job.ref)
                 deliveries = await consumer.fetch(BATCH, FETCH_S)
-                await self._keep(job, writer, deliveries)
+                await self._keep(job, writer, deliveries, turns)
             except (Retryable, BusRefused) as error:
                 log.info("%s: cannot read episodes, retrying: %s", job.ref, error)
                 consumer, deliveries = None, []
-                await self._pause()
+                await self._pause(RETRY_S)
             if stopping and not deliveries:
                 return
+            if 0 < len(deliveries) < BATCH:
+                await self._pause(GATHER_S)
 
     async def _consumer(self, ref: JobRef) -> Consumer:
         subject = subjects.episode(ref.namespace, ref.name)
         return await self.bus.consumer(subjects.EPISODES, consumer_name(ref), subject)
 
-    async def _keep(self, job: JobDocument, writer: EpisodeWriter, deliveries: Sequence[Delivery]) -> None:
-        records = [await self._read(job, delivery.stored.data) for delivery in deliveries]
+    async def _keep(
+        self, job: JobDocument, writer: EpisodeWriter, deliveries: Sequence[Delivery], turns: "TurnReader"
+    ) -> None:
+        found = [await self._read(job, delivery.stored.data) for delivery in deliveries]
+        episodes = [episode for episode in found if episode is not None]
+        if episodes:
+            await turns.read_new()
+        records = [await self._joined(job, episode, turns) for episode in episodes]
         await asyncio.to_thread(writer.append, [record for record in records if record is not None])
         for delivery in deliveries:
             await delivery.ack()
 
-    async def _read(self, job: JobDocument, data: bytes) -> EpisodeRecord | None:
-        """Return the episode with its turns; None if it is an earlier job's, or cannot be read."""
+    async def _read(self, job: JobDocument, data: bytes) -> Episode | None:
+        """Return the episode; None if it is an earlier job's, or cannot be read."""
         try:
             episode = await unpack(data, self.blobs)
-            if not isinstance(episode, Episode) or episode.uid != job.uid:
-                return None
-            return joined(episode, await self._turns(job.ref, episode.episode))
         except (InvalidInput, BusRefused):
             raise
         except Permanent as error:
-            log.warning("%s: skipping an episode that cannot be read: %s", job.ref, error)
+            _log_unreadable(job, error)
+            return None
+        return episode if isinstance(episode, Episode) and episode.uid == job.uid else None
+
+    async def _joined(self, job: JobDocument, episode: Episode, turns: "TurnReader") -> EpisodeRecord | None:
+        """Return the episode with its turns; None if they cannot be read."""
+        try:
+            return joined(episode, await turns.of(episode))
+        except (InvalidInput, BusRefused):
+            raise
+        except Permanent as error:
+            _log_unreadable(job, error)
             return None
 
-    async def _turns(self, ref: JobRef, episode: str) -> list[Turn]:
-        subject = subjects.turn(ref.namespace, ref.name, episode, "*")
-        messages = [await unpack(stored.data, self.blobs) for stored in await self.bus.replay(subjects.TURNS, subject)]
-        return [message for message in messages if isinstance(message, Turn)]
-
-    async def _pause(self) -> None:
+    async def _pause(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(RETRY_S):
+            async with asyncio.timeout(seconds):
                 await self._stop.wait()
         except TimeoutError:
             return
+
+
+def _log_unreadable(job: JobDocument, error: Permanent) -> None:
+    log.warning("%s: skipping an episode that cannot be read: %s", job.ref, error)
+
+
+@dataclass(slots=True)
+class TurnReader:
+    """Reads the turns of one job, each once and many at a time, and keeps those of episodes that have not ended.
+
+    Plays that are given up leave turns without an episode, so the oldest are dropped beyond `MAX_KEPT_BYTES`. Turns
+    that are missing here are read again for their episode.
+    """
+
+    bus: Bus
+    blobs: Blobs
+    ref: JobRef
+    next_sequence: int = 1
+    _kept: dict[str, list[bytes]] = field(default_factory=dict)
+    _kept_bytes: int = 0
+
+    async def read_new(self) -> None:
+        """Read the turns since the last call. Raises the errors of `Bus.replay`."""
+        subject = subjects.turn(self.ref.namespace, self.ref.name, "*", "*")
+        for stored in await self.bus.replay(subjects.TURNS, subject, self.next_sequence):
+            self._kept.setdefault(stored.subject.split(".")[-2], []).append(stored.data)
+            self._kept_bytes += len(stored.data)
+            self.next_sequence = max(self.next_sequence, stored.sequence + 1)
+        while self._kept_bytes > MAX_KEPT_BYTES:
+            self._take(next(iter(self._kept)))
+
+    async def of(self, episode: Episode) -> list[Turn]:
+        """Return the turns of an ended episode, which are then forgotten. Raises Permanent, and errors of the bus and the store."""
+        kept = self._take(episode.episode)
+        if len(kept) != episode.num_turns:
+            subject = subjects.turn(self.ref.namespace, self.ref.name, episode.episode, "*")
+            kept = [stored.data for stored in await self.bus.replay(subjects.TURNS, subject)]
+        messages = [await unpack(data, self.blobs) for data in kept]
+        return [message for message in messages if isinstance(message, Turn)]
+
+    def _take(self, episode: str) -> list[bytes]:
+        kept = self._kept.pop(episode, [])
+        self._kept_bytes -= sum(map(len, kept))
+        return kept

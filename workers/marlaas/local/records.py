@@ -35,12 +35,14 @@ def _with_nan(value: object) -> object:
 
 @dataclass(slots=True)
 class RecordFile:
-    """Records of one job; `read` adds new ones."""
+    """Records of one job; `read` adds new ones. Each is serialized once, and a file is replaced only if it changes."""
 
     ref: JobRef
     steps: dict[int, StepRecord] = field(default_factory=dict)
     evals: dict[int, EvalRecord] = field(default_factory=dict)
     next_sequence: int = 1
+    _lines: dict[tuple[str, int], str] = field(default_factory=dict)
+    _written: dict[str, int] = field(default_factory=dict)
 
     async def read(self, bus: Bus) -> bool:
         """Read new records of the stream; return whether there were any. Raises the errors of `Bus.replay`."""
@@ -67,10 +69,17 @@ class RecordFile:
         )
 
     def write(self, folder: OutFolder) -> None:
-        """Rewrite both files. Raises InvalidInput if the folder cannot be written."""
-        for name, records in zip(("steps.jsonl", "evals.jsonl"), self.in_order(), strict=True):
-            lines = "".join(f"{record.model_dump_json()}\n" for record in records)
-            write(folder.job(self.ref) / name, lines.encode())
+        """Write the files that have new records or are missing. Raises InvalidInput if the folder cannot be written."""
+        for name, records in (("steps.jsonl", self.steps), ("evals.jsonl", self.evals)):
+            path = folder.job(self.ref) / name
+            if self._written.get(name) != len(records) or not path.exists():
+                write(path, "".join(self._line(name, key, records[key]) for key in sorted(records)).encode())
+                self._written[name] = len(records)
+
+    def _line(self, name: str, key: int, record: StepRecord | EvalRecord) -> str:
+        if (name, key) not in self._lines:
+            self._lines[name, key] = f"{record.model_dump_json()}\n"
+        return self._lines[name, key]
 
 
 @dataclass(frozen=True, slots=True)

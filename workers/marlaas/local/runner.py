@@ -159,7 +159,8 @@ class _Run:
             feed = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
             collector = Collector(folder, server.bus, blobs, feed.add)
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
-            await self._supervise(watch, launcher, recorder)
+            async with launcher.with_parent() as forking:
+                await self._supervise(watch, forking, recorder)
             results = await watch.results()
             finished = [one.document for one in results if one.phase.final]
             await recorder.forget([document.ref for document in finished])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from marlaas.local.plan import ProcessRun, ProcessSpec, RestartBackoff, after, is_ready
-from marlaas.local.processes import Launcher, ask_to_end, kill
+from marlaas.local.processes import Launcher, RoleProcess, ask_to_end, kill
 from marlaas.local.table import ProcessState
 from marlaas_api.last_words import last_words
 from marlaas_api.messages import ReplicaReport
@@ -23,7 +23,7 @@ class _ManagedProcess:
     """A role process across its restarts. `process` is None between two runs; `asked`: SIGTERM was sent."""
 
     spec: ProcessSpec
-    process: asyncio.subprocess.Process | None = None
+    process: RoleProcess | None = None
     watcher: asyncio.Task[None] | None = None
     started_at: float = 0.0
     ready_at: float | None = None
@@ -113,7 +113,7 @@ class Supervisor:
         asyncio.get_running_loop().call_later(GRACE_S, self._kill_if_there, managed, managed.process)
 
     @staticmethod
-    def _kill_if_there(managed: _ManagedProcess, process: asyncio.subprocess.Process) -> None:
+    def _kill_if_there(managed: _ManagedProcess, process: RoleProcess) -> None:
         if managed.process is process:
             kill(process)
 
@@ -122,7 +122,7 @@ class Supervisor:
         if starting and is_ready(managed.spec, managed.started_at, reports, self._now()):
             managed.ready_at = self._now()
 
-    async def _watch(self, managed: _ManagedProcess, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, managed: _ManagedProcess, process: RoleProcess) -> None:
         exit_code = await self._launcher.sweep(process)
         now = self._now()
         managed.process, managed.watcher = None, None

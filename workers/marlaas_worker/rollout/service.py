@@ -46,7 +46,7 @@ def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int
         return ReferenceEngine(model, pool.spec, end_ids)
     from marlaas_worker.rollout.vllm_engine import VllmEngine
 
-    return VllmEngine(model, pool.spec, end_ids, context.scratch)
+    return VllmEngine(model, pool.spec, end_ids, context.scratch, may_fork=True)
 
 
 async def serve_engine(context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine) -> None:

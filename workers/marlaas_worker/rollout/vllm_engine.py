@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import psutil
+import torch
 
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.messages import StopReason
@@ -48,21 +49,25 @@ class VllmEngine:
     Args:
         end_ids: tokens that end a generation.
         answer_bound_s: seconds without an answer after which the engine counts as hung.
+        may_fork: whether the first core process may be forked from this one (`vllm_fork`). It never is on a GPU.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (keyword-only)
         self,
         model: Path,
         spec: PoolSpec,
         end_ids: frozenset[int],
         scratch: Path,
         answer_bound_s: float = ANSWER_BOUND_S,
+        *,
+        may_fork: bool = False,
     ) -> None:
         self._settings = vllm_settings(read_base_model(model), spec, scratch)
         self._end_ids = end_ids
         self._answer_bound_s = answer_bound_s
         self._residents = Residents(self.limits.slots)
         self._incarnation: EngineIncarnation | None = None
+        self._may_fork = may_fork and not torch.cuda.is_available()
 
     @property
     def base(self) -> str:
@@ -79,7 +84,8 @@ class VllmEngine:
 
     async def start(self) -> None:
         if self._incarnation is None:
-            self._incarnation = await start_incarnation(self._settings)
+            forks, self._may_fork = self._may_fork, False
+            self._incarnation = await start_incarnation(self._settings, forks)
 
     async def restart(self) -> None:
         await self.stop()

@@ -117,7 +117,12 @@ def _group_adapters() -> None:
         type(platforms.current_platform).get_punica_wrapper = classmethod(lambda _: name)
 
 
-# At import: vLLM has no other hook in a worker before it loads the model, which may take minutes.
-if OWNER in os.environ:
+def prepare_process() -> None:
+    """Prepare a process of vLLM: it ends with its owner, and on a CPU it uses our adapters."""
     _watch_owner()
     _group_adapters()
+
+
+# At import: vLLM has no other hook in a worker before it loads the model, which may take minutes.
+if OWNER in os.environ:
+    prepare_process()

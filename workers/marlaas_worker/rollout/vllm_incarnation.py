@@ -18,11 +18,14 @@ import psutil
 from marlaas_api.errors import Permanent
 from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, PromptInvalid, unless_down
+from marlaas_worker.rollout.vllm_fork import forking
 from marlaas_worker.rollout.vllm_settings import (
+    START_METHOD,
     VllmSettings,
     engine_arguments,
     environment,
     last_words,
+    num_threads,
     write_log_config,
 )
 
@@ -91,13 +94,15 @@ class EngineIncarnation:
         _kill(self.processes)
 
 
-async def start_incarnation(settings: VllmSettings) -> EngineIncarnation:
+async def start_incarnation(settings: VllmSettings, forks: bool) -> EngineIncarnation:
     """Start vLLM. Raises Permanent with the error text of the process that failed.
+
+    forks: fork the core process from this one (`vllm_fork`), instead of starting it anew.
 
     On cancellation, waits until the started processes have ended.
     """
     others = {child.pid for child in multiprocessing.active_children()}
-    building = asyncio.ensure_future(asyncio.to_thread(_build, settings))
+    building = asyncio.ensure_future(asyncio.to_thread(_build, settings, forks))
     try:
         return EngineIncarnation(await asyncio.shield(building), settings)
     except asyncio.CancelledError:
@@ -110,22 +115,26 @@ async def start_incarnation(settings: VllmSettings) -> EngineIncarnation:
         raise
 
 
-def _build(settings: VllmSettings) -> Any:
+def _build(settings: VllmSettings, forks: bool) -> Any:
     log_config = write_log_config(settings)
-    with _variables({**environment(settings), vllm_extension.OWNER: vllm_extension.owner_token()}):
+    variables = {**environment(settings, forks), vllm_extension.OWNER: vllm_extension.owner_token()}
+    with _variables(variables), forking(num_threads(settings)) if forks else contextlib.nullcontext():
         try:
-            return _construct(engine_arguments(settings, log_config))
+            return _construct(engine_arguments(settings, log_config), variables[START_METHOD])
         except Exception as error:
             _close_sockets(error.__traceback__)
             words = last_words(settings.log) or str(error)
     raise Permanent(f"vLLM did not start: {words} (its log: {settings.log})")
 
 
-def _construct(arguments: dict[str, Any]) -> Any:
+def _construct(arguments: dict[str, Any], start_method: str) -> Any:
     from vllm import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    os.environ[START_METHOD] = start_method  # vLLM's CPU platform has just set it to "spawn"
+    return AsyncLLM.from_vllm_config(config, disable_log_stats=arguments["disable_log_stats"])
 
 
 def _close_sockets(trace: TracebackType | None) -> None:

@@ -31,6 +31,7 @@ from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 
 BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 512
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
 
@@ -69,17 +70,22 @@ def choose_threads(wanted: int | None, num_cores: int) -> int:
     return wanted or max(1, num_cores - 1)
 
 
-def environment(settings: VllmSettings) -> dict[str, str]:
-    """Return the environment variables for vLLM's processes."""
-    threads = choose_threads(settings.spec.rollout.threads, len(os.sched_getaffinity(0)))
-    common = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+def num_threads(settings: VllmSettings) -> int:
+    """Return the number of compute threads of an engine on a CPU."""
+    return choose_threads(settings.spec.rollout.threads, len(os.sched_getaffinity(0)))
+
+
+def environment(settings: VllmSettings, forks: bool) -> dict[str, str]:
+    """Return the environment variables for vLLM's processes. forks: whether the core is forked from this process."""
+    method = "fork" if forks else "spawn"
+    common = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", START_METHOD: method}
     if torch.cuda.is_available():
         return common
     return {
         **common,
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(num_threads(settings)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else vLLM's CPU platform forces the executor `mp`; see `engine_arguments`
         "TORCHDYNAMO_DISABLE": "1",  # With LoRA a model runs eagerly on a CPU; compiling one small kernel would delay the first turns.
     }

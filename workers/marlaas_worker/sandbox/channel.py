@@ -1,18 +1,20 @@
 """Connection between a child and its supervisor: frames on a socket pair, and the child's end of it.
 
-A frame is a JSON message with a four-byte length, of limited size. This module imports neither pydantic nor the
-bus, because every child imports it; the supervisor validates messages in `session`.
+A frame is a JSON message with a four-byte length, of limited size. This module imports neither pydantic nor asyncio
+nor the bus: every child has it in memory. The supervisor validates messages in `session`.
 """
 
-import asyncio
 import json
 import socket
 import struct
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marlaas.environment import Message, Reply, StopReason, TurnLimit, TurnRequest
+
+if TYPE_CHECKING:
+    import asyncio
 
 MAX_FRAME_BYTES = 4 << 20
 _LENGTH = struct.Struct(">I")
@@ -70,7 +72,7 @@ def receive_frame(connection: socket.socket) -> dict[str, Any]:
     return message
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
+async def read_frame(reader: "asyncio.StreamReader") -> bytes:
     """Wait for a frame, in the supervisor, and return its body unparsed. Raises BadFrame, asyncio.IncompleteReadError."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > MAX_FRAME_BYTES:

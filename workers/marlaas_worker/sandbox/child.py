@@ -23,7 +23,6 @@ from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 
 STACK_SIGNAL = signal.SIGUSR2
-NICENESS = 5
 MAX_FAULT_TEXT = 6000
 
 
@@ -75,8 +74,11 @@ def _played(environment: Environment, connection: socket.socket) -> dict[str, An
 
 
 def _settle(output: int, confinement: Confinement) -> None:
-    """Set up the process: own session, no stdin, output to the supervisor, memory limit, low CPU priority."""
-    os.setsid()
+    """Set up the process: own process group, no stdin, output to the supervisor, memory limit, low CPU priority.
+
+    It stays in the session of the fork server, whose share of the CPU all its episodes divide.
+    """
+    os.setpgid(0, 0)
     kernel.adopt_orphans()
     kernel.die_with_parent()
     null = os.open(os.devnull, os.O_RDONLY)
@@ -85,7 +87,7 @@ def _settle(output: int, confinement: Confinement) -> None:
     os.dup2(output, 2)
     os.close(null)
     os.close(output)
-    os.nice(NICENESS)
+    os.nice(kernel.SHARE_NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kernel.limit_memory(confinement.memory_bytes)
     os.environ["TMPDIR"] = tempfile.tempdir = confinement.tmp

@@ -53,8 +53,9 @@ class ForkServer:
         self._environment = environment
         self._memory_bytes = memory_bytes
         self._playing: dict[int, _RunningEpisode] = {}
-        self._wake = _wake_on_child()
+        self._wake = kernel.wake_on_child()
         self._checked_at = time.monotonic()
+        self._session = os.getsid(0)
         self._shared_bytes = kernel.held_bytes(os.getpid())
 
     def serve(self) -> None:
@@ -102,7 +103,7 @@ class ForkServer:
             pid = os.fork()
         except OSError as error:
             self._report(report="ended", number=number, status=None, cause=f"cannot fork: {error}")
-            shutil.rmtree(tmp, ignore_errors=True)
+            _remove(tmp)
             pid = -1
         if pid == 0:
             self._close_server()
@@ -134,7 +135,7 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         playing = self._playing.pop(pid, None)
         if playing is not None:
-            shutil.rmtree(playing.tmp, ignore_errors=True)
+            _remove(playing.tmp)
             code = os.waitstatus_to_exitcode(status)
             self._report(report="ended", number=playing.number, status=code, cause=playing.cause)
 
@@ -145,12 +146,22 @@ class ForkServer:
         self._checked_at = time.monotonic()
         for playing in self._playing.values():
             others = kernel.descendants(playing.pid)
+            self._keep_shares_low([playing.pid, *others])
+            if not others and kernel.resident_bytes(playing.pid) <= self._memory_bytes:
+                continue
             if len(others) > MAX_PROCESSES:
                 playing.cause = "processes"
             elif self._held_bytes(playing.pid, others) > self._memory_bytes:
                 playing.cause = "memory"
             if playing.cause:
                 kernel.kill_all(playing.pid)
+
+    def _keep_shares_low(self, pids: list[int]) -> None:
+        """Lower the share of processes that have begun a session of their own, which starts with a full share."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) != self._session:
+                    kernel.lower_share(pid)
 
     def _held_bytes(self, pid: int, others: list[int]) -> int:
         """Return the memory of an episode; pages that its processes share with this one since the fork count once."""
@@ -169,19 +180,17 @@ def _exited_child() -> int | None:
     return None
 
 
+def _remove(folder: str) -> None:
+    """Remove an episode's folder. It is usually empty, and `rmtree` takes ten times as long as `rmdir`."""
+    try:
+        Path(folder).rmdir()
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _send(control: socket.socket, report: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the supervisor has exited: the next receive returns no packet
         control.send(json.dumps(report).encode())
-
-
-def _wake_on_child() -> int:
-    """Return a descriptor that becomes readable whenever a child exits."""
-    readable, writable = os.pipe()
-    os.set_blocking(readable, False)
-    os.set_blocking(writable, False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    return readable
 
 
 def _load(config: dict[str, Any]) -> Environment:

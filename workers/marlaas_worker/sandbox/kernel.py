@@ -8,12 +8,16 @@ import ctypes
 import os
 import resource
 import signal
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _RESERVE = 2
+SHARE_NICENESS = 10
+"""Of environments: as processes and as a session. Beside a busy engine, it is a tenth of the engine's weight."""
+_AUTOGROUP = "/proc/{}/autogroup"
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PART_BYTES = 64 << 10
 _libc = ctypes.CDLL(None)
 
 
@@ -54,12 +58,31 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_RESERVE * limit_bytes, _RESERVE * limit_bytes))
 
 
+def lower_share(pid: int) -> bool:
+    """Give the session of a process a smaller share of the CPU; return False if the kernel did not allow it now.
+
+    Linux gives every session an equal share where no cgroup divides the CPU (`autogroup`); the niceness of processes then
+    counts within their session only. Users other than root may change ten sessions a second.
+    """
+    path = _AUTOGROUP.format(pid)
+    try:
+        if int(_read(path).split()[-1]) != SHARE_NICENESS:
+            descriptor = os.open(path, os.O_WRONLY)
+            try:
+                os.write(descriptor, str(SHARE_NICENESS).encode())
+            finally:
+                os.close(descriptor)
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+
+
 def children(pid: int) -> list[int]:
     """Return the process ids of a process's children; empty if it has exited."""
     found: list[int] = []
     with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (thread / "children").read_text().split()]
+        for thread in os.scandir(f"/proc/{pid}/task"):
+            found += map(int, _read(f"{thread.path}/children").split())
     return found
 
 
@@ -75,10 +98,42 @@ def held_bytes(pid: int) -> int:
     """Return the anonymous and shared memory of a process in bytes; 0 if it has exited."""
     held = 0
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(("RssAnon:", "RssShmem:")):
+        for line in _read(f"/proc/{pid}/status").splitlines():
+            if line.startswith((b"RssAnon:", b"RssShmem:")):
                 held += int(line.split()[1]) * 1024
     return held
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process in bytes, mapped files included; 0 if it has exited.
+
+    It is never less than `held_bytes`, and reading it takes a tenth of the time.
+    """
+    with contextlib.suppress(OSError):
+        return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def _read(path: str) -> bytes:
+    """Read a file of /proc. `Path` and `open` would take several times as long, and the fork server reads often."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        data = b""
+        while part := os.read(descriptor, _PART_BYTES):
+            data += part
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def wake_on_child() -> int:
+    """Return a descriptor that becomes readable whenever a child exits."""
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    return readable
 
 
 def kill_all(pid: int) -> None:

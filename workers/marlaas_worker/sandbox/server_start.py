@@ -7,6 +7,7 @@ connection kills them all. The other container may restart at any time; then the
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -17,10 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment, ForkServerLost, Server
 
 _RETRY_S = 0.2
+_SHARE_TRIES = 5
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ async def start_server(config: ChildrenConfig) -> Server:
     os.close(output_write)
     output = Output(output_read)
     try:
+        await _lower_share(process.pid)
         await _configure_and_load(process, ours, output, config)
     except BaseException:
         ours.close()
@@ -115,6 +121,15 @@ async def start_server(config: ChildrenConfig) -> Server:
         output.close()
         raise
     return Server(LocalServerProcess(process), ours, output)
+
+
+async def _lower_share(pid: int) -> None:
+    """Lower the CPU share of the fork server and its episodes, so that they do not take the engine's and the trainer's."""
+    for _ in range(_SHARE_TRIES):
+        if kernel.lower_share(pid):
+            return
+        await asyncio.sleep(_RETRY_S)
+    log.info("the kernel has no CPU shares of sessions, or does not let this user change them; niceness alone applies")
 
 
 async def _configure_and_load(

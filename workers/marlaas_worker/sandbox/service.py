@@ -33,7 +33,8 @@ from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
 BEAT_S = 3.0
 DRAIN_S = 5.0
 MAX_DELIVERIES = 10
-_FETCH_S = 0.5
+_FETCH_S = 5.0
+"""Every fetch costs this process and the server a millisecond of CPU each, and 32 jobs mostly wait."""
 _PAUSE_S = 1.0
 _MOST_PRIOR_FAULTS = 50
 """The orchestrator rejects an episode with more."""
@@ -137,7 +138,7 @@ class _Supervisor:
     async def _claim(self, consumer: Consumer, group: asyncio.TaskGroup) -> None:
         """Claim one task, if there is one, and wait until its members are queued for their places."""
         try:
-            deliveries = await consumer.fetch(1, _FETCH_S)
+            deliveries = await self._fetched(consumer)
         except BusUnavailable as error:
             log.warning("cannot claim tasks: %s", error)
             await wait_for(self._context.stop, _PAUSE_S)
@@ -148,6 +149,18 @@ class _Supervisor:
             self._running.add(running)
             running.add_done_callback(self._running.discard)
             await queued.wait()
+
+    async def _fetched(self, consumer: Consumer) -> list[Delivery]:
+        """Fetch at most one task; return none if none arrives in time, or the sandbox is asked to stop."""
+        fetching = asyncio.create_task(consumer.fetch(1, _FETCH_S))
+        stopping = asyncio.create_task(self._context.stop.wait())
+        try:
+            await asyncio.wait({fetching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return fetching.result() if fetching.done() else []
+        finally:
+            stopping.cancel()
+            fetching.cancel()
+            await asyncio.wait({fetching})
 
     async def _drain(self) -> None:
         """Wait for running tasks up to `DRAIN_S`; cancel the others, which naks them."""

@@ -1,0 +1,30 @@
+"""Environments that report their own share of the CPU."""
+
+import os
+import time
+from pathlib import Path
+
+from marlaas import Agent, Score, Task
+
+WAIT_S = 20.0
+
+
+def share(task: Task, agent: Agent) -> Score:
+    return Score(1.0, metrics={"session": _niceness_of_session(), "process": float(os.nice(0))})
+
+
+def escapes(task: Task, agent: Agent) -> Score:
+    readable, writable = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        fresh, until = _niceness_of_session(), time.monotonic() + WAIT_S
+        while _niceness_of_session() == fresh and time.monotonic() < until:
+            time.sleep(0.05)
+        os.write(writable, f"{fresh} {_niceness_of_session()}".encode())
+        os._exit(0)
+    fresh, later = map(float, os.read(readable, 100).split())
+    return Score(1.0, metrics={"fresh": fresh, "later": later})
+
+
+def _niceness_of_session() -> float:
+    return float(Path("/proc/self/autogroup").read_text().split()[-1])

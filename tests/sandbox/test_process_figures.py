@@ -1,0 +1,73 @@
+"""Figures of processes that the fork server reads from /proc, and the removal of an episode's folder."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marlaas_worker.sandbox import forkserver, kernel
+
+HOLDS = """
+import mmap, sys
+held = b"x" * (32 << 20)
+shared = mmap.mmap(-1, 16 << 20)
+shared[:] = bytes(len(shared))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+FORKS_IN_A_THREAD = """
+import subprocess, sys, threading
+thread = threading.Thread(target=lambda: (subprocess.Popen(["sleep", "60"]), print("ready", flush=True), sys.stdin.read()))
+thread.start()
+"""
+
+
+@pytest.fixture
+def started(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A process that runs the program of the parameter, once it has printed a line."""
+    command = [sys.executable, "-c", request.param]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process.pid
+        kernel.kill_all(process.pid)
+
+
+@pytest.mark.parametrize("started", [HOLDS], indirect=True)
+def test_held_memory_counts_anonymous_and_shared_pages_and_resident_memory_is_an_upper_bound(started: int) -> None:
+    assert 48 << 20 <= kernel.held_bytes(started) <= kernel.resident_bytes(started)
+
+
+@pytest.mark.parametrize("started", [FORKS_IN_A_THREAD], indirect=True)
+def test_a_child_that_another_thread_forked_is_found(started: int) -> None:
+    assert len(kernel.descendants(started)) == 1
+
+
+def test_a_process_that_has_exited_has_no_memory_and_no_children() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert (kernel.held_bytes(process.pid), kernel.resident_bytes(process.pid), kernel.children(process.pid)) == (
+        0,
+        0,
+        [],
+    )
+
+
+def test_a_list_of_children_longer_than_one_read_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "_PART_BYTES", 4)
+    (tmp_path / "children").write_text("101 102 103 ")
+    assert kernel._read(str(tmp_path / "children")) == b"101 102 103 "
+
+
+def test_an_episodes_folder_is_removed_whether_it_is_empty_or_not(tmp_path: Path) -> None:
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    empty.mkdir()
+    (full / "below").mkdir(parents=True)
+    (full / "below" / "file").write_text("left over")
+    for folder in (empty, full, tmp_path / "missing"):
+        forkserver._remove(str(folder))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,74 @@
+"""A core process of vLLM that is forked from the role, so that vllm is imported once and not twice in a row.
+
+The two imports were nine tenths of an engine's start on a CPU. Only the role's first engine is forked: later the role
+has threads of other libraries, whose locks and OpenMP teams a fork would copy in any state. An engine on a GPU is never
+forked, because CUDA does not survive it. This module removes from the forked process all that belongs to the role.
+"""
+
+import importlib
+import os
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from marlaas_worker.rollout import vllm_extension
+
+_NETWORK = (socket.AF_INET, socket.AF_INET6)
+_threads: int | None = None
+"""Compute threads of the process that is about to be forked; None: no core is being forked."""
+
+
+@contextmanager
+def forking(threads: int) -> Iterator[None]:
+    """Prepare every process that is forked in this context as a core process with this number of compute threads."""
+    global _threads
+    before, _threads = _threads, threads
+    try:
+        yield
+    finally:
+        _threads = before
+
+
+def _leave_role() -> None:
+    """Run in every forked process; do nothing unless it is a core process."""
+    if _threads is None:
+        return
+    # A signal to this process would otherwise wake the role's event loop, which would take it for its own.
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    drop_connections()
+    # A process that is started anew reads these from its environment. This one has inherited the role's settings.
+    torch.set_num_threads(_threads)
+    importlib.import_module("torch._dynamo").config.disable = True
+    # The role has imported this module without its effect.
+    vllm_extension.prepare_process()
+
+
+os.register_at_fork(after_in_child=_leave_role)
+
+
+def drop_connections() -> None:
+    """Replace this process's network sockets by /dev/null: the bus, the store and the health server are the role's.
+
+    Their descriptors stay open, because the inherited objects close them by number, which may by then be another file's.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor of this iteration is closed already
+            if _is_network(int(name.name)):
+                os.dup2(null, int(name.name), inheritable=False)
+    os.close(null)
+
+
+def _is_network(descriptor: int) -> bool:
+    """Return whether a descriptor is an internet socket. Raises OSError if it is closed."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        return copy.family in _NETWORK
