@@ -1,4 +1,4 @@
-"""The pure parts: who is next, who owns what, who is charged, what is tried again, who gives way."""
+"""The pure parts: who is next, who owns what, who is charged, what is tried again."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,6 @@ import pytest
 
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.rollout.reception import owner
-from marlaas_worker.rollout.slots import to_yield
 from marlaas_worker.rollout.supervised_engine import OPEN_S, Account, EngineMeter, RequestLimiter
 from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 
@@ -167,20 +166,3 @@ def test_what_never_succeeds_is_refused_until_everything_begins_anew() -> None:
     assert retries.next_in_s(["v1"], 0.0) is None
     retries.clear()
     assert retries.may_try("v1", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("running", "resident", "waiting", "expected"),
-    [
-        (["a", "b"], ["a", "b"], [], []),
-        (["a", "b"], ["a", "b"], ["b"], []),
-        (["a", "b"], ["a", "b"], ["c"], ["a"]),
-        (["a", "b"], ["a", "b"], ["c", "a", "d"], ["a", "b"]),
-        (["a"], ["a", "c"], ["c"], []),
-        ([], ["a"], ["c"], []),
-    ],
-)
-def test_as_many_running_versions_give_way_as_wait_without_a_slot(
-    running: list[str], resident: list[str], waiting: list[str], expected: list[str]
-) -> None:
-    assert to_yield(running, resident, waiting) == frozenset(expected)

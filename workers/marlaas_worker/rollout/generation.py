@@ -125,7 +125,7 @@ class Generation:
             if recorded is not None:
                 return _require_same(recorded, request)
         stage.enter(f"no version of agent {request.agent} was verified yet")
-        newest = partial(self.versions.proven.newest_of, served.adapter(0))
+        newest = partial(self.versions.proven.newest_of, served.adapter(0), served.document.tenant)
         adapter = served.adapter(await self.pins.version(request, served.document, newest))
         prompt = await self._extend(request)
         order = _Order(request, served, adapter, prompt, began)
@@ -157,7 +157,7 @@ class Generation:
         while True:
             stage.enter(f"version {adapter.version} was not served", lambda: versions.explain(adapter))
             try:
-                async with versions.proven.hold(adapter) as held:
+                async with versions.proven.hold(adapter, order.served.document.tenant) as held:
                     return await self._run(order, held, stage)
             except _EngineReplaced:
                 continue

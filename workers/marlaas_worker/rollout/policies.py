@@ -63,6 +63,10 @@ class Policies:
             if record is not None and record.uid == served.document.uid and record.manifest is not None
         ]
 
+    def strict(self) -> list[AdapterRef]:
+        """Return the agents of strict jobs, as version 0: each of their training groups is of the newest version."""
+        return [one.adapter(0) for one in self.served() if one.document.spec.training.max_staleness == 0]
+
     async def find(self, request: GenerateRequest) -> JobAgent:
         """Return the agent that a request names. Reads the bus again before it refuses.
 

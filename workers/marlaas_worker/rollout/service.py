@@ -136,7 +136,7 @@ class _Rollout:
         try:
             while True:
                 self._changed.clear()
-                self._versions.proven.prefer(self._policies.newest())
+                self._versions.proven.prefer(self._policies.newest(), self._policies.strict())
                 await self._listen()
                 await wait_for(self._changed, REREAD_S)
         finally:
@@ -190,7 +190,7 @@ class _Rollout:
             self._emitter.queue(job, "EngineRestarted", text)
 
     def _samples(self) -> list[Sample]:
-        report = self._report(0)
+        report, pace = self._report(0), self._versions.pace
         waiting, versions, restarts = self._engine.limiter.num_waiting, len(report.verified), report.restarts
         return [
             *of_report(report, {one.document.uid: one.document.ref for one in self._policies.served()}),
@@ -200,6 +200,10 @@ class _Rollout:
             ),
             Sample("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", report.slots),
             Sample("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", versions),
+            Sample("marlaas_rollout_loads_total", "counter", "Adapter versions loaded and proven.", pace.num_loads),
+            Sample("marlaas_rollout_reloads_total", "counter", "Loads of evicted versions.", pace.num_reloads),
+            Sample("marlaas_rollout_load_seconds_total", "counter", "Engine time of all loads.", pace.load_s),
+            Sample("marlaas_rollout_reload_seconds_total", "counter", "Engine time of re-loads.", pace.reload_s),
             Sample("marlaas_rollout_engine_restarts_total", "counter", "Engines that died.", restarts),
         ]
 

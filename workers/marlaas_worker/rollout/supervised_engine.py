@@ -75,6 +75,10 @@ class RequestLimiter:
         """Requests that wait in the queue."""
         return len(self._queue)
 
+    def usage(self, tenant: str) -> float:
+        """Return the tokens that a tenant has used, divided by its weight; 0 if it is not active."""
+        return self._queue.usage(tenant)
+
     def expected_tokens(self, job: str, max_tokens: int) -> int:
         """Return the 90th percentile of the job's recent outputs in tokens, at most `max_tokens`."""
         recent = sorted(self._recent.get(job, ())) or [max_tokens]
