@@ -163,9 +163,7 @@ RESIDENTS = st.builds(
     st.booleans(),
     st.booleans(),
 )
-DEMANDS = st.builds(
-    Demand, st.integers(0, 9).map(lambda number: f"d{number}"), st.sampled_from(Urgency), st.booleans()
-)
+DEMANDS = st.builds(Demand, st.integers(0, 9).map(lambda number: f"d{number}"), st.sampled_from(Urgency), st.booleans())
 
 
 @given(

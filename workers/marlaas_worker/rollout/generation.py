@@ -135,7 +135,7 @@ class Generation:
         recorded = await self.histories.log.record(turn)
         if recorded is turn:
             conversation = conclude(prompt, turn.text, drawn.completion.output_ids, turn.stop_reason)
-            self.histories.keep(key_of(turn, turn.turn), conversation)
+            self.histories.keep(key_of(turn, turn.turn), conversation, turn.parent)
         return _require_same(recorded, request)
 
     async def _extend(self, request: GenerateRequest) -> Prompt:
@@ -175,10 +175,13 @@ class Generation:
         if order.prompt.room(engine.limits.max_model_len) < 1:
             return _Drawn(_OUT_OF_CONTEXT, sha256)
         stage.enter("it waited for a place in the engine")
-        document, max_tokens = order.served.document, _max_tokens(order)
+        document = order.served.document
+        max_tokens = min(_max_tokens(order), order.prompt.room(engine.limits.max_model_len))
         account = Account(document.tenant, document.tenant_weight, uid)
-        estimate = len(order.prompt.appended) + engine.limiter.expected_tokens(uid, max_tokens)
-        async with engine.limiter.place(account, order.request.episode, estimate) as place:
+        expected = engine.limiter.outputs.expected_tokens(uid, max_tokens)
+        num_appended = len(order.prompt.appended)
+        kv_tokens = len(order.prompt.past) + num_appended + expected
+        async with engine.limiter.place(account, order.request.episode, num_appended + expected, kv_tokens) as place:
             if held.incarnation != engine.incarnation:
                 raise _EngineReplaced("the engine failed while this request waited for a place")
             stage.enter("it waited within the engine")
@@ -190,7 +193,7 @@ class Generation:
                 engine.meter.leave(mark, uid, _clock())
             num_generated = len(completion.output_ids)
             place.cost = len(order.prompt.ids) - completion.cached_tokens + num_generated
-        engine.limiter.note_tokens(uid, num_generated)
+        engine.limiter.outputs.note(uid, num_generated)
         engine.meter.job_tokens[uid] += num_generated
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
 

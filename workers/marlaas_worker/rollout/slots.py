@@ -7,7 +7,7 @@ never reused, so each load of a version has its own number.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,6 +18,11 @@ from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.paging import Resident, Wait
+
+
+def is_of(name: str, uids: Collection[str]) -> bool:
+    """Return whether the engine name of a version is of one of these jobs."""
+    return any(f".{uid}." in name for uid in uids)
 
 
 class NoFreeSlot(LoadFailed):
@@ -38,9 +43,7 @@ class _Slot:
 
 
 class SlotTable:
-    """The rollout role's view of its engine's slots.
-
-    A version is loading, then ready; requests run on it while acquired.
+    """The rollout role's view of its engine's slots. A version is loading, then ready; requests run on it while acquired.
 
     numbers: source of slot numbers, if it is shared with another user of the same engine.
     """
@@ -104,7 +107,7 @@ class SlotTable:
         ]
 
     def loaded(self, name: str) -> LoadedAdapter:
-        """Return the load of a version that has a slot. Raises KeyError."""
+        """Return the load of a resident version."""
         return self._slots[name].adapter
 
     def running(self, name: str) -> int:
@@ -157,7 +160,7 @@ class Waits:
     def settle(self, name: str) -> None:
         """Wake the requests that wait for a version, so that they check it again."""
         waiting = self._waiting.pop(name, None)
-        if waiting is not None:
+        if waiting:
             waiting.settled.set()
 
 
@@ -259,6 +262,10 @@ class ProvenVersions:
         """Fail the requests for a version, now and in future."""
         self._refused[name] = error
         self._settle(name)
+
+    def forget(self, uids: Collection[str]) -> None:
+        """Forget the refusals of jobs that are gone."""
+        self._refused = {name: error for name, error in self._refused.items() if not is_of(name, uids)}
 
     def clear(self) -> None:
         """Remove all versions and refusals, after the engine has stopped."""

@@ -6,7 +6,7 @@ one incarnation of the engine. Which versions are loaded and evicted is decided 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.paging import Demand, PagePlan, ReloadPace, Resident, Urgency, order_waits, plan_pages
 from marlaas_worker.rollout.proof import Proof
-from marlaas_worker.rollout.slots import Held, ProvenVersions
+from marlaas_worker.rollout.slots import Held, ProvenVersions, is_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
@@ -65,6 +65,11 @@ class Retries:
     def succeeded(self, name: str) -> None:
         """Forget a name's failures."""
         self._failures.pop(name, None)
+
+    def forget(self, uids: Collection[str]) -> None:
+        """Forget the failures of jobs that are gone."""
+        for name in [name for name in self._failures if is_of(name, uids)]:
+            del self._failures[name]
 
     def clear(self) -> None:
         """Forget all failures."""
@@ -126,6 +131,11 @@ class Versions:
         if name in self._resident:
             return "it is being loaded and proven"
         return f"no free slot: all {self.proven.table.num_slots} hold versions in use"
+
+    def forget(self, uids: Collection[str]) -> None:
+        """Forget the failed loads of jobs that are gone."""
+        self._retries.forget(uids)
+        self.proven.forget(uids)
 
     def engine_stopped(self) -> None:
         """Discard all state of the engine's incarnation: nothing is loaded or proven any more."""

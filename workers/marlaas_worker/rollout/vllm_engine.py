@@ -6,6 +6,7 @@ or bus.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class VllmEngine:
         self._settings = vllm_settings(read_base_model(model), spec, scratch)
         self._end_ids = end_ids
         self._answer_bound_s = answer_bound_s
-        self._residents = Residents(self.limits.slots)
+        self._residents = Residents(self._settings.limits.slots)
         self._incarnation: EngineIncarnation | None = None
 
     @property
@@ -70,7 +71,8 @@ class VllmEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        return self._settings.limits
+        kv_tokens = self._incarnation.kv_tokens if self._incarnation else 0
+        return replace(self._settings.limits, kv_tokens=kv_tokens)
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:

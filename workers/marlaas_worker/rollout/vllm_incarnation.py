@@ -32,11 +32,16 @@ ABANDON_CHECK_S = 0.5
 
 
 class EngineIncarnation:
-    """One run of vLLM's processes. `down` gets the reason when they have exited or were given up."""
+    """One run of vLLM's processes. `down` gets the reason when they have exited or were given up.
+
+    kv_tokens: tokens that fit into the KV cache; one block of it holds no request's tokens.
+    """
 
     def __init__(self, llm: Any, settings: VllmSettings) -> None:
         self.llm = llm
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        cache = llm.vllm_config.cache_config
+        self.kv_tokens: int = max(0, (cache.num_gpu_blocks or 0) - 1) * cache.block_size
         self._log = settings.log
         self._answered = 0  # The log's length at vLLM's last error that did not end it.
         self._cores = tuple(llm.engine_core.resources.engine_manager.processes)
