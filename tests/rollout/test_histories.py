@@ -82,7 +82,7 @@ def recorded(number: int) -> Turn:
         text="y",
         stop_reason=StopReason.LENGTH,
         temperature=1.0,
-        meter=Meter(),
+        meter=Meter(prompt_tokens=1, output_tokens=0),
         replica="r",
         at=0.0,
     )

@@ -37,7 +37,7 @@ def test_a_request_that_ends_after_its_job_was_dropped_is_dropped_later() -> Non
     gone = GoneJobs()
     assert gone.expired([], ["late"], 0.0) == frozenset()
     assert gone.expired([], ["late"], GONE_S) == {"late"}
-    assert gone.expired([], ["late"], GONE_S + 1) == frozenset(), "it ended now"
+    assert gone.expired([], ["late"], GONE_S + 1) == frozenset()
     assert gone.expired([], ["late"], 2 * GONE_S + 1) == {"late"}
 
 

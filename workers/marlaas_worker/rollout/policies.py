@@ -54,6 +54,8 @@ class GoneJobs:
         self._gone_since = {uid: self._gone_since.get(uid, now) for uid in gone}
         expired = frozenset(uid for uid, since in self._gone_since.items() if now - since >= GONE_S)
         self._known -= expired
+        for uid in expired:
+            del self._gone_since[uid]
         return expired
 
 

@@ -71,6 +71,11 @@ class RequestLimiter:
         self._clock = clock
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue(self.budget.kv_tokens)
         self._open: OrderedDict[str, tuple[Account, float]] = OrderedDict()
+        self._num_inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._lone = asyncio.Lock()
+        self._is_closed = False
 
     @property
     def num_waiting(self) -> int:
@@ -110,17 +115,37 @@ class RequestLimiter:
         finally:
             self._end(ticket, place.cost)
 
+    @contextlib.asynccontextmanager
+    async def alone(self, account: Account, episode: str) -> AsyncIterator[Place]:
+        """Wait until no request is in the engine, and admit none while the context is open. Its cost is charged at the end."""
+        self._see(account, episode)
+        async with self._lone:
+            self._is_closed = True
+            place = Place()
+            try:
+                await self._empty.wait()
+                yield place
+            finally:
+                self._is_closed = False
+                self._queue.charge(account.tenant, account.job, place.cost)
+                self._grant()
+
     def _grant(self) -> None:
-        while (room := self.budget.room) >= 0 and (ticket := self._queue.pop(room)) is not None:
+        while not self._is_closed and (room := self.budget.room) >= 0 and (ticket := self._queue.pop(room)) is not None:
             if ticket.item.cancelled():
                 self._queue.settle(ticket, 0.0)
             else:
                 self.budget.take(ticket.size)
+                self._num_inside += 1
+                self._empty.clear()
                 ticket.item.set_result(None)
 
     def _end(self, ticket: Ticket[asyncio.Future[None]], cost: float) -> None:
         self._queue.settle(ticket, cost)
         self.budget.give_back(ticket.size)
+        self._num_inside -= 1
+        if not self._num_inside:
+            self._empty.set()
         self._grant()
 
     def _see(self, account: Account, episode: str) -> None:

@@ -191,7 +191,7 @@ class Versions:
         """Add the facts that the slot table does not know, and note when the version's agent was last in use."""
         adapter = self._resident[resident.name]
         agent = adapter.at(0)
-        if resident.used_at > resident.loaded_at:
+        if agent in self.proven.newest and resident.used_at > resident.loaded_at:
             self._used_at[agent] = max(self._used_at.get(agent, 0.0), resident.used_at)
         is_newest = self.proven.newest.get(agent) == adapter
         return replace(resident, is_newest=is_newest, is_strict=agent in self.proven.strict)

@@ -35,6 +35,7 @@ from marlaas_worker.rollout.engine import (
     stop_reason,
     unheard,
 )
+from marlaas_worker.rollout.engine_meter import MIN_CPU_SHARE, STALL_S
 from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
@@ -48,7 +49,7 @@ class VllmEngine:
 
     Args:
         end_ids: tokens that end a generation.
-        answer_bound_s: seconds without an answer after which the engine counts as hung.
+        answer_bound_s: seconds without an answer or computing after which the engine counts as hung.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class VllmEngine:
         self._answer_bound_s = answer_bound_s
         self._residents = Residents(self._settings.limits.slots)
         self._incarnation: EngineIncarnation | None = None
+        self._num_running = 0
+        self._num_events = 0
 
     @property
     def base(self) -> str:
@@ -145,17 +148,34 @@ class VllmEngine:
         return _completion(outputs, sampling)
 
     async def healthy(self) -> bool:
+        """See `engine.Engine`. An engine that computes for a long time without an answer is healthy.
+
+        It answers between two steps, and one step may be a long prompt on a CPU. An engine that answers although its
+        requests make no progress is not healthy.
+        """
         incarnation = self._incarnation
         if incarnation is None or incarnation.down.done():
             return False
+        cpu_s = incarnation.cpu_s()
         try:
             async with asyncio.timeout(self._answer_bound_s):
                 await incarnation.call(incarnation.llm.list_loras())
         except TimeoutError:
-            incarnation.declare_down(f"vLLM has not answered for {self._answer_bound_s:g} s")
+            if incarnation.cpu_s() - cpu_s < MIN_CPU_SHARE * self._answer_bound_s:
+                incarnation.declare_down(f"vLLM has neither answered nor computed for {self._answer_bound_s:g} s")
         except Exception as error:
             incarnation.declare_down(f"vLLM answered with an error: {error}")
+        else:
+            self._judge_progress(incarnation)
         return not incarnation.down.done()
+
+    def _judge_progress(self, incarnation: EngineIncarnation) -> None:
+        now = asyncio.get_running_loop().time()
+        progress = (self._num_running, self._num_events, incarnation.cpu_s(), now)
+        if (stalled_s := incarnation.progress.stalled_s(*progress)) >= STALL_S:
+            incarnation.declare_down(
+                f"vLLM has made no progress with {self._num_running} requests for {stalled_s:.0f} s"
+            )
 
     def _alive(self) -> EngineIncarnation:
         if self._incarnation is None:
@@ -171,25 +191,29 @@ class VllmEngine:
         incarnation = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
         streamed = incarnation.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
+        self._num_running += 1
         try:
-            outputs = await incarnation.call(_all(streamed, began))
+            outputs = await incarnation.call(self._all(streamed, began))
         except MarlaasError:
             raise
         except Exception as error:
             raise Retryable(f"vLLM failed {request}: {error.__cause__ or error!r}") from error
+        finally:
+            self._num_running -= 1
+            self._num_events += 1
         reason = outputs[-1].outputs[0].finish_reason if outputs else None
         if reason not in ("stop", "length"):
             raise EngineDown(f"vLLM ended {request} with {reason!r}")
         return outputs
 
-
-async def _all(streamed: Any, began: Began) -> list[Any]:
-    outputs: list[Any] = []
-    async for output in streamed:
-        if not outputs:
-            began()
-        outputs.append(output)
-    return outputs
+    async def _all(self, streamed: Any, began: Began) -> list[Any]:
+        outputs: list[Any] = []
+        async for output in streamed:
+            self._num_events += 1
+            if not outputs:
+                began()
+            outputs.append(output)
+        return outputs
 
 
 def _rank(adapter: LoadedAdapter) -> int:
