@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from marlaas_worker.rollout.engine_meter import Account
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, RecentOutputs
-from marlaas_worker.rollout.supervised_engine import Account, Place, RequestLimiter
+from marlaas_worker.rollout.supervised_engine import Place, RequestLimiter
 
 
 def account(tenant: str) -> Account:

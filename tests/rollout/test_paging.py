@@ -4,8 +4,9 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -267,7 +268,7 @@ class Pool:
     def review(self) -> None:
         newest = {agent.newest: agent for agent in self.agents}
         residents = [
-            Resident(**{**_fields(one), "is_newest": one.name in newest, "is_strict": self.is_strict(one.name)})
+            replace(one, is_newest=one.name in newest, is_strict=self.is_strict(one.name))
             for one in self.slots.values()
         ]
         waits = order_waits(
@@ -311,16 +312,11 @@ class Pool:
         for request in requests:
             request()
 
-    def change(self, name: str, **changes: object) -> None:
-        fields = {**_fields(self.slots[name]), "used_at": self.now, **changes}
-        self.slots[name] = Resident(**fields)  # type: ignore[arg-type]
+    def change(self, name: str, **changes: Any) -> None:
+        self.slots[name] = replace(self.slots[name], **{"used_at": self.now, **changes})
 
     def is_strict(self, name: str) -> bool:
         return any(agent.is_strict for agent in self.agents if name.startswith(f"{agent.name}@"))
-
-
-def _fields(one: Resident) -> dict[str, object]:
-    return {name: getattr(one, name) for name in Resident.__slots__}
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -32,7 +32,7 @@ def test_a_version_serves_only_once_it_is_ready() -> None:
     table = SlotTable(1)
     adapter = table.begin("a1", NOWHERE)
     assert table.acquire("a1") is None
-    assert table.resident == ("a1",)
+    assert [one.name for one in table.residents()] == ["a1"]
     table.ready(adapter)
     assert table.acquire("a1") == adapter
     assert table.running("a1") == 1

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_worker.rollout.engine_meter import EngineMeter
+from marlaas_worker.rollout.engine_meter import Account, EngineMeter
 from marlaas_worker.rollout.reception import owner
-from marlaas_worker.rollout.supervised_engine import OPEN_S, Account, RequestLimiter
+from marlaas_worker.rollout.supervised_engine import OPEN_S, RequestLimiter
 from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 
 EPISODES = [f"u-t{number}-0-1" for number in range(600)]

@@ -9,8 +9,8 @@ import pytest
 
 from marlaas_api.messages import ReplyPhase
 from marlaas_worker.rollout import supervised_engine
-from marlaas_worker.rollout.engine_meter import MIN_CPU_SHARE, ProgressWatch
-from marlaas_worker.rollout.supervised_engine import Account, RequestLimiter
+from marlaas_worker.rollout.engine_meter import MIN_CPU_SHARE, Account, ProgressWatch
+from marlaas_worker.rollout.supervised_engine import RequestLimiter
 
 
 async def test_a_request_that_always_ends_the_engine_fails_and_hits_every_other_at_most_once(

@@ -5,6 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Tenant and job that a request is charged to. weight: the tenant's share relative to other tenants."""
+
+    tenant: str
+    weight: float
+    job: str
+
+
 @dataclass(slots=True)
 class EngineMeter:
     """Engine time and generated tokens since the role's start, by job uid.

@@ -28,9 +28,10 @@ from marlaas_worker.rollout.conversation import (
     read_reply,
 )
 from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
+from marlaas_worker.rollout.engine_meter import Account
 from marlaas_worker.rollout.policies import Pins, Policies, RequestRefused
 from marlaas_worker.rollout.slots import Held
-from marlaas_worker.rollout.supervised_engine import Account, Place, SupervisedEngine
+from marlaas_worker.rollout.supervised_engine import Place, SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of
 from marlaas_worker.rollout.versions import Versions
 

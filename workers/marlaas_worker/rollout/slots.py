@@ -95,11 +95,6 @@ class SlotTable:
             slot.running -= 1
             slot.used_at = time.monotonic()
 
-    @property
-    def resident(self) -> tuple[str, ...]:
-        """Names of the versions that have a slot, including those that are loading."""
-        return tuple(self._slots)
-
     def residents(self) -> list[Resident]:
         """Return the versions that have a slot, for `paging`."""
         return [

@@ -29,7 +29,7 @@ from marlaas_worker.rollout.engine import (
     Sampling,
     unheard,
 )
-from marlaas_worker.rollout.engine_meter import EngineMeter
+from marlaas_worker.rollout.engine_meter import Account, EngineMeter
 from marlaas_worker.rollout.kv_budget import KvBudget, RecentOutputs
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
@@ -39,15 +39,6 @@ RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Tenant and job that a request is charged to. weight: the tenant's share relative to other tenants."""
-
-    tenant: str
-    weight: float
-    job: str
 
 
 @dataclass(slots=True, eq=False)
