@@ -161,12 +161,12 @@ class Generation:
 
         Raises EngineKilled after MAX_ENGINE_FAILURES failures with this request.
         """
-        adapter, request, failures = order.adapter, order.request, 0
+        request, failures = order.request, 0
         while True:
-            stage.enter(f"version {adapter.version} was not served", partial(self.versions.explain, adapter))
             try:
                 if not failures:
                     return await self._run(order, stage)
+                stage.enter("it waited to be tried again after a failure of the engine")
                 async with self._retried:
                     return await self._run(order, stage, alone=failures > 1)
             except _EngineReplaced:
@@ -180,7 +180,9 @@ class Generation:
                     ) from error
 
     async def _run(self, order: _Order, stage: RequestStage, *, alone: bool = False) -> _Drawn:
-        async with self.versions.proven.hold(order.adapter, order.served.document.tenant) as held:
+        adapter = order.adapter
+        stage.enter(f"version {adapter.version} was not served", partial(self.versions.explain, adapter))
+        async with self.versions.proven.hold(adapter, order.served.document.tenant) as held:
             return await self._run_on(order, held, stage, alone)
 
     async def _run_on(self, order: _Order, held: Held, stage: RequestStage, alone: bool) -> _Drawn:

@@ -208,7 +208,8 @@ class ProvenVersions:
             yield held
         finally:
             self.table.release(held.loaded)
-            if self.waits and not self.table.running(held.loaded.name):
+            is_needed = bool(self.waits) or held.loaded.name in self._yielding
+            if is_needed and not self.table.running(held.loaded.name):
                 self.wake.set()
 
     async def newest_of(self, agent: AdapterRef, tenant: str) -> int:
