@@ -21,8 +21,12 @@ _SHARED = (
     *("bus.py", "bus_memory/", "bus_nats/", "bucket_cache.py", "blobs.py", "blobs_memory.py", "background.py"),
     *("messages/", "wire.py", "names.py", "subjects.py", "errors.py", "failpoints.py"),
 )
-NOT_COUNTED = (*(f"operator/marlaas_api/{module}" for module in _SHARED), "workers/marlaas_worker/fair_queue.py")
-"""Files that every way uses (the bus and its cache, the blob store, messages, names, errors), and a data structure."""
+_DATA_STRUCTURES = ("fair_queue.py", "rollout/kv_budget.py", "rollout/engine_meter.py", "rollout/paging.py")
+NOT_COUNTED = (
+    *(f"operator/marlaas_api/{module}" for module in _SHARED),
+    *(f"workers/marlaas_worker/{module}" for module in _DATA_STRUCTURES),
+)
+"""Files that every way uses (the bus and its cache, the blob store, messages, names, errors), and data structures."""
 _IS_ON_THE_WAY: ContextVar[bool] = ContextVar("is_on_the_way", default=False)
 
 

@@ -2,7 +2,7 @@
 
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.messages import ChatMessage, GenerateRequest
+from marlaas_api.messages import ChatMessage, GenerateRequest, Meter, StopReason, Turn
 from marlaas_worker.rollout.conversation import NO_IDS, Conversation
 from marlaas_worker.rollout.turn_log import Histories, TurnLog, key_of
 
@@ -22,4 +22,66 @@ def test_prompts_that_fit_no_context_are_forgotten_as_well(chatml):
     for member in range(100):
         histories.keep(key_of(asked(member), 0), long)
     kept = [member for member in range(100) if histories.knows_parent(asked(member))]
-    assert kept == [95, 96, 97, 98, 99]
+    assert kept == [97, 98, 99]
+
+
+def conversation(text: str) -> Conversation:
+    return Conversation((ChatMessage(role="user", content=text),), "", text, NO_IDS, None)
+
+
+def test_a_linear_conversation_needs_one_place(chatml: PretrainedTokenizer) -> None:
+    """2,048 open episodes of eight turns each are all found again."""
+    histories = Histories(chatml, TurnLog(MemoryServer().connect("rollout"), MemoryBlobs()), bytes_kept=6 << 20)
+    for turn in range(8):
+        for member in range(2048):
+            parent = turn - 1 if turn else None
+            request = asked(member).model_copy(update={"turn": turn, "parent": parent})
+            assert histories.knows_parent(request)
+            histories.keep(key_of(request, turn), conversation("x" * 100 * (turn + 1)), parent)
+    assert len(histories) == 2048
+
+
+async def test_a_conversation_with_branches_is_restored_once_and_then_kept(chatml: PretrainedTokenizer) -> None:
+    bus = MemoryServer().connect("rollout")
+    await bus.ensure()
+    log = TurnLog(bus, MemoryBlobs())
+    histories = Histories(chatml, log)
+    for number in range(2):
+        await log.record(recorded(number))
+        histories.keep(key_of(recorded(number), number), conversation("x"), number - 1 if number else None)
+    second = asked(0).model_copy(update={"turn": 2})
+    assert not histories.knows_parent(second)
+    assert (await histories.parent(second)) is not None
+    histories.keep(key_of(second, 2), conversation("x"), 0)
+    assert histories.knows_parent(asked(0).model_copy(update={"turn": 3}))
+
+
+def test_the_conversations_of_a_job_that_is_gone_are_dropped(chatml: PretrainedTokenizer) -> None:
+    histories = Histories(chatml, TurnLog(MemoryServer().connect("rollout"), MemoryBlobs()), bytes_kept=10_000)
+    histories.keep(key_of(asked(0), 0), conversation("x"))
+    histories.forget({"another"})
+    assert len(histories) == 1
+    histories.forget({"u"})
+    assert (len(histories), histories._left_bytes) == (0, 10_000)
+
+
+def recorded(number: int) -> Turn:
+    request = asked(0).model_copy(update={"turn": number, "parent": number - 1 if number else None})
+    return Turn(
+        **request.model_dump(
+            include={"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
+        ),
+        append=(ChatMessage(role="user", content="x"),),
+        version=0,
+        adapter_sha256="",
+        opens_segment=number == 0,
+        prompt_ids=b"",
+        output_ids=b"",
+        logprobs=b"",
+        text="y",
+        stop_reason=StopReason.LENGTH,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=1, output_tokens=0),
+        replica="r",
+        at=0.0,
+    )

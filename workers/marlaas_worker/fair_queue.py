@@ -120,7 +120,7 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self, max_passed: float = 0.0) -> None:
-        self._max_passed = max_passed
+        self.max_passed = max_passed
         self._weights: dict[str, float] = {}
         self._accounts = _Accounts()
         self._tenants: dict[str, _Tenant[T]] = {}
@@ -174,7 +174,7 @@ class FairQueue(Generic[T]):
                 continue
             if ticket.size <= room:
                 if self._waiting is not None:
-                    if self._passed + ticket.size > self._max_passed:
+                    if self._passed + ticket.size > self.max_passed:
                         return None
                     self._passed += ticket.size
                 return self._serve(ticket)

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 
 import psutil
@@ -13,6 +15,8 @@ from marlaas_api.messages import ReplicaReport
 from marlaas_worker.role import RoleContext, wait_for
 
 REPORT_S = 2.0
+MEASURE_S = 10.0
+"""Interval of memory measurements: each reads /proc of every process of the machine to find the descendants."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,6 +37,8 @@ class Reporter:
         self._interval_s = interval_s
         self._bucket: Bucket | None = None
         self._changed = asyncio.Event()
+        self._rss_bytes = 0
+        self._measured_at = -math.inf
 
     def changed(self) -> None:
         """Wake `run` to publish a report now."""
@@ -54,8 +60,15 @@ class Reporter:
 
     async def publish(self) -> None:
         """Publish a report now. Raises as the bus does."""
-        report = self._compose(await asyncio.to_thread(resident_bytes))
+        report = self._compose(await self._measure())
         await (await self._open()).put(self._key, wire.encode(report))
+
+    async def _measure(self) -> int:
+        """Return the resident bytes as of at most `MEASURE_S` ago."""
+        now = time.monotonic()
+        if now - self._measured_at >= MEASURE_S:
+            self._measured_at, self._rss_bytes = now, await asyncio.to_thread(resident_bytes)
+        return self._rss_bytes
 
     async def withdraw(self) -> None:
         """Delete this replica's report."""

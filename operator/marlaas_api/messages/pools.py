@@ -63,7 +63,7 @@ class Calibration(BusMessage):
 class ReplicaReport(BusMessage):
     """State of a running worker; KV `replicas` (expiring). Token counts and seconds are totals since the worker's start.
 
-    max_model_len: longest conversation of the engine, in tokens; 0 if unknown. verified: engine names of the adapter
+    max_model_len, kv_tokens: longest conversation of the engine, and size of its KV cache, in tokens; 0 if unknown. verified: engine names of the adapter
     versions that this replica may serve now. job_tokens, job_engine_s: generated tokens and seconds of engine time by
     job uid. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
     non-empty batch (rollout) or in forward/backward (trainer). broken: by job uid, the error for which this worker gave
@@ -77,6 +77,7 @@ class ReplicaReport(BusMessage):
     slots: int = 0
     max_rank: int = 0
     max_model_len: int = 0
+    kv_tokens: int = 0
     ready: bool = True
     reason: str = ""
     probe_tolerance: float = 0.0

@@ -1,4 +1,4 @@
-"""The pure parts: who is next, who owns what, who is charged, what is tried again, who gives way."""
+"""The pure parts: who is next, who owns what, who is charged, what is tried again."""
 
 import asyncio
 import contextlib
@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from marlaas_api.errors import Permanent, Retryable
+from marlaas_worker.rollout.engine_meter import Account, EngineMeter
 from marlaas_worker.rollout.reception import owner
-from marlaas_worker.rollout.slots import to_yield
-from marlaas_worker.rollout.supervised_engine import OPEN_S, Account, EngineMeter, RequestLimiter
+from marlaas_worker.rollout.supervised_engine import OPEN_S, RequestLimiter
 from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 
 EPISODES = [f"u-t{number}-0-1" for number in range(600)]
@@ -98,11 +98,11 @@ async def test_an_episode_counts_as_open_for_a_while_after_its_last_request():
 
 def test_the_estimate_is_the_90th_percentile_of_recent_outputs_and_at_first_the_maximum():
     limiter = RequestLimiter(1)
-    assert limiter.expected_tokens("job", 128) == 128
+    assert limiter.outputs.expected_tokens("job", 128) == 128
     for num_tokens in range(1, 11):
-        limiter.note_tokens("job", num_tokens)
-    assert limiter.expected_tokens("job", 128) == 10
-    assert limiter.expected_tokens("job", 4) == 4
+        limiter.outputs.note("job", num_tokens)
+    assert limiter.outputs.expected_tokens("job", 128) == 10
+    assert limiter.outputs.expected_tokens("job", 4) == 4
 
 
 async def test_a_place_whose_owner_gave_up_goes_to_the_next():
@@ -166,18 +166,3 @@ def test_what_never_succeeds_is_refused_until_everything_begins_anew():
     assert retries.next_in_s(["v1"], 0.0) is None
     retries.clear()
     assert retries.may_try("v1", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("running", "resident", "waiting", "expected"),
-    [
-        (["a", "b"], ["a", "b"], [], []),
-        (["a", "b"], ["a", "b"], ["b"], []),
-        (["a", "b"], ["a", "b"], ["c"], ["a"]),
-        (["a", "b"], ["a", "b"], ["c", "a", "d"], ["a", "b"]),
-        (["a"], ["a", "c"], ["c"], []),
-        ([], ["a"], ["c"], []),
-    ],
-)
-def test_as_many_running_versions_give_way_as_wait_without_a_slot(running, resident, waiting, expected):
-    assert to_yield(running, resident, waiting) == frozenset(expected)

@@ -6,6 +6,7 @@ stream, never from the request. Replies, duplicates and deadlines are handled in
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -27,9 +28,10 @@ from marlaas_worker.rollout.conversation import (
     read_reply,
 )
 from marlaas_worker.rollout.engine import Completion, EngineDown, Sampling
+from marlaas_worker.rollout.engine_meter import Account
 from marlaas_worker.rollout.policies import Pins, Policies, RequestRefused
 from marlaas_worker.rollout.slots import Held
-from marlaas_worker.rollout.supervised_engine import Account, SupervisedEngine
+from marlaas_worker.rollout.supervised_engine import Place, SupervisedEngine
 from marlaas_worker.rollout.turn_log import Histories, key_of
 from marlaas_worker.rollout.versions import Versions
 
@@ -105,6 +107,7 @@ class Generation:
     versions: Versions
     histories: Histories
     _calls: "count[int]" = field(default_factory=count)
+    _retried: asyncio.Lock = field(default_factory=asyncio.Lock)
     _long_texts: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def play(self, request: GenerateRequest, stage: RequestStage) -> Turn:
@@ -125,7 +128,7 @@ class Generation:
             if recorded is not None:
                 return _require_same(recorded, request)
         stage.enter(f"no version of agent {request.agent} was verified yet")
-        newest = partial(self.versions.proven.newest_of, served.adapter(0))
+        newest = partial(self.versions.proven.newest_of, served.adapter(0), served.document.tenant)
         adapter = served.adapter(await self.pins.version(request, served.document, newest))
         prompt = await self._extend(request)
         order = _Order(request, served, adapter, prompt, began)
@@ -135,7 +138,7 @@ class Generation:
         recorded = await self.histories.log.record(turn)
         if recorded is turn:
             conversation = conclude(prompt, turn.text, drawn.completion.output_ids, turn.stop_reason)
-            self.histories.keep(key_of(turn, turn.turn), conversation)
+            self.histories.keep(key_of(turn, turn.turn), conversation, turn.parent)
         return _require_same(recorded, request)
 
     async def _extend(self, request: GenerateRequest) -> Prompt:
@@ -151,14 +154,21 @@ class Generation:
             return await asyncio.to_thread(tokenize)
 
     async def _draw(self, order: _Order, stage: RequestStage) -> _Drawn:
-        """Generate, and retry after engine restarts. Raises EngineKilled after MAX_ENGINE_FAILURES exits with this request."""
-        versions, adapter, request = self.versions, order.adapter, order.request
-        failures = 0
+        """Generate, and retry after engine restarts.
+
+        The requests of a batch under which the engine failed are run again one at a time, among new requests: so a
+        request that ends the engine never does so twice to the same request. After the second failure it runs alone.
+
+        Raises EngineKilled after MAX_ENGINE_FAILURES failures with this request.
+        """
+        request, failures = order.request, 0
         while True:
-            stage.enter(f"version {adapter.version} was not served", lambda: versions.explain(adapter))
             try:
-                async with versions.proven.hold(adapter) as held:
-                    return await self._run(order, held, stage)
+                if not failures:
+                    return await self._run(order, stage)
+                stage.enter("it waited to be tried again after a failure of the engine")
+                async with self._retried:
+                    return await self._run(order, stage, alone=failures > 1)
             except _EngineReplaced:
                 continue
             except EngineDown as error:
@@ -169,16 +179,19 @@ class Generation:
                         f"the engine failed {failures} times while it ran turn {turn}; last: {error}"
                     ) from error
 
-    async def _run(self, order: _Order, held: Held, stage: RequestStage) -> _Drawn:
+    async def _run(self, order: _Order, stage: RequestStage, *, alone: bool = False) -> _Drawn:
+        adapter = order.adapter
+        stage.enter(f"version {adapter.version} was not served", partial(self.versions.explain, adapter))
+        async with self.versions.proven.hold(adapter, order.served.document.tenant) as held:
+            return await self._run_on(order, held, stage, alone)
+
+    async def _run_on(self, order: _Order, held: Held, stage: RequestStage, alone: bool) -> _Drawn:
         engine, uid = self.engine, order.request.uid
         sha256 = held.manifest.files[TENSORS_FILE].sha256
         if order.prompt.room(engine.limits.max_model_len) < 1:
             return _Drawn(_OUT_OF_CONTEXT, sha256)
         stage.enter("it waited for a place in the engine")
-        document, max_tokens = order.served.document, _max_tokens(order)
-        account = Account(document.tenant, document.tenant_weight, uid)
-        estimate = len(order.prompt.appended) + engine.limiter.expected_tokens(uid, max_tokens)
-        async with engine.limiter.place(account, order.request.episode, estimate) as place:
+        async with self._place(order, alone) as place:
             if held.incarnation != engine.incarnation:
                 raise _EngineReplaced("the engine failed while this request waited for a place")
             stage.enter("it waited within the engine")
@@ -190,9 +203,20 @@ class Generation:
                 engine.meter.leave(mark, uid, _clock())
             num_generated = len(completion.output_ids)
             place.cost = len(order.prompt.ids) - completion.cached_tokens + num_generated
-        engine.limiter.note_tokens(uid, num_generated)
+        engine.limiter.outputs.note(uid, num_generated)
         engine.meter.job_tokens[uid] += num_generated
         return _Drawn(completion, sha256, entered - order.began, _clock() - entered)
+
+    def _place(self, order: _Order, alone: bool) -> AbstractAsyncContextManager[Place]:
+        limiter, document = self.engine.limiter, order.served.document
+        account = Account(document.tenant, document.tenant_weight, order.request.uid)
+        if alone:
+            return limiter.alone(account, order.request.episode)
+        max_tokens = min(_max_tokens(order), order.prompt.room(self.engine.limits.max_model_len))
+        expected = limiter.outputs.expected_tokens(account.job, max_tokens)
+        num_appended = len(order.prompt.appended)
+        kv_tokens = len(order.prompt.past) + num_appended + expected
+        return limiter.place(account, order.request.episode, num_appended + expected, kv_tokens)
 
     async def _generate(self, order: _Order, held: Held, stage: RequestStage) -> Completion:
         request, document = order.request, order.served.document

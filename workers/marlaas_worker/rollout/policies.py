@@ -6,7 +6,7 @@ A record with another uid than the job's belongs to an earlier job of the same n
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from weakref import WeakValueDictionary
 
 from marlaas_api import subjects, wire
@@ -17,6 +17,7 @@ from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
 from marlaas_api.names import AdapterRef, JobRef, group_token
 
+GONE_S = 60.0
 _PINS_KEPT = 65_536
 _QUOTED = 200
 """Characters of a request's names in an error."""
@@ -28,6 +29,34 @@ class RequestRefused(Permanent):
 
 class NotAdmitted(Retryable):
     """The job is not admitted now (queued, suspended or finished)."""
+
+
+class GoneJobs:
+    """Finds jobs that have ended for good, so that their totals and caches can be dropped. The caller passes the clock.
+
+    A job's totals are reported until its document has been gone for `GONE_S`, so that others read the last ones.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._gone_since: dict[str, float] = {}
+
+    def expired(self, present: Iterable[str], counted: Iterable[str], now: float) -> frozenset[str]:
+        """Return the jobs, by uid, whose document has been gone for `GONE_S`; each is returned once.
+
+        Args:
+            present: jobs that have a document.
+            counted: jobs that have totals. A request that ends late may count for a job that was returned already.
+        """
+        present = set(present)
+        self._known |= present | set(counted)
+        gone = self._known - present
+        self._gone_since = {uid: self._gone_since.get(uid, now) for uid in gone}
+        expired = frozenset(uid for uid, since in self._gone_since.items() if now - since >= GONE_S)
+        self._known -= expired
+        for uid in expired:
+            del self._gone_since[uid]
+        return expired
 
 
 class Policies:
@@ -54,6 +83,10 @@ class Policies:
             for served in agents_on(self._pool, document)
         ]
 
+    def present(self) -> list[str]:
+        """Return the uids of all jobs that have a document, on any pool."""
+        return [document.uid for _, document, _ in self._jobs.items()]
+
     def newest(self) -> list[AdapterRef]:
         """Return the committed version of every served agent that has one."""
         pairs = ((served, self._policy.get(served.policy_key)) for served in self.served())
@@ -62,6 +95,10 @@ class Policies:
             for served, record in pairs
             if record is not None and record.uid == served.document.uid and record.manifest is not None
         ]
+
+    def strict(self) -> list[AdapterRef]:
+        """Return the agents of strict jobs, as version 0: each of their training groups is of the newest version."""
+        return [one.adapter(0) for one in self.served() if one.document.spec.training.max_staleness == 0]
 
     async def find(self, request: GenerateRequest) -> JobAgent:
         """Return the agent that a request names. Reads the bus again before it refuses.
@@ -202,6 +239,11 @@ class Pins:
         failpoint("rollout.pin.after_create")
         return wanted.version
 
+    def forget(self, uids: Collection[str]) -> None:
+        """Drop the pins of jobs that are gone."""
+        for key in [key for key in self._known if _uid_of(key) in uids]:
+            del self._known[key]
+
     def _remember(self, key: str, version: int) -> None:
         self._known[key] = version
         if len(self._known) > _PINS_KEPT:
@@ -210,6 +252,11 @@ class Pins:
 
 def _key(request: GenerateRequest) -> str:
     return subjects.pin_key(request.namespace, request.job, request.agent, request.group)
+
+
+def _uid_of(key: str) -> str:
+    """Return the job's uid, with which the name of every group begins."""
+    return key.rpartition(".")[2].rpartition("-")[0]
 
 
 async def _read(bucket: Bucket, key: str) -> Pin | None:

@@ -10,6 +10,8 @@ There are four checks, in this order:
 The probes come last for two reasons: they alone cannot distinguish neighbouring versions, and scoring fills the
 engine's prefix cache, which must never contain results of a wrong adapter.
 
+A version that was evicted and is loaded again in the same incarnation of the engine is not probed again.
+
 The engine's self-test shows earlier that slots are applied at all. A digest is compared only with that of the
 same version, so two versions may be equal once rounded to the engine's dtype. See docs/architecture.md.
 """
@@ -50,7 +52,10 @@ class ProofFailed(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Results of a passed proof. probe_gap: mean absolute difference of logprobs on the probes; times in seconds."""
+    """Results of a passed proof. probe_gap: mean absolute difference of logprobs on the probes; times in seconds.
+
+    Without probes, probe_gap and probe_s are 0.
+    """
 
     digest: str
     probe_gap: float
@@ -59,8 +64,11 @@ class Proof:
     probe_s: float
 
 
-async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter) -> Proof:
+async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter, *, probes: bool = True) -> Proof:
     """Load a version from `adapter.folder` and prove it. If that fails, its slot is freed.
+
+    probes: False for a version whose probes passed earlier in the same incarnation of the engine; the digest then
+    shows that the slot holds the same tensors again.
 
     Raises ProofFailed, LoadFailed, EngineDown.
     """
@@ -74,13 +82,14 @@ async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter
         loaded = time.perf_counter()
         digest = await _check_digest(engine, manifest, adapter)
         digested = time.perf_counter()
-        gap = await _check_probes(engine, manifest, adapter)
+        gap = await _check_probes(engine, manifest, adapter) if probes else 0.0
     except LoadFailed:
         raise  # A failed load leaves the slot free.
     except BaseException:
         await _unload(engine, adapter)
         raise
-    return Proof(digest, gap, loaded - began, digested - loaded, time.perf_counter() - digested)
+    probe_s = time.perf_counter() - digested if probes else 0.0
+    return Proof(digest, gap, loaded - began, digested - loaded, probe_s)
 
 
 async def _unload(engine: Engine, adapter: LoadedAdapter) -> None:

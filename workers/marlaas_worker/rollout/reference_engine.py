@@ -48,12 +48,14 @@ class ReferenceEngine:
     def __init__(self, model: Path, spec: PoolSpec, end_ids: frozenset[int]) -> None:
         self._base = read_base_model(model)
         self._end_ids = end_ids
+        max_model_len = min(spec.rollout.max_model_len, self._base.max_positions)
         self._limits = EngineLimits(
             slots=spec.adapter_slots,
             max_rank=spec.max_rank,
-            max_model_len=min(spec.rollout.max_model_len, self._base.max_positions),
+            max_model_len=max_model_len,
             max_num_seqs=spec.rollout.max_num_seqs,
             dtype=choose_dtype(spec.rollout.dtype, gpu=False),
+            kv_tokens=spec.rollout.max_num_seqs * max_model_len,
         )
         self._residents = Residents(spec.adapter_slots)
         self._held: dict[int, Matrices] = {}

@@ -11,8 +11,9 @@ answered from the turns stream (`generation`), which also refuses a request of t
 
 import asyncio
 import logging
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from marlaas_api import wire
@@ -31,8 +32,9 @@ from marlaas_worker.rollout.turn_log import key_of
 HEARTBEAT_S = 1.0
 MAX_DEADLINE_S = 3600.0
 REMEMBERED_S = 300.0
-MAX_REMEMBERED = 100_000
+REMEMBERED_BYTES = 64 << 20
 MAX_INBOXES = 16
+_ANSWER_OBJECT_BYTES = 512
 MAX_CHARACTERS = 64 << 20
 """Most characters of request text that one job may have in progress."""
 _WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable)
@@ -75,6 +77,7 @@ class Requests:
         self._characters: Counter[str] = Counter()
         self._running: set[asyncio.Task[None]] = set()
         self._answered: OrderedDict[RequestKey, tuple[float, bytes]] = OrderedDict()
+        self._answered_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.closed = False
@@ -112,13 +115,20 @@ class Requests:
         """Send a heartbeat every second for each request in progress, until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            for active in list(self._active.values()):
+            for key, active in list(self._active.items()):
+                if self._active.get(key) is not active:
+                    continue  # It was answered while earlier heartbeats were sent.
                 since = active.stage.generating_since
                 running_s = None if since is None else _clock() - since
                 heartbeat = self._reply(
                     active.request, ReplyPhase.HEARTBEAT, running_s=running_s, doing=str(active.stage)
                 )
                 await self._send_to_all(active, heartbeat)
+
+    def forget(self, uids: Collection[str]) -> None:
+        """Drop the remembered answers of jobs that are gone."""
+        for key in [key for key in self._answered if any(key[3].startswith(f"{uid}-") for uid in uids)]:
+            self._forget(key)
 
     def close(self) -> None:
         """Refuse new requests from now on."""
@@ -193,12 +203,18 @@ class Requests:
 
     def _remember(self, key: RequestKey, answer: bytes) -> None:
         now = _clock()
+        self._forget(key)
         self._answered[key] = (now, answer)
-        while self._answered:
-            oldest, (at, _) = next(iter(self._answered.items()))
-            if now - at < REMEMBERED_S and len(self._answered) <= MAX_REMEMBERED:
-                return
-            del self._answered[oldest]
+        self._answered_bytes += _ANSWER_OBJECT_BYTES + len(answer)
+        while self._answered_bytes > REMEMBERED_BYTES or self._oldest_at() <= now - REMEMBERED_S:
+            self._forget(next(iter(self._answered)))
+
+    def _oldest_at(self) -> float:
+        return next(iter(self._answered.values()))[0] if self._answered else math.inf
+
+    def _forget(self, key: RequestKey) -> None:
+        if (found := self._answered.pop(key, None)) is not None:
+            self._answered_bytes -= _ANSWER_OBJECT_BYTES + len(found[1])
 
     async def _cancel_all(self) -> None:
         remaining = list(self._active.values())

@@ -15,7 +15,7 @@ from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.generation import Generation
-from marlaas_worker.rollout.policies import Pins, Policies
+from marlaas_worker.rollout.policies import GoneJobs, Pins, Policies
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.requests import Requests
@@ -81,14 +81,17 @@ class _Rollout:
         self._adapter_cache = AdapterCache(self._policies, context.blobs, context.scratch / "adapters")
         self._versions = Versions(self._engine, self._adapter_cache, load_proven, self._emitter, self._reporter.changed)
         self._log = TurnLog(context.bus, context.blobs)
+        self._gone_jobs = GoneJobs()
+        self._pins = Pins(context.bus)
+        self._histories = Histories(tokenizer, self._log)
         generation = Generation(
             context=context,
             tokenizer=tokenizer,
             engine=self._engine,
             policies=self._policies,
-            pins=Pins(context.bus),
+            pins=self._pins,
             versions=self._versions,
-            histories=Histories(tokenizer, self._log),
+            histories=self._histories,
         )
         self._requests = Requests(context, generation.play, tasks)
         self._reception = Reception(context, pool, self._requests, self._engine)
@@ -136,8 +139,9 @@ class _Rollout:
         try:
             while True:
                 self._changed.clear()
-                self._versions.proven.prefer(self._policies.newest())
+                self._versions.proven.prefer(self._policies.newest(), self._policies.strict())
                 await self._listen()
+                self._forget_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
@@ -149,6 +153,18 @@ class _Rollout:
             await self._reception.listen_to({one.generation for one in served})
         except BusUnavailable as error:
             _log.warning("cannot subscribe to the requests of all jobs: %s", error)
+
+    def _forget_gone_jobs(self) -> None:
+        meter = self._engine.meter
+        counted = {*meter.job_tokens, *meter.job_engine_s, *self._log.job_bytes}
+        uids = self._gone_jobs.expired(self._policies.present(), counted, asyncio.get_running_loop().time())
+        self._engine.forget(uids)
+        self._log.forget(uids)
+        self._pins.forget(uids)
+        self._histories.forget(uids)
+        self._requests.forget(uids)
+        self._versions.forget(uids)
+        self._template.forget(uids)
 
     async def _drain(self) -> None:
         self._requests.close()
@@ -190,7 +206,8 @@ class _Rollout:
             self._emitter.queue(job, "EngineRestarted", text)
 
     def _samples(self) -> list[Sample]:
-        report = self._report(0)
+        report, pace = self._report(0), self._versions.pace
+        reserved = self._engine.limiter.budget.num_reserved
         waiting, versions, restarts = self._engine.limiter.num_waiting, len(report.verified), report.restarts
         return [
             *of_report(report, {one.document.uid: one.document.ref for one in self._policies.served()}),
@@ -198,8 +215,14 @@ class _Rollout:
             Sample(
                 "marlaas_rollout_turns_waiting", "gauge", "Turns that wait: the stream is full.", self._log.num_waiting
             ),
+            Sample("marlaas_rollout_kv_tokens", "gauge", "Tokens that fit into the KV cache.", report.kv_tokens),
+            Sample("marlaas_rollout_kv_tokens_reserved", "gauge", "Tokens reserved by requests.", reserved),
             Sample("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", report.slots),
             Sample("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", versions),
+            Sample("marlaas_rollout_loads_total", "counter", "Adapter versions loaded and proven.", pace.num_loads),
+            Sample("marlaas_rollout_reloads_total", "counter", "Loads of evicted versions.", pace.num_reloads),
+            Sample("marlaas_rollout_load_seconds_total", "counter", "Engine time of all loads.", pace.load_s),
+            Sample("marlaas_rollout_reload_seconds_total", "counter", "Engine time of re-loads.", pace.reload_s),
             Sample("marlaas_rollout_engine_restarts_total", "counter", "Engines that died.", restarts),
         ]
 
@@ -218,6 +241,7 @@ class _Rollout:
             reason=self._reason(),
             probe_tolerance=self._calibrations.tolerance,
             verified=self._versions.proven.names,
+            kv_tokens=limits.kv_tokens,
             num_running=meter.num_running,
             job_tokens=dict(meter.job_tokens),
             job_engine_s=dict(meter.job_engine_s),

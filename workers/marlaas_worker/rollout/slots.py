@@ -1,12 +1,13 @@
 """The engine's adapter slots: the proven versions that they hold, and the requests that run on them or wait for them.
 
-A request holds its version here (`ProvenVersions.hold`); `versions` decides which versions are loaded and evicted.
-No engine and no I/O. Invariants: never more versions than slots; a version in use is never evicted; a slot number is
+A request holds its version here (`ProvenVersions.hold`); `paging` decides which versions are loaded and evicted, and
+`versions` does it. No engine and no I/O. Invariants: never more versions than slots; a version in use is never evicted; a slot number is
 never reused, so each load of a version has its own number.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,6 +17,12 @@ from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
+from marlaas_worker.rollout.paging import Resident, Wait
+
+
+def is_of(name: str, uids: Collection[str]) -> bool:
+    """Return whether the engine name of a version is of one of these jobs."""
+    return any(f".{uid}." in name for uid in uids)
 
 
 class NoFreeSlot(LoadFailed):
@@ -29,23 +36,14 @@ class VersionRefused(Permanent):
 @dataclass(slots=True)
 class _Slot:
     adapter: LoadedAdapter
-    used_at: int
+    loaded_at: float
+    used_at: float
     running: int = 0
     ready: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPlan:
-    """The next actions, in this order: unload the adapters in `unload`, then load the versions named in `load`."""
-
-    unload: tuple[LoadedAdapter, ...]
-    load: tuple[str, ...]
-
-
 class SlotTable:
-    """The rollout role's view of its engine's slots.
-
-    A version is loading, then ready; requests run on it while acquired.
+    """The rollout role's view of its engine's slots. A version is loading, then ready; requests run on it while acquired.
 
     numbers: source of slot numbers, if it is shared with another user of the same engine.
     """
@@ -54,24 +52,6 @@ class SlotTable:
         self.num_slots = num_slots
         self._slots: dict[str, _Slot] = {}
         self._ids = count(1) if numbers is None else numbers
-        self._ticks = count(1)
-
-    def plan(self, wanted: Iterable[str]) -> SlotPlan:
-        """Plan the unloads and loads that make the wanted versions resident.
-
-        A version that is in use or loading stays. If the wanted versions do not fit, the least urgent are left
-        out. A version that is not wanted is evicted only if its slot is needed, the least recently used first.
-
-        Args:
-            wanted: in order of urgency: versions in use and pinned ones, then the newest.
-        """
-        urgent = list(dict.fromkeys(wanted))
-        busy = [name for name, slot in self._slots.items() if slot.running or not slot.ready]
-        kept = set(busy) | set([name for name in urgent if name not in busy][: self.num_slots - len(busy)])
-        load = tuple(name for name in urgent if name in kept and name not in self._slots)
-        spare = sorted(self._slots.keys() - kept, key=lambda name: self._slots[name].used_at)
-        excess = max(0, len(self._slots) + len(load) - self.num_slots)
-        return SlotPlan(tuple(self._slots[name].adapter for name in spare[:excess]), load)
 
     def begin(self, name: str, folder: Path) -> LoadedAdapter:
         """Take a slot for a version before its load. Raises NoFreeSlot."""
@@ -80,7 +60,8 @@ class SlotTable:
         if len(self._slots) >= self.num_slots:
             raise NoFreeSlot(f"all {self.num_slots} adapter slots are taken")
         adapter = LoadedAdapter(name, next(self._ids), folder)
-        self._slots[name] = _Slot(adapter, next(self._ticks))
+        now = time.monotonic()
+        self._slots[name] = _Slot(adapter, now, now)
         return adapter
 
     def ready(self, adapter: LoadedAdapter) -> None:
@@ -104,7 +85,7 @@ class SlotTable:
         if slot is None or not slot.ready:
             return None
         slot.running += 1
-        slot.used_at = next(self._ticks)
+        slot.used_at = time.monotonic()
         return slot.adapter
 
     def release(self, adapter: LoadedAdapter) -> None:
@@ -112,11 +93,17 @@ class SlotTable:
         slot = self._slots.get(adapter.name)
         if slot is not None and slot.adapter == adapter and slot.running:
             slot.running -= 1
+            slot.used_at = time.monotonic()
 
-    @property
-    def resident(self) -> tuple[str, ...]:
-        """Names of the versions that have a slot, including those that are loading."""
-        return tuple(self._slots)
+    def residents(self) -> list[Resident]:
+        """Return the versions that have a slot, for `paging`."""
+        return [
+            Resident(name, slot.loaded_at, slot.used_at, slot.running, slot.ready) for name, slot in self._slots.items()
+        ]
+
+    def loaded(self, name: str) -> LoadedAdapter:
+        """Return the load of a resident version."""
+        return self._slots[name].adapter
 
     def running(self, name: str) -> int:
         """Return the number of requests that run on a version."""
@@ -124,10 +111,11 @@ class SlotTable:
 
 
 @dataclass(slots=True)
-class _Wait:
+class _WaitingRequests:
     """All requests that wait for one version. num: their number."""
 
     adapter: AdapterRef
+    wait: Wait
     num: int = 0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -137,47 +125,38 @@ class Waits:
 
     def __init__(self, joined: Callable[[], None]) -> None:
         self._joined = joined
-        self._waits: dict[str, _Wait] = {}
+        self._waiting: dict[str, _WaitingRequests] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._waits)
+        return bool(self._waiting)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._waits))
+    def __iter__(self) -> Iterator[Wait]:
+        return iter([waiting.wait for waiting in self._waiting.values()])
 
-    def adapters(self) -> list[AdapterRef]:
-        """Return the versions that requests wait for."""
-        return [wait.adapter for wait in self._waits.values()]
+    def adapter(self, name: str) -> AdapterRef:
+        """Return the version of a wait."""
+        return self._waiting[name].adapter
 
-    async def wait(self, adapter: AdapterRef) -> None:
+    async def wait(self, adapter: AdapterRef, tenant: str) -> None:
         """Return when the version is settled: served or refused."""
         name = adapter.engine_name
-        wait = self._waits.setdefault(name, _Wait(adapter))
-        wait.num += 1
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            waiting = self._waiting[name] = _WaitingRequests(adapter, Wait(name, tenant, time.monotonic()))
+        waiting.num += 1
         self._joined()
         try:
-            await wait.settled.wait()
+            await waiting.settled.wait()
         finally:
-            wait.num -= 1
-            if not wait.num and self._waits.get(name) is wait:
-                del self._waits[name]
+            waiting.num -= 1
+            if not waiting.num and self._waiting.get(name) is waiting:
+                del self._waiting[name]
 
     def settle(self, name: str) -> None:
         """Wake the requests that wait for a version, so that they check it again."""
-        wait = self._waits.pop(name, None)
-        if wait is not None:
-            wait.settled.set()
-
-
-def to_yield(running: Iterable[str], resident: Iterable[str], waiting: Iterable[str]) -> frozenset[str]:
-    """Choose running versions that take no new requests for now: one for each waiting version without a slot.
-
-    The versions that have been served longest come first. Otherwise a version that always has requests would
-    never free its slot.
-    """
-    have = set(resident)
-    missing = sum(name not in have for name in waiting)
-    return frozenset(list(running)[:missing])
+        waiting = self._waiting.pop(name, None)
+        if waiting:
+            waiting.settled.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +175,7 @@ class ProvenVersions:
         table: the slots.
         waits: requests that wait for a version.
         newest: the newest committed version of every served agent, by the agent's version 0.
+        strict: the agents, as version 0, of jobs whose groups are all sampled from the newest version.
         wake: set when a request or a new version needs a change of the slots.
     """
 
@@ -204,7 +184,9 @@ class ProvenVersions:
         self.table = SlotTable(num_slots, numbers)
         self.waits = Waits(self.wake.set)
         self.newest: dict[AdapterRef, AdapterRef] = {}
+        self.strict: frozenset[AdapterRef] = frozenset()
         self._proven: dict[str, Held] = {}
+        self._versions: dict[AdapterRef, set[int]] = {}
         self._refused: dict[str, Exception] = {}
         self._yielding: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
@@ -214,37 +196,47 @@ class ProvenVersions:
         """Engine names of the versions that may be served now."""
         return tuple(self._proven)
 
+    def was_proven(self, adapter: AdapterRef) -> bool:
+        """Return whether the version passed all checks in this incarnation of the engine, even if it was evicted since."""
+        return adapter.version in self._versions.get(adapter.at(0), ())
+
     @asynccontextmanager
-    async def hold(self, adapter: AdapterRef) -> AsyncIterator[Held]:
+    async def hold(self, adapter: AdapterRef, tenant: str) -> AsyncIterator[Held]:
         """Wait for a proven version, and prevent its unloading while the context is open. Raises VersionRefused."""
-        held = await self._acquire(adapter)
+        held = await self._acquire(adapter, tenant)
         try:
             yield held
         finally:
             self.table.release(held.loaded)
-            if self.waits:
+            is_needed = bool(self.waits) or held.loaded.name in self._yielding
+            if is_needed and not self.table.running(held.loaded.name):
                 self.wake.set()
 
-    async def newest_of(self, agent: AdapterRef) -> int:
+    async def newest_of(self, agent: AdapterRef, tenant: str) -> int:
         """Return the newest proven version of an agent; wait for the first one. Raises VersionRefused.
+
+        An evicted version counts too; it is loaded again when a request needs it.
 
         agent: an adapter of the agent at any version.
         """
         while True:
             adapters = (held.manifest.adapter for held in self._proven.values())
-            proven = [adapter.version for adapter in adapters if adapter.at(0) == agent.at(0)]
-            if proven:
+            resident = {adapter.version for adapter in adapters if adapter.at(0) == agent.at(0)}
+            if proven := resident | self._versions.get(agent.at(0), set()):
                 return max(proven)
             newest = self.newest.get(agent.at(0))
             if newest is None:
                 await self._changed.wait()
             else:
                 self._raise_refusal(newest.engine_name)
-                await self.waits.wait(newest)
+                await self.waits.wait(newest, tenant)
 
-    def prefer(self, newest: Iterable[AdapterRef]) -> None:
-        """Set the newest version of every served agent."""
+    def prefer(self, newest: Iterable[AdapterRef], strict: Iterable[AdapterRef] = ()) -> None:
+        """Set the newest version of every served agent, and the agents of strict jobs."""
         self.newest = {adapter.at(0): adapter for adapter in newest}
+        self.strict = frozenset(adapter.at(0) for adapter in strict)
+        for agent in self._versions.keys() - self.newest.keys():
+            del self._versions[agent]
         self.wake.set()
         self._settle()
 
@@ -252,6 +244,8 @@ class ProvenVersions:
         """Give a version that was loaded and proven to its requests."""
         self.table.ready(held.loaded)
         self._proven[held.loaded.name] = held
+        adapter = held.manifest.adapter
+        self._versions.setdefault(adapter.at(0), set()).add(adapter.version)
         self._settle(held.loaded.name)
         self.wake.set()
 
@@ -265,28 +259,32 @@ class ProvenVersions:
         self._refused[name] = error
         self._settle(name)
 
+    def forget(self, uids: Collection[str]) -> None:
+        """Forget the refusals of jobs that are gone."""
+        self._refused = {name: error for name, error in self._refused.items() if not is_of(name, uids)}
+
     def clear(self) -> None:
         """Remove all versions and refusals, after the engine has stopped."""
         self.table.clear()
         self._proven.clear()
+        self._versions.clear()
         self._refused.clear()
         self._yielding = frozenset()
 
-    def share_slots(self) -> None:
-        """Choose the versions that yield their slots to waiting ones, and wake the requests that may run."""
-        running = [name for name in self._proven if self.table.running(name)]
-        self._yielding = to_yield(running, self.table.resident, self.waits)
-        for name in self.waits:
-            if name in self._proven and name not in self._yielding:
-                self._settle(name)
+    def yield_slots(self, yielding: frozenset[str]) -> None:
+        """Set the versions that take no new requests for now, and wake the requests of the others."""
+        self._yielding = yielding
+        for wait in self.waits:
+            if wait.name in self._proven and wait.name not in yielding:
+                self._settle(wait.name)
 
-    async def _acquire(self, adapter: AdapterRef) -> Held:
+    async def _acquire(self, adapter: AdapterRef, tenant: str) -> Held:
         name = adapter.engine_name
         while True:
             self._raise_refusal(name)
             if name not in self._yielding and self.table.acquire(name) is not None:
                 return self._proven[name]
-            await self.waits.wait(adapter)
+            await self.waits.wait(adapter, tenant)
 
     def _raise_refusal(self, name: str) -> None:
         if (refusal := self._refused.get(name)) is not None:

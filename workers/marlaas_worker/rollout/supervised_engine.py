@@ -1,4 +1,4 @@
-"""The engine as the role uses it: supervised (`SupervisedEngine`), limited (`RequestLimiter`), metered (`EngineMeter`).
+"""The engine as the role uses it: supervised (`SupervisedEngine`), and limited (`RequestLimiter`).
 
 A supervised engine is an engine that is restarted after each failure (an exit or a hang), and tested at each start. From
 the failure until the next incarnation serves, its calls raise EngineDown. Adapters and slots are lost with an incarnation.
@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
@@ -29,24 +29,16 @@ from marlaas_worker.rollout.engine import (
     Sampling,
     unheard,
 )
+from marlaas_worker.rollout.engine_meter import Account, EngineMeter
+from marlaas_worker.rollout.kv_budget import KvBudget, RecentOutputs
 from marlaas_worker.rollout.self_test import SelfTestFailed
 
 HEALTH_CHECK_S = 5.0
 OPEN_S = 60.0  # as long as a request is kept without news of its sandbox
-RECENT, MAX_JOBS = 64, 4096  # outputs per job, and jobs, that estimates remember
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Tenant and job that a request is charged to. weight: the tenant's share relative to other tenants."""
-
-    tenant: str
-    weight: float
-    job: str
 
 
 @dataclass(slots=True, eq=False)
@@ -57,42 +49,48 @@ class Place:
 
 
 class RequestLimiter:
-    """At most `capacity` requests in the engine at a time. Places go to tenants by weight, and within a tenant to jobs.
+    """Requests in the engine: as many as its batch and its KV cache hold. Room goes to tenants by weight, then to jobs.
 
     The engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's prefix
-    cache, and generated tokens. An episode counts as open until `OPEN_S` after its last request; its end is not seen.
+    cache, and generated tokens. A request that does not fit may be passed by others, for at most one KV cache of tokens.
+    An episode counts as open until `OPEN_S` after its last request; its end is not seen.
     """
 
-    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._free = capacity
+    def __init__(self, max_seqs: int, clock: Callable[[], float] = time.monotonic, kv_tokens: int = 0) -> None:
+        self.budget = KvBudget(max_seqs, kv_tokens)
+        self.outputs = RecentOutputs()
         self._clock = clock
-        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue(self.budget.kv_tokens)
         self._open: OrderedDict[str, tuple[Account, float]] = OrderedDict()
-        self._recent: OrderedDict[str, deque[int]] = OrderedDict()
+        self._num_inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._lone = asyncio.Lock()
+        self._is_closed = False
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait in the queue."""
         return len(self._queue)
 
-    def expected_tokens(self, job: str, max_tokens: int) -> int:
-        """Return the 90th percentile of the job's recent outputs in tokens, at most `max_tokens`."""
-        recent = sorted(self._recent.get(job, ())) or [max_tokens]
-        return min(recent[9 * len(recent) // 10], max_tokens)
+    def set_kv_tokens(self, kv_tokens: int) -> None:
+        """Set the size of the engine's KV cache in tokens, after an engine start. 0: unknown."""
+        self.budget.set_kv_tokens(kv_tokens)
+        self._queue.max_passed = self.budget.kv_tokens
 
-    def note_tokens(self, job: str, num_tokens: int) -> None:
-        """Record a request's number of generated tokens, for later estimates."""
-        self._recent.setdefault(job, deque(maxlen=RECENT)).append(num_tokens)
-        self._recent.move_to_end(job)
-        if len(self._recent) > MAX_JOBS:
-            self._recent.popitem(last=False)
+    def usage(self, tenant: str) -> float:
+        """Return the tokens that a tenant has used, divided by its weight; 0 if it is not active."""
+        return self._queue.usage(tenant)
 
     @contextlib.asynccontextmanager
-    async def place(self, account: Account, episode: str, estimate: float) -> AsyncIterator[Place]:
-        """Wait for a place, and hold it while the context is open. Its `cost` then replaces the estimate, in tokens."""
+    async def place(self, account: Account, episode: str, estimate: float, kv_tokens: int = 0) -> AsyncIterator[Place]:
+        """Wait for a place, and hold it while the context is open. Its `cost` then replaces the estimate, in tokens.
+
+        kv_tokens: expected length of the request's context at its end.
+        """
         self._see(account, episode)
         granted = asyncio.get_running_loop().create_future()
-        ticket = self._queue.push(account.tenant, account.job, granted, cost=estimate)
+        ticket = self._queue.push(account.tenant, account.job, granted, cost=estimate, size=self.budget.size(kv_tokens))
         self._grant()
         try:
             await granted
@@ -108,17 +106,37 @@ class RequestLimiter:
         finally:
             self._end(ticket, place.cost)
 
+    @contextlib.asynccontextmanager
+    async def alone(self, account: Account, episode: str) -> AsyncIterator[Place]:
+        """Wait until no request is in the engine, and admit none while the context is open. Its cost is charged at the end."""
+        self._see(account, episode)
+        async with self._lone:
+            self._is_closed = True
+            place = Place()
+            try:
+                await self._empty.wait()
+                yield place
+            finally:
+                self._is_closed = False
+                self._queue.charge(account.tenant, account.job, place.cost)
+                self._grant()
+
     def _grant(self) -> None:
-        while self._free and (ticket := self._queue.pop()) is not None:
+        while not self._is_closed and (room := self.budget.room) >= 0 and (ticket := self._queue.pop(room)) is not None:
             if ticket.item.cancelled():
                 self._queue.settle(ticket, 0.0)
             else:
-                self._free -= 1
+                self.budget.take(ticket.size)
+                self._num_inside += 1
+                self._empty.clear()
                 ticket.item.set_result(None)
 
     def _end(self, ticket: Ticket[asyncio.Future[None]], cost: float) -> None:
         self._queue.settle(ticket, cost)
-        self._free += 1
+        self.budget.give_back(ticket.size)
+        self._num_inside -= 1
+        if not self._num_inside:
+            self._empty.set()
         self._grant()
 
     def _see(self, account: Account, episode: str) -> None:
@@ -126,45 +144,16 @@ class RequestLimiter:
         self._queue.set_weight(account.tenant, account.weight)
         if episode not in self._open:
             self._queue.open(account.tenant, account.job)
-        self._open[episode] = account, (now := self._clock())
+        self._open[episode] = account, self._clock()
         self._open.move_to_end(episode)
+        self.close_old_episodes()
+
+    def close_old_episodes(self) -> None:
+        """Close the episodes whose last request is longer ago than `OPEN_S`."""
+        now = self._clock()
         while self._open and (oldest := next(iter(self._open.values())))[1] < now - OPEN_S:
             self._open.popitem(last=False)
             self._queue.close(oldest[0].tenant, oldest[0].job)
-
-
-@dataclass(slots=True)
-class EngineMeter:
-    """Engine time and generated tokens since the role's start, by job uid. The caller passes the clock, in seconds.
-
-    busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time.
-    """
-
-    busy_s: float = 0.0
-    num_running: int = 0
-    job_tokens: Counter[str] = field(default_factory=Counter)
-    job_engine_s: dict[str, float] = field(default_factory=dict)
-    _share_s: float = 0.0
-    _at: float = 0.0  # Only used while a request runs; the first `enter` sets it.
-
-    def enter(self, now: float) -> float:
-        """Note that a request enters the engine; return the mark to pass to `leave`."""
-        self.advance(now)
-        self.num_running += 1
-        return self._share_s
-
-    def leave(self, mark: float, uid: str, now: float) -> None:
-        """Note that a request left the engine, and charge its share of the time to its job."""
-        self.advance(now)
-        self.num_running -= 1
-        self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + self._share_s - mark
-
-    def advance(self, now: float) -> None:
-        """Update the totals to `now`."""
-        if self.num_running:
-            self.busy_s += now - self._at
-            self._share_s += (now - self._at) / self.num_running
-        self._at = now
 
 
 class SupervisedEngine:
@@ -209,13 +198,11 @@ class SupervisedEngine:
 
     async def start(self) -> None:
         await self._engine.start()
-        await self._test(self._engine)
-        self.up = True
+        await self._admit()
 
     async def restart(self) -> None:
         await self._engine.restart()
-        await self._test(self._engine)
-        self.up = True
+        await self._admit()
 
     async def stop(self) -> None:
         self.up = False
@@ -256,11 +243,24 @@ class SupervisedEngine:
         self._on_stopped(reason)
         self._down.set()
 
+    def forget(self, uids: Collection[str]) -> None:
+        """Drop the totals and estimates of jobs that are gone."""
+        self.limiter.close_old_episodes()
+        self.meter.forget(uids)
+        for uid in uids:
+            self.limiter.outputs.forget(uid)
+
     async def supervise(self) -> None:
         """Check the engine's health and restart it, until cancelled. Raises the engine's error if all restarts fail."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._check(), name="engine health")
             group.create_task(self._restart_after_failures(), name="engine restart")
+
+    async def _admit(self) -> None:
+        """Test a new incarnation, and let requests use it."""
+        await self._test(self._engine)
+        self.limiter.set_kv_tokens(self._engine.limits.kv_tokens)
+        self.up = True
 
     async def _call(self, work: Awaitable[T]) -> T:
         incarnation = self.incarnation

@@ -6,7 +6,7 @@ typical replies, so it may miss a template that rewrites the past after other re
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import Protocol
 
@@ -55,6 +55,10 @@ class TemplateNotice:
         for job in set(jobs) - self._told if self._text else ():
             self._told.add(job)
             self._emitter.queue(job, REASON, self._text, once=f"{REASON}-{job.key}-{job.uid}")
+
+    def forget(self, uids: Collection[str]) -> None:
+        """Forget the jobs that are gone."""
+        self._told = {job for job in self._told if job.uid not in uids}
 
     @cached_property
     def _text(self) -> str:

@@ -6,7 +6,10 @@ turns stream through its parent turns.
 
 import asyncio
 import logging
+import sys
 from collections import Counter, OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import Blobs, BlobUnavailable
@@ -24,6 +27,7 @@ _MESSAGE_BYTES = 256
 """Stream bytes per message besides its data: subject, headers, and the stream's own record."""
 BYTES_KEPT = 64 << 20
 _BYTES_PER_ID = 4
+_MESSAGE_OBJECT_BYTES = 512
 _log = logging.getLogger(__name__)
 
 Key = tuple[str, str, str, str, int]
@@ -53,6 +57,11 @@ class TurnLog:
     def explain(self) -> str:
         """Return a sentence for an error message: whether the stream is full."""
         return f"the stream {subjects.TURNS} is full" if self._waiting else f"the stream {subjects.TURNS} has room"
+
+    def forget(self, uids: Collection[str]) -> None:
+        """Drop the totals of jobs that are gone."""
+        for uid in uids:
+            self.job_bytes.pop(uid, None)
 
     async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:
         """Return a recorded turn; None if it is not recorded. Raises BusUnavailable, and as `wire.unpack`."""
@@ -127,14 +136,30 @@ def key_of(message: GenerateRequest | Turn, turn: int) -> Key:
     return (message.namespace, message.job, message.agent, message.episode, turn)
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A cached conversation. has_branches: whether more than one turn continued it."""
+
+    conversation: Conversation
+    num_bytes: int
+    has_branches: bool = False
+
+
 class Histories:
-    """Conversations by their last turn; least recently used ones are evicted beyond about `bytes_kept`."""
+    """Conversations by their last turn; least recently used ones are evicted beyond about `bytes_kept`.
+
+    A conversation is replaced by the one that continues it, so that an open episode needs one place. If a second turn
+    continues it nevertheless, it is restored and then kept, because more may follow.
+    """
 
     def __init__(self, tokenizer: Tokenizer, log: TurnLog, bytes_kept: int = BYTES_KEPT) -> None:
         self.log = log
         self._tokenizer = tokenizer
         self._left_bytes = bytes_kept
-        self._kept: OrderedDict[Key, Conversation] = OrderedDict()
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     async def parent(self, request: GenerateRequest) -> Conversation | None:
         """Return the conversation that a request continues; None if it begins one.
@@ -144,33 +169,51 @@ class Histories:
         if request.parent is None:
             return None
         key = key_of(request, request.parent)
-        conversation = self._kept.get(key)
-        if conversation is not None:
-            self._kept.move_to_end(key)
-            return conversation
-        return await self._restored(request, request.parent)
+        kept = self._kept.get(key)
+        if kept is None:
+            return await self._restored(request, request.parent)
+        self._kept.move_to_end(key)
+        return kept.conversation
 
     def knows_parent(self, request: GenerateRequest) -> bool:
         """Return whether the request's parent is in memory, or the request has none."""
         return request.parent is None or key_of(request, request.parent) in self._kept
 
-    def keep(self, key: Key, conversation: Conversation) -> None:
-        """Cache the conversation after a turn."""
+    def keep(self, key: Key, conversation: Conversation, parent: int | None = None) -> None:
+        """Cache the conversation after a turn, in place of the one that it continues.
+
+        parent: number of the turn that it continues.
+        """
+        if parent is not None:
+            replaced = (*key[:4], parent)
+            if replaced in self._kept and not self._kept[replaced].has_branches:
+                self._drop(replaced)
+        self._keep(key, conversation)
+
+    def forget(self, uids: Collection[str]) -> None:
+        """Drop the conversations of jobs that are gone."""
+        for key in [key for key in self._kept if any(key[3].startswith(f"{uid}-") for uid in uids)]:
+            self._drop(key)
+
+    def _keep(self, key: Key, conversation: Conversation, *, has_branches: bool = False) -> None:
         if key in self._kept:
             return
-        self._kept[key] = conversation
-        self._left_bytes -= _weight(conversation)
+        self._kept[key] = _Kept(conversation, _weight(conversation), has_branches)
+        self._left_bytes -= self._kept[key].num_bytes
         while self._left_bytes < 0 and len(self._kept) > 1:
-            _, evicted = self._kept.popitem(last=False)
-            self._left_bytes += _weight(evicted)
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: Key) -> None:
+        self._left_bytes += self._kept.pop(key).num_bytes
 
     async def _restored(self, request: GenerateRequest, number: int) -> Conversation:
         turns = await self.log.episode(request.namespace, request.job, request.episode)
         conversation: Conversation | None = None
         for turn in reversed(_lineage(turns, number, request)):
             conversation = restore(self._tokenizer, conversation, turn)
-            self.keep(key_of(turn, turn.turn), conversation)
         assert conversation is not None
+        is_continued = any(turn.parent == number for turn in turns.values())
+        self._keep(key_of(request, number), conversation, has_branches=is_continued)
         return conversation
 
 
@@ -179,10 +222,9 @@ def _weight(conversation: Conversation) -> int:
 
     Text counts too: a prompt beyond the context window has no ids, and may be as long as a message.
     """
-    text = (
-        len(conversation.text) + len(conversation.reply) + sum(len(message.content) for message in conversation.history)
-    )
-    return _BYTES_PER_ID * len(conversation.ids) + text
+    contents = (message.content for message in conversation.history)
+    text = sum(map(sys.getsizeof, (conversation.text, conversation.reply, *contents)))
+    return _BYTES_PER_ID * len(conversation.ids) + text + _MESSAGE_OBJECT_BYTES * len(conversation.history)
 
 
 def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> list[Turn]:

@@ -1,15 +1,14 @@
 """Adapter versions in the engine: loads and proves them, retries failed loads, and evicts them.
 
 Invariant: a version is given to requests (`slots.ProvenVersions`) only after its proof and before its unloading, in
-one incarnation of the engine. The newest version of every served agent is loaded before any request for it. Other
-versions are loaded on request, and evicted when their slot is needed. If possible one slot stays free, so that a new
-version need not wait for an unload.
+one incarnation of the engine. Which versions are loaded and evicted is decided in `paging`.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from marlaas_api.errors import Retryable
 from marlaas_api.messages import Manifest
@@ -18,16 +17,26 @@ from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
-from marlaas_worker.rollout.slots import Held, ProvenVersions
+from marlaas_worker.rollout.paging import Demand, PagePlan, ReloadPace, Resident, Urgency, order_waits, plan_pages
+from marlaas_worker.rollout.proof import Proof
+from marlaas_worker.rollout.slots import Held, ProvenVersions, is_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
 """First and longest backoff after a failed load."""
-_SPARE = ""
 _REVIEW_S = 60.0
+_MIN_REVIEW_S = 0.005
+IN_USE_S = 60.0
+"""An agent counts as in use for so long after its last request."""
 _log = logging.getLogger(__name__)
 
-LoadProven = Callable[[Engine, Manifest, LoadedAdapter], Awaitable[object]]
+
+class LoadProven(Protocol):
+    """See `proof.load_proven`."""
+
+    async def __call__(
+        self, engine: Engine, manifest: Manifest, adapter: LoadedAdapter, *, probes: bool = True
+    ) -> Proof: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,11 @@ class Retries:
         """Forget a name's failures."""
         self._failures.pop(name, None)
 
+    def forget(self, uids: Collection[str]) -> None:
+        """Forget the failures of jobs that are gone."""
+        for name in [name for name in self._failures if is_of(name, uids)]:
+            del self._failures[name]
+
     def clear(self) -> None:
         """Forget all failures."""
         self._failures.clear()
@@ -81,6 +95,8 @@ class Versions:
     """Reconciles the engine's slots with the newest and the requested versions.
 
     `changed` is called when the proven set changes.
+
+    pace: load times of this engine, and the time that re-loads may take.
     """
 
     def __init__(
@@ -97,8 +113,11 @@ class Versions:
         self._emitter = emitter
         self._changed = changed
         self.proven = ProvenVersions(engine.limits.slots, engine.slot_numbers)
+        self.pace = ReloadPace()
         self._retries = Retries()
+        self._review_s = _REVIEW_S
         self._resident: dict[str, AdapterRef] = {}
+        self._used_at: dict[AdapterRef, float] = {}
         self._to_discard: list[AdapterRef] = []
         self._loading: set[asyncio.Task[None]] = set()
 
@@ -112,6 +131,11 @@ class Versions:
         if name in self._resident:
             return "it is being loaded and proven"
         return f"no free slot: all {self.proven.table.num_slots} hold versions in use"
+
+    def forget(self, uids: Collection[str]) -> None:
+        """Forget the failed loads of jobs that are gone."""
+        self._retries.forget(uids)
+        self.proven.forget(uids)
 
     def engine_stopped(self) -> None:
         """Discard all state of the engine's incarnation: nothing is loaded or proven any more."""
@@ -134,7 +158,7 @@ class Versions:
                 self.proven.wake.clear()
                 if self._engine.up:
                     await self._step(loads)
-                await wait_for(self.proven.wake, self._until_retry())
+                await wait_for(self.proven.wake, self._until_review())
 
     async def _step(self, loads: asyncio.TaskGroup) -> None:
         """Run one round: evict, load, and release requests whose version is ready. Returns early if the engine goes down."""
@@ -142,32 +166,60 @@ class Versions:
         while self._to_discard:
             await self._adapter_cache.discard(self._to_discard.pop())
         wanted = self._wanted()
-        plan = self.proven.table.plan([*wanted, _SPARE])
-        for adapter in plan.unload:
-            if incarnation == self._engine.incarnation:
-                await self._evict(adapter)
-        if incarnation != self._engine.incarnation:
-            return
-        for name in plan.load:
-            if name != _SPARE:
+        plan = self._plan(wanted)
+        self._review_s = plan.review_s
+        self.proven.yield_slots(plan.yielding)
+        for adapter, loaded in [self._take_out(name) for name in plan.evict]:
+            await self._unload(loaded)
+            await self._adapter_cache.discard(adapter)
+        if incarnation == self._engine.incarnation:
+            for name in plan.load:
                 self._begin(loads, wanted[name])
-        self.proven.share_slots()
+
+    def _plan(self, wanted: dict[str, AdapterRef]) -> PagePlan:
+        now = _clock()
+        residents = [self._describe(resident) for resident in self.proven.table.residents()]
+        waiting = {wait.name for wait in self.proven.waits}
+        demands = [
+            Demand(name, self._urgency(adapter, name in waiting, now), self.proven.was_proven(adapter))
+            for name, adapter in wanted.items()
+            if name not in self._resident
+        ]
+        return plan_pages(self.proven.table.num_slots, residents, demands, self.pace, now)
+
+    def _describe(self, resident: Resident) -> Resident:
+        """Add the facts that the slot table does not know, and note when the version's agent was last in use."""
+        adapter = self._resident[resident.name]
+        agent = adapter.at(0)
+        if agent in self.proven.newest and resident.used_at > resident.loaded_at:
+            self._used_at[agent] = max(self._used_at.get(agent, 0.0), resident.used_at)
+        is_newest = self.proven.newest.get(agent) == adapter
+        return replace(resident, is_newest=is_newest, is_strict=agent in self.proven.strict)
+
+    def _urgency(self, adapter: AdapterRef, is_waiting: bool, now: float) -> Urgency:
+        if is_waiting:
+            return Urgency.WAITING
+        is_in_use = now - self._used_at.get(adapter.at(0), -IN_USE_S) < IN_USE_S
+        return Urgency.SUCCESSOR if is_in_use and not self.proven.was_proven(adapter) else Urgency.PREFETCH
 
     def _wanted(self) -> dict[str, AdapterRef]:
-        """Return the wanted versions by urgency.
-
-        Requested versions come first, in order of request. Then come the newest versions, resident ones first,
-        so that newest versions do not evict each other.
-        """
-        now = _clock()
-        newest = sorted(self.proven.newest.values(), key=lambda ref: ref.engine_name not in self._resident)
-        refs = [*self.proven.waits.adapters(), *newest]
+        """Return the versions that requests wait for, in their order, then the newest ones, last used first."""
+        now, waits = _clock(), self.proven.waits
+        for agent in self._used_at.keys() - self.proven.newest.keys():
+            del self._used_at[agent]
+        ordered = order_waits(waits, self._engine.limiter.usage, now, self.pace.quantum_s)
+        newest = sorted(self.proven.newest.values(), key=lambda ref: -self._used_at.get(ref.at(0), 0.0))
+        refs = [*(waits.adapter(wait.name) for wait in ordered), *newest]
         return {ref.engine_name: ref for ref in refs if self._retries.may_try(ref.engine_name, now)}
 
-    def _until_retry(self) -> float:
-        wanted = {*self.proven.waits, *(ref.engine_name for ref in self.proven.newest.values())}
+    def _until_review(self) -> float:
+        """Return the seconds until the next round, unless something wakes it earlier."""
+        if not self._engine.up:
+            return _REVIEW_S
+        waits = (wait.name for wait in self.proven.waits)
+        wanted = {*waits, *(ref.engine_name for ref in self.proven.newest.values())}
         due_s = self._retries.next_in_s(wanted, _clock())
-        return _REVIEW_S if due_s is None or not self._engine.up else due_s
+        return max(_MIN_REVIEW_S, min(_REVIEW_S, self._review_s, _REVIEW_S if due_s is None else due_s))
 
     def _begin(self, loads: asyncio.TaskGroup, adapter: AdapterRef) -> None:
         name = adapter.engine_name
@@ -177,12 +229,12 @@ class Versions:
         self._loading.add(load)
         load.add_done_callback(self._loading.discard)
 
-    async def _evict(self, loaded: LoadedAdapter) -> None:
-        adapter = self._resident.pop(loaded.name)
+    def _take_out(self, name: str) -> tuple[AdapterRef, LoadedAdapter]:
+        """Stop giving a version to requests, before its slot is freed in the engine."""
+        loaded = self.proven.table.loaded(name)
         self.proven.remove(loaded)
         self._changed()
-        await self._unload(loaded)
-        await self._adapter_cache.discard(adapter)
+        return self._resident.pop(name), loaded
 
     async def _unload(self, loaded: LoadedAdapter) -> None:
         incarnation = self._engine.incarnation
@@ -197,25 +249,27 @@ class Versions:
 
     async def _load(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
         """Load and prove a version. On any error the version is not served, and the role continues."""
-        incarnation = self._engine.incarnation
+        incarnation, is_reload = self._engine.incarnation, self.proven.was_proven(adapter)
         try:
             manifest = await self._adapter_cache.manifest(adapter)
             await self._adapter_cache.fetch(manifest)
-            await self._load_proven(self._engine, manifest, loaded)
+            proof = await self._load_proven(self._engine, manifest, loaded, probes=not is_reload)
         except Exception as error:
             if incarnation == self._engine.incarnation:
                 await self._failed(adapter, loaded, error)
         else:
             if incarnation == self._engine.incarnation:
-                self._serve(adapter, Held(loaded, manifest, incarnation))
+                self.pace.note(proof.load_s + proof.digest_s, is_reload=is_reload, now=_clock())
+                self._serve(adapter, Held(loaded, manifest, incarnation), is_reload)
 
-    def _serve(self, adapter: AdapterRef, held: Held) -> None:
+    def _serve(self, adapter: AdapterRef, held: Held, is_reload: bool) -> None:
         name = adapter.engine_name
         self._retries.succeeded(name)
         self.proven.add(held)
         self._changed()
-        text = f"version {adapter.version} of agent {adapter.agent} is verified and served"
-        self._emitter.queue(_job(adapter), "VersionVerified", text, once=f"verified/{name}")
+        if not is_reload:
+            text = f"version {adapter.version} of agent {adapter.agent} is verified and served"
+            self._emitter.queue(_job(adapter), "VersionVerified", text, once=f"verified/{name}")
 
     async def _failed(self, adapter: AdapterRef, loaded: LoadedAdapter, error: Exception) -> None:
         incarnation = self._engine.incarnation

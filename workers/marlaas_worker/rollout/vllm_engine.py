@@ -6,6 +6,7 @@ or bus.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from marlaas_worker.rollout.engine import (
     stop_reason,
     unheard,
 )
+from marlaas_worker.rollout.engine_meter import MIN_CPU_SHARE, STALL_S
 from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
@@ -48,8 +50,8 @@ class VllmEngine:
 
     Args:
         end_ids: tokens that end a generation.
-        answer_bound_s: seconds without an answer after which the engine counts as hung.
         may_fork: whether the first core process may be forked from this one (`vllm_fork`). It never is on a GPU.
+        answer_bound_s: seconds without an answer or computing after which the engine counts as hung.
     """
 
     def __init__(  # noqa: PLR0913 (keyword-only)
@@ -65,9 +67,11 @@ class VllmEngine:
         self._settings = vllm_settings(read_base_model(model), spec, scratch)
         self._end_ids = end_ids
         self._answer_bound_s = answer_bound_s
-        self._residents = Residents(self.limits.slots)
+        self._residents = Residents(self._settings.limits.slots)
         self._incarnation: EngineIncarnation | None = None
         self._may_fork = may_fork and not torch.cuda.is_available()
+        self._num_running = 0
+        self._num_events = 0
 
     @property
     def base(self) -> str:
@@ -75,7 +79,8 @@ class VllmEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        return self._settings.limits
+        kv_tokens = self._incarnation.kv_tokens if self._incarnation else 0
+        return replace(self._settings.limits, kv_tokens=kv_tokens)
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
@@ -149,17 +154,34 @@ class VllmEngine:
         return _completion(outputs, sampling)
 
     async def healthy(self) -> bool:
+        """See `engine.Engine`. An engine that computes for a long time without an answer is healthy.
+
+        It answers between two steps, and one step may be a long prompt on a CPU. An engine that answers although its
+        requests make no progress is not healthy.
+        """
         incarnation = self._incarnation
         if incarnation is None or incarnation.down.done():
             return False
+        cpu_s = incarnation.cpu_s()
         try:
             async with asyncio.timeout(self._answer_bound_s):
                 await incarnation.call(incarnation.llm.list_loras())
         except TimeoutError:
-            incarnation.declare_down(f"vLLM has not answered for {self._answer_bound_s:g} s")
+            if incarnation.cpu_s() - cpu_s < MIN_CPU_SHARE * self._answer_bound_s:
+                incarnation.declare_down(f"vLLM has neither answered nor computed for {self._answer_bound_s:g} s")
         except Exception as error:
             incarnation.declare_down(f"vLLM answered with an error: {error}")
+        else:
+            self._judge_progress(incarnation)
         return not incarnation.down.done()
+
+    def _judge_progress(self, incarnation: EngineIncarnation) -> None:
+        now = asyncio.get_running_loop().time()
+        progress = (self._num_running, self._num_events, incarnation.cpu_s(), now)
+        if (stalled_s := incarnation.progress.stalled_s(*progress)) >= STALL_S:
+            incarnation.declare_down(
+                f"vLLM has made no progress with {self._num_running} requests for {stalled_s:.0f} s"
+            )
 
     def _alive(self) -> EngineIncarnation:
         if self._incarnation is None:
@@ -175,25 +197,29 @@ class VllmEngine:
         incarnation = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
         streamed = incarnation.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
+        self._num_running += 1
         try:
-            outputs = await incarnation.call(_all(streamed, began))
+            outputs = await incarnation.call(self._all(streamed, began))
         except MarlaasError:
             raise
         except Exception as error:
             raise Retryable(f"vLLM failed {request}: {error.__cause__ or error!r}") from error
+        finally:
+            self._num_running -= 1
+            self._num_events += 1
         reason = outputs[-1].outputs[0].finish_reason if outputs else None
         if reason not in ("stop", "length"):
             raise EngineDown(f"vLLM ended {request} with {reason!r}")
         return outputs
 
-
-async def _all(streamed: Any, began: Began) -> list[Any]:
-    outputs: list[Any] = []
-    async for output in streamed:
-        if not outputs:
-            began()
-        outputs.append(output)
-    return outputs
+    async def _all(self, streamed: Any, began: Began) -> list[Any]:
+        outputs: list[Any] = []
+        async for output in streamed:
+            self._num_events += 1
+            if not outputs:
+                began()
+            outputs.append(output)
+        return outputs
 
 
 def _rank(adapter: LoadedAdapter) -> int:

@@ -18,6 +18,7 @@ import psutil
 from marlaas_api.errors import Permanent
 from marlaas_worker.rollout import vllm_extension
 from marlaas_worker.rollout.engine import EngineDown, PromptInvalid, unless_down
+from marlaas_worker.rollout.engine_meter import ProgressWatch
 from marlaas_worker.rollout.vllm_fork import forking
 from marlaas_worker.rollout.vllm_settings import (
     START_METHOD,
@@ -35,11 +36,17 @@ ABANDON_CHECK_S = 0.5
 
 
 class EngineIncarnation:
-    """One run of vLLM's processes. `down` gets the reason when they have exited or were given up."""
+    """One run of vLLM's processes. `down` gets the reason when they have exited or were given up.
+
+    kv_tokens: tokens that fit into the KV cache; one block of it holds no request's tokens.
+    """
 
     def __init__(self, llm: Any, settings: VllmSettings) -> None:
         self.llm = llm
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        cache = llm.vllm_config.cache_config
+        self.kv_tokens: int = max(0, (cache.num_gpu_blocks or 0) - 1) * cache.block_size
+        self.progress = ProgressWatch()
         self._log = settings.log
         self._answered = 0  # The log's length at vLLM's last error that did not end it.
         self._cores = tuple(llm.engine_core.resources.engine_manager.processes)
@@ -63,6 +70,15 @@ class EngineIncarnation:
                 raise EngineDown(last_words(self._log, self._answered) or str(error)) from None
             self._answered = self._log.stat().st_size
             raise
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of vLLM's processes so far, in seconds; processes that have exited count as 0."""
+        total = 0.0
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
 
     def declare_down(self, reason: str) -> None:
         """Set `down`, with the reason and the first error in vLLM's log."""

@@ -28,8 +28,8 @@ from marlaas_api.numeric import quantity
 from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.calibration import is_adaptable
 from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
+from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS
 
-BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 512
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)

@@ -1,0 +1,104 @@
+"""A request that ends the engine: whom it takes along, how often, and what becomes of it; and engines that stall."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marlaas_api.messages import ReplyPhase
+from marlaas_worker.rollout import supervised_engine
+from marlaas_worker.rollout.engine_meter import MIN_CPU_SHARE, Account, ProgressWatch
+from marlaas_worker.rollout.supervised_engine import RequestLimiter
+
+
+async def test_a_request_that_always_ends_the_engine_fails_and_hits_every_other_at_most_once(
+    harness: Any, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_engine, "RESTART_BACKOFF_S", (0.0,))
+    engine, inside, deaths = make_engine(), Counter[str](), list[set[str]]()
+    generate = engine.generate
+
+    async def fatal(request: str, adapter: Any, prompt_ids: Any, *arguments: Any) -> Any:
+        text = "".join(map(chr, prompt_ids))
+        inside[text] += 1
+        try:
+            await asyncio.sleep(0.02)
+            if "poison" in text:
+                deaths.append(set(+inside))
+                engine.die("poison")
+            return await generate(request, adapter, prompt_ids, *arguments)
+        finally:
+            inside[text] -= 1
+
+    engine.generate = fatal
+    await harness.replica(engine=engine)
+    sender, other = await harness.job("sender"), await harness.job("other")
+    poison = sender.request(append="poison", deadline_s=300.0)
+    others = [other.request(index=index, append=f"good {index}", deadline_s=300.0) for index in range(10)]
+    bad, *good = await asyncio.gather(*(harness.ask(request) for request in (poison, *others)))
+    assert (bad.phase, bad.retryable) == (ReplyPhase.FAILED, False)
+    assert "the engine failed 3 times" in bad.error
+    assert all(reply.phase is ReplyPhase.RESULT for reply in good)
+    assert len(deaths) == 3
+    companions = Counter(text for death in deaths for text in death if "poison" not in text)
+    assert max(companions.values(), default=0) <= 1
+    assert deaths[-1] == {text for text in deaths[-1] if "poison" in text}, "it was alone"
+
+
+async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends() -> None:
+    limiter, seen = RequestLimiter(4), list[str]()
+    account = Account("team-a", 1.0, "job")
+    first, lone = asyncio.Event(), asyncio.Event()
+
+    async def run(name: str, until: asyncio.Event) -> None:
+        async with limiter.place(account, name, 1.0):
+            seen.append(name)
+            await until.wait()
+
+    async def run_alone() -> None:
+        async with limiter.alone(account, "lone") as place:
+            seen.append("lone")
+            place.cost = 30.0
+            await lone.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for name, work in (("first", run("first", first)), ("lone", run_alone()), ("later", run("later", first))):
+            group.create_task(work, name=name)
+            await asyncio.sleep(0)
+        assert seen == ["first"]
+        first.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert seen == ["first", "lone"]
+        lone.set()
+    assert seen == ["first", "lone", "later"]
+    assert limiter.usage("team-a") == 30.0
+
+
+async def test_a_lone_request_that_is_cancelled_lets_the_others_in() -> None:
+    limiter = RequestLimiter(4)
+    account = Account("team-a", 1.0, "job")
+
+    async def run_alone() -> None:
+        async with limiter.alone(account, "lone"):
+            await asyncio.Event().wait()
+
+    async with limiter.place(account, "first", 1.0):
+        lone = asyncio.create_task(run_alone())
+        await asyncio.sleep(0)
+        lone.cancel()
+        await asyncio.wait({lone})
+        async with limiter.place(account, "second", 1.0):
+            pass
+
+
+def test_an_engine_that_computes_or_ends_requests_makes_progress() -> None:
+    watch = ProgressWatch()
+    assert watch.stalled_s(1, 0, 0.0, 100.0) == 0
+    assert watch.stalled_s(1, 0, MIN_CPU_SHARE * 50, 150.0) == 0, "it computed"
+    assert watch.stalled_s(1, 1, MIN_CPU_SHARE * 50, 200.0) == 0, "a request began"
+    assert watch.stalled_s(1, 1, MIN_CPU_SHARE * 50 + 0.1, 260.0) == 60.0
+    assert watch.stalled_s(0, 1, MIN_CPU_SHARE * 50 + 0.1, 300.0) == 0, "nothing runs"
+    assert watch.stalled_s(1, 1, MIN_CPU_SHARE * 50 + 0.1, 310.0) == 10.0

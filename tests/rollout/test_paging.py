@@ -1,0 +1,335 @@
+"""Paging as the module states it: who is evicted, who yields, how long a version keeps its slot; and a simulated pool."""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marlaas_worker.rollout.paging import (
+    MAX_QUANTUM_S,
+    MAX_RELOAD_SHARE,
+    MIN_QUANTUM_S,
+    PATIENCE_QUANTA,
+    Demand,
+    PagePlan,
+    ReloadPace,
+    Resident,
+    Urgency,
+    Wait,
+    order_waits,
+    plan_pages,
+)
+
+NOW = 1000.0
+LONG_AGO = NOW - 100
+
+
+def pace_of(load_s: float = 0.02) -> ReloadPace:
+    """The pace of an engine whose loads take so long, with time saved up for one re-load."""
+    pace = ReloadPace()
+    pace.note(load_s, is_reload=False, now=LONG_AGO)
+    return pace
+
+
+def plan(num_slots: int, residents: list[Resident], *demands: Demand, pace: ReloadPace | None = None) -> PagePlan:
+    return plan_pages(num_slots, residents, demands, pace or pace_of(), NOW)
+
+
+def waiting(name: str, is_reload: bool = False) -> Demand:
+    return Demand(name, Urgency.WAITING, is_reload)
+
+
+def idle(name: str, since: float = LONG_AGO, *, is_newest: bool = True, is_strict: bool = False) -> Resident:
+    return Resident(name, LONG_AGO, since, is_newest=is_newest, is_strict=is_strict)
+
+
+def in_use(name: str, loaded_at: float = LONG_AGO, num_running: int = 1, *, is_newest: bool = True) -> Resident:
+    return Resident(name, loaded_at, NOW, num_running, is_newest=is_newest)
+
+
+def test_free_slots_are_filled_by_urgency() -> None:
+    demands = [Demand("p", Urgency.PREFETCH), Demand("s", Urgency.SUCCESSOR), waiting("w")]
+    assert plan(3, [idle("a")], *demands).load == ("w", "s")
+
+
+def test_a_superseded_version_stays_until_its_slot_is_needed() -> None:
+    old = idle("old", is_newest=False)
+    assert plan(3, [old]).evict == ()
+    found = plan(1, [old], waiting("w"))
+    assert (found.evict, found.load) == (("old",), ("w",))
+
+
+def test_one_slot_is_freed_ahead_of_need_if_a_version_is_superseded_and_idle() -> None:
+    assert plan(2, [idle("old", is_newest=False), in_use("a")]).evict == ("old",)
+    assert plan(2, [idle("b"), in_use("a")]).evict == ()
+
+
+def test_idle_versions_are_evicted_in_this_order_superseded_strict_newest() -> None:
+    residents = [
+        in_use("recent", num_running=0),
+        idle("newest", LONG_AGO + 1),
+        idle("older", LONG_AGO),
+        idle("strict", LONG_AGO + 2, is_strict=True),
+        idle("superseded", LONG_AGO + 3, is_newest=False),
+    ]
+    found = plan(5, residents, *map(waiting, "vwxyz"))
+    assert found.evict == ("superseded", "strict", "older", "newest", "recent")
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        Resident("loading", NOW - 50, NOW - 50, is_ready=False),
+        Resident("runs", LONG_AGO, LONG_AGO, num_running=1),
+        Resident("within its quantum", NOW - 0.1, NOW - 0.05),
+    ],
+    ids=lambda one: one.name,
+)
+def test_nothing_is_evicted_that_loads_runs_or_is_within_its_quantum(kept: Resident) -> None:
+    assert plan(1, [kept], waiting("w")).evict == ()
+
+
+def test_a_version_without_recent_requests_is_evicted_within_its_quantum() -> None:
+    pace = pace_of(0.2)
+    assert pace.quantum_s == pytest.approx(10.0)
+    assert plan(1, [Resident("a", NOW - 2, NOW - 2)], waiting("w"), pace=pace).evict == ("a",)
+
+
+def test_the_newest_version_of_an_idle_agent_is_not_evicted_to_prefetch_another() -> None:
+    assert plan(1, [idle("a")], Demand("b", Urgency.PREFETCH)) == PagePlan()
+    found = plan(1, [idle("old", is_newest=False)], Demand("b", Urgency.PREFETCH))
+    assert (found.evict, found.load) == (("old",), ("b",))
+
+
+def test_versions_in_use_yield_after_their_quantum_one_for_each_missing_one() -> None:
+    residents = [in_use("a", NOW - 30), in_use("b", NOW - 40), in_use("c", NOW - 0.1), in_use("d", NOW - 20)]
+    assert plan(4, residents, waiting("w")).yielding == {"b"}
+    assert plan(4, residents, *map(waiting, "wxyz")).yielding == {"a", "b", "d"}
+    superseded = [*residents[:3], in_use("d", NOW - 20, is_newest=False)]
+    assert plan(4, superseded, Demand("e", Urgency.SUCCESSOR)).yielding == {"d"}
+    assert plan(4, residents, Demand("e", Urgency.PREFETCH)).yielding == set()
+
+
+def test_the_next_review_is_when_a_quantum_ends() -> None:
+    found = plan(1, [in_use("a", NOW - 0.4)], waiting("w"), pace=pace_of(0.02))
+    assert found.review_s == pytest.approx(0.6)
+    assert plan(2, [in_use("a", NOW - 0.4)]).review_s == float("inf")
+
+
+@pytest.mark.parametrize(("load_s", "quantum_s"), [(0.0001, MIN_QUANTUM_S), (0.04, 2.0), (3.0, MAX_QUANTUM_S)])
+def test_the_quantum_follows_the_measured_loads(load_s: float, quantum_s: float) -> None:
+    assert pace_of(load_s).quantum_s == pytest.approx(quantum_s)
+
+
+def test_reloads_keep_their_distance_while_requests_run_and_not_otherwise() -> None:
+    pace, busy = pace_of(0.02), [in_use("a")]
+    assert plan(4, busy, waiting("w", True), waiting("x", True), waiting("new"), pace=pace).load == ("w", "new")
+    later = plan(4, busy, waiting("x", True), pace=pace)
+    assert (later.load, later.yielding) == ((), frozenset())
+    assert 0 < later.review_s <= 1.0
+    assert plan(4, [idle("a")], waiting("x", True), pace=pace).load == ("x",)
+    assert plan_pages(4, busy, [waiting("x", True)], pace, NOW + 2.1).load == ("x",)
+
+
+def test_a_slow_reload_delays_the_next_by_a_bounded_time() -> None:
+    pace = pace_of(0.02)
+    pace.begin_reload(NOW)
+    pace.note(60.0, is_reload=True, now=NOW)
+    assert MAX_QUANTUM_S <= pace.delay_s(NOW) <= 2 * MAX_QUANTUM_S
+    assert (pace.num_loads, pace.num_reloads, pace.reload_s) == (2, 1, 60.0)
+
+
+def test_waits_are_ordered_by_usage_then_age_and_very_long_ones_come_first() -> None:
+    usage: Callable[[str], float] = {"small": 1.0, "large": 9.0}.__getitem__
+    waits = [Wait("l1", "large", NOW - 5), Wait("s2", "small", NOW - 1), Wait("s1", "small", NOW - 2)]
+    assert [wait.name for wait in order_waits(waits, usage, NOW, 1.0)] == ["s1", "s2", "l1"]
+    waits.append(Wait("l0", "large", NOW - PATIENCE_QUANTA))
+    assert [wait.name for wait in order_waits(waits, usage, NOW, 1.0)] == ["l0", "s1", "s2", "l1"]
+
+
+RESIDENTS = st.builds(
+    Resident,
+    st.integers(0, 9).map(lambda number: f"r{number}"),
+    st.floats(NOW - 20, NOW),
+    st.floats(NOW - 20, NOW),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+DEMANDS = st.builds(Demand, st.integers(0, 9).map(lambda number: f"d{number}"), st.sampled_from(Urgency), st.booleans())
+
+
+@given(
+    st.integers(0, 3),
+    st.lists(RESIDENTS, max_size=6, unique_by=lambda one: one.name),
+    st.lists(DEMANDS, max_size=8, unique_by=lambda one: one.name),
+)
+def test_a_plan_never_needs_more_slots_than_there_are(
+    num_free: int, residents: list[Resident], demands: list[Demand]
+) -> None:
+    found = plan(len(residents) + num_free, residents, *demands)
+    by_name = {one.name: one for one in residents}
+    assert all(by_name[name].is_ready and not by_name[name].num_running for name in found.evict)
+    assert len(residents) - len(found.evict) + len(found.load) <= len(residents) + num_free
+    assert len(set(found.evict)) == len(found.evict)
+    assert not found.yielding & set(found.evict)
+
+
+@dataclass
+class Agent:
+    """An agent of the simulated pool: `members` episodes at a time, each of three turns with a tool call after it."""
+
+    name: str
+    tenant: str
+    members: int
+    is_strict: bool
+    version: int = 0
+    num_ended: int = 0
+
+    @property
+    def newest(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+@dataclass
+class Pool:
+    """A simulated replica. Its clock jumps from event to event; every 16 episodes make a new version of an agent."""
+
+    seed: int
+    num_slots: int
+    agents: list[Agent]
+    now: float = 0.0
+    events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    slots: dict[str, Resident] = field(default_factory=dict)
+    waits: dict[str, tuple[Wait, list[Callable[[], None]]]] = field(default_factory=dict)
+    yielding: frozenset[str] = frozenset()
+    proven: set[str] = field(default_factory=set)
+    usage: Counter[str] = field(default_factory=Counter)
+    longest_wait_s: float = 0.0
+    num_turns: int = 0
+    review_at: float = float("inf")
+    order: "count[int]" = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.pace = ReloadPace()
+        for agent in self.agents:
+            for _ in range(agent.members):
+                self.after(self.random.uniform(0, 5), lambda agent=agent: self.turn(agent, agent.newest, 0))  # type: ignore[misc]
+
+    def after(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now + seconds, next(self.order), event))
+
+    def run(self, seconds: float) -> None:
+        while (at := min(self.review_at, self.events[0][0])) <= seconds:
+            self.now = at
+            if self.review_at > at:
+                heapq.heappop(self.events)[2]()
+            else:
+                self.review()
+
+    def turn(self, agent: Agent, version: str, number: int) -> None:
+        """Request a turn; it waits for its version if that has no slot, or yields."""
+        slot = self.slots.get(version)
+        if slot is None or not slot.is_ready or version in self.yielding:
+            _, requests = self.waits.setdefault(version, (Wait(version, agent.tenant, self.now), []))
+            requests.append(lambda: self.turn(agent, version, number))
+            self.review_at = self.now
+            return
+        assert version in self.proven
+        self.num_turns += 1
+        self.change(version, num_running=slot.num_running + 1)
+        self.after(self.random.uniform(0.05, 0.6), lambda: self.end_turn(agent, version, number))
+
+    def end_turn(self, agent: Agent, version: str, number: int) -> None:
+        self.change(version, num_running=self.slots[version].num_running - 1)
+        if self.slots[version].num_running == 0:
+            self.review_at = self.now
+        self.usage[agent.tenant] += self.random.randint(10, 60)
+        tool_s = self.random.lognormvariate(-0.9, 0.5)
+        if number < 2:
+            self.after(tool_s, lambda: self.turn(agent, version, number + 1))
+            return
+        agent.num_ended += 1
+        if agent.num_ended % 16 == 0:
+            agent.version += 1
+            self.review_at = self.now
+        train_s = self.random.uniform(1, 8) if agent.is_strict and agent.num_ended % agent.members == 0 else 0.0
+        self.after(tool_s + train_s, lambda: self.turn(agent, agent.newest, 0))
+
+    def review(self) -> None:
+        newest = {agent.newest: agent for agent in self.agents}
+        residents = [
+            replace(one, is_newest=one.name in newest, is_strict=self.is_strict(one.name))
+            for one in self.slots.values()
+        ]
+        waits = order_waits(
+            [wait for wait, _ in self.waits.values()], self.usage.__getitem__, self.now, self.pace.quantum_s
+        )
+        wanted = {wait.name: Urgency.WAITING for wait in waits}
+        for name in newest:
+            wanted.setdefault(name, Urgency.PREFETCH if name in self.proven else Urgency.SUCCESSOR)
+        demands = [
+            Demand(name, urgency, name in self.proven) for name, urgency in wanted.items() if name not in self.slots
+        ]
+        found = plan_pages(self.num_slots, residents, demands, self.pace, self.now)
+        self.review_at = self.now + max(0.01, found.review_s)
+        self.apply(found)
+
+    def apply(self, found: PagePlan) -> None:
+        for name in found.evict:
+            slot = self.slots.pop(name)
+            assert slot.is_ready
+            assert slot.num_running == 0
+        for name in found.load:
+            assert name not in self.slots
+            self.slots[name] = Resident(name, self.now, self.now, is_ready=False)
+            load_s = self.random.lognormvariate(-4.0, 0.5)
+            self.after(load_s, lambda name=name, load_s=load_s: self.loaded(name, load_s))  # type: ignore[misc]
+        assert len(self.slots) <= self.num_slots
+        self.yielding = found.yielding
+        for name in [name for name in self.waits if name not in self.yielding]:
+            if name in self.slots and self.slots[name].is_ready:
+                self.serve(name)
+
+    def loaded(self, name: str, load_s: float) -> None:
+        self.pace.note(load_s, is_reload=name in self.proven, now=self.now)
+        self.proven.add(name)
+        self.change(name, is_ready=True)
+        self.review_at = self.now
+
+    def serve(self, name: str) -> None:
+        wait, requests = self.waits.pop(name)
+        self.longest_wait_s = max(self.longest_wait_s, self.now - wait.since)
+        for request in requests:
+            request()
+
+    def change(self, name: str, **changes: Any) -> None:
+        self.slots[name] = replace(self.slots[name], **{"used_at": self.now, **changes})
+
+    def is_strict(self, name: str) -> bool:
+        return any(agent.is_strict for agent in self.agents if name.startswith(f"{agent.name}@"))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_32_agents_on_6_slots_all_proceed_and_reloads_take_at_most_two_percent(seed: int) -> None:
+    chosen = random.Random(seed)
+    agents = [
+        Agent(f"agent-{number}", f"tenant-{number % 4}", chosen.randint(1, 8), is_strict=chosen.random() < 0.3)
+        for number in range(32)
+    ]
+    pool = Pool(seed, 6, agents)
+    pool.run(200)
+    oldest_s = max((pool.now - wait.since for wait, _ in pool.waits.values()), default=0.0)
+    assert pool.pace.num_reloads > 20, "it pages"
+    assert pool.pace.reload_s <= MAX_RELOAD_SHARE * pool.now
+    assert max(pool.longest_wait_s, oldest_s) <= (PATIENCE_QUANTA + len(agents)) * pool.pace.quantum_s + 10
+    assert min(agent.num_ended for agent in agents) > 0

@@ -1,0 +1,83 @@
+"""Engine time and generated tokens by job, and whether an engine makes progress. Pure; the caller passes the clock, in seconds."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Tenant and job that a request is charged to. weight: the tenant's share relative to other tenants."""
+
+    tenant: str
+    weight: float
+    job: str
+
+
+@dataclass(slots=True)
+class EngineMeter:
+    """Engine time and generated tokens since the role's start, by job uid.
+
+    busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time.
+    """
+
+    busy_s: float = 0.0
+    num_running: int = 0
+    job_tokens: Counter[str] = field(default_factory=Counter)
+    job_engine_s: dict[str, float] = field(default_factory=dict)
+    _share_s: float = 0.0
+    _at: float = 0.0  # Only used while a request runs; the first `enter` sets it.
+
+    def enter(self, now: float) -> float:
+        """Note that a request enters the engine; return the mark to pass to `leave`."""
+        self.advance(now)
+        self.num_running += 1
+        return self._share_s
+
+    def leave(self, mark: float, uid: str, now: float) -> None:
+        """Note that a request left the engine, and charge its share of the time to its job."""
+        self.advance(now)
+        self.num_running -= 1
+        self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + self._share_s - mark
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Remove the totals of jobs that are gone."""
+        for uid in jobs:
+            self.job_tokens.pop(uid, None)
+            self.job_engine_s.pop(uid, None)
+
+    def advance(self, now: float) -> None:
+        """Update the totals to `now`."""
+        if self.num_running:
+            self.busy_s += now - self._at
+            self._share_s += (now - self._at) / self.num_running
+        self._at = now
+
+
+STALL_S = 60.0
+MIN_CPU_SHARE = 0.05
+"""Share of one core. An engine that computes uses more of its core process; one that waits for nothing uses less."""
+
+
+@dataclass(slots=True)
+class ProgressWatch:
+    """Judges whether an engine with requests makes progress: a request begins or ends, or its processes compute."""
+
+    _num_events: int = 0
+    _cpu_s: float = 0.0
+    _at: float | None = None
+
+    def stalled_s(self, num_running: int, num_events: int, cpu_s: float, now: float) -> float:
+        """Return the seconds without progress; 0 if there was progress since the last call, or nothing runs.
+
+        Args:
+            num_events: number of requests that have begun or ended so far.
+            cpu_s: CPU time of the engine's processes so far.
+        """
+        is_first = self._at is None
+        elapsed = 0.0 if self._at is None else now - self._at
+        computes = cpu_s - self._cpu_s >= MIN_CPU_SHARE * elapsed
+        if is_first or not num_running or num_events != self._num_events or computes:
+            self._num_events, self._cpu_s, self._at = num_events, cpu_s, now
+            return 0.0
+        return elapsed

@@ -1,0 +1,79 @@
+"""Room of an engine: sequences, and tokens of its KV cache. Pure.
+
+vLLM preempts a request, and computes its prompt again, when its KV cache is full. So requests wait outside the engine
+until their tokens fit. A request reserves its prompt and the output that is expected of its job. It does not reserve
+`maxTokens`: most outputs are much shorter, and most of the cache would stay unused. An output that is longer than
+expected is not counted while it is generated, because the engine reports tokens only at the end; outputs that are
+shorter than expected make up for it.
+"""
+
+import math
+from collections import OrderedDict, deque
+
+BLOCK_TOKENS = 32
+"""Tokens per block of the KV cache. A block belongs to one request, so reservations are rounded up to blocks."""
+RECENT, MAX_JOBS = 64, 4096  # outputs per job, and jobs, that estimates remember
+
+
+class KvBudget:
+    """Reservations of the requests in the engine. At most `max_seqs` requests, and at most `kv_tokens` tokens.
+
+    Attributes:
+        num_reserved: reserved tokens.
+    """
+
+    def __init__(self, max_seqs: int, kv_tokens: int = 0) -> None:
+        self._num_free_seqs = max_seqs
+        self.num_reserved = 0.0
+        self.set_kv_tokens(kv_tokens)
+
+    @property
+    def kv_tokens(self) -> float:
+        """Tokens that fit into the KV cache; infinite if the engine does not say."""
+        return self._kv_tokens
+
+    @property
+    def room(self) -> float:
+        """Tokens that can be reserved now; negative if no request may enter."""
+        return self._kv_tokens - self.num_reserved if self._num_free_seqs > 0 else -1.0
+
+    def set_kv_tokens(self, kv_tokens: int) -> None:
+        """Set the size of the KV cache in tokens, after an engine start. 0: unknown."""
+        self._kv_tokens = float(kv_tokens) if kv_tokens > 0 else math.inf
+
+    def size(self, num_tokens: int) -> float:
+        """Return the reservation of a request: whole blocks, and no more than the budget, so that every request fits alone."""
+        return min(float(math.ceil(num_tokens / BLOCK_TOKENS) * BLOCK_TOKENS), self._kv_tokens)
+
+    def take(self, size: float) -> None:
+        """Reserve the room of a request that enters the engine."""
+        self._num_free_seqs -= 1
+        self.num_reserved += size
+
+    def give_back(self, size: float) -> None:
+        """Free the room of a request that has left the engine."""
+        self._num_free_seqs += 1
+        self.num_reserved -= size
+
+
+class RecentOutputs:
+    """Numbers of generated tokens of each job's last requests."""
+
+    def __init__(self) -> None:
+        self._by_job: OrderedDict[str, deque[int]] = OrderedDict()
+
+    def expected_tokens(self, job: str, max_tokens: int) -> int:
+        """Return the 90th percentile of the job's recent outputs in tokens, at most `max_tokens`; `max_tokens` without outputs."""
+        recent = sorted(self._by_job.get(job, ())) or [max_tokens]
+        return min(recent[9 * len(recent) // 10], max_tokens)
+
+    def note(self, job: str, num_tokens: int) -> None:
+        """Record a request's number of generated tokens."""
+        self._by_job.setdefault(job, deque(maxlen=RECENT)).append(num_tokens)
+        self._by_job.move_to_end(job)
+        if len(self._by_job) > MAX_JOBS:
+            self._by_job.popitem(last=False)
+
+    def forget(self, job: str) -> None:
+        """Remove the records of a job that is gone."""
+        self._by_job.pop(job, None)

@@ -1,0 +1,253 @@
+"""Which adapter versions have a slot of the engine: loads, evictions, and versions that take no new requests.
+
+Admitted agents may need more versions than there are slots. A version without a slot is loaded when a request waits for
+it or when its agent's earlier version is in use, and is prefetched into a slot that nothing else needs. Pure; the caller
+passes the clock, in seconds.
+
+- A version with recent requests keeps its slot for a quantum. After that it yields to a waiting version: it takes no new
+  requests, and is evicted when its last one has ended.
+- A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
+  agent trains, and the next request is for another version), then other newest versions, each least recently used first.
+- First loads are not limited. Re-loads take at most `MAX_RELOAD_SHARE` of the time while other requests run; with an
+  engine that runs nothing, a re-load delays no request.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAX_RELOAD_SHARE = 0.02
+MIN_QUANTUM_S, MAX_QUANTUM_S = 0.5, 10.0
+RECENT_S = 1.0
+"""A version without requests for so long counts as idle. Longer than most tool calls between two turns."""
+PATIENCE_QUANTA = 50
+"""A wait longer than so many quanta goes first, whatever its tenant's usage. So no wait is unbounded."""
+_NEW_LOAD_WEIGHT = 0.2
+_MAX_PRICE_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Slower loads exceed the share, so that no wait grows without bound.
+
+
+class Urgency(IntEnum):
+    """Reason for a load, the most urgent first.
+
+    WAITING: requests wait for the version. SUCCESSOR: first load of the newest version of an agent in use.
+    PREFETCH: newest version of another agent; only superseded idle versions are evicted for it.
+    """
+
+    WAITING = 0
+    SUCCESSOR = 1
+    PREFETCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A version that has a slot.
+
+    Attributes:
+        loaded_at, used_at: when its load began; when its last request began or ended, or its load if there was none.
+        is_ready: whether its load has ended.
+        is_newest: whether it is the newest version of a served agent.
+        is_strict: whether its job trains only on groups of its newest version (maxStaleness 0).
+    """
+
+    name: str
+    loaded_at: float
+    used_at: float
+    num_running: int = 0
+    is_ready: bool = True
+    is_newest: bool = True
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A version without a slot. is_reload: whether it was proven before in this incarnation of the engine."""
+
+    name: str
+    urgency: Urgency
+    is_reload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Requests that wait for a version. since: when the first of them began to wait."""
+
+    name: str
+    tenant: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """Next actions, in this order: evict, then load.
+
+    Attributes:
+        yielding: versions that take no new requests for now.
+        review_s: seconds until another plan may result although nothing happens; infinite if none.
+    """
+
+    evict: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+    yielding: frozenset[str] = frozenset()
+    review_s: float = math.inf
+
+
+class ReloadPace:
+    """Mean time of a load, and the time that re-loads may take.
+
+    Attributes:
+        num_loads, num_reloads: loads of proven versions so far; `num_loads` includes the re-loads.
+        load_s, reload_s: their total times in the engine.
+    """
+
+    def __init__(self) -> None:
+        self.num_loads = self.num_reloads = 0
+        self.load_s = self.reload_s = 0.0
+        self._mean_s = 0.0
+        self._balance_s = 0.0
+        self._at = 0.0
+
+    @property
+    def quantum_s(self) -> float:
+        """Seconds for which a version in use keeps its slot: one load is then at most `MAX_RELOAD_SHARE` of them."""
+        return min(max(self._mean_s / MAX_RELOAD_SHARE, MIN_QUANTUM_S), MAX_QUANTUM_S)
+
+    def delay_s(self, now: float) -> float:
+        """Return the seconds until a re-load may begin; 0 if it may begin now."""
+        self._advance(now)
+        return max(0.0, self._price_s - self._balance_s) / MAX_RELOAD_SHARE
+
+    def begin_reload(self, now: float) -> None:
+        """Reserve the expected time of a re-load."""
+        self._advance(now)
+        self._balance_s -= self._price_s
+
+    def note(self, seconds: float, *, is_reload: bool, now: float) -> None:
+        """Record the time of a load; that of a re-load replaces what `begin_reload` has reserved."""
+        self.num_loads += 1
+        self.load_s += seconds
+        if is_reload:
+            self._advance(now)
+            self.num_reloads += 1
+            self.reload_s += seconds
+            self._balance_s -= min(seconds, _MAX_PRICE_S) - self._price_s
+        weight = _NEW_LOAD_WEIGHT if self.num_loads > 1 else 1.0
+        self._mean_s += weight * (seconds - self._mean_s)
+
+    @property
+    def _price_s(self) -> float:
+        return min(self._mean_s, _MAX_PRICE_S)
+
+    def _advance(self, now: float) -> None:
+        """Add the time that may be used since the last call. No more is saved up than one load needs."""
+        earned = MAX_RELOAD_SHARE * max(0.0, now - self._at)
+        self._balance_s = min(self._balance_s + earned, self._price_s)
+        self._at = max(self._at, now)
+
+
+def order_waits(waits: Iterable[Wait], usage: Callable[[str], float], now: float, quantum_s: float) -> list[Wait]:
+    """Sort waits: the tenant with the smallest usage first, then the first to wait. Very long waits go before all others."""
+    long_ago = now - PATIENCE_QUANTA * quantum_s
+
+    def rank(wait: Wait) -> tuple[bool, float, float]:
+        is_patient = wait.since > long_ago
+        return (is_patient, usage(wait.tenant) if is_patient else 0.0, wait.since)
+
+    return sorted(waits, key=rank)
+
+
+def plan_pages(
+    num_slots: int, residents: Sequence[Resident], demands: Iterable[Demand], pace: ReloadPace, now: float
+) -> PagePlan:
+    """Plan loads and evictions. A version in use, or one that is loading, is never evicted.
+
+    Args:
+        demands: versions without a slot, the most urgent first.
+    """
+    return _Planner(num_slots, residents, pace, now).plan(demands)
+
+
+class _Planner:
+    """One call of `plan_pages`."""
+
+    def __init__(self, num_slots: int, residents: Sequence[Resident], pace: ReloadPace, now: float) -> None:
+        self._free = num_slots - len(residents)
+        self._residents = residents
+        self._pace = pace
+        self._now = now
+        self._is_idle = not any(one.num_running or not one.is_ready for one in residents)
+        self._victims = sorted(
+            (one for one in residents if one.is_ready and not one.num_running and not self._is_kept(one)),
+            key=self._rank,
+        )
+        self._evict: list[str] = []
+        self._load: list[str] = []
+        self._num_missing = 0
+        self._review_s = math.inf
+
+    def plan(self, demands: Iterable[Demand]) -> PagePlan:
+        """Return the plan."""
+        wanted = sorted(demands, key=lambda demand: demand.urgency)
+        for demand in wanted:
+            self._place(demand)
+        if self._free == 0 and not self._num_missing and (spare := self._victim(Urgency.PREFETCH)) is not None:
+            self._evict.append(spare.name)
+        if self._num_missing or self._free <= 0:
+            self._review_at(one.used_at + self._recent_s for one in self._residents if not one.num_running)
+        yielding = self._yielding()
+        return PagePlan(tuple(self._evict), tuple(self._load), yielding, self._review_s)
+
+    @property
+    def _recent_s(self) -> float:
+        return min(RECENT_S, self._pace.quantum_s)
+
+    def _place(self, demand: Demand) -> None:
+        """Find a slot for a version, or count it as missing."""
+        if demand.is_reload and (delay_s := self._reload_delay_s()) > 0:
+            self._review_s = min(self._review_s, delay_s)
+            return
+        if self._free > 0:
+            self._free -= 1
+        elif (victim := self._victim(demand.urgency)) is not None:
+            self._evict.append(victim.name)
+        else:
+            self._num_missing += demand.urgency < Urgency.PREFETCH
+            return
+        self._load.append(demand.name)
+        if demand.is_reload:
+            self._pace.begin_reload(self._now)
+            self._is_idle = False
+
+    def _reload_delay_s(self) -> float:
+        return 0.0 if self._is_idle else self._pace.delay_s(self._now)
+
+    def _victim(self, urgency: Urgency) -> Resident | None:
+        """Take the next version to evict; None if there is none for this urgency."""
+        if not self._victims:
+            return None
+        first = self._victims[0]
+        if urgency is Urgency.PREFETCH and (first.is_newest or self._is_recent(first)):
+            return None
+        return self._victims.pop(0)
+
+    def _yielding(self) -> frozenset[str]:
+        """Choose versions in use, one for each missing version: superseded ones, then those loaded first."""
+        running = [one for one in self._residents if one.num_running]
+        if self._num_missing:
+            self._review_at(one.loaded_at + self._pace.quantum_s for one in self._residents)
+        due = sorted((one for one in running if not self._is_kept(one)), key=lambda one: (one.is_newest, one.loaded_at))
+        return frozenset(one.name for one in due[: self._num_missing])
+
+    def _review_at(self, times: Iterable[float]) -> None:
+        due = [at - self._now for at in times if at > self._now]
+        self._review_s = min([self._review_s, *due])
+
+    def _is_recent(self, one: Resident) -> bool:
+        return one.num_running > 0 or self._now < one.used_at + self._recent_s
+
+    def _is_kept(self, one: Resident) -> bool:
+        """Return whether a version keeps its slot: it has recent requests, and its quantum is not over."""
+        return self._is_recent(one) and self._now < one.loaded_at + self._pace.quantum_s
+
+    def _rank(self, one: Resident) -> tuple[bool, bool, bool, float]:
+        return (self._is_recent(one), one.is_newest, not one.is_strict, one.used_at)
