@@ -14,7 +14,7 @@ from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import service
 
 WHOLE_POOL = 6
-"""maxStaleness of a job that needs all 8 slots."""
+"""maxStaleness of a job whose versions fill all 8 slots."""
 
 
 @contextlib.asynccontextmanager
@@ -27,7 +27,9 @@ async def orchestrating(harness: OrchestratorHarness, name: str = "one") -> Asyn
 
 
 async def offer(harness: OrchestratorHarness, slots: int, replica: str = "rollout-0", **limits: int) -> None:
-    report = ReplicaReport(role="rollout", pool="tiny", replica=replica, slots=slots, **{"max_rank": 16, **limits})
+    """A replica whose KV cache one job fills."""
+    known = {"max_rank": 16, "kv_tokens": 1, **limits}
+    report = ReplicaReport(role="rollout", pool="tiny", replica=replica, slots=slots, **known)
     bucket = await harness.bus.bucket(subjects.REPLICAS)
     await bucket.put(subjects.replica_key("rollout", "tiny", replica), encode(report))
 
@@ -65,7 +67,7 @@ async def one_runs(harness: OrchestratorHarness, first: JobDocument, second: Job
     await harness.submit(first)
     await harness.progress(first, lambda level: level.admitted)
     await harness.submit(second)
-    await harness.progress(second, lambda level: level.reason == "WaitingForSlots")
+    await harness.progress(second, lambda level: level.reason == "WaitingForMemory")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ async def test_the_queue_is_by_creation_time_also_over_restarts_and_priority_cro
     async with orchestrating(harness, "one"):
         await one_runs(harness, first, late)
         await harness.submit(early)
-        await harness.progress(early, lambda level: level.reason == "WaitingForSlots")
+        await harness.progress(early, lambda level: level.reason == "WaitingForMemory")
         if not restarted:
             await harness.submit(edited(first, suspend=True))
             await harness.progress(early, lambda level: level.admitted)
