@@ -7,6 +7,8 @@ import pytest
 
 from marlaas.envs import BUILTINS
 from marlaas.manifest import InvalidManifest, load
+from marlaas_api.documents import job_document
+from marlaas_api.messages import TenantQuota
 
 Write = Callable[..., Path]
 Complaints = Callable[..., list[str]]
@@ -19,9 +21,12 @@ ENVIRONMENT = "environment: {name: reverse}"
 TRAINING = "training: {steps: 3}"
 
 
-def _second_job(name: str) -> tuple[str, str]:
-    job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\n"
-    return (TRAINING, f"{TRAINING}\n---\n{job}spec:\n  {POOL_REF}\n  {ENVIRONMENT}\n  training: {{steps: 4}}")
+def _more_jobs(*names: str) -> tuple[str, str]:
+    text = TRAINING
+    for name in names:
+        job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\n"
+        text += f"\n---\n{job}spec:\n  {POOL_REF}\n  {ENVIRONMENT}\n  training: {{steps: 4}}"
+    return (TRAINING, text)
 
 
 CROSS = {
@@ -56,7 +61,7 @@ CROSS = {
         "5: spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead",
     ),
     "the same job twice": (
-        _second_job("sums"),
+        _more_jobs("sums"),
         "25: metadata.name: RLJob 'team-a/sums' is already defined at job.yaml:14",
     ),
     "a namespace of two Tenants": (
@@ -133,7 +138,7 @@ def test_what_does_not_go_together_is_told_with_line_and_numbers(
 
 
 def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest: Write) -> None:
-    loaded = load([manifest(_second_job("products"))])
+    loaded = load([manifest(_more_jobs("products"))])
     assert [pool.metadata.name for pool in loaded.pools] == ["tiny"]
     assert [tenant.metadata.name for tenant in loaded.tenants] == ["red"]
     assert [job.metadata.name for job in loaded.jobs] == ["sums", "products"]
@@ -222,18 +227,23 @@ def test_an_export_that_a_cluster_does_not_follow_is_noted_to_whoever_submits_it
     ]
 
 
-def test_what_a_tenant_says_in_vain_is_noted(manifest: Write) -> None:
-    said = load([manifest((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"))]).notes
-    assert [str(note) for note in said] == [
-        f"job.yaml:12: spec.{key}: stored and shown, but not used by this version of MARLaaS"
-        for key in ("weight", "quota")
-    ]
+def test_a_tenants_weight_and_quota_are_in_its_jobs_documents(manifest: Write) -> None:
+    quota = "{jobs: 1, adapterSlots: 2, tokensPerSecond: 3.5, trainerSecondsPerHour: 60, storage: 4Gi}"
+    loaded = load([manifest((TENANT, f"spec: {{namespaces: [team-a], weight: 2, quota: {quota}}}"))])
+    assert list(loaded.notes) == []
+    document = job_document(loaded.jobs[0], loaded.tenants, "uid", None)
+    assert document.tenant_weight == 2.0
+    assert document.tenant_quota == TenantQuota(
+        jobs=1, adapter_slots=2, tokens_per_second=3.5, trainer_seconds_per_hour=60.0, storage="4Gi"
+    )
+    assert job_document(loaded.jobs[0], (), "uid", None).tenant_quota == TenantQuota()
 
 
 def test_jobs_that_will_have_to_wait_for_each_other_are_noted(manifest: Write) -> None:
-    loaded = load([manifest(_second_job("products"), ("adapterSlots: 8", "adapterSlots: 5"))])
+    pool = ("adapterSlots: 8", "adapterSlots: 3\n  rollout: {agentsPerSlot: 1}")
+    loaded = load([manifest(_more_jobs("b", "c", "d"), pool)])
     assert [str(note) for note in loaded.notes] == [
-        "job.yaml:7: spec.adapterSlots: 2 jobs of ModelPool 'tiny' need 6 adapter slots and it has 5: some will be queued"
+        "job.yaml:7: spec.adapterSlots: 4 jobs of ModelPool 'tiny' have 4 agents and it admits 3 (adapterSlots x replicas x agentsPerSlot): some will be queued"
     ]
 
 

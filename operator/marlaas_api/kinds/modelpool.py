@@ -245,6 +245,11 @@ class ModelPoolSpec(Spec):
         (), max_length=1024, description="Namespaces that may use the pool; empty allows all."
     )
 
+    @property
+    def places(self) -> int:
+        """Number of agents that the pool admits."""
+        return self.adapter_slots * self.rollout.replicas * self.rollout.agents_per_slot
+
 
 class ModelPool(Kind):
     """The shared engines and trainers of one base model."""

@@ -174,7 +174,10 @@ class Pacing:
                 limit = self._limits.setdefault((tenant, name), RateLimit())
                 limit.use(sum(self._gain(uid, name, total) for uid, total in totals.items()), rate, now)
                 if limit.is_over(rate, window_s):
-                    self._reasons.setdefault(tenant, f"over quota of tenant {tenant}: {words}; no new tasks until then")
+                    self._reasons.setdefault(
+                        tenant,
+                        f"over quota of tenant {tenant}: {words}; it begins no new tasks until the average is lower",
+                    )
         self._limits = {key: limit for key, limit in self._limits.items() if key[0] in quotas}
 
     def keep(self, uids: Iterable[str]) -> None:
