@@ -117,14 +117,10 @@ _ADMISSION = {
         ReasonStage.WAITING,
         Actor.NOBODY,
         "The pool has as many agents as it admits, or keeps places for a job that goes first.",
-        "Wait: tenants with the smallest share for their weight go first. spec.priority orders the jobs of your own tenant; a pool with more adapterSlots, "
-        "replicas or agentsPerSlot admits more agents.",
+        "Wait: tenants with the smallest share for their weight go first. spec.priority orders the jobs of your own tenant.",
     ),
     Reason.WAITING_FOR_MEMORY: Text(
-        ReasonStage.WAITING,
-        Actor.NOBODY,
-        "Running jobs use so much of the pool's KV cache, or of its trainers' memory, that the job does not fit beside them.",
-        "Wait: tenants with the smallest share for their weight go first. Fewer concurrent episodes, a smaller maxTokens or a smaller rank need less memory.",
+        ReasonStage.WAITING, Actor.NOBODY, "Running jobs use too much KV cache or trainer memory.", NOTHING
     ),
     Reason.OVER_QUOTA: Text(
         ReasonStage.WAITING,
@@ -135,8 +131,8 @@ _ADMISSION = {
     Reason.PREEMPTED: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
-        "The job has made room for a job of a tenant with a smaller share; no finished step is lost.",
-        "Do nothing: the job resumes where it stopped when there is room.",
+        "The job made room for a tenant with a smaller share; it resumes later.",
+        NOTHING,
     ),
     Reason.NAMESPACE_NOT_ALLOWED: Text(
         ReasonStage.WAITING,
