@@ -281,10 +281,7 @@ _PLATFORM = {
         "Wait until the jobs that the message names have finished, or delete them.",
     ),
     Reason.ACTIVE: Text(
-        ReasonStage.WORKING,
-        Actor.NOBODY,
-        "No other Tenant claims the tenant's namespaces. Its weight and quota apply to their jobs.",
-        NOTHING,
+        ReasonStage.WORKING, Actor.NOBODY, "The tenant's weight and quota apply to the jobs of its namespaces.", NOTHING
     ),
     Reason.CONFLICTING_TENANTS: Text(
         ReasonStage.FAULTY,
