@@ -110,9 +110,11 @@ PRESENTATIONS = {
         ("tnt",),
         (
             ("Weight", "number", ".spec.weight", 0),
+            ("Entitled", "number", ".status.shareEntitled", 0),
+            ("Held", "number", ".status.shareHeld", 0),
             ("Jobs", "integer", ".status.jobs", 0),
             ("Queued", "integer", ".status.queued", 0),
-            ("Slots", "integer", ".status.adapterSlots", 1),
+            ("Slots", "integer", ".status.adapterSlots", 0),
             _AGE,
         ),
     ),

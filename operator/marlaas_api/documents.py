@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from marlaas_api.kinds import ModelPoolSpec, ModelSpec, RLJob, RLJobSpec, Spec, Tenant
-from marlaas_api.messages import JobDocument, JobSpec, PoolSpec
+from marlaas_api.messages import JobDocument, JobSpec, PoolSpec, TenantQuota
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.pool_spec import ModelSource
 
@@ -53,6 +53,7 @@ def job_document(
         pool=job.spec.pool_ref.name,
         tenant=tenant.metadata.name if tenant is not None else job.metadata.namespace,
         tenant_weight=tenant.spec.weight if tenant is not None else 1.0,
+        tenant_quota=_converted(TenantQuota, tenant.spec.quota) if tenant is not None else TenantQuota(),
         seed=job.spec.training.seed if seed is None else seed,
         spec=job_spec(job.spec),
     )

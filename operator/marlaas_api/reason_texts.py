@@ -49,7 +49,7 @@ _JOURNEY = {
         "Wait a few seconds. If it lasts, ask the platform team to check that the orchestrator's pod runs.",
     ),
     Reason.ADMITTED: Text(
-        ReasonStage.WORKING, Actor.NOBODY, "The job holds its adapter slots, and its sandboxes can start.", NOTHING
+        ReasonStage.WORKING, Actor.NOBODY, "The job is admitted to its pool, and its sandboxes can start.", NOTHING
     ),
     Reason.SANDBOX_STARTING: Text(
         ReasonStage.WORKING, Actor.NOBODY, "The job is admitted and its sandbox pods are starting.", NOTHING
@@ -116,8 +116,23 @@ _ADMISSION = {
     Reason.WAITING_FOR_SLOTS: Text(
         ReasonStage.WAITING,
         Actor.NOBODY,
-        "The pool's adapter slots are held by running jobs, or reserved for a job that was created earlier.",
-        "Wait: the queue is ordered by creation time. spec.priority reorders the jobs of your own tenant; a pool with more adapterSlots runs more jobs at once.",
+        "The pool has as many agents as it admits, or keeps places for a job that goes first.",
+        "Wait: tenants with the smallest share for their weight go first. spec.priority orders the jobs of your own tenant.",
+    ),
+    Reason.WAITING_FOR_MEMORY: Text(
+        ReasonStage.WAITING, Actor.NOBODY, "Running jobs use too much KV cache or trainer memory.", NOTHING
+    ),
+    Reason.OVER_QUOTA: Text(
+        ReasonStage.WAITING,
+        Actor.PLATFORM,
+        "The tenant has reached a limit of its quota: further jobs are queued, and running jobs begin no new tasks while a rate is above its limit.",
+        "Wait until other jobs of the tenant have ended or its rate has fallen, or ask the platform team for a larger quota.",
+    ),
+    Reason.PREEMPTED: Text(
+        ReasonStage.WAITING,
+        Actor.NOBODY,
+        "The job made room for a tenant with a smaller share; it resumes later.",
+        NOTHING,
     ),
     Reason.NAMESPACE_NOT_ALLOWED: Text(
         ReasonStage.WAITING,
@@ -266,10 +281,7 @@ _PLATFORM = {
         "Wait until the jobs that the message names have finished, or delete them.",
     ),
     Reason.ACTIVE: Text(
-        ReasonStage.WORKING,
-        Actor.NOBODY,
-        "No other Tenant claims the tenant's namespaces. Its weight and quota are shown but not used yet.",
-        NOTHING,
+        ReasonStage.WORKING, Actor.NOBODY, "The tenant's weight and quota apply to the jobs of its namespaces.", NOTHING
     ),
     Reason.CONFLICTING_TENANTS: Text(
         ReasonStage.FAULTY,

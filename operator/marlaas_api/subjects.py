@@ -6,7 +6,9 @@ A subject begins with its kind and the namespace, so that NATS permissions can r
 from dataclasses import dataclass
 
 JOBS, PROGRESS, POLICY, REPLICAS, PINS, LEDGER = "jobs", "progress", "policy", "replicas", "pins", "ledger"
-CALIBRATIONS = "calibrations"
+CALIBRATIONS, TENANTS = "calibrations", "tenants"
+PAST_USE = "past-use"
+"""The only key of the bucket `tenants`."""
 TASKS, TURNS, EPISODES, GROUPS, STEPS, EVENTS = "TASKS", "TURNS", "EPISODES", "GROUPS", "STEPS", "EVENTS"
 
 
@@ -65,6 +67,7 @@ BUCKETS = (
     BucketSpec(PROGRESS),
     BucketSpec(POLICY, history=8),
     BucketSpec(LEDGER),
+    BucketSpec(TENANTS),
     BucketSpec(REPLICAS, ttl_s=REPLICA_TTL_S),
     BucketSpec(PINS, ttl_s=2 * 86400.0),
     BucketSpec(CALIBRATIONS),

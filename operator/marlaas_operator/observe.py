@@ -149,8 +149,7 @@ class Observer:
         if body is None:
             return None
         tenant = self._tenant(body)
-        namespaces = set(tenant.spec.namespaces) if isinstance(tenant, Tenant) else set()
-        jobs = [job for job in self._cache.all(RLJOBS) if job["metadata"]["namespace"] in namespaces]
+        pools = (self._pool(pool) for pool in self._cache.all(MODELPOOLS))
         return TenantSnapshot(
             meta=Meta.of(body),
             bus=self._health.state,
@@ -158,7 +157,8 @@ class Observer:
             problem=tenant if isinstance(tenant, Problem) else "",
             status=body.get("status"),
             tenants=self._all_tenants(),
-            jobs=self._loads_of(jobs),
+            jobs=self._loads_of(self._cache.all(RLJOBS)),
+            places={pool.metadata.name: pool.spec.places for pool in pools if isinstance(pool, ModelPool)},
         )
 
     def forget(self, body: Body) -> None:

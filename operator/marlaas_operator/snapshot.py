@@ -148,7 +148,7 @@ class JobLoad:
     """Usage of one job, as its pool and its tenant count it.
 
     Attributes:
-        slots: adapter slots that it needs.
+        slots: adapter slots that it holds while it is admitted, one for each agent.
         published: its document is on the bus.
     """
 
@@ -160,6 +160,7 @@ class JobLoad:
     slots: int
     published: bool
     tokens_per_s: float = 0.0
+    stored_bytes: int = 0
 
     @classmethod
     def of(cls, job: RLJob, document: JobDocument | None, progress: Progress | None) -> "JobLoad":
@@ -170,9 +171,10 @@ class JobLoad:
             pool=job.spec.pool_ref.name,
             phase=progress.phase if progress is not None else _phase_of(job.status.phase if job.status else None),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=job.spec.slots_needed,
+            slots=len(job.spec.agents),
             published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
+            stored_bytes=progress.stored_bytes if progress is not None else 0,
         )
 
     @classmethod
@@ -186,9 +188,10 @@ class JobLoad:
             pool=pool,
             phase=progress.phase if progress is not None else _phase_of((body.get("status") or {}).get("phase")),
             admitted=progress is not None and progress.admitted and not progress.phase.final,
-            slots=document.spec.slots_needed if document is not None else 0,
+            slots=len(document.spec.agents) if document is not None else 0,
             published=document is not None,
             tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
+            stored_bytes=progress.stored_bytes if progress is not None else 0,
         )
 
 
@@ -225,7 +228,13 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSnapshot:
-    """One Tenant. tenants: all, itself included, in order of precedence. jobs: all jobs of its namespaces."""
+    """One Tenant.
+
+    Attributes:
+        tenants: all, itself included, in order of precedence.
+        jobs: all jobs of the cluster.
+        places: by pool, the number of agents that it admits.
+    """
 
     meta: Meta
     bus: BusState
@@ -234,6 +243,7 @@ class TenantSnapshot:
     status: Mapping[str, Any] | None = None
     tenants: tuple[Tenant, ...] = ()
     jobs: tuple[JobLoad, ...] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
 
 
 def by_precedence(tenants: Iterable[tuple[Meta, Tenant]]) -> tuple[Tenant, ...]:

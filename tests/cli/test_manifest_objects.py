@@ -8,6 +8,8 @@ import yaml
 
 from marlaas.envs import BUILTINS
 from marlaas.manifest import InvalidManifest, load
+from marlaas_api.documents import job_document
+from marlaas_api.messages import TenantQuota
 
 Write = Callable[..., Path]
 Complaints = Callable[..., list[str]]
@@ -19,9 +21,12 @@ FOR_TEAM_B = "maxRank: 16\n  namespaces: [team-b]"
 IMAGE = "environment: {image: games, entrypoint: [play]}"
 
 
-def _second_job(name: str) -> str:
-    job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\nspec:\n"
-    return f"training: {{steps: 3}}\n---\n{job}  poolRef: {{name: tiny}}\n  environment: {{name: reverse}}\n  training: {{steps: 4}}"
+def _more_jobs(*names: str) -> str:
+    text = "training: {steps: 3}"
+    for name in names:
+        job = f"apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: {name}, namespace: team-a}}\nspec:\n"
+        text += f"\n---\n{job}  poolRef: {{name: tiny}}\n  environment: {{name: reverse}}\n  training: {{steps: 4}}"
+    return text
 
 
 CROSS: dict[Edit, str] = {
@@ -44,7 +49,7 @@ CROSS: dict[Edit, str] = {
     "model: {pvc: {claimName: models}}": (
         "5: spec.model.pvc: volumes need a cluster; for `marlaas run`, set path, hub or builtin instead"
     ),
-    _second_job("sums"): "25: metadata.name: RLJob 'team-a/sums' is already defined at job.yaml:14",
+    _more_jobs("sums"): "25: metadata.name: RLJob 'team-a/sums' is already defined at job.yaml:14",
     (TENANT, f"{TENANT}\n---\n{TENANT_KIND}\nmetadata: {{name: blue}}\n{TENANT}"): (
         "17: spec.namespaces[0]: namespace 'team-a' already belongs to Tenant 'red' (job.yaml:9)"
     ),
@@ -104,7 +109,7 @@ def test_what_does_not_go_together_is_told_with_line_and_numbers(complaints: Com
 
 
 def test_a_right_manifest_is_loaded_in_the_order_of_the_files(manifest: Write) -> None:
-    loaded = load([manifest(_second_job("products"))])
+    loaded = load([manifest(_more_jobs("products"))])
     assert [pool.metadata.name for pool in loaded.pools] == ["tiny"]
     assert [tenant.metadata.name for tenant in loaded.tenants] == ["red"]
     assert [job.metadata.name for job in loaded.jobs] == ["sums", "products"]
@@ -157,6 +162,18 @@ def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest: W
     assert load([path]).notes == ()
 
 
+def test_a_tenants_weight_and_quota_are_in_its_jobs_documents(manifest: Write) -> None:
+    quota = "{jobs: 1, adapterSlots: 2, tokensPerSecond: 3.5, trainerSecondsPerHour: 60, storage: 4Gi}"
+    loaded = load([manifest((TENANT, f"spec: {{namespaces: [team-a], weight: 2, quota: {quota}}}"))])
+    assert list(loaded.notes) == []
+    document = job_document(loaded.jobs[0], loaded.tenants, "uid", None)
+    assert document.tenant_weight == 2.0
+    assert document.tenant_quota == TenantQuota(
+        jobs=1, adapter_slots=2, tokens_per_second=3.5, trainer_seconds_per_hour=60.0, storage="4Gi"
+    )
+    assert job_document(loaded.jobs[0], (), "uid", None).tenant_quota == TenantQuota()
+
+
 def test_lists_as_kubectl_prints_them_are_taken_apart_with_their_lines(manifest: Write) -> None:
     items = list(yaml.safe_load_all(manifest().read_text(encoding="utf-8")))
     items[2]["spec"]["training"]["stepz"] = 4
@@ -178,16 +195,11 @@ def test_a_manifest_without_a_job_is_nothing_to_run(manifest: Write) -> None:
 
 
 BIG = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}}"
-UNUSED = "stored and shown, but not used by this version of MARLaaS"
 NOTES: dict[tuple[Edit, ...], list[str]] = {
     ((TENANT_KIND, "apiVersion: v1\nkind: Namespace"),): ["9: skipped Namespace 'red': it is not a MARLaaS kind"],
     ((TENANT, f"{TENANT}\n---\n{BIG}"),): ["16: metadata.name: no job in these files uses ModelPool 'big'"],
-    ((TENANT, "spec: {namespaces: [team-a], weight: 2, quota: {jobs: 1}}"),): [
-        f"12: spec.weight: {UNUSED}",
-        f"12: spec.quota: {UNUSED}",
-    ],
-    (_second_job("products"), "adapterSlots: 5"): [
-        "7: spec.adapterSlots: 2 jobs of ModelPool 'tiny' need 6 adapter slots and it has 5: some will be queued"
+    (_more_jobs("b", "c", "d"), "adapterSlots: 3\n  rollout: {agentsPerSlot: 1}"): [
+        "7: spec.adapterSlots: 4 jobs of ModelPool 'tiny' have 4 agents and it admits 3 (adapterSlots x replicas x agentsPerSlot): some will be queued"
     ],
 }
 

@@ -1,21 +1,38 @@
-"""Who runs and who waits, in which order: tables, and properties of any queue."""
-
-from itertools import combinations
+"""Verdicts on waiting jobs: admitted, or queued with a reason; and which decisions last from round to round."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tests.harness import changed
 
-from marlaas_api.messages import JobDocument, ReplicaReport
-from marlaas_worker.orchestrator.admission import PoolCapacity, capacities, decide, queue_order
+from marlaas_api.messages import JobDocument, Phase, Progress, TenantQuota
+from marlaas_worker.orchestrator.admission import (
+    RECONSIDER_S,
+    Admission,
+    AdmissionDecision,
+    AdmissionQueue,
+    AdmissionScene,
+    TenantTerms,
+)
+from marlaas_worker.orchestrator.capacity import PoolCapacity
+from marlaas_worker.orchestrator.preemption import MIN_RUN_S
 
-POOL = {"tiny": PoolCapacity(slots=6, max_rank=16, max_model_len=2048)}
-relaxed = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+POOL = {"tiny": PoolCapacity(slots=6, max_rank=16, max_model_len=2048, agents=3)}
+LATER = 10 * MIN_RUN_S
 
 
-def one(document, holding=(), pools=POOL):
-    return decide([document], list(holding), pools)[document.uid]
+def scene(waiting, holding=(), now: float = 0.0, **fields) -> AdmissionScene:
+    return AdmissionScene(
+        **{
+            "waiting": list(waiting),
+            "holding": list(holding),
+            "since": [0.0] * len(holding),
+            "pools": POOL,
+            "now": now,
+            **fields,
+        }
+    )
+
+
+def one(document, holding=(), **fields) -> Admission:
+    return AdmissionQueue().decide(scene([document], holding, **fields)).admissions[document.uid]
 
 
 def of(document: JobDocument, tenant: str) -> JobDocument:
@@ -23,158 +40,186 @@ def of(document: JobDocument, tenant: str) -> JobDocument:
     return document.model_copy(update={"namespace": f"{tenant}-1", "tenant": tenant, "uid": uid})
 
 
-def sized(document, name: str, slots: int, **more: float) -> JobDocument:
-    return document(name, maxStaleness=slots - 2, **more)
+def several(document, number: int, tenant: str = "team-a") -> list[JobDocument]:
+    return [of(document(f"j{n}", created_at=n), tenant) for n in range(number)]
 
 
-def names(documents) -> list[str]:
-    return [document.job for document in documents]
+def progress_of(document: JobDocument, **fields) -> Progress:
+    known = {"phase": Phase.RUNNING, "admitted": True, "reason": "Training", "steps": 40, "step": 12}
+    return Progress(namespace=document.namespace, job=document.job, uid=document.uid, **{**known, **fields})
+
+
+def admitted(decision: AdmissionDecision) -> set[str]:
+    return {uid for uid, verdict in decision.admissions.items() if verdict.admitted}
+
+
+def test_a_job_that_fits_is_admitted(document):
+    assert one(document()).admitted
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason", "words"),
+    ("settings", "words"),
     [
-        ({}, "Admitted", ""),
-        ({"rank": 32}, "WaitingForPool", "has adapter rank 32, and maxRank is 16 in a replica of pool tiny"),
-        (
-            {"maxStaleness": 5},
-            "WaitingForPool",
-            "needs 7 adapter slots (maxStaleness + 2 for each agent), and there are 6 in a replica",
-        ),
-        ({"suspend": True}, "Suspended", ""),
+        ({"rank": 32}, "has adapter rank 32, and maxRank is 16 in a replica of pool tiny"),
+        ({"maxStaleness": 5}, "needs 7 adapter slots (maxStaleness + 2 for each agent), and there are 6 in a replica"),
     ],
 )
-def test_a_job_that_fits_is_admitted_and_one_that_does_not_waits_with_both_numbers(document, settings, reason, words):
+def test_what_the_replicas_that_serve_now_cannot_do_is_waited_for_with_both_numbers(document, settings, words):
     verdict = one(document(**settings))
-    assert (verdict.admitted, verdict.reason) == (reason == "Admitted", reason)
+    assert (verdict.admitted, verdict.reason) == (False, "WaitingForPool")
     assert words in verdict.message
 
 
-@pytest.mark.parametrize(("longest", "admitted"), [(0, True), (128, False), (129, True)])
-def test_a_reply_that_leaves_no_room_for_a_prompt_in_a_replica_of_now_waits(document, longest, admitted):
+@pytest.mark.parametrize(("longest", "admits"), [(0, True), (128, False), (129, True)])
+def test_a_reply_that_leaves_no_room_for_a_prompt_in_a_replica_of_now_waits(document, longest, admits):
     job = document()
-    job = changed(job, rollout=job.spec.rollout.model_copy(update={"max_tokens": 128}))
-    assert one(job, pools={"tiny": PoolCapacity(6, 16, longest)}).admitted is admitted
+    rollout = job.spec.rollout.model_copy(update={"max_tokens": 128})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": rollout})})
+    assert one(job, pools={"tiny": PoolCapacity(6, 16, longest, agents=3)}).admitted is admits
 
 
-def test_what_does_not_fit_beside_the_others_is_queued_with_the_reason(document):
-    holding = [document("one", maxStaleness=1), document("two", maxStaleness=1)]
+def test_a_job_whose_optimizer_no_trainer_has_room_for_is_never_admitted(document):
+    pool = PoolCapacity(6, 16, agents=3, trainer_bytes=15 << 20, bytes_per_rank=1 << 20)
+    verdict = one(document(rank=16), pools={"tiny": pool})
+    assert verdict.reason == "WaitingForPool"
+    assert (
+        "needs 16 MiB of trainer memory for its adapters and their optimizer, and 15 MiB are there" in verdict.message
+    )
+
+
+def test_agents_that_take_turns_outnumber_the_slots_and_the_next_job_is_queued(document):
+    holding = several(document, 3)
     verdict = one(document("three"), holding)
     assert (verdict.admitted, verdict.reason) == (False, "WaitingForSlots")
-    assert "needs 2 of the 6 adapter slots of pool tiny" in verdict.message
-    assert not one(document(), [document("one", maxStaleness=6)]).admitted, "it keeps more slots than there are now"
+    assert "pool tiny admits 3 agents at once" in verdict.message
+
+
+def test_a_neighbours_adapters_never_take_a_trainer_out_of_memory(document):
+    pool = PoolCapacity(6, 16, agents=24, trainer_bytes=20 << 20, bytes_per_rank=1 << 20)
+    verdict = one(document("late", rank=8), [document("early", rank=16)], pools={"tiny": pool})
+    assert (verdict.reason, verdict.message) == (
+        "WaitingForMemory",
+        "running jobs use too much of the trainer memory of pool tiny",
+    )
+
+
+def test_jobs_of_one_round_do_not_share_a_place(document):
+    jobs = several(document, 4)
+    assert admitted(AdmissionQueue().decide(scene(jobs))) == {job.uid for job in jobs[:3]}
+
+
+def test_jobs_that_are_admitted_keep_more_than_their_pool_has_now(document):
+    assert not one(document("late"), several(document, 5)).admitted
+
+
+def test_a_pool_without_a_replica_is_waited_for(document):
     assert one(document(), pools={}).reason == "WaitingForPool"
 
 
-def test_jobs_of_one_round_do_not_share_a_slot(document):
-    jobs = [document(name, maxStaleness=1) for name in ("a", "b", "c")]
-    verdicts = decide(jobs, [], POOL)
-    assert [verdicts[job.uid].admitted for job in jobs] == [True, True, False]
+def test_a_suspended_job_waits_whatever_is_free(document):
+    assert one(document(suspend=True)).reason == "Suspended"
 
 
 def test_several_agents_are_waited_for_since_an_upgrade_may_bring_them(document):
     job = document()
     agents = (job.spec.agents[0], job.spec.agents[0].model_copy(update={"name": "second"}))
-    verdict = one(changed(job, agents=agents))
+    verdict = one(job.model_copy(update={"spec": job.spec.model_copy(update={"agents": agents})}))
     assert (verdict.admitted, verdict.reason) == (False, "UnsupportedAgents")
 
 
-def test_first_come_first_served_and_jobs_of_the_same_second_by_namespace_and_name(document):
-    jobs = [document("a", created_at=30), document("z", created_at=10), document("m", created_at=20)]
-    assert names(queue_order(jobs)) == names(queue_order(jobs[::-1])) == ["z", "m", "a"]
-    jobs = [of(document("a"), "team-b"), of(document("z"), "team-a"), of(document("b"), "team-a")]
-    assert names(queue_order(jobs)) == ["b", "z", "a"]
-
-
-def test_priority_permutes_the_positions_of_one_tenant_and_of_nobody_else(document):
-    mine = [of(document(name, created_at=at), "mine") for name, at in (("m1", 10), ("m2", 30), ("m3", 50))]
-    mine[2] = of(document("m3", created_at=50, priority=5), "mine")
-    others = [of(document(name, created_at=at, priority=-9), "other") for name, at in (("o1", 20), ("o2", 40))]
-    assert names(queue_order([*mine, *others])) == ["m3", "o1", "m1", "o2", "m2"]
-
-
-@st.composite
-def queues(draw) -> list[tuple[str, float, int]]:
-    """Tenant, creation time and priority of each job."""
-    rows = st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 5).map(float), st.integers(-2, 2))
-    return draw(st.lists(rows, min_size=1, max_size=10))
-
-
-@relaxed
-@given(rows=queues(), again=st.lists(st.integers(-1000, 1000), min_size=10, max_size=10), whose=st.sampled_from("abc"))
-def test_whatever_priorities_a_tenant_gives_no_other_tenants_job_moves(document, rows, again, whose):
-    before, after = (
-        queue_order(of(document(f"j{n}", created_at=at, priority=p), tenant) for n, (tenant, at, p) in enumerate(table))
-        for table in (rows, [(t, at, new if t == whose else p) for (t, at, p), new in zip(rows, again, strict=False)])
-    )
-    others = [(n, one.uid) for n, one in enumerate(before) if one.tenant != whose]
-    assert [(n, one.uid) for n, one in enumerate(after) if one.tenant != whose] == others
-
-
-def test_a_job_of_another_pool_or_one_that_cannot_run_gives_its_position_to_nobody(document):
-    """Otherwise a tenant would get ahead with jobs that never run."""
+def test_a_job_of_another_pool_or_one_that_cannot_run_gives_its_turn_to_nobody(document):
     early = [
         of(document("rests", created_at=1, suspend=True), "mine"),
         of(document("too-large", created_at=2, maxStaleness=9), "mine"),
         of(document("elsewhere", created_at=3), "mine").model_copy(update={"pool": "other"}),
     ]
-    first = of(sized(document, "first", 6, created_at=4), "other")
-    late = of(sized(document, "late", 6, created_at=5, priority=9), "mine")
-    verdicts = decide([late, first, *early], [], POOL)
-    assert [job.job for job in (*early, first, late) if verdicts[job.uid].admitted] == ["first"]
+    first, late = of(document("first", created_at=4), "other"), of(document("late", created_at=5, priority=9), "mine")
+    pool = {"tiny": PoolCapacity(6, 16, agents=1)}
+    assert admitted(AdmissionQueue().decide(scene([late, first, *early], pools=pool))) == {first.uid}
 
 
-@pytest.mark.parametrize(
-    ("held", "queue", "admitted"),
-    [
-        ([3, 3], [4, 2], []),
-        ([3, 3], [5, 2], []),
-        ([3, 3], [3, 2], [1]),
-        ([6], [4, 2], [1]),
-        ([6], [4, 2, 2], [1]),
-        ([2, 2, 2], [4, 2, 2], []),
-        ([2, 2, 2], [2, 4, 2], [0]),
-        ([], [3, 3, 3, 2], [0, 1, 3]),
-        ([9], [2], []),
-    ],
-)
-def test_a_job_passes_one_that_waits_only_if_that_one_never_waits_longer_for_it(document, held, queue, admitted):
-    """Of 8 slots. (3, 3) held, 2 free: who needs 4 or 3 starts when one of them ends, with 5 free. 4 and 2 are more than 5; 3 and 2 are not.
-    Who needs 5 would start then too, and not with 2 taken."""
-    holding = [sized(document, f"held-{n}", need) for n, need in enumerate(held)]
-    waiting = [sized(document, f"{n}", need, created_at=n) for n, need in enumerate(queue)]
-    verdicts = decide(waiting, holding, {"tiny": PoolCapacity(8, 16)})
-    assert [n for n, job in enumerate(waiting) if verdicts[job.uid].admitted] == admitted
+def test_an_unknown_tenant_has_weight_1_and_no_quota(document):
+    weights = {"rich": TenantTerms(weight=2.0)}
+    jobs = [*several(document, 3, "rich"), *several(document, 3, "unknown")]
+    found = admitted(AdmissionQueue().decide(scene(jobs, tenants=weights)))
+    assert found == {"rich-j0", "rich-j1", "unknown-j0"}
 
 
-@relaxed
-@given(
-    held=st.lists(st.integers(2, 5), max_size=5),
-    queue=st.lists(st.integers(2, 8), max_size=6),
-    slots=st.integers(8, 12),
-)
-def test_whichever_jobs_end_the_first_that_waits_starts_as_if_nobody_had_passed_it(document, held, queue, slots):
-    holding = [sized(document, f"held-{n}", need) for n, need in enumerate(held)]
-    waiting = [sized(document, f"{n}", need, created_at=n) for n, need in enumerate(queue)]
-    verdicts = decide(waiting, holding, {"tiny": PoolCapacity(slots, 16)})
-    started = [need for need, job in zip(queue, waiting, strict=True) if verdicts[job.uid].admitted]
-    blocked = next((n for n, job in enumerate(waiting) if not verdicts[job.uid].admitted), None)
-    if blocked is None:
-        return
-    before = started[:blocked]
-    passed = sum(started[blocked:])
-    running = [*held, *before]
-    for number in range(len(running) + 1):
-        for ended in combinations(range(len(running)), number):
-            used = sum(need for n, need in enumerate(running) if n not in ended)
-            assert (used + queue[blocked] <= slots) == (used + passed + queue[blocked] <= slots)
+def test_a_job_over_quota_is_queued_with_both_numbers_and_the_job_that_it_waits_for(document):
+    running, waits = several(document, 2)
+    terms = {"team-a": TenantTerms(quota=TenantQuota(jobs=1))}
+    verdict = one(waits, [running], tenants=terms, progress_of=lambda ref: progress_of(running))
+    assert (verdict.admitted, verdict.reason) == (False, "OverQuota")
+    assert verdict.message == "over quota: 1 of 1 jobs; waits for team-a-1/j0, 12 of 40 steps"
 
 
-def test_a_pool_offers_what_its_smallest_replica_that_serves_offers():
-    reports = [
-        ReplicaReport(role="rollout", pool="tiny", replica="r0", slots=8, max_rank=16, max_model_len=512),
-        ReplicaReport(role="rollout", pool="tiny", replica="r1", slots=4, max_rank=32, max_model_len=0),
-        ReplicaReport(role="rollout", pool="tiny", replica="r2", slots=2, max_rank=8, ready=False),
-        ReplicaReport(role="trainer", pool="tiny", replica="t0"),
-    ]
-    assert capacities(reports) == {"tiny": PoolCapacity(4, 16, 512)}
+def test_a_quota_holds_within_one_round(document):
+    jobs = several(document, 3)
+    terms = {"team-a": TenantTerms(quota=TenantQuota(adapter_slots=2))}
+    assert admitted(AdmissionQueue().decide(scene(jobs, tenants=terms))) == {jobs[0].uid, jobs[1].uid}
+
+
+def test_a_raised_quota_counts_in_the_next_round(document):
+    queue, jobs = AdmissionQueue(), several(document, 2)
+    small, large = ({"team-a": TenantTerms(quota=TenantQuota(jobs=number))} for number in (1, 2))
+    assert len(admitted(queue.decide(scene(jobs, tenants=small)))) == 1
+    assert len(admitted(queue.decide(scene(jobs, tenants=large)))) == 2
+
+
+def test_a_decision_is_not_made_again_until_something_changes_or_time_passes(document):
+    queue, jobs = AdmissionQueue(), several(document, 4)
+    first = queue.decide(scene(jobs))
+    assert queue.decide(scene(jobs, now=RECONSIDER_S - 1)) is first
+    assert queue.decide(scene(jobs, now=RECONSIDER_S)) is not first
+    again = queue.decide(scene(jobs, now=RECONSIDER_S))
+    assert queue.decide(scene(jobs[1:], now=RECONSIDER_S)) is not again
+
+
+def test_a_new_tenants_job_preempts_the_youngest_job_of_the_tenant_with_all_places(document):
+    holding, new = several(document, 3), of(document("new", created_at=99), "team-b")
+    decision = AdmissionQueue().decide(scene([new], holding, LATER))
+    assert not decision.admissions[new.uid].admitted
+    assert decision.preempted == {
+        "team-a-j2": "preempted by tenant team-b (team-b-1/new), whose share is smaller; it resumes where it stopped when there is room"
+    }
+
+
+def test_the_place_of_a_preempted_job_is_kept_for_the_preemptor_until_the_victim_has_stopped(document):
+    queue, holding = AdmissionQueue(), several(document, 3)
+    new, other = of(document("new", created_at=99), "team-b"), of(document("x", created_at=1), "team-c")
+    said = queue.decide(scene([new], holding, LATER)).preempted
+    during = queue.decide(scene([new, other], holding[:2], LATER, pools={"tiny": PoolCapacity(6, 16, agents=3)}))
+    assert admitted(during) == {new.uid}
+    again = AdmissionQueue()
+    again.decide(scene([new], holding, LATER))
+    assert again.decide(scene([new], holding, LATER + RECONSIDER_S)).preempted == said, "and nothing more"
+
+
+def test_victims_go_on_when_the_job_that_needed_their_place_is_gone(document):
+    queue, holding, new = AdmissionQueue(), several(document, 3), of(document("new"), "team-b")
+    assert queue.decide(scene([new], holding, LATER)).preempted
+    assert queue.decide(scene([], holding, LATER)).preempted == {}
+
+
+def test_a_preempted_job_says_so_until_it_is_admitted_again(document):
+    waits, holding = document("waits"), [of(one, "team-b") for one in several(document, 3)]
+    said = progress_of(waits, phase=Phase.QUEUED, admitted=False, reason="Preempted", message="by tenant x")
+    verdict = one(waits, holding, progress_of=lambda ref: said if ref == waits.ref else None)
+    assert (verdict.reason, verdict.message) == ("Preempted", "by tenant x")
+
+
+def test_an_entry_is_charged_and_refunded_when_the_job_is_preempted(document):
+    queue, [job] = AdmissionQueue(), several(document, 1)
+    queue.decide(scene([job]))
+    queue.entered(job)
+    assert queue.past.of("team-a") == pytest.approx(60 / 3)
+    queue.left(job)
+    assert queue.past.of("team-a") == 0.0
+
+
+def test_a_job_that_makes_room_is_not_charged_for_the_time_that_it_needs_to_stop(document):
+    queue, holding, new = AdmissionQueue(), several(document, 3), of(document("new"), "team-b")
+    queue.advance(LATER)
+    queue.decide(scene([new], holding, LATER))
+    queue.advance(LATER + 3.0)
+    assert queue.past.of("team-a") == pytest.approx(3.0 * 2 / 3, rel=0.01)

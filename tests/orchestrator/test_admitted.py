@@ -11,7 +11,7 @@ from marlaas_api import failpoints, subjects
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord
 
 WHOLE_POOL = 6
-"""maxStaleness of a job that needs all 8 slots."""
+"""maxStaleness of a job whose versions fill all 8 slots."""
 
 
 def of(document: JobDocument, namespace: str) -> JobDocument:
@@ -27,7 +27,7 @@ def loop(document: JobDocument) -> asyncio.Task[Any]:
 @pytest.fixture
 async def rivals(harness: OrchestratorHarness, document: Any) -> tuple[JobDocument, JobDocument]:
     """Two jobs that need the whole pool: the second is queued while the first runs, and stands before it in every alphabet."""
-    await harness.put_report(slots=8, max_rank=16)
+    await harness.put_report(slots=8, max_rank=16, kv_tokens=1)
     first = of(document("sums", maxStaleness=WHOLE_POOL), "team-z")
     return first, of(document("sums", maxStaleness=WHOLE_POOL, priority=9), "team-a")
 
@@ -36,7 +36,7 @@ async def one_runs(harness: OrchestratorHarness, first: JobDocument, second: Job
     await harness.submit(first)
     await harness.progress(first, lambda level: level.admitted)
     await harness.submit(second)
-    await harness.progress(second, lambda level: level.reason == "WaitingForSlots")
+    await harness.progress(second, lambda level: level.reason == "WaitingForMemory")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ async def test_a_restart_of_the_orchestrator_displaces_nobody(harness, rivals, s
     first, second = rivals
     async with harness.orchestrating("one"):
         await one_runs(harness, first, second)
-    await harness.put_report(slots=slots, max_rank=16)
+    await harness.put_report(slots=slots, max_rank=16, kv_tokens=1)
     third = of(first, "team-0")
     async with harness.orchestrating("two"):
         await harness.submit(third)
@@ -132,7 +132,7 @@ async def test_the_queue_is_by_creation_time_also_over_restarts_and_priority_cro
     async with harness.orchestrating("one"):
         await one_runs(harness, first, late)
         await harness.submit(early)
-        await harness.progress(early, lambda level: level.reason == "WaitingForSlots")
+        await harness.progress(early, lambda level: level.reason == "WaitingForMemory")
         if not restarted:
             await harness.submit(changed(first, suspend=True))
             await harness.progress(early, lambda level: level.admitted)
@@ -162,13 +162,13 @@ async def test_a_suspended_job_gives_its_slots_to_the_next(harness, rivals):
 async def test_what_only_the_replicas_of_before_a_pools_change_cannot_do_is_waited_for(
     harness, document, job, old, words
 ):
-    await harness.put_report(**{"max_rank": 16, **old})
-    await harness.put_report(replica="rollout-1", slots=16, max_rank=64)
+    await harness.put_report(**{"max_rank": 16, "kv_tokens": 1, **old})
+    await harness.put_report(replica="rollout-1", slots=16, max_rank=64, kv_tokens=1)
     waiting = document(**job)
     async with harness.orchestrating():
         await harness.submit(waiting)
         level = await harness.progress(waiting, lambda level: True)
         assert (level.phase, level.reason) == (Phase.QUEUED, "WaitingForPool")
         assert words in level.message
-        await harness.put_report(slots=16, max_rank=64)
+        await harness.put_report(slots=16, max_rank=64, kv_tokens=1)
         assert (await harness.progress(waiting, lambda level: level.phase is not Phase.QUEUED)).admitted

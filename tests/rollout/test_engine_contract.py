@@ -206,7 +206,7 @@ async def test_a_prompt_that_was_seen_is_found_in_the_cache_only_by_the_same_ver
     assert np.abs(np.array(again.logprobs) - np.array(first.logprobs)).max() < 1e-3
 
 
-async def test_an_engine_says_how_many_tokens_its_kv_cache_holds(harness: Any) -> None:
+async def test_an_engine_says_how_many_tokens_its_kv_cache_holds(harness):
     limits = harness.engine.limits
     assert limits.kv_tokens >= limits.max_model_len
     assert await harness.engine.healthy()

@@ -29,7 +29,7 @@ def conversation(text: str) -> Conversation:
     return Conversation((ChatMessage(role="user", content=text),), "", text, NO_IDS, None)
 
 
-def test_a_linear_conversation_needs_one_place(chatml: PretrainedTokenizer) -> None:
+def test_a_linear_conversation_needs_one_place(chatml):
     """2,048 open episodes of eight turns each are all found again."""
     histories = Histories(chatml, TurnLog(MemoryServer().connect("rollout"), MemoryBlobs()), bytes_kept=6 << 20)
     for turn in range(8):
@@ -41,7 +41,7 @@ def test_a_linear_conversation_needs_one_place(chatml: PretrainedTokenizer) -> N
     assert len(histories) == 2048
 
 
-async def test_a_conversation_with_branches_is_restored_once_and_then_kept(chatml: PretrainedTokenizer) -> None:
+async def test_a_conversation_with_branches_is_restored_once_and_then_kept(chatml):
     bus = MemoryServer().connect("rollout")
     await bus.ensure()
     log = TurnLog(bus, MemoryBlobs())
@@ -56,7 +56,7 @@ async def test_a_conversation_with_branches_is_restored_once_and_then_kept(chatm
     assert histories.knows_parent(asked(0).model_copy(update={"turn": 3}))
 
 
-def test_the_conversations_of_a_job_that_is_gone_are_dropped(chatml: PretrainedTokenizer) -> None:
+def test_the_conversations_of_a_job_that_is_gone_are_dropped(chatml):
     histories = Histories(chatml, TurnLog(MemoryServer().connect("rollout"), MemoryBlobs()), bytes_kept=10_000)
     histories.keep(key_of(asked(0), 0), conversation("x"))
     histories.forget({"another"})

@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from tests.trainer.following import WITHIN_S, let_time_pass, report, trained
+from tests.harness import WITHIN_S
 from tests.trainer.harness import TrainerHarness
 from tests.trainer.jobs import job
 
@@ -29,13 +29,13 @@ def jobs(num: int) -> list[JobDocument]:
 
 
 async def bound(harness: TrainerHarness, name: str, num: int) -> tuple[str, ...]:
-    return (await report(harness, lambda found: len(found.bound) == num, name)).bound
+    return (await harness.report(lambda found: len(found.bound) == num, name)).bound
 
 
 async def alone(harness: TrainerHarness, folder: Path, document: JobDocument, steps: int) -> bytes:
     other = TrainerHarness(harness.model, folder, harness.sampler)
     await other.bus.ensure()
-    (adapter,) = await trained(other, document, steps=steps)
+    (adapter,) = await other.trained(document, steps=steps)
     return adapter
 
 
@@ -71,10 +71,10 @@ async def test_an_agent_within_a_step_leaves_when_the_step_is_committed(
         for document in documents:
             await harness.version(document, 0)
             await harness.assign(document, 0, [0])
-        busy = (await report(harness, lambda found: found.busy_s > 0)).busy_s
-        await report(harness, lambda found: found.busy_s > busy or len(found.bound) == 2)
+        busy = (await harness.report(lambda found: found.busy_s > 0)).busy_s
+        await harness.report(lambda found: found.busy_s > busy or len(found.bound) == 2)
         async with harness.trainer("trainer-1"):
-            await report(harness, lambda _: True, "trainer-1")
+            await harness.report(lambda _: True, "trainer-1")
             for document in documents:
                 await harness.assign(document, 0, [1])
                 await harness.close(document, 0, 2)
@@ -94,7 +94,7 @@ async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_perio
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
         stop = asyncio.Event()
         doomed = asyncio.create_task(harness.serve("trainer-1", stop))
-        await report(harness, lambda _: True, "trainer-1")
+        await harness.report(lambda _: True, "trainer-1")
         for document in documents:
             await harness.admit(document)
         await bound(harness, "trainer-1", 2)
@@ -107,7 +107,7 @@ async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_perio
                 await doomed
         held = [(await harness.record(document)).holder for document in documents]
         assert sorted(held) == ["trainer-0", "trainer-0", "trainer-1", "trainer-1"]
-        clock = asyncio.create_task(let_time_pass(harness))
+        clock = asyncio.create_task(harness.let_time_pass())
         await bound(harness, "trainer-0", 4)
         clock.cancel()
         for document in documents:
@@ -127,7 +127,7 @@ async def test_what_the_bus_refuses_a_trainer_is_not_the_jobs_fault(
     monkeypatch.setattr(MemoryBucket, "get_from_leader", refuse)
     await harness.admit(document)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        found = await report(harness, lambda found: bool(found.refused))
+        found = await harness.report(lambda found: bool(found.refused))
         assert (found.refused, found.broken) == (("team-a.sums.policy",), {})
         assert "no permission to read" in (await harness.emitted(document, "BusRefused")).message
         monkeypatch.setattr(MemoryBucket, "get_from_leader", read)
@@ -169,8 +169,8 @@ async def test_figures_of_jobs_that_are_gone_are_dropped(harness: TrainerHarness
         for document in (kept, gone):
             await harness.admit(document)
             await harness.version(document, 0)
-        await report(harness, lambda found: set(found.job_engine_s) == {kept.uid, gone.uid})
+        await harness.report(lambda found: set(found.job_engine_s) == {kept.uid, gone.uid})
         await (await harness.bus.bucket(subjects.JOBS)).delete("team-a.gone")
-        clock = asyncio.create_task(let_time_pass(harness))
-        await report(harness, lambda found: set(found.job_engine_s) == {kept.uid})
+        clock = asyncio.create_task(harness.let_time_pass())
+        await harness.report(lambda found: set(found.job_engine_s) == {kept.uid})
         clock.cancel()

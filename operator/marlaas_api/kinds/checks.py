@@ -11,7 +11,6 @@ from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.rljob import RLJob
-from marlaas_api.kinds.tenant import QuotaSpec, Tenant
 from marlaas_api.numeric import quantity
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -164,13 +163,6 @@ def pool_remarks(pool: ModelPool) -> Iterator[Problem]:
             (*at, "imagePullSecrets"): bool(workers.image_pull_secrets),
         }
     yield from _left_to_a_cluster(given)
-
-
-def tenant_remarks(tenant: Tenant) -> Iterator[Problem]:
-    """Yield the given fields of a Tenant that this version accepts but does not use; located in the tenant."""
-    given = {"weight": tenant.spec.weight != 1, "quota": tenant.spec.quota != QuotaSpec()}
-    text = "stored and shown, but not used by this version of MARLaaS"
-    yield from (Problem(("spec", key), text) for key, there in given.items() if there)
 
 
 def _left_to_a_cluster(given: Mapping[Loc, bool]) -> Iterator[Problem]:

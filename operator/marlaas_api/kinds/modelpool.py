@@ -157,6 +157,14 @@ class RolloutWorkers(WorkersSpec):
         le=4096,
         description="Maximum number of sequences that one engine decodes at once; more wait in its queue.",
     )
+    agents_per_slot: int = Field(
+        4,
+        ge=1,
+        le=64,
+        description="Number of agents that the pool admits for each adapter slot of its engines. Agents take turns on the slots; an adapter that left its slot "
+        "is loaded and proven again, in milliseconds. The pool admits at most adapterSlots x replicas x agentsPerSlot agents. 1 gives each agent a slot; 4 "
+        "suits agents that often wait for tools or for the trainer.",
+    )
     kv_cache_bytes: Quantity = Field(
         "512Mi",
         description="Memory of one engine's KV cache, in bytes. It has a default because without a value vLLM takes nearly all memory.",
@@ -220,8 +228,8 @@ class ModelPoolSpec(Spec):
         8,
         ge=1,
         le=256,
-        description="Number of adapter versions that one engine holds at once. A running agent needs maxStaleness + 2, so the default "
-        "serves two jobs with maxStaleness 1.",
+        description="Number of adapter versions that one engine holds at once. Agents take turns on the slots (rollout.agentsPerSlot), but "
+        "the versions of one agent, maxStaleness + 2, must fit together.",
     )
     max_rank: Rank = Field(
         16,
@@ -236,6 +244,11 @@ class ModelPoolSpec(Spec):
     namespaces: Distinct[DnsLabel] = Field(
         (), max_length=1024, description="Namespaces that may use the pool; empty allows all."
     )
+
+    @property
+    def places(self) -> int:
+        """Number of agents that the pool admits."""
+        return self.adapter_slots * self.rollout.replicas * self.rollout.agents_per_slot
 
 
 class ModelPool(Kind):

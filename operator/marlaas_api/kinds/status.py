@@ -20,7 +20,7 @@ _Count = Annotated[int, Field(ge=0)]
 
 CONDITIONS: dict[str, dict[str, str]] = {
     "RLJob": {
-        "Admitted": "The orchestrator has reserved the job's adapter slots. While False, the job is queued, and the reason says what it waits for.",
+        "Admitted": "The orchestrator has admitted the job to its pool. While False, the job is queued, and the reason says what it waits for.",
         "SandboxReady": "The job's sandbox pods are ready.",
         "Complete": "The job has finished all steps, and its adapter is published. Final.",
         "Failed": "The job has failed. Final.",
@@ -158,9 +158,12 @@ class ModelPoolStatus(ObjectStatus):
     )
     jobs: _Count | None = Field(None, description="Number of admitted jobs.")
     slots: _Figures | None = Field(
-        None, description="Adapter slots held by admitted jobs / slots of one engine as text, for kubectl's table."
+        None,
+        description="Agents of admitted jobs / agents that the pool admits (adapterSlots x replicas x agentsPerSlot) as text, for kubectl's table.",
     )
-    free_slots: _Count | None = Field(None, description="Number of adapter slots that no admitted job holds.")
+    free_slots: _Count | None = Field(
+        None, description="Number of agents that the pool admits beside those of admitted jobs."
+    )
 
 
 class TenantStatus(ObjectStatus):
@@ -168,10 +171,19 @@ class TenantStatus(ObjectStatus):
 
     jobs: _Count | None = Field(None, description="Number of the tenant's admitted jobs.")
     queued: _Count | None = Field(None, description="Number of the tenant's queued jobs.")
-    adapter_slots: _Count | None = Field(None, description="Number of adapter slots that the tenant's jobs hold.")
+    adapter_slots: _Count | None = Field(
+        None, description="Number of adapter slots that the tenant's jobs hold, one for each agent."
+    )
+    share_entitled: float | None = Field(
+        None,
+        description="Share of the pools to which the weight entitles the tenant while it has jobs: its weight / the weights of all tenants that have jobs.",
+    )
+    share_held: float | None = Field(
+        None, description="Largest share that the agents of the tenant's admitted jobs have of any pool."
+    )
     tokens_per_second: float | None = Field(None, description="Generated tokens per second, averaged.")
     storage_bytes: _Count | None = Field(
-        None, description="Bytes of adapters and checkpoints. Always absent: this version does not measure it."
+        None, description="Bytes of adapters and checkpoints that the tenant's jobs keep, estimated."
     )
 
 

@@ -10,24 +10,38 @@ from marlaas_api.numeric import LARGEST_INTEGER
 
 
 class QuotaSpec(Spec):
-    """Limits on the tenant's usage. Stored and shown only: this version does not enforce them.
-
-    A later version will queue jobs over quota, not fail them.
-    """
+    """Limits on the tenant's usage. A job over quota is queued, or pauses; it never fails because of a quota."""
 
     jobs: int | None = Field(
-        None, ge=0, le=1_000_000, description="Maximum admitted jobs; 0 admits none. Absent: no limit."
+        None,
+        ge=0,
+        le=1_000_000,
+        description="Maximum admitted jobs; more are queued, and 0 admits none. Absent: no limit.",
     )
     adapter_slots: int | None = Field(
         None,
         ge=0,
         le=1_000_000,
-        description="Maximum adapter slots that admitted jobs hold in total. Absent: no limit.",
+        description="Maximum adapter slots that admitted jobs hold in total, one for each agent; more jobs are queued. Absent: no limit.",
     )
     tokens_per_second: float | None = Field(
-        None, gt=0, le=LARGEST_INTEGER, description="Maximum generated tokens per second, averaged. Absent: no limit."
+        None,
+        gt=0,
+        le=LARGEST_INTEGER,
+        description="Maximum generated tokens per second of all jobs together, averaged over a minute; above it, the jobs begin no new tasks. "
+        "Absent: no limit.",
     )
-    storage: Quantity | None = Field(None, description="Maximum bytes of adapters and checkpoints. Absent: no limit.")
+    trainer_seconds_per_hour: float | None = Field(
+        None,
+        gt=0,
+        le=LARGEST_INTEGER,
+        description="Maximum seconds of trainers' computing per hour for all jobs together, averaged over ten minutes; above it, the jobs begin no new tasks. "
+        "Absent: no limit.",
+    )
+    storage: Quantity | None = Field(
+        None,
+        description="Maximum bytes of adapters and checkpoints of all jobs together; above it, no further job is admitted. Absent: no limit.",
+    )
 
 
 class TenantSpec(Spec):
@@ -42,12 +56,12 @@ class TenantSpec(Spec):
         1.0,
         gt=0,
         le=1000,
-        description="Weight of the tenant's share of its pools' engines while tenants compete, relative to other tenants; a namespace without a Tenant has "
-        "weight 1. Admission and trainers do not use it yet.",
+        description="Weight of the tenant's share of its pools while tenants compete, relative to other tenants: for the admission of jobs and for places in "
+        "the engines; a namespace without a Tenant has weight 1.",
     )
     quota: QuotaSpec = Field(
         default_factory=lambda: QuotaSpec(),
-        description="Limits on the tenant's usage. Stored and shown only: this version does not enforce them.",
+        description="Limits on the tenant's usage.",
     )
 
 

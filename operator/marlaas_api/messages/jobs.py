@@ -7,8 +7,8 @@ from enum import StrEnum
 from pydantic import Field
 
 from marlaas_api import subjects
-from marlaas_api.messages.base import BusMessage, JobMessage
-from marlaas_api.messages.job_spec import AgentSettings, JobSpec
+from marlaas_api.messages.base import BusMessage, JobMessage, SpecPart
+from marlaas_api.messages.job_spec import AgentSettings, JobSpec, QuantityText
 from marlaas_api.names import AdapterRef, JobRef
 
 
@@ -20,6 +20,16 @@ class JobVerdict(BusMessage):
 
     reason: str
     message: str
+
+
+class TenantQuota(SpecPart):
+    """Limits of a tenant (`Tenant.spec.quota`). None: no limit. Rates are averages."""
+
+    jobs: int | None = None
+    adapter_slots: int | None = None
+    tokens_per_second: float | None = None
+    trainer_seconds_per_hour: float | None = None
+    storage: QuantityText | None = None
 
 
 class JobDocument(JobMessage):
@@ -35,6 +45,7 @@ class JobDocument(JobMessage):
     pool: str
     tenant: str
     tenant_weight: float = 1.0
+    tenant_quota: TenantQuota = TenantQuota()
     seed: int = 0
     spec: JobSpec
     deleted: bool = False
@@ -91,7 +102,7 @@ _LOOP = tuple(name for name in JobSpec.model_fields if name not in _ASIDE)
 def concerns_loop(before: JobDocument, after: JobDocument) -> bool:
     """Whether a change of a job's document requires the orchestrator and the trainer to restart their work on the job.
 
-    Changes of priority, times, limits, the tenant and its weight do not: the orchestrator re-reads them while the job
+    Changes of priority, times, limits, the tenant, its weight and its quota do not: the orchestrator re-reads them while the job
     runs. Fields that stop the job (`suspend`, `deleted`, `verdict`) are not compared here.
     """
     return before is not after and _loop(before) != _loop(after)
@@ -122,7 +133,9 @@ class Progress(JobMessage):
 
     reason: CamelCase, for machines. message: current activity and advice, for people. step: finished steps. promoted:
     by agent, the version that a succeeded job publishes. adapters: by agent, the folder in the blob store of its newest
-    or promoted version. admitted_s: total seconds for which the job has been admitted. skipped_*: visits to tasks that
+    or promoted version. admitted_s: total seconds for which the job has been admitted. admitted_at: time of the last
+    admission. trainer_s: seconds that trainers computed for recorded steps. stored_bytes: bytes of the job's adapters and
+    checkpoints in the blob store, estimated from its newest version. skipped_*: visits to tasks that
     were skipped, because they were always right or always wrong.
 
     training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
@@ -146,6 +159,8 @@ class Progress(JobMessage):
     tokens: int = 0
     tokens_per_s: float = 0.0
     accelerator_s: float = 0.0
+    trainer_s: float = 0.0
+    stored_bytes: int = 0
     num_outstanding: int = 0
     skipped_solved: int = 0
     skipped_hopeless: int = 0
@@ -153,7 +168,18 @@ class Progress(JobMessage):
     training_faults: dict[str, int] = Field(default_factory=dict)
     started_at: float | None = None
     admitted_s: float = 0.0
+    admitted_at: float | None = None
     finished_at: float | None = None
+    at: float = 0.0
+
+
+class PastUses(BusMessage):
+    """Decayed use of the pools by tenant; KV `tenants`, key `past-use`. The orchestrator writes it for its successor.
+
+    at: unix seconds up to which it is computed.
+    """
+
+    use: dict[str, float] = Field(default_factory=dict)
     at: float = 0.0
 
 

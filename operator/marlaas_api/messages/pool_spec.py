@@ -48,6 +48,7 @@ class EngineSettings(SpecPart):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: int = 2048
     max_num_seqs: int = 128
+    agents_per_slot: int = 1
     kv_cache_bytes: QuantityText = "512Mi"
 
 

@@ -139,11 +139,11 @@ def _admitted(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> Co
     if summary.reason == Reason.DELETING:
         return ConditionState(ADMITTED, False, Reason.DELETING, summary.message)
     if phase.final:
-        return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds no adapter slots")
+        return ConditionState(ADMITTED, False, Reason.FINISHED, "the job has ended and holds nothing of its pool")
     if progress is None:
         return ConditionState(ADMITTED, False, summary.reason, summary.message)
     if progress.admitted:
-        return ConditionState(ADMITTED, True, Reason.ADMITTED, "the job holds its adapter slots")
+        return ConditionState(ADMITTED, True, Reason.ADMITTED, "the job is admitted to its pool")
     waiting = summary if summary.reason in MISFITS else progress
     return ConditionState(ADMITTED, False, waiting.reason, waiting.message)
 

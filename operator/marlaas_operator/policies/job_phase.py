@@ -120,7 +120,7 @@ def wanted_document(snapshot: JobSnapshot, verdict: JobVerdict | None) -> JobDoc
     meta, own = snapshot.meta, snapshot.own_document
     update: dict[str, object] = {"generation": meta.generation, "verdict": _verdict(snapshot, verdict)}
     if own is not None and snapshot.tenant_unread:
-        update |= {"tenant": own.tenant, "tenant_weight": own.tenant_weight}
+        update |= {"tenant": own.tenant, "tenant_weight": own.tenant_weight, "tenant_quota": own.tenant_quota}
     return job_document(snapshot.job, snapshot.tenants, meta.uid, None, meta.created_at).model_copy(update=update)
 
 

@@ -55,18 +55,18 @@ def _figures(snapshot: PoolSnapshot, pool: ModelPool) -> dict[str, Any]:
         "model": _model(pool.spec.model),
         **{role: {"replicas": workers[role], "ready": ready[role]} for role in workers},
         **{f"{role}Ready": f"{ready[role]}/{workers[role]}" for role in workers},
-        **_held(snapshot, pool.spec.adapter_slots),
+        **_held(snapshot, pool.spec.places),
     }
 
 
-def _held(snapshot: PoolSnapshot, slots: int) -> dict[str, Any]:
-    """Return the jobs and slots in use; the stored values while the bus was not read."""
+def _held(snapshot: PoolSnapshot, places: int) -> dict[str, Any]:
+    """Return the jobs and slots in use; the stored values while the bus was not read. places: agents that the pool admits."""
     before = snapshot.status or {}
     if not snapshot.bus.synced:
         return {key: before.get(key) for key in ("jobs", "slots", "freeSlots")}
     admitted = [job for job in snapshot.jobs if job.admitted]
     used = sum(job.slots for job in admitted)
-    return {"jobs": len(admitted), "slots": f"{used}/{slots}", "freeSlots": max(0, slots - used)}
+    return {"jobs": len(admitted), "slots": f"{used}/{places}", "freeSlots": max(0, places - used)}
 
 
 def _findings(snapshot: PoolSnapshot) -> Iterator[ConditionState]:

@@ -1,5 +1,7 @@
 """Plan for a Tenant: its status, with the namespaces that belong to it and the usage of its jobs."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from marlaas_api.documents import tenant_of
@@ -10,7 +12,7 @@ from marlaas_operator.plan import Plan
 from marlaas_operator.policies.conditions import ConditionState, conditions, events, is_urgent, status_patch
 from marlaas_operator.snapshot import JobLoad, TenantSnapshot
 
-_HELD = ("jobs", "queued", "adapterSlots", "tokensPerSecond")
+_HELD = ("jobs", "queued", "adapterSlots", "shareEntitled", "shareHeld", "tokensPerSecond", "storageBytes")
 
 
 def plan_tenant(snapshot: TenantSnapshot, now: float) -> Plan:
@@ -43,7 +45,7 @@ def _active(snapshot: TenantSnapshot) -> ConditionState:
 
 def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
     """Return the usage of the jobs in namespaces that belong to this tenant by precedence."""
-    if not snapshot.bus.synced:  # keep the stored values
+    if not snapshot.bus.synced or snapshot.tenant is None:  # keep the stored values
         before = snapshot.status or {}
         return {key: before[key] for key in _HELD if key in before}
     own = [job for job in snapshot.jobs if _is_ours(snapshot, job)]
@@ -52,8 +54,34 @@ def _holds(snapshot: TenantSnapshot) -> dict[str, Any]:
         "jobs": len(admitted),
         "queued": sum(job.phase is Phase.QUEUED for job in own),
         "adapterSlots": sum(job.slots for job in admitted),
+        "shareEntitled": _entitled(snapshot),
+        "shareHeld": _held(snapshot, admitted),
         "tokensPerSecond": float(round(sum(job.tokens_per_s for job in admitted))),
+        "storageBytes": sum(job.stored_bytes for job in own),
     }
+
+
+def _entitled(snapshot: TenantSnapshot) -> float:
+    """Return the tenant's part of the weights of all tenants that have jobs; itself counts in any case.
+
+    A namespace without a Tenant is a tenant of weight 1.
+    """
+    assert snapshot.tenant is not None
+    weights = {snapshot.meta.name: snapshot.tenant.spec.weight}
+    for namespace in {job.namespace for job in snapshot.jobs if job.admitted or job.phase is Phase.QUEUED}:
+        owner = tenant_of(namespace, snapshot.tenants)
+        weights[owner.metadata.name if owner is not None else namespace] = (
+            owner.spec.weight if owner is not None else 1.0
+        )
+    return round(weights[snapshot.meta.name] / sum(weights.values()), 2)
+
+
+def _held(snapshot: TenantSnapshot, admitted: Sequence[JobLoad]) -> float:
+    held: Counter[str] = Counter()
+    for job in admitted:
+        held[job.pool] += job.slots
+    shares = (slots / snapshot.places[pool] for pool, slots in held.items() if snapshot.places.get(pool))
+    return round(max(shares, default=0.0), 2)
 
 
 def _is_ours(snapshot: TenantSnapshot, job: JobLoad) -> bool:

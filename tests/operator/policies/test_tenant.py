@@ -42,13 +42,16 @@ def test_the_younger_of_two_tenants_of_a_namespace_is_told_who_has_it():
 def test_a_tenant_counts_the_jobs_of_namespaces_that_are_its_own():
     jobs = (
         load("theirs"),
-        load("a", namespace="team-b", tokens_per_s=10.4),
+        load("a", namespace="team-b", tokens_per_s=10.4, stored_bytes=5),
         load("b", Phase.QUEUED, namespace="team-b"),
-        load("c", Phase.SUCCEEDED, namespace="team-b"),
+        load("c", Phase.SUCCEEDED, namespace="team-b", stored_bytes=7),
+        load("d", Phase.SUCCEEDED, namespace="team-c"),
+        load("e", Phase.QUEUED, namespace="team-d"),
     )
-    found = plan_tenant(scene(jobs=jobs), NOW).status
+    found = plan_tenant(scene(jobs=jobs, places={"tiny": 12}), NOW).status
     figures = {key: value for key, value in found.items() if key not in ("conditions", "observedGeneration")}
-    assert figures == {"jobs": 1, "queued": 1, "adapterSlots": 3, "tokensPerSecond": 10.0}
+    shares = {"shareEntitled": 0.33, "shareHeld": 0.25}
+    assert figures == {"jobs": 1, "queued": 1, "adapterSlots": 3, "tokensPerSecond": 10.0, "storageBytes": 12, **shares}
     TenantStatus.model_validate(found)
 
 

@@ -129,7 +129,11 @@ def _pool(job: ClusterJobView, pool: ClusterPoolView | None, cause: Condition | 
     status = pool.status
     engines = status.rollout.ready if status is not None and status.rollout is not None else 0
     trainers = status.trainer.ready if status is not None and status.trainer is not None else 0
-    taken = "" if status is None or status.free_slots is None else f", {status.free_slots} of {pool.slots} slots free"
+    taken = (
+        ""
+        if status is None or status.free_slots is None
+        else f", {status.free_slots} of {pool.places} places for agents free"
+    )
     ready = f"{engines or 0} of {pool.engines} engines and {trainers or 0} of {pool.trainers} trainers ready{taken}"
     yield f"Pool {pool.name} has {ready}."
     if cause is not None:

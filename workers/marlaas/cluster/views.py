@@ -36,12 +36,12 @@ class ClusterJobView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPoolView:
-    """One ModelPool. `engines` and `trainers` are the desired replicas; `slots` is the number of adapter slots per engine."""
+    """One ModelPool. `engines` and `trainers` are the desired replicas; `places` is the number of agents that the pool admits."""
 
     name: str
     engines: int
     trainers: int
-    slots: int
+    places: int
     status: ModelPoolStatus | None = None
 
 
@@ -74,11 +74,12 @@ def job_view(body: Mapping[str, Any]) -> ClusterJobView:
 def pool_view(body: Mapping[str, Any]) -> ClusterPoolView:
     """Parse a ModelPool."""
     spec, status = body["spec"], body.get("status") or {}
+    rollout = spec.get("rollout", {})
     return ClusterPoolView(
         name=body["metadata"]["name"],
-        engines=spec.get("rollout", {}).get("replicas", 1),
+        engines=rollout.get("replicas", 1),
         trainers=spec.get("trainer", {}).get("replicas", 1),
-        slots=spec.get("adapterSlots", 0),
+        places=spec.get("adapterSlots", 0) * rollout.get("replicas", 1) * rollout.get("agentsPerSlot", 1),
         status=ModelPoolStatus.model_validate(status) if status else None,
     )
 

@@ -15,7 +15,6 @@ from marlaas_api.kinds.checks import (
     cluster_remarks,
     pool_remarks,
     remarks,
-    tenant_remarks,
 )
 from marlaas_api.kinds.fields import did_you_mean, nearest
 from marlaas_api.kinds.problems import Problem
@@ -107,8 +106,6 @@ def advice(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
     for job in contents.jobs:
         yield from job.source.findings(remarks(job.object, pools.get(job.object.spec.pool_ref.name)))
         yield from job.source.findings(() if runnable else _laptops(job.object))
-    for tenant in contents.tenants:
-        yield from tenant.source.findings(tenant_remarks(tenant.object))
     for pool in contents.pools:
         yield from pool.source.findings(_demand(pool.object, [job.object for job in contents.jobs]))
 
@@ -146,14 +143,15 @@ def _laptops(job: RLJob) -> Iterator[Problem]:
 
 
 def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:
-    """Yield notes on a pool that no job uses, or whose jobs need more adapter slots than it has."""
-    name, slots = pool.metadata.name, pool.spec.adapter_slots
+    """Yield notes on a pool that no job uses, or whose jobs have more agents than it admits."""
+    name, rollout = pool.metadata.name, pool.spec.rollout
+    most = pool.spec.adapter_slots * rollout.replicas * rollout.agents_per_slot
     users = [job for job in jobs if job.spec.pool_ref.name == name]
     if jobs and not users:
         yield Problem(("metadata", "name"), f"no job in these files uses ModelPool '{name}'")
-    needed = sum(job.spec.slots_needed for job in users)
-    if needed > slots:
-        text = f"{len(users)} jobs of ModelPool '{name}' need {needed} adapter slots and it has {slots}: some will be queued"
+    agents = sum(len(job.spec.agents) for job in users)
+    if agents > most:
+        text = f"{len(users)} jobs of ModelPool '{name}' have {agents} agents and it admits {most} (adapterSlots x replicas x agentsPerSlot): some will be queued"
         yield Problem(("spec", "adapterSlots"), text)
 
 

@@ -1,18 +1,36 @@
-"""Admission: a pure decision from the jobs and the reports of the pools' replicas.
+"""Admission: which waiting jobs start now, what the others wait for, and which running jobs make room. No I/O.
 
-An admitted job keeps its slots until it ends or is suspended. The others queue by pool and creation time.
-Nothing is refused here: the current replicas do not show what their pool will offer later, so a job that does
-not fit waits. A job that can never fit the pool's spec is refused earlier
-(`marlaas_operator.policies.job_phase`, `marlaas validate`). A scheduler with fairness or preemption
-can replace `decide` behind the same signature.
+An admitted job stays admitted until it ends, is suspended, or is preempted (`preemption`); edits, restarts and newcomers
+change nothing. Nothing is refused here: the current replicas do not show what their pool will offer later, so a job that
+does not fit waits. A job that can never fit the pool's spec is refused earlier (`marlaas_operator.policies.job_phase`,
+`marlaas validate`).
 """
 
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import is_
 
-from marlaas_api.messages import JobDocument, ReplicaReport
+from marlaas_api.messages import JobDocument, Progress, TenantQuota
+from marlaas_api.names import JobRef
 from marlaas_api.reasons import Reason
+from marlaas_worker.orchestrator.capacity import (
+    KV_CACHE,
+    SLOTS,
+    Demands,
+    JobDemand,
+    PoolCapacity,
+    Resource,
+    Space,
+    totals,
+    trainer_bytes,
+)
+from marlaas_worker.orchestrator.fair_order import FairOrder
+from marlaas_worker.orchestrator.preemption import RunningJob, preemptions
+from marlaas_worker.orchestrator.quota import QuotaMessages, Quotas
+from marlaas_worker.orchestrator.shares import Holdings, PastUse
+
+RECONSIDER_S = 5.0
+"""Time after which a decision is made again although nothing has changed: past use decays, and minimum run times end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,149 +43,207 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolCapacity:
-    """Adapter slots, largest rank and longest conversation that every serving engine of a pool supports.
+class TenantTerms:
+    """A tenant's weight and quota."""
 
-    max_model_len: in tokens; 0 if not known.
+    weight: float = 1.0
+    quota: TenantQuota = field(default_factory=TenantQuota)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionScene:
+    """Everything that a decision depends on, besides earlier decisions.
+
+    Attributes:
+        waiting: documents of jobs that are not admitted.
+        holding: documents of admitted jobs; they count, whatever their pool offers now.
+        since: for each of `holding`, when it was last admitted, unix seconds.
+        pools: capacities of pools that serve.
+        tenants: a tenant that is absent has weight 1 and no quota.
+        stored: bytes that each tenant's jobs keep.
+        now: unix seconds.
+        progress_of: a job's published progress.
     """
 
-    slots: int
-    max_rank: int
-    max_model_len: int = 0
+    waiting: list[JobDocument]
+    holding: list[JobDocument]
+    since: list[float]
+    pools: Mapping[str, PoolCapacity]
+    tenants: Mapping[str, TenantTerms] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
+    now: float = 0.0
+    progress_of: Callable[[JobRef], Progress | None] = lambda _: None
+
+    def stands_for(self, other: "AdmissionScene") -> bool:
+        """Return whether a later scene has the same jobs, pools and tenants, so that the decision is the same."""
+        return (
+            0 <= other.now - self.now < RECONSIDER_S
+            and len(self.waiting) == len(other.waiting)
+            and len(self.holding) == len(other.holding)
+            and all(map(is_, self.waiting, other.waiting))
+            and all(map(is_, self.holding, other.holding))
+            and (self.pools, self.tenants, self.stored) == (other.pools, other.tenants, other.stored)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionDecision:
+    """Decisions on all waiting jobs by uid; and the running jobs that have to stop, by uid, each with the reason."""
+
+    admissions: dict[str, Admission] = field(default_factory=dict)
+    preempted: dict[str, str] = field(default_factory=dict)
 
 
 ADMITTED = Admission(True, Reason.ADMITTED, "running")
 
 
-def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
-    """Return each pool's capacity: the minimum over its ready rollout replicas, since an episode may run on any of them."""
-    serving: defaultdict[str, list[ReplicaReport]] = defaultdict(list)
-    for report in reports:
-        if report.role == "rollout" and report.ready and report.slots > 0:
-            serving[report.pool].append(report)
-    return {
-        pool: PoolCapacity(
-            min(report.slots for report in found),
-            min(report.max_rank for report in found),
-            min((report.max_model_len for report in found if report.max_model_len > 0), default=0),
-        )
-        for pool, found in serving.items()
-    }
-
-
-def decide(
-    waiting: Iterable[JobDocument], holding: Iterable[JobDocument], pools: Mapping[str, PoolCapacity]
-) -> dict[str, Admission]:
-    """Decide on every waiting job; return the decisions by uid.
-
-    Args:
-        holding: admitted jobs; their slots count, whatever their pool offers now.
-    """
-    held: defaultdict[str, list[int]] = defaultdict(list)
-    for document in holding:
-        held[document.pool].append(document.spec.slots_needed)
-    queues: defaultdict[str, list[JobDocument]] = defaultdict(list)
-    verdicts: dict[str, Admission] = {}
-    for document in waiting:
-        hindrance = _hindrance(document, pools.get(document.pool))
-        if hindrance is None:
-            queues[document.pool].append(document)
-        else:
-            verdicts[document.uid] = hindrance
-    for pool, documents in queues.items():
-        verdicts |= _serve(queue_order(documents), held[pool], pools[pool].slots)
-    return verdicts
-
-
-class PublishedAdmissions:
-    """The last decision published for each waiting job, so that an unchanged decision is not written again."""
+class AdmissionQueue:
+    """Decides on admissions, and keeps what later decisions depend on: past use, and preemptions in progress."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[JobDocument, Admission]] = {}
+        self.past = PastUse()
+        self._demands = Demands()
+        self._messages = QuotaMessages()
+        self._victims: dict[str, dict[str, str]] = {}
+        self._shares: dict[str, float] = {}
+        self._last: tuple[AdmissionScene, AdmissionDecision] | None = None
 
-    def missing(
-        self, waiting: Iterable[JobDocument], admissions: Mapping[str, Admission]
-    ) -> list[tuple[JobDocument, Admission]]:
-        """Return the decisions on jobs that stay waiting which are not published, or only for an earlier document."""
-        decided = ((document, admissions[document.uid]) for document in waiting)
-        return [one for one in decided if not one[1].admitted and not self._is_published(*one)]
+    def decide(self, scene: AdmissionScene) -> AdmissionDecision:
+        """Decide on every waiting job."""
+        if self._last is not None and self._last[0].stands_for(scene):
+            return self._last[1]
+        decision, queued = AdmissionDecision(), list[JobDocument]()
+        for document in scene.waiting:
+            hindrance = _hindrance(document, scene.pools.get(document.pool))
+            if hindrance is None:
+                queued.append(document)
+            else:
+                decision.admissions[document.uid] = hindrance
+        if queued or scene.holding:
+            self._decide_on_queue(scene, queued, decision)
+        self._last = scene, decision
+        return decision
 
-    def note(self, published: Iterable[tuple[JobDocument, Admission]]) -> None:
-        """Note published decisions."""
-        self._known |= {document.uid: (document, admission) for document, admission in published}
+    def advance(self, now: float) -> None:
+        """Add the use since the last call to the tenants' past use."""
+        self.past.advance(now, self._shares)
 
-    def keep(self, uids: Container[str]) -> None:
-        """Remove all other jobs."""
-        self._known = {uid: known for uid, known in self._known.items() if uid in uids}
+    def entered(self, document: JobDocument) -> None:
+        """Charge a job's tenant for its admission."""
+        self.past.enter(document.tenant, self._demands.share_of(document))
 
-    def forget(self, uid: str) -> None:
-        """Remove a job, which no longer waits."""
-        self._known.pop(uid, None)
+    def left(self, document: JobDocument) -> None:
+        """Refund the charge for the admission of a job that was preempted: its next admission is charged again."""
+        self.past.refund(document.tenant, self._demands.share_of(document))
 
-    def _is_published(self, document: JobDocument, admission: Admission) -> bool:
-        known = self._known.get(document.uid)
-        return known is not None and known[0] is document and known[1] == admission
+    def _decide_on_queue(self, scene: AdmissionScene, queued: list[JobDocument], decision: AdmissionDecision) -> None:
+        self._demands.update(scene.pools)
+        self._demands.keep([document.uid for document in (*scene.holding, *queued)])
+        amounts = totals(scene.pools)
+        running = [
+            RunningJob(self._demands.of(one), since) for one, since in zip(scene.holding, scene.since, strict=True)
+        ]
+        held = [one.demand for one in running]
+        weights = {name: terms.weight for name, terms in scene.tenants.items()}
+        limited = {name: terms.quota for name, terms in scene.tenants.items() if terms.quota != TenantQuota()}
+        quotas = Quotas(limited, scene.holding, scene.stored)
+
+        def admit(demand: JobDemand) -> None:
+            quotas.add(demand.document)
+            decision.admissions[demand.uid] = ADMITTED
+
+        order = FairOrder(
+            Space(amounts, held),
+            Holdings(amounts, weights, held),
+            self.past,
+            lambda tenant: weights.get(tenant, 1.0),
+            lambda demand: bool(quotas.refusal(demand.document)),
+            admit,
+        )
+        waiting = {document.uid: self._demands.of(document) for document in queued}
+        reserved = self._resume_preemptions(waiting, {one.demand.uid for one in running}, order)
+        order.run(one for uid, one in waiting.items() if uid not in reserved and uid not in decision.admissions)
+        self._preempt(order, running, scene.now)
+        decision.preempted.update({uid: text for victims in self._victims.values() for uid, text in victims.items()})
+        stays = [one for one in held if one.uid not in decision.preempted]
+        counted = Holdings(amounts, weights, stays)
+        self._shares = {tenant: counted.dominant(tenant) for tenant in counted.tenants()}
+        self._explain(scene, queued, quotas, decision, order)
+
+    def _resume_preemptions(
+        self, waiting: Mapping[str, JobDemand], running: Container[str], order: FairOrder
+    ) -> set[str]:
+        """Keep room for jobs whose victims still run; admit those whose victims have stopped. Return the former's uids.
+
+        If the job that was to be admitted no longer waits, its victims go on.
+        """
+        reserved = set()
+        pending, self._victims = self._victims, {}
+        for uid, victims in pending.items():
+            demand, left = waiting.get(uid), {one: text for one, text in victims.items() if one in running}
+            if demand is None or order.is_over_quota(demand):
+                continue
+            if left:
+                self._victims[uid] = left
+                reserved.add(uid)
+                order.reserve(demand)
+            elif not order.space.lacks(demand):
+                order.admit(demand)
+        return reserved
+
+    def _preempt(self, order: FairOrder, running: Iterable[RunningJob], now: float) -> None:
+        busy = {uid for victims in self._victims.values() for uid in victims}
+        for found in preemptions(order, [one for one in running if one.demand.uid not in busy], now):
+            tenant, job = found.preemptor.tenant, found.preemptor.document
+            text = f"preempted by tenant {tenant} ({job.namespace}/{job.job}), whose share is smaller; it resumes where it stopped when there is room"
+            self._victims[found.preemptor.uid] = {victim.uid: text for victim in found.victims}
+
+    def _explain(
+        self,
+        scene: AdmissionScene,
+        queued: Iterable[JobDocument],
+        quotas: Quotas,
+        decision: AdmissionDecision,
+        order: FairOrder,
+    ) -> None:
+        """Add the verdicts on jobs that stay queued."""
+        running = {document.uid: document.ref for document in scene.holding}
+        self._messages.begin()
+        for document in sorted(queued, key=lambda one: (-one.spec.priority, one.created_at)):
+            if document.uid in decision.admissions:
+                continue
+            refusal = quotas.refusal(document)
+            before = scene.progress_of(document.ref)
+            if refusal:
+                others = {
+                    uid: scene.progress_of(running[uid]) for uid in quotas.running(document.tenant) if uid in running
+                }
+                text = self._messages.message(document, refusal, others, scene.now)
+                verdict = Admission(False, Reason.OVER_QUOTA, text)
+            elif before is not None and before.reason == Reason.PREEMPTED and not before.admitted:
+                verdict = Admission(False, Reason.PREEMPTED, before.message)
+            else:
+                verdict = _waits_for(document, order.space.lacks(self._demands.of(document)), scene.pools)
+            decision.admissions[document.uid] = verdict
 
 
-def queue_order(documents: Iterable[JobDocument]) -> list[JobDocument]:
-    """Return the queue order of one pool: first come, first served, with priorities within a tenant.
-
-    Positions follow the creation time over all tenants; jobs of the same time are ordered by namespace, then
-    name. A tenant's jobs share the tenant's own positions: the highest priority takes the first of them, and
-    equal priorities stay in order of creation. So `priority` never moves another tenant's job.
-    """
-    by_creation = sorted(documents, key=_creation)
-    by_priority = sorted(by_creation, key=lambda document: -document.spec.priority)
-    own: defaultdict[str, list[JobDocument]] = defaultdict(list)
-    for document in reversed(by_priority):
-        own[document.tenant].append(document)
-    return [own[document.tenant].pop() for document in by_creation]
-
-
-def _creation(document: JobDocument) -> tuple[float, str, str]:
-    return document.created_at, document.namespace, document.job
-
-
-def _serve(queue: Sequence[JobDocument], held: Iterable[int], slots: int) -> Iterator[tuple[str, Admission]]:
-    """Admit jobs from the front of the queue; yield a decision for each job.
-
-    After the first job that does not fit, a later job is admitted only if it cannot delay that first job. This
-    holds for every order in which the running jobs may end, since their run times are not known. So a large job
-    does not starve, and slots that it cannot use are not idle (EASY backfilling; Lifka, 1995).
-    """
-    free, sums, first = slots, 1, 0
-    for need in held:
-        free, sums = free - need, sums | sums << need
-    for document in queue:
-        need = document.spec.slots_needed
-        if need <= free and not (first and _delays(need, first - free, sums)):
-            free, sums = free - need, sums | sums << need
-            yield document.uid, ADMITTED
-        else:
-            first = first or need
-            yield document.uid, _waits_for_slots(document, slots)
-
-
-def _delays(need: int, missing: int, sums: int) -> bool:
-    """Return whether `need` more slots in use can delay a job that lacks `missing` slots.
-
-    They can if the end of some set of running jobs frees enough slots without them, and too few with them.
-    sums: bit n is set if some set of running jobs holds n slots.
-    """
-    return bool(sums >> missing & ((1 << need) - 1))
-
-
-def _waits_for_slots(document: JobDocument, slots: int) -> Admission:
+def _waits_for(document: JobDocument, lacking: list[Resource], pools: Mapping[str, PoolCapacity]) -> Admission:
     # No number that changes with other jobs: each change would rewrite the progress of thousands of waiting jobs.
+    if lacking and all(name != SLOTS for _, name in lacking):
+        pool, name = lacking[0]
+        advice = " (kvCacheBytes)" if name == KV_CACHE else ""
+        text = f"running jobs use too much of the {name} of pool {pool}{advice}"
+        return Admission(False, Reason.WAITING_FOR_MEMORY, text)
+    pool = lacking[0][0] if lacking else document.pool
     text = (
-        f"needs {document.spec.slots_needed} of the {slots} adapter slots of pool {document.pool}; running jobs hold too many of them, or a job that "
-        "was created earlier waits for them"
+        f"pool {pool} admits {pools[pool].agents} agents at once; running jobs have too many of them, or a job that goes first waits for "
+        "them"
     )
     return Admission(False, Reason.WAITING_FOR_SLOTS, text)
 
 
 def _hindrance(document: JobDocument, pool: PoolCapacity | None) -> Admission | None:
-    """Return why a job does not queue for slots now; None if it does.
+    """Return why a job does not queue for its pool now; None if it does.
 
     A job that could not run takes no position in the queue.
     """
@@ -195,4 +271,7 @@ def _lacking(document: JobDocument, pool: PoolCapacity) -> str | None:
         return f"needs {need} adapter slots (maxStaleness + 2 for each agent), and there are {pool.slots}"
     if 0 < pool.max_model_len <= tokens:
         return f"has maxTokens {tokens}, and maxModelLen is {pool.max_model_len}"
+    memory = trainer_bytes(document, document.pool, pool)
+    if 0 < pool.trainer_bytes < memory:
+        return f"needs {memory >> 20} MiB of trainer memory for its adapters and their optimizer, and {pool.trainer_bytes >> 20} MiB are there"
     return None

@@ -61,7 +61,8 @@ class JobState:
         self._turns_from: dict[int, int] = {}
         self._evaluation_turns_from = 1
         self.episode_bytes = 0
-        self.waits = ""
+        self.waits = self.pauses = ""
+        self.trainer_s = 0.0
         self.complete: dict[int, CompleteGroup] = {}
         self._recorded_faults: Counter[str] = Counter()
         self._recorded_skips: Counter[str] = Counter()
@@ -100,6 +101,12 @@ class JobState:
     def num_open(self) -> int:
         """Number of issued groups whose step is not on record."""
         return len(self.in_flight | self.unrecorded)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is played, evaluated or trained: the job may stop here without losing work."""
+        idle = self.evaluation is None and not self.in_flight
+        return idle and not (self.unrecorded if self.strict else any(draft.closed for draft in self.assembly.drafts))
 
     def turns_from(self, last_sequence: int) -> int:
         """Return a sequence of TURNS below which all turns belong to recorded steps and evaluations.
@@ -269,6 +276,7 @@ class JobState:
 
     def _note_record(self, record: StepRecord) -> None:
         self._recorded_faults.update(record.faults)
+        self.trainer_s += record.metrics.get("train_s", 0.0)
         self._recorded_skips.update(solved=record.skipped_solved, hopeless=record.skipped_hopeless)
         self.training_faults += Counter(
             {name: int(record.metrics.get(metric, 0)) for name, metric in TRAINING_FAULTS.items()}

@@ -27,11 +27,12 @@ from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.faults import GivenUp
+from marlaas_worker.orchestrator.giving_way import Stops
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.orchestrator.retention import Retention
 from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Room, Share
-from marlaas_worker.orchestrator.usage import JobUsage
+from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
@@ -52,12 +53,10 @@ class OwnedJob:
         self.wake = asyncio.Event()
         self._context, self._reports, self._room = context, reports, room
         self._records = Records(context, document)
-        self.started_at = (before.started_at if before else None) or context.now()
-        self._admitted_at = context.now() - (before.admitted_s if before else 0.0)
-        self._usage = JobUsage(document.uid)
+        self.times = AdmittedTime.of(before, context.now())
+        self.stops = Stops()
+        self._usage = JobUsage.of(document.uid, before)
         self._given_up = GivenUp()
-        if before is not None:
-            self._usage.tokens.total, self._usage.engine_s.total = before.tokens, before.accelerator_s
         self._retention = Retention(context.bus, document.ref, context.now)
         self._share = Share(room, document.uid, document.spec, EpisodeSize())
         self._num_episodes = 0
@@ -79,6 +78,16 @@ class OwnedJob:
         if self._state is not None:
             self._state.document = document
         self.wake.set()
+
+    def give_way(self, why: str) -> None:
+        """Have the job stop at its next step boundary, because it is preempted; empty lets it go on."""
+        if self.stops.give_way(why, self._context.now()):
+            self.wake.set()
+
+    @property
+    def has_given_way(self) -> bool:
+        """Whether a preempted job may be stopped now."""
+        return self.ended is None and self.stops.is_over(self._state, self._context.now())
 
     async def _run_from_records(self) -> None:
         ref = self.document.ref
@@ -154,9 +163,10 @@ class OwnedJob:
             await self._retention.purge(at_once=self._room.is_filled(TIGHT))
             await self._issue(state)
             await self._evaluate(state)
+            state.pauses = self.stops.pauses
             state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
         given_up = self._given_up.words(self.document, self._reports(), self._context.now())
-        self.ended = job_reports.ending(state, given_up, self._admitted_s)
+        self.ended = job_reports.ending(state, given_up, self.times.total_s(self._context.now()))
 
     async def _begin_training(self, state: JobState) -> None:
         state.assembly.begin(state.policy.version)
@@ -183,8 +193,9 @@ class OwnedJob:
     async def _record(self, state: JobState) -> None:
         while (draft := state.assembly.recordable(state.policy.step)) is not None:
             manifest = None if draft.no_op else await self._records.manifest(state.policy.manifest, draft.step)
-            around = job_reports.around(state, draft, self.started_at, self._context.now())
+            around = job_reports.around(state, draft, self.times.started_at, self._context.now())
             record = job_reports.step_record(self.document, draft, manifest, around)
+            self._usage.see_version(manifest, self.document.spec.checkpoint.keep)
             await self._records.log_step(record)
             state.record(record)
             await self._records.write_ledger(state.ledger())
@@ -230,6 +241,8 @@ class OwnedJob:
 
     def _want(self, state: JobState) -> int:
         """Return the number of groups that the job can use now and that some replica can play."""
+        if self.stops.holds_back(state):
+            return 0
         return state.assembly.want(len(state.in_flight)) if self._fresh_enough(state) else 0
 
     def _fresh_enough(self, state: JobState) -> bool:
@@ -253,7 +266,7 @@ class OwnedJob:
             await self._publish_evaluation(state, state.evaluation, queued)
 
     async def _evaluate(self, state: JobState) -> None:
-        run = state.due_evaluation()
+        run = None if self.stops.any else state.due_evaluation()
         if run is not None and self._share.may_evaluate(state.num_open):
             self._room.state = await self._records.turns()
             state.begin_evaluation(run, self._room.state.last_sequence)
@@ -284,10 +297,4 @@ class OwnedJob:
         """Return the job's progress as of now; None until its records are read."""
         if self._state is None:
             return None
-        progress = job_reports.progress(self._state, self._usage, self.started_at, self.ended, self._context.now())
-        return progress.model_copy(update={"admitted_s": self._admitted_s})
-
-    @property
-    def _admitted_s(self) -> float:
-        """Seconds for which the job was admitted, in total; up to one second less for each restart of its loop."""
-        return self._context.now() - self._admitted_at
+        return job_reports.progress(self._state, self._usage, self.times, self.ended, self._context.now())

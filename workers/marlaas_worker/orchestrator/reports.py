@@ -26,7 +26,7 @@ from marlaas_worker.orchestrator.evaluation import EvaluationRun, best
 from marlaas_worker.orchestrator.experience import count_faults
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.steps import StepDraft
-from marlaas_worker.orchestrator.usage import JobUsage
+from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _prompt(turn: Turn) -> str:
 
 
 def progress(
-    state: JobState, usage: JobUsage, started_at: float, ended: tuple[Phase, str, str] | None, now: float
+    state: JobState, usage: JobUsage, times: AdmittedTime, ended: tuple[Phase, str, str] | None, now: float
 ) -> Progress:
     """Return the progress of a job whose records are read."""
     document, last = state.document, state.last_step
@@ -156,12 +156,16 @@ def progress(
         tokens=int(usage.tokens.total),
         tokens_per_s=usage.tokens_per_s(),
         accelerator_s=usage.engine_s.total,
+        trainer_s=state.trainer_s,
+        stored_bytes=usage.stored_bytes,
         num_outstanding=len(state.in_flight) + state.assembly.num_uncommitted(),
         skipped_solved=state.walk.solved,
         skipped_hopeless=state.walk.hopeless,
         faults=dict(state.fault_totals()),
         training_faults=dict(state.training_faults),
-        started_at=started_at,
+        started_at=times.started_at,
+        admitted_at=times.admitted_at,
+        admitted_s=times.total_s(now),
         finished_at=now if phase.final else None,
         at=now,
     )
@@ -178,14 +182,15 @@ def queued(document: JobDocument, before: Progress | None, admission: Admission)
     return _progress(document, before, update)
 
 
-def admitted(document: JobDocument, before: Progress | None, started_at: float) -> Progress:
+def admitted(document: JobDocument, before: Progress | None, times: AdmittedTime) -> Progress:
     """Return the progress of an admitted job whose records are not read yet."""
     update = {
         "phase": Phase.RUNNING,
         "admitted": True,
         "reason": Reason.ADMITTED.value,
         "message": "admitted; reading its records",
-        "started_at": started_at,
+        "started_at": times.started_at,
+        "admitted_at": times.admitted_at,
     }
     return _progress(document, before, update)
 
@@ -242,6 +247,8 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
 def _doing(state: JobState) -> tuple[str, str]:
     if state.policy.version < 0:
         return "WaitingForTrainer", "waiting for a trainer to publish version 0"
+    if state.pauses:
+        return Reason.OVER_QUOTA.value, state.pauses
     if state.waits:
         return Reason.WAITING_FOR_BUS_SPACE.value, state.waits
     if state.evaluation is not None and state.training_over:

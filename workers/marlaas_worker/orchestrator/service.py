@@ -13,16 +13,19 @@ from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import JobDocument, JobVerdict, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import reports as job_reports
-from marlaas_worker.orchestrator.admission import PublishedAdmissions, capacities, decide
+from marlaas_worker.orchestrator.admission import Admission, AdmissionQueue
+from marlaas_worker.orchestrator.admission_inputs import AdmissionInputs
 from marlaas_worker.orchestrator.deletion import Deletions, Doomed
 from marlaas_worker.orchestrator.lease import LeaderLease
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
-from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.progress_store import ProgressStore, PublishedAdmissions
 from marlaas_worker.orchestrator.records import LostLease, Records
 from marlaas_worker.orchestrator.restarts import MAX_CRASHES, JobRestarts
 from marlaas_worker.orchestrator.retention import Leftovers
 from marlaas_worker.orchestrator.room import Room
+from marlaas_worker.orchestrator.running_jobs import RunningJobs
+from marlaas_worker.orchestrator.tenants import TenantUse
 from marlaas_worker.role import RoleContext, wait_for
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,10 @@ class _Service:
         self._progress_store = ProgressStore(context.bus)
         self._reports: list[ReplicaReport] = []
         self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
-        self._owned: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
+        self._running = RunningJobs(self._changed.set)
+        self._queue = AdmissionQueue()
+        self._tenants = TenantUse(context.bus, self._queue)
+        self._inputs = AdmissionInputs(context.now, self._jobs, self._progress_store, self._running, self._tenants)
         self._restarts = JobRestarts()
         self._room = Room()
         self._leftovers = Leftovers(context.bus, context.now)
@@ -83,14 +89,8 @@ class _Service:
             for task in done:
                 task.result()
         finally:
-            await self._end([*tasks, *(task for _, task in self._owned.values())])
+            await _end([*tasks, *self._running.tasks()])
             await self._deletions.end()
-
-    @staticmethod
-    async def _end(tasks: "Sequence[asyncio.Task[Any]]") -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _renew(self) -> None:
         while True:
@@ -105,11 +105,11 @@ class _Service:
     def _wake_all(self) -> None:
         """Reconcile, and wake all jobs, because the report of a replica has changed."""
         self._changed.set()
-        for owned, _ in self._owned.values():
+        for owned in self._running:
             owned.wake.set()
 
     def _wake_job_of(self, policy_key: str) -> None:
-        for owned, _ in self._owned.values():
+        for owned in self._running:
             if policy_key.startswith(f"{owned.document.ref.key}."):
                 owned.wake.set()
 
@@ -132,6 +132,7 @@ class _Service:
         while True:
             try:
                 await self._progress_store.load()
+                await self._tenants.load()
                 await self._jobs.refresh()
                 await self._replicas.refresh()
                 self._room.state = await self._context.bus.state(subjects.TURNS)
@@ -146,18 +147,17 @@ class _Service:
         documents = {document.uid: document for _, document, _ in self._jobs.items()}
         self._room.state = await self._context.bus.state(subjects.TURNS)
         self._reports = [report for _, report, _ in self._replicas.items()]
-        for uid, (owned, task) in list(self._owned.items()):
-            if task.done():
-                await self._settle(uid, owned, task)
+        for owned, error in self._running.take_ended():
+            await self._settle(owned, error)
         await self._apply_documents(documents)
         self._forget(documents)
+        await self._displace()
         await self._admit(documents)
-        await self._progress_store.put_all([self._progress(owned) for owned, _ in self._owned.values()])
+        await self._progress_store.put_all([self._progress(owned) for owned in self._running])
+        await self._tenants.save(self._context.now())
 
-    async def _settle(self, uid: str, owned: OwnedJob, task: "asyncio.Task[None]") -> None:
+    async def _settle(self, owned: OwnedJob, error: BaseException | None) -> None:
         """Handle the end of a job's task. An error ends or restarts only this job, except LostLease, which is raised."""
-        del self._owned[uid]
-        error = None if task.cancelled() else task.exception()
         progress = owned.progress()
         if isinstance(error, Exception) and not isinstance(error, LostLease):
             await self._crashed(owned, error)
@@ -180,18 +180,32 @@ class _Service:
 
     async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
         """Cancel jobs that must stop or whose loop must restart; pass changed documents to the other running jobs."""
-        for uid, (owned, task) in list(self._owned.items()):
-            document = documents.get(uid)
+        for owned in self._running:
+            document = documents.get(owned.document.uid)
             if document is None and self._jobs.unreadable(owned.document.ref.key):
                 continue  # A document that cannot be read is not absent.
             if document is None or _stops(document) or concerns_loop(owned.document, document):
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                del self._owned[uid]
+                await self._running.stop(owned)
                 if document is None:
                     await Records(self._context, owned.document).forget_tasks()
             elif document is not owned.document:
                 owned.revise(document)
+
+    async def _displace(self) -> None:
+        """Queue the preempted jobs that have stopped at a step boundary.
+
+        Their progress is written after their loop was cancelled: a kill in between leaves them admitted.
+        """
+        for owned in self._running:
+            if owned.has_given_way:
+                document, progress, why = owned.document, self._progress(owned), owned.stops.gives_way
+                await self._running.stop(owned)
+                log.info("preempted job %s: %s", document.ref, why)
+                await self._progress_store.put(
+                    job_reports.queued(document, progress, Admission(False, Reason.PREEMPTED, why))
+                )
+                self._queue.left(document)
+                await Records(self._context, document).emit(Reason.PREEMPTED, why)
 
     def _forget(self, documents: dict[str, JobDocument]) -> None:
         """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken."""
@@ -204,7 +218,7 @@ class _Service:
                 self._deletions.begin(Doomed.by_document(document))
         self._published.keep(documents)
         self._restarts.keep(documents)
-        self._room.keep(self._owned)
+        self._room.keep(self._running.uids())
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
         """Start the loops of admitted jobs, whether or not their pool offers the slots now; then decide on waiting jobs."""
@@ -215,13 +229,16 @@ class _Service:
         for document in holding:
             if self._waits(document):
                 await self._take(document)
-        places = {document.uid for document in holding}
-        waiting = [one for one in documents.values() if one.uid not in places and self._waits(one)]
-        admissions = decide(waiting, [*holding, *self._unreadable_jobs(documents)], capacities(self._reports))
+        scene = self._inputs.scene(documents, [*holding, *self._unreadable_jobs(documents)], self._waits, self._reports)
+        decision = self._queue.decide(scene)
+        waiting = [one for one in documents.values() if one.uid in decision.admissions]
         for document in waiting:
-            if admissions[document.uid].admitted:
+            if decision.admissions[document.uid].admitted and document.uid not in self._running:
                 await self._take(document)
-        queued = self._published.missing(waiting, admissions)
+                self._queue.entered(document)
+        for owned in self._running:
+            owned.give_way(decision.preempted.get(owned.document.uid, ""))
+        queued = self._published.missing(waiting, decision.admissions)
         before = self._progress_store.of
         await self._progress_store.put_all(job_reports.queued(one, before(one.ref), why) for one, why in queued)
         self._published.note(queued)
@@ -233,10 +250,10 @@ class _Service:
 
     def _unreadable_jobs(self, documents: Container[str]) -> list[JobDocument]:
         """Return the last documents of running jobs whose new document cannot be read."""
-        return [owned.document for uid, (owned, _) in self._owned.items() if uid not in documents]
+        return [owned.document for owned in self._running if owned.document.uid not in documents]
 
     def _waits(self, document: JobDocument) -> bool:
-        if document.uid in self._owned or document.deleted or self._deletions.concerns(document.ref):
+        if document.uid in self._running or document.deleted or self._deletions.concerns(document.ref):
             return False
         if self._restarts.is_pausing(document.uid, self._context.now()):
             return False
@@ -254,13 +271,11 @@ class _Service:
         owned = OwnedJob(self._context, document, before, lambda: self._reports, self._room)
         await self._progress_store.put(self._progress(owned))
         failpoint("orchestrator.admit.after_level")
-        task = asyncio.create_task(owned.run(), name=f"job {document.ref}")
-        task.add_done_callback(lambda _: self._changed.set())
-        self._owned[document.uid] = (owned, task)
+        self._running.start(owned)
 
     def _progress(self, owned: OwnedJob) -> Progress:
         before = self._progress_store.of(owned.document.ref)
-        return owned.progress() or job_reports.admitted(owned.document, before, owned.started_at)
+        return owned.progress() or job_reports.admitted(owned.document, before, owned.times)
 
     async def _fail(self, document: JobDocument, why: JobVerdict) -> None:
         before = self._progress_store.of(document.ref)
@@ -277,3 +292,9 @@ class _Service:
 
 def _stops(document: JobDocument) -> bool:
     return document.deleted or document.spec.suspend or document.verdict is not None
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,9 +1,9 @@
-"""Usage of a job for people: tokens, rates and accelerator seconds, from the replicas' running totals."""
+"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, stored bytes, and times of admission."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import ReplicaReport
+from marlaas_api.messages import Manifest, Progress, ReplicaReport
 
 
 @dataclass(slots=True)
@@ -26,14 +26,35 @@ class RunningTotal:
 
 @dataclass(slots=True)
 class JobUsage:
-    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pool."""
+    """Tokens, engine seconds and recorded bytes of one job, over all replicas of its pool.
+
+    stored_bytes: of its adapters and checkpoints, estimated from the newest recorded version.
+    """
 
     uid: str
     window_s: float = 15.0
     tokens: RunningTotal = field(default_factory=RunningTotal)
     engine_s: RunningTotal = field(default_factory=RunningTotal)
     turn_bytes: RunningTotal = field(default_factory=lambda: RunningTotal(since_seen=True))
+    stored_bytes: int = 0
     _points: deque[tuple[float, float]] = field(default_factory=deque)
+
+    @classmethod
+    def of(cls, uid: str, before: Progress | None) -> "JobUsage":
+        """Return the usage of a job. before: its published progress, whose totals are continued."""
+        usage = cls(uid)
+        if before is not None:
+            usage.tokens.total, usage.engine_s.total = before.tokens, before.accelerator_s
+            usage.stored_bytes = before.stored_bytes
+        return usage
+
+    def see_version(self, manifest: Manifest | None, kept: int) -> None:
+        """Estimate the stored bytes from a step's version, None if it made none. kept: older versions whose files are kept."""
+        if manifest is None:
+            return
+        size = sum(file.size_bytes for file in manifest.files.values())
+        size += manifest.state.size_bytes if manifest.state is not None else 0
+        self.stored_bytes = size * (1 + min(kept, manifest.version))
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
         """Update the totals from the current reports."""
@@ -52,3 +73,30 @@ class JobUsage:
             return 0.0
         (start, before), (end, after) = self._points[0], self._points[-1]
         return (after - before) / (end - start) if end > start else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedTime:
+    """Times of a job's admissions, unix seconds.
+
+    Attributes:
+        started_at: its first admission.
+        admitted_at: its last admission.
+        counted_from: `now` minus this is the total time for which it was admitted; a restart of its loop loses up to one second.
+    """
+
+    started_at: float
+    admitted_at: float
+    counted_from: float
+
+    @classmethod
+    def of(cls, before: Progress | None, now: float) -> "AdmittedTime":
+        """Return the times of a job that is admitted now, or was already according to its published progress."""
+        if before is None:
+            return cls(now, now, now)
+        since = before.admitted_at if before.admitted and before.admitted_at is not None else now
+        return cls(before.started_at or now, since, now - before.admitted_s)
+
+    def total_s(self, now: float) -> float:
+        """Return the total seconds of admission."""
+        return now - self.counted_from

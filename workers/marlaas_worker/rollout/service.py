@@ -34,7 +34,7 @@ async def serve(context: RoleContext, pool: PoolDocument) -> None:
     """Serve a pool until the role is stopped. Raises Permanent if the model or the engine cannot be loaded."""
     tokenizer = await asyncio.to_thread(PretrainedTokenizer.load, pool.model_path)
     engine = await asyncio.to_thread(open_engine, context, pool, tokenizer.end_ids)
-    await serve_engine(context, pool.name, tokenizer, engine)
+    await serve_engine(context, pool.name, tokenizer, engine, pool.spec.rollout.agents_per_slot)
 
 
 def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int]) -> Engine:
@@ -49,11 +49,15 @@ def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int
     return VllmEngine(model, pool.spec, end_ids, context.scratch, may_fork=True)
 
 
-async def serve_engine(context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine) -> None:
+async def serve_engine(
+    context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine, agents_per_slot: int = 1
+) -> None:
     """Start the given engine, serve a pool with it until the role is stopped, and stop it."""
     try:
         async with asyncio.TaskGroup() as tasks:
-            await _Rollout(context, pool, tokenizer, engine, tasks).live()
+            rollout = _Rollout(context, pool, tokenizer, engine, tasks)
+            rollout.agents_per_slot = agents_per_slot
+            await rollout.live()
     finally:
         await engine.stop()
 
@@ -66,6 +70,7 @@ class _Rollout:
     ) -> None:
         self._context = context
         self._pool = pool
+        self.agents_per_slot = 1
         self._tasks = tasks
         self._background: list[asyncio.Task[None]] = []
         self._began = asyncio.get_running_loop().time()
@@ -237,6 +242,7 @@ class _Rollout:
             slots=limits.slots,
             max_rank=limits.max_rank,
             max_model_len=limits.max_model_len,
+            agents_per_slot=self.agents_per_slot,
             ready=self._ready(),
             reason=self._reason(),
             probe_tolerance=self._calibrations.tolerance,

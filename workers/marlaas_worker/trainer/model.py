@@ -76,6 +76,12 @@ class BaseModel:
         self.pairs_per_token = 6 * int(self._model.config.get_text_config().hidden_size) if shares else 0
 
     @property
+    def parameters_per_rank(self) -> int:
+        """Number of parameters that an adapter on every linear layer has for each unit of its rank."""
+        linear = (module for module in self._decoder.modules() if isinstance(module, nn.Linear))
+        return sum(module.in_features + module.out_features for module in linear)
+
+    @property
     def activation_bytes_per_token(self) -> float:
         """Activation memory in bytes of a padded token between forward and backward pass, without recomputation.
 

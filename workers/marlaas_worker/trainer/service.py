@@ -23,7 +23,9 @@ from marlaas_worker.device_errors import DeviceLost, OutOfMemory
 from marlaas_worker.metrics import Sample
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
+from marlaas_worker.trainer import agent_memory
 from marlaas_worker.trainer.agent import AgentTraining
+from marlaas_worker.trainer.agent_memory import AgentMemory
 from marlaas_worker.trainer.assignment import Absences, Assignment, Recent, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
 from marlaas_worker.trainer.commit import LeaseLost, PolicyKey, patiently
@@ -55,7 +57,8 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
-        await Trainer(TrainerDependencies(context, model, compute, timing, calibration), pool.name).run()
+        memory = await compute.run(lambda: agent_memory.measure(model, activation_bytes))
+        await Trainer(TrainerDependencies(context, model, compute, timing, calibration), pool.name, memory).run()
     finally:
         compute.close()
 
@@ -68,8 +71,8 @@ def default_threads(num_cpus: int) -> int:
 class Trainer:
     """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
 
-    def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
-        self._dependencies, self._pool = dependencies, pool
+    def __init__(self, dependencies: TrainerDependencies, pool: str, memory: AgentMemory | None = None) -> None:
+        self._dependencies, self._pool, self._memory = dependencies, pool, memory or AgentMemory()
         self._context, self._timing = dependencies.context, dependencies.timing
         self._reporter = Reporter(self._context, ("trainer", pool), self._report, self._timing.report_s)
         self._running: dict[str, Running] = {}
@@ -220,6 +223,8 @@ class Trainer:
             replica=self._context.name,
             bound=bound,
             num_running=len(bound),
+            agent_room_bytes=self._memory.room_bytes,
+            bytes_per_rank=self._memory.bytes_per_rank,
             job_engine_s=self._dependencies.compute.busy_s_by_account,
             busy_s=self._dependencies.compute.busy_s,
             wall_s=time.perf_counter() - self._started,

@@ -1,0 +1,58 @@
+"""Synthetic jobs for tests of admission: a demand of any size, and rounds of admissions over pools of one resource."""
+
+from collections.abc import Iterable, Mapping
+
+from marlaas_api.messages import JobDocument, JobSpec
+from marlaas_worker.orchestrator.capacity import SLOTS, JobDemand, Space
+from marlaas_worker.orchestrator.fair_order import FairOrder
+from marlaas_worker.orchestrator.shares import Holdings, PastUse
+
+SPEC = JobSpec.model_validate(
+    {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3}}
+)
+
+
+def demand(
+    name: str, tenant: str, units: int = 1, *, created_at: float = 0.0, priority: int = 0, pool: str = "tiny"
+) -> JobDemand:
+    """A job that needs this many adapter slots of a pool."""
+    document = JobDocument(
+        namespace=f"{tenant}-1",
+        job=name,
+        uid=f"{tenant}-{name}",
+        created_at=created_at,
+        pool=pool,
+        tenant=tenant,
+        spec=SPEC.model_copy(update={"priority": priority}),
+    )
+    return JobDemand(document, {(pool, SLOTS): units})
+
+
+def order_of(
+    totals: Mapping[str, int],
+    holding: Iterable[JobDemand] = (),
+    weights: Mapping[str, float] | None = None,
+    past: PastUse | None = None,
+    over_quota: Iterable[JobDemand] = (),
+) -> tuple[FairOrder, list[JobDemand]]:
+    """A round of admissions, and the list to which it adds the admitted jobs. totals: slots by pool."""
+    amounts, held, known, refused = (
+        {(pool, SLOTS): units for pool, units in totals.items()},
+        list(holding),
+        weights or {},
+        list(over_quota),
+    )
+    admitted: list[JobDemand] = []
+    order = FairOrder(
+        Space(amounts, held),
+        Holdings(amounts, known, held),
+        past or PastUse(),
+        lambda tenant: known.get(tenant, 1.0),
+        lambda one: one in refused,
+        admitted.append,
+    )
+    return order, admitted
+
+
+def names(demands: Iterable[JobDemand]) -> list[str]:
+    return [one.document.job for one in demands]

@@ -1,0 +1,136 @@
+"""What pools offer and jobs need, and which job delays another: tables, and properties of any set of running jobs."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.orchestrator.demands import demand
+
+from marlaas_api.messages import ReplicaReport
+from marlaas_worker.orchestrator.capacity import (
+    GRAIN,
+    KV_CACHE,
+    SLOTS,
+    TRAINER_MEMORY,
+    Demands,
+    PoolCapacity,
+    Space,
+    capacities,
+    totals,
+    trainer_bytes,
+)
+
+relaxed = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+
+
+def engine(name: str, **fields: object) -> ReplicaReport:
+    return ReplicaReport(
+        role="rollout", pool="tiny", replica=name, **{"slots": 8, "max_rank": 16, "max_model_len": 512, **fields}
+    )
+
+
+def trainer(name: str, **fields: object) -> ReplicaReport:
+    return ReplicaReport(role="trainer", pool="tiny", replica=name, **fields)
+
+
+def need_of(document, capacity: PoolCapacity) -> dict[str, int]:
+    demands = Demands()
+    demands.update({"tiny": capacity})
+    return {name: units for (_, name), units in demands.of(document).need.items()}
+
+
+def test_limits_are_the_smallest_engines_and_agents_are_summed_over_the_replicas_that_serve():
+    reports = [
+        engine("r0", agents_per_slot=4),
+        engine("r1", slots=4, max_rank=32, max_model_len=0, agents_per_slot=4),
+        engine("r2", slots=2, max_rank=8, ready=False),
+        trainer("t0"),
+    ]
+    assert capacities(reports) == {"tiny": PoolCapacity(4, 16, 512, agents=48)}
+
+
+def test_a_cache_of_unknown_size_and_a_trainer_of_unknown_room_limit_nothing():
+    known = [engine("r0", kv_tokens=100, agents_per_slot=2), trainer("t0", agent_room_bytes=7, bytes_per_rank=1)]
+    [capacity] = capacities(known).values()
+    assert capacity.totals() == {SLOTS: 16, KV_CACHE: 200, TRAINER_MEMORY: 7}
+    [capacity] = capacities([*known, engine("r1"), trainer("t1")]).values()
+    assert capacity.totals() == {SLOTS: 24, TRAINER_MEMORY: 7}
+
+
+def test_the_smallest_trainer_must_be_able_to_take_all_agents():
+    trainers = [trainer(f"t{n}", agent_room_bytes=room, bytes_per_rank=2) for n, room in enumerate((900, 400))]
+    [capacity] = capacities([engine("r0"), *trainers]).values()
+    assert (capacity.trainer_bytes, capacity.bytes_per_rank) == (400, 2)
+
+
+@pytest.mark.parametrize(
+    ("rank", "room", "bytes_per_rank", "units"), [(8, 80, 1, 8), (16, 80, 1, 16), (16, 1 << 30, 1 << 20, 64)]
+)
+def test_a_job_needs_trainer_memory_by_its_rank(document, rank, room, bytes_per_rank, units):
+    """16 x 1 MiB of 1 GiB are 64 of 4,096 units."""
+    capacity = PoolCapacity(8, 16, agents=8, trainer_bytes=room, bytes_per_rank=bytes_per_rank)
+    assert need_of(document(rank=rank), capacity)[TRAINER_MEMORY] == units
+
+
+def test_a_frozen_agent_needs_no_trainer_memory(document):
+    job = document()
+    frozen = job.spec.agents[0].model_copy(update={"trainable": False})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"agents": (frozen,)})})
+    assert trainer_bytes(job, "tiny", PoolCapacity(8, 16, bytes_per_rank=4)) == 0
+
+
+@pytest.mark.parametrize(("kv_tokens", "tokens"), [(4000, 1024), (800, 800)])
+def test_the_working_set_is_one_reply_for_each_episode_at_once_and_at_most_one_whole_cache(document, kv_tokens, tokens):
+    """2 groups of 2 episodes, 256 tokens each; four agents take turns on a slot, so the cache counts four times."""
+    capacity = PoolCapacity(8, 16, agents=32, kv_tokens=kv_tokens, shared_kv_tokens=4 * kv_tokens)
+    total = min(4 * kv_tokens, GRAIN)
+    assert need_of(document(), capacity)[KV_CACHE] == -(-tokens * total // (4 * kv_tokens))
+    assert total >= 4 * need_of(document(), capacity)[KV_CACHE] - 4
+
+
+def test_every_job_fits_alone_however_units_are_rounded(document):
+    capacity = PoolCapacity(
+        8, 16, agents=1, kv_tokens=999, shared_kv_tokens=999, trainer_bytes=10**9, bytes_per_rank=62_500_000
+    )
+    space = Space(totals({"tiny": capacity}))
+    demands = Demands()
+    demands.update({"tiny": capacity})
+    assert space.lacks(demands.of(document(rank=16))) == []
+
+
+def test_a_demand_is_computed_again_for_a_new_document_or_capacity(document):
+    demands, job = Demands(), document()
+    demands.update({"tiny": PoolCapacity(8, 16, agents=8)})
+    first = demands.of(job)
+    assert demands.of(job) is first
+    assert demands.of(job.model_copy()) is not first
+    demands.update({"tiny": PoolCapacity(8, 16, agents=9)})
+    assert demands.of(job) is not first
+    demands.update({})
+    assert demands.of(job).need == {}
+    assert demands.share_of(job) == 0.0
+
+
+@relaxed
+@given(
+    held=st.lists(st.integers(1, 5), max_size=6),
+    first=st.integers(1, 8),
+    passing=st.integers(1, 8),
+    total=st.integers(8, 12),
+)
+def test_whichever_jobs_end_one_that_does_not_delay_changes_nothing_for_the_first(held, first, passing, total):
+    space = Space({("tiny", SLOTS): total}, [demand(f"h{n}", "a", units) for n, units in enumerate(held)])
+    waits, other = demand("first", "a", first), demand("other", "b", passing)
+    said = space.delays(other, waits)
+    delayed = False
+    for number in range(len(held) + 1):
+        for ended in combinations(range(len(held)), number):
+            used = sum(units for n, units in enumerate(held) if n not in ended)
+            delayed = delayed or (used + first <= total) != (used + passing + first <= total)
+    assert said == delayed
+
+
+def test_a_job_of_another_pool_delays_nothing():
+    space = Space({("tiny", SLOTS): 2, ("other", SLOTS): 2})
+    assert not space.delays(demand("a", "a", 2, pool="other"), demand("b", "b", 2))

@@ -1,0 +1,177 @@
+"""Who is admitted next: by share after admission, past use and age; within a tenant by priority; a large job does not starve."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.orchestrator.demands import demand, names, order_of
+
+from marlaas_worker.orchestrator.shares import ENTRY_S, HALF_LIFE_S, Holdings, PastUse
+
+relaxed = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+
+
+def admitted(waiting, total=6, **given_):
+    order, found = order_of({"tiny": total}, **given_)
+    order.run(waiting)
+    return names(found)
+
+
+def test_first_come_first_served_within_a_tenant_whatever_the_name_and_the_order_of_arrival():
+    jobs = [demand(name, "a", created_at=at) for name, at in (("a", 30), ("z", 10), ("m", 20))]
+    assert admitted(jobs) == admitted(jobs[::-1]) == ["z", "m", "a"]
+
+
+def test_tenants_without_a_share_go_by_the_age_of_their_next_job_and_jobs_of_one_second_by_name():
+    jobs = [demand("y", "b", created_at=5), demand("x", "a", created_at=5), demand("w", "c", created_at=4)]
+    assert admitted(jobs) == ["w", "x", "y"]
+
+
+def test_tenants_take_turns_however_many_jobs_one_has_submitted_before():
+    many = [demand(f"m{n}", "many", created_at=n) for n in range(9)]
+    few = [demand(f"f{n}", "few", created_at=100 + n) for n in range(2)]
+    assert admitted([*many, *few]) == ["m0", "f0", "m1", "f1", "m2", "m3"]
+
+
+def test_shares_are_divided_by_weights():
+    jobs = [demand(f"{tenant}{n}", tenant, created_at=n) for tenant in "ab" for n in range(6)]
+    assert sorted(admitted(jobs, weights={"a": 2.0})) == ["a0", "a1", "a2", "a3", "b0", "b1"]
+
+
+def test_the_share_is_that_of_the_largest_resource_over_all_pools():
+    holding = [demand("x", "a", 3, pool="other"), demand("y", "c")]
+    order, found = order_of({"tiny": 2, "other": 4}, holding)
+    order.run([demand("early", "a", created_at=1), demand("late", "b", created_at=2)])
+    assert names(found) == ["late"]
+
+
+def test_priority_orders_the_jobs_of_one_tenant_and_of_no_other():
+    mine = [demand("m1", "a", created_at=1, priority=-5), demand("m2", "a", created_at=2, priority=5)]
+    theirs = [demand("t1", "b", created_at=3, priority=-9)]
+    assert admitted([*mine, *theirs], total=2) == ["m2", "t1"]
+    assert admitted([*mine, *theirs], total=3)[-1] == "m1"
+
+
+rows = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3)), min_size=1, max_size=10
+)
+
+
+@relaxed
+@given(table=rows, again=st.lists(st.integers(-1000, 1000), min_size=10, max_size=10), whose=st.sampled_from("abc"))
+def test_jobs_of_one_size_and_age_are_admitted_in_the_same_number_whatever_priorities_their_tenant_gives(
+    table, again, whose
+):
+    def counts(priorities):
+        jobs = [
+            demand(f"j{n}", tenant, priority=p)
+            for n, ((tenant, *_), p) in enumerate(zip(table, priorities, strict=True))
+        ]
+        found = admitted(jobs, total=4)
+        return {tenant: sum(f"j{n}" in found for n, row in enumerate(table) if row[0] == tenant) for tenant in "abc"}
+
+    before = [row[2] for row in table]
+    after = [new if row[0] == whose else old for row, old, new in zip(table, before, again, strict=False)]
+    assert counts(before) == counts(after)
+
+
+@pytest.mark.parametrize(
+    ("held", "queue", "total", "expected"),
+    [
+        ([3, 3], [4, 2], 8, []),
+        ([3, 3], [3, 2], 8, ["1"]),
+        ([6], [4, 2, 2], 8, ["1"]),
+        ([2, 2, 2], [4, 2, 2], 8, []),
+        ([2, 2, 2], [2, 4, 2], 8, ["0"]),
+        ([], [3, 3, 3, 2], 8, ["0", "1", "3"]),
+        ([9], [2], 8, []),
+    ],
+)
+def test_a_tenants_job_passes_its_earlier_one_only_if_that_one_never_waits_longer_for_it(held, queue, total, expected):
+    """Of 8 slots. (3, 3) held, 2 free: 4 and 3 start when one of them ends, with 5 free. 4 and 2 are more than 5; 3 and 2 are not."""
+    holding = [demand(f"held-{n}", "a", units) for n, units in enumerate(held)]
+    waiting = [demand(f"{n}", "a", units, created_at=n) for n, units in enumerate(queue)]
+    assert admitted(waiting, total, holding=holding) == expected
+
+
+def test_a_large_job_of_the_least_served_tenant_is_not_passed_by_small_jobs_of_others():
+    """By the share after admission alone, b's jobs would go first for ever."""
+    running = [demand(f"r{n}", "b", created_at=n) for n in range(5)]
+    large = demand("large", "a", 6, created_at=50)
+    small = [demand(f"s{n}", "b", created_at=n) for n in range(10, 20)]
+    assert admitted([large, *small], holding=running) == []
+    assert admitted([large, *small], holding=running[:0]) != ["large"], "it does not fit beside what is admitted first"
+    order, found = order_of({"tiny": 6})
+    order.run([large])
+    assert names(found) == ["large"]
+
+
+def test_small_jobs_pass_a_large_one_whose_tenant_has_its_share_already():
+    running = [demand("r", "a", 4)]
+    waiting = [demand("large", "a", 3, created_at=1), demand("small", "b", 2, created_at=2)]
+    assert admitted(waiting, holding=running) == ["small"]
+
+
+def test_a_job_over_quota_takes_no_turn_and_guards_nothing():
+    refused = demand("over", "a", 6, created_at=1)
+    small = demand("small", "b", created_at=2)
+    assert admitted([refused, small], holding=[demand("r", "c")], over_quota=[refused]) == ["small"]
+
+
+def test_of_tenants_with_equal_shares_the_one_that_used_less_goes_first():
+    past = PastUse()
+    past.enter("a", 0.5)
+    jobs = [demand("early", "a", created_at=1), demand("late", "b", created_at=2)]
+    assert admitted(jobs, total=1, past=past) == ["late"]
+
+
+def test_past_use_is_the_share_over_time_and_halves_every_half_life():
+    past = PastUse()
+    past.advance(0.0, {"a": 0.5})
+    past.advance(10.0, {"a": 0.5})
+    assert past.of("a") == pytest.approx(5.0, rel=0.01)
+    before = past.of("a")
+    past.advance(10.0 + HALF_LIFE_S, {})
+    assert past.of("a") == pytest.approx(before / 2)
+    past.advance(5.0, {"a": 1.0})
+    assert past.of("a") == pytest.approx(before / 2), "a clock that was set back adds nothing"
+
+
+def test_use_that_has_decayed_is_forgotten():
+    past = PastUse({"a": 1.0}, 0.0)
+    past.advance(40 * HALF_LIFE_S, {})
+    assert past.use == {}
+
+
+def test_each_entry_counts_at_once_and_a_refund_takes_it_back():
+    past = PastUse()
+    past.enter("a", 0.25)
+    past.enter("a", 0.25)
+    assert past.of("a") == 0.5 * ENTRY_S
+    past.refund("a", 0.25)
+    past.refund("a", 9.0)
+    assert past.of("a") == 0.0
+
+
+def test_a_tenant_holds_nothing_once_its_jobs_have_left():
+    holdings = Holdings({("tiny", "adapter slots"): 4}, {"a": 2.0})
+    job = demand("x", "a", 2)
+    holdings.take(job)
+    assert (holdings.dominant("a"), holdings.share("a"), holdings.share_after(job)) == (0.5, 0.25, 0.5)
+    holdings.take(job, -1)
+    assert holdings.share("a") == 0.0
+
+
+def test_jobs_are_considered_in_nearly_linear_time(monkeypatch):
+    """2,000 jobs of 20 tenants wait for 4 slots: no job is looked at more than a few times."""
+    looked = 0
+    lacks = order_of({"tiny": 1})[0].space.__class__.lacks
+
+    def counted(self, one):
+        nonlocal looked
+        looked += 1
+        return lacks(self, one)
+
+    monkeypatch.setattr("marlaas_worker.orchestrator.capacity.Space.lacks", counted)
+    jobs = [demand(f"j{n}", f"t{n % 20}", created_at=n) for n in range(2000)]
+    assert len(admitted(jobs, total=4)) == 4
+    assert looked < 2 * len(jobs) + 200

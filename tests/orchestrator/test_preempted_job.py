@@ -1,0 +1,202 @@
+"""A preempted job stops at a step boundary, is queued with the reason, and resumes as if nothing had happened."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.orchestrator.harness import OrchestratorHarness, final, mixed
+from tests.orchestrator.test_admitted import edited, of, orchestrating
+
+from marlaas_api import subjects
+from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, StepRecord
+from marlaas_api.names import AdapterRef
+from marlaas_api.wire import encode
+from marlaas_worker.orchestrator import giving_way, preemption
+from marlaas_worker.orchestrator.giving_way import Stops
+
+
+class OneJobAtATime(OrchestratorHarness):
+    """An engine whose KV cache one job fills."""
+
+    async def report(self, document: JobDocument, version: int) -> None:
+        adapter = AdapterRef(document.namespace, document.job, document.uid, "policy", 0)
+        names = tuple(adapter.at(number).engine_name for number in range(version + 1))
+        report = ReplicaReport(
+            role="rollout", pool="tiny", replica="rollout-0", slots=8, max_rank=16, verified=names, kv_tokens=1
+        )
+        bucket = await self.bus.bucket(subjects.REPLICAS)
+        await bucket.put(subjects.replica_key("rollout", "tiny", "rollout-0"), encode(report))
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs may be preempted as soon as they run."""
+    monkeypatch.setattr(preemption, "MIN_RUN_S", 0.0)
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> OneJobAtATime:
+    return await another(tmp_path)
+
+
+async def another(scratch: Path) -> OneJobAtATime:
+    made = OneJobAtATime(scratch)
+    await made.bus.ensure()
+    return made
+
+
+@contextlib.asynccontextmanager
+async def workers(harness: OrchestratorHarness, document: JobDocument, *, sandbox: bool = True) -> AsyncIterator[None]:
+    """The job's trainer and sandbox."""
+    tasks = [asyncio.create_task(harness.train(document))]
+    if sandbox:
+        tasks.append(asyncio.create_task(harness.play(document, mixed)))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+
+def heavy(document: JobDocument) -> JobDocument:
+    """A job of a tenant of weight 2: in a pool of one job, its share is half of that of a tenant of weight 1."""
+    return of(document, "team-b").model_copy(update={"job": "other", "tenant_weight": 2.0})
+
+
+async def outweighed(harness: OrchestratorHarness, job: JobDocument, other: JobDocument) -> None:
+    """Submit the other job in the middle of a step; its trainer waits until the orchestrator has decided."""
+    await harness.progress(job, lambda level: level.step >= 2)
+    harness.may_train.clear()
+    await harness.submit(other)
+    await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
+    harness.may_train.set()
+
+
+def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
+    return [(s.step, s.outcome, s.version, s.indices, s.reward_mean, s.num_groups) for s in steps]
+
+
+async def undisturbed(scratch: Path, job: JobDocument) -> OneJobAtATime:
+    harness = await another(scratch / "undisturbed")
+    await harness.report(job, -1)
+    async with orchestrating(harness), workers(harness, job):
+        await harness.submit(job)
+        await harness.progress(job, final)
+    return harness
+
+
+async def until_preempted(harness: OrchestratorHarness, job: JobDocument) -> Progress:
+    return await harness.progress(job, lambda level: level.reason == "Preempted")
+
+
+async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_was_preempted_or_not(
+    harness, document, tmp_path
+):
+    job = document(steps=9)
+    alone = await undisturbed(tmp_path, job)
+    other = heavy(document())
+    await harness.report(job, -1)
+    async with orchestrating(harness), workers(harness, job):
+        await harness.submit(job)
+        await outweighed(harness, job, other)
+        level = await until_preempted(harness, job)
+        assert (level.phase, level.admitted) == (Phase.QUEUED, False)
+        assert "preempted by tenant team-b (team-b/other), whose share is smaller" in level.message
+        assert level.num_outstanding == 0, "it has stopped at a step boundary"
+        at, trained = level.step, len(harness.trained)
+        await harness.progress(other, lambda level: level.admitted)
+        assert (await harness.progress(job, lambda level: True)).reason == "Preempted", "and not only for a moment"
+        assert len(harness.trained) == trained
+        await harness.submit(edited(other, suspend=True))
+        level = await harness.progress(job, final)
+    assert (level.phase, level.step) == (Phase.SUCCEEDED, 9)
+    assert 2 <= at < 9
+    assert harness.trained == alone.trained
+    assert said(await harness.steps(job)) == said(await alone.steps(job))
+
+
+async def test_a_preempted_asynchronous_job_resumes_and_trains_no_group_twice(harness, document):
+    job, other = document(steps=9, maxStaleness=2), heavy(document())
+    await harness.report(job, -1)
+    async with orchestrating(harness), workers(harness, job):
+        await harness.submit(job)
+        await outweighed(harness, job, other)
+        await until_preempted(harness, job)
+        await harness.progress(other, lambda level: level.admitted)
+        await harness.submit(edited(other, suspend=True))
+        level = await harness.progress(job, final)
+    assert (level.phase, level.step) == (Phase.SUCCEEDED, 9)
+    groups = [group for _, names in harness.trained for group in names]
+    assert len(groups) == len(set(groups)) == 18
+
+
+async def test_what_is_not_finished_in_time_is_played_after_the_next_admission(
+    harness, document, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
+    job, other = document(steps=3), heavy(document())
+    alone = await undisturbed(tmp_path, job)
+    await harness.report(job, -1)
+    async with orchestrating(harness):
+        await harness.submit(job)
+        async with workers(harness, job, sandbox=False):
+            await harness.progress(job, lambda level: level.num_outstanding > 0)
+            await harness.submit(other)
+            level = await until_preempted(harness, job)
+            assert level.step == 0
+            await harness.progress(other, lambda level: level.admitted)
+            await harness.submit(edited(other, suspend=True))
+            await harness.progress(job, lambda level: level.admitted)
+            player = asyncio.create_task(harness.play(job, mixed))
+            assert (await harness.progress(job, final)).phase is Phase.SUCCEEDED
+            player.cancel()
+    assert harness.trained == alone.trained
+
+
+async def test_a_job_goes_on_when_the_one_that_needed_its_place_has_gone_before_it_stopped(harness, document):
+    job, other = document(steps=3), heavy(document())
+    await harness.report(job, -1)
+    async with orchestrating(harness):
+        await harness.submit(job)
+        async with workers(harness, job, sandbox=False):
+            await harness.progress(job, lambda level: level.num_outstanding > 0)
+            await harness.submit(other)
+            await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
+            await harness.submit(edited(other, suspend=True))
+            await harness.progress(other, lambda level: level.phase is Phase.SUSPENDED)
+            player = asyncio.create_task(harness.play(job, mixed))
+            level = await harness.progress(job, final)
+            player.cancel()
+    assert level.phase is Phase.SUCCEEDED
+
+
+async def test_an_orchestrator_that_dies_while_a_job_stops_decides_again(harness, document, monkeypatch):
+    job, other = document(steps=3), heavy(document())
+    await harness.report(job, -1)
+    async with workers(harness, job, sandbox=False):
+        async with orchestrating(harness, "one"):
+            await harness.submit(job)
+            await harness.progress(job, lambda level: level.num_outstanding > 0)
+            await harness.submit(other)
+            await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
+        assert (await harness.progress(job, lambda level: True)).admitted
+        monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
+        async with orchestrating(harness, "two"):
+            await until_preempted(harness, job)
+            await harness.progress(other, lambda level: level.admitted)
+
+
+def test_a_job_that_is_told_twice_to_give_way_has_its_time_once():
+    stops = Stops()
+    assert stops.give_way("for x", 10.0)
+    assert not stops.give_way("for y", 20.0)
+    assert (stops.any, stops.since) == ("for y", 10.0)
+    assert stops.is_over(None, 20.0)
+    assert stops.give_way("", 30.0)
+    assert not stops.is_over(None, 99.0)

@@ -1,0 +1,163 @@
+"""Who makes room for whom: tables; and over random sets of jobs no ping-pong, an end, and every tenant near its entitled share."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.orchestrator.demands import demand, names, order_of
+
+from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemptions
+
+relaxed = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+NOW = 1000.0
+
+
+def exchange(blocked, holding, total, *, since=0.0, weights=None, over_quota=()):
+    """Names of each preemptor and of its victims."""
+    order, _ = order_of({"tiny": total}, holding, weights, over_quota=over_quota)
+    order.run(blocked)
+    found = preemptions(order, [RunningJob(one, since) for one in holding], NOW)
+    return [(one.preemptor.document.job, names(one.victims)) for one in found]
+
+
+def several(tenant, number, units=1, **fields):
+    return [demand(f"{tenant}{n}", tenant, units, created_at=float(n), **fields) for n in range(number)]
+
+
+def test_the_youngest_job_of_the_tenant_furthest_over_its_share_makes_room():
+    holding = [*several("a", 2), *several("b", 4)]
+    assert exchange([demand("new", "c")], holding, 6) == [("new", ["b3"])]
+
+
+def test_of_that_tenant_the_lowest_priority_goes_first():
+    holding = [*several("b", 3), demand("low", "b", priority=-1)]
+    assert exchange([demand("new", "c")], holding, 4) == [("new", ["low"])]
+
+
+@pytest.mark.parametrize(("held", "makes_room"), [(1, False), (2, False), (3, True)])
+def test_only_a_tenant_whose_share_is_above_that_of_the_other_after_its_admission_makes_room(held, makes_room):
+    """a would have 2 of 3 (or 4, 5); b has 1, 2 or 3."""
+    holding = [demand("mine", "a"), *several("b", held)]
+    assert bool(exchange([demand("more", "a")], holding, held + 1)) is makes_room
+
+
+def test_shares_count_by_weight():
+    holding = several("a", 4)
+    assert exchange([demand("new", "b")], holding, 4, weights={"a": 4.0}) == []
+    assert exchange([demand("new", "b")], holding, 4, weights={"a": 3.0}) == [("new", ["a3"])]
+
+
+def test_a_job_is_never_preempted_by_its_own_tenant():
+    assert exchange([demand("urgent", "a", priority=99)], several("a", 4), 4) == []
+
+
+@pytest.mark.parametrize(("ran_s", "makes_room"), [(MIN_RUN_S - 1, False), (MIN_RUN_S, True)])
+def test_no_job_is_preempted_before_its_minimum_run_time(ran_s, makes_room):
+    assert bool(exchange([demand("new", "b")], several("a", 4), 4, since=NOW - ran_s)) is makes_room
+
+
+def test_nothing_is_preempted_in_vain():
+    """The new job needs 4. a has 3 jobs, and b's single one is not over its share."""
+    holding = [*several("a", 3), demand("b0", "b", 1)]
+    assert exchange([demand("new", "c", 4)], holding, 4) == []
+
+
+def test_a_victim_whose_room_turns_out_not_to_be_needed_is_spared():
+    holding = [demand("old", "a", 4, created_at=1), demand("young", "a", 1, created_at=2), demand("z", "b", 3)]
+    assert exchange([demand("new", "c", 3)], holding, 8) == [("new", ["old"])]
+
+
+def test_several_new_jobs_share_the_room_of_one_large_victim():
+    holding = [demand("large", "a", 4, created_at=1), demand("z", "a", 1)]
+    new = [demand("x", "b", 1, created_at=5), demand("y", "c", 1, created_at=6)]
+    assert exchange(new, holding, 5) == [("x", ["large"])]
+
+
+def test_a_job_over_quota_preempts_nothing():
+    new = demand("new", "b")
+    assert exchange([new], several("a", 4), 4, over_quota=[new]) == []
+
+
+def test_free_units_are_kept_for_the_guarded_job():
+    """c's job waits for all 5 and is guarded, with 1 free. b's must have its unit from a victim."""
+    holding = several("a", 4)
+    waiting = [demand("large", "c", 5, created_at=1), demand("small", "b", 1, created_at=2)]
+    assert exchange(waiting, holding, 5) == [("small", ["a3"])]
+
+
+jobs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.integers(-1, 1)), min_size=1, max_size=16)
+
+
+class Trace:
+    """A fixed set of jobs that never end, decided on every second until nothing changes."""
+
+    def __init__(self, rows, weights, total):
+        self.weights, self.total = weights, total
+        self.all = [
+            demand(f"j{n}", tenant, units, created_at=float(n), priority=priority)
+            for n, (tenant, units, priority) in enumerate(rows)
+        ]
+        self.running: dict[str, RunningJob] = {}
+        self.preemptions: list[tuple[str, str]] = []
+        self.now = 0.0
+
+    def round(self) -> bool:
+        self.now += 61.0
+        held = [one.demand for one in self.running.values()]
+        order, admitted = order_of({"tiny": self.total}, held, self.weights)
+        order.run([one for one in self.all if one.uid not in self.running])
+        found = preemptions(order, self.running.values(), self.now)
+        for one in admitted:
+            self.running[one.uid] = RunningJob(one, self.now)
+        for one in found:
+            for victim in one.victims:
+                del self.running[victim.uid]
+                self.preemptions.append((one.preemptor.uid, victim.uid))
+            self.running[one.preemptor.uid] = RunningJob(one.preemptor, self.now)
+        assert sum(sum(one.demand.need.values()) for one in self.running.values()) <= self.total
+        return bool(admitted or found)
+
+    def settle(self) -> None:
+        for _ in range(200):
+            if not self.round():
+                return
+        raise AssertionError("the preemptions do not end")
+
+    def share(self, tenant: str) -> float:
+        return sum(sum(one.demand.need.values()) for one in self.running.values() if one.demand.tenant == tenant)
+
+
+@relaxed
+@given(rows=jobs, late=jobs, weight=st.sampled_from([1.0, 2.0, 4.0]))
+def test_preemptions_end_and_no_job_preempts_its_preemptor_back(rows, late, weight):
+    trace = Trace(rows, {"b": weight}, 8)
+    trace.settle()
+    first = len(trace.preemptions)
+    more = Trace([*rows, *late], {"b": weight}, 8)
+    more.running, more.now = trace.running, trace.now
+    more.settle()
+    for pairs in (trace.preemptions, more.preemptions):
+        assert not set(pairs) & {(victim, preemptor) for preemptor, victim in pairs}
+    assert first <= len(rows) ** 2
+    assert len(more.preemptions) <= (len(rows) + len(late)) ** 2
+
+
+@relaxed
+@given(
+    counts=st.lists(st.integers(0, 12), min_size=4, max_size=4),
+    first=st.sampled_from("abcd"),
+    total=st.integers(4, 12),
+)
+def test_every_tenant_ends_within_one_job_of_its_entitled_share_or_of_its_demand(counts, first, total):
+    """The first tenant takes all it can before the others come."""
+    weights = dict(zip("abcd", (1.0, 1.0, 2.0, 4.0), strict=True))
+    demands = dict(zip("abcd", counts, strict=True))
+    trace = Trace([(first, 1, 0)] * demands[first], weights, total)
+    trace.settle()
+    rest = [(tenant, 1, 0) for tenant in "abcd" if tenant != first for _ in range(demands[tenant])]
+    late = Trace([(first, 1, 0)] * demands[first] + rest, weights, total)
+    late.running, late.now = trace.running, trace.now
+    late.settle()
+    active = [tenant for tenant in "abcd" if demands[tenant]]
+    for tenant in active:
+        entitled = total * weights[tenant] / sum(weights[one] for one in active)
+        assert late.share(tenant) >= min(demands[tenant], entitled - 1) - 1e-9

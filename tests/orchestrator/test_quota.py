@@ -1,0 +1,174 @@
+"""Quotas: what they refuse, what the messages say and how rarely they change, and when a tenant's jobs pause."""
+
+import pytest
+
+from marlaas_api.messages import JobDocument, Phase, Progress, TenantQuota
+from marlaas_worker.orchestrator.quota import (
+    NUM_DETAILED,
+    REFRESH_S,
+    TOKEN_WINDOW_S,
+    Pacing,
+    QuotaMessages,
+    Quotas,
+    RateLimit,
+)
+
+
+def progress_of(document: JobDocument, step: int = 12, steps: int = 40, **fields) -> Progress:
+    known = {"phase": Phase.RUNNING, "admitted": True, "reason": "Training"}
+    identity = {"namespace": document.namespace, "job": document.job, "uid": document.uid}
+    return Progress(**identity, step=step, steps=steps, **{**known, **fields})
+
+
+@pytest.mark.parametrize(
+    ("quota", "words"),
+    [
+        ({}, ""),
+        ({"jobs": 2}, "over quota: 2 of 2 jobs"),
+        ({"jobs": 3}, ""),
+        ({"jobs": 0}, "over quota: 2 of 0 jobs"),
+        ({"adapter_slots": 2}, "over quota: 2 of 2 adapter slots, and it needs 1"),
+        ({"adapter_slots": 3}, ""),
+        (
+            {"storage": "3Gi"},
+            "over quota: 3.0 of 3.0 GiB stored; delete jobs with adapterRetention: delete, or have the quota raised",
+        ),
+        ({"storage": "4Gi"}, ""),
+        ({"tokens_per_second": 1.0, "trainer_seconds_per_hour": 1.0}, ""),
+    ],
+)
+def test_a_quota_refuses_what_would_exceed_it_with_both_numbers(document, quota, words):
+    holding = [document("one"), document("two")]
+    quotas = Quotas({"team-a": TenantQuota(**quota)}, holding, {"team-a": 3 << 30})
+    assert quotas.refusal(document("three")) == words
+
+
+def test_a_tenant_without_a_quota_is_never_refused(document):
+    quotas = Quotas({}, [document("one")], {})
+    assert quotas.refusal(document("two")) == ""
+    assert quotas.running("team-a") == frozenset()
+
+
+def test_a_job_that_is_admitted_in_this_round_counts_in_it(document):
+    quotas = Quotas({"team-a": TenantQuota(jobs=1)}, [], {})
+    assert quotas.refusal(document("one")) == ""
+    quotas.add(document("one"))
+    assert quotas.refusal(document("two")) == "over quota: 1 of 1 jobs"
+    assert quotas.running("team-a") == {"uid-one"}
+
+
+def test_the_message_names_the_job_that_is_nearest_to_its_end(document):
+    near, far = document("near"), document("far")
+    running = {"n": progress_of(near, step=38), "f": progress_of(far, step=1)}
+    text = QuotaMessages().message(document("waits"), "over quota: 2 of 2 jobs", running, 0.0)
+    assert text == "over quota: 2 of 2 jobs; waits for team-a/near, 38 of 40 steps"
+
+
+@pytest.mark.parametrize("running", [{}, {"x": None}])
+def test_without_a_running_job_the_message_names_none(document, running):
+    assert QuotaMessages().message(document(), "over quota", running, 0.0) == "over quota"
+
+
+def test_steps_change_a_message_at_most_every_ten_seconds_unless_other_jobs_run(document):
+    messages, job = QuotaMessages(), document("runs")
+
+    def at(now: float, step: int, uid: str = "uid") -> str:
+        messages.begin()
+        return messages.message(document("waits"), "over", {uid: progress_of(job, step=step)}, now)
+
+    assert at(0.0, 1).endswith("1 of 40 steps")
+    assert at(REFRESH_S - 1, 2).endswith("1 of 40 steps")
+    assert at(REFRESH_S, 3).endswith("3 of 40 steps")
+    assert at(REFRESH_S + 1, 4, "another").endswith("4 of 40 steps")
+    assert at(0.0, 5, "another").endswith("5 of 40 steps"), "the clock was set back"
+
+
+def test_of_thousands_of_jobs_only_the_first_few_follow_the_steps(document):
+    messages = QuotaMessages()
+    messages.begin()
+    running = {"uid": progress_of(document("runs"))}
+    texts = [messages.message(document(f"j{n}"), "over", running, 0.0) for n in range(100)]
+    assert [text != "over" for text in texts] == [True] * NUM_DETAILED + [False] * (100 - NUM_DETAILED)
+
+
+def test_a_rate_is_over_while_more_than_a_windows_allowance_is_used_up():
+    limit = RateLimit()
+    limit.use(0.0, 10.0, 0.0)
+    limit.use(10.0 * TOKEN_WINDOW_S, 10.0, 0.0)
+    assert not limit.is_over(10.0, TOKEN_WINDOW_S)
+    limit.use(50.0, 10.0, 0.0)
+    assert limit.is_over(10.0, TOKEN_WINDOW_S)
+    limit.use(0.0, 10.0, 5.0)
+    assert not limit.is_over(10.0, TOKEN_WINDOW_S)
+    limit.use(0.0, 10.0, 1.0)
+    assert limit.level == 600.0, "a clock that was set back allows nothing"
+
+
+class Meter:
+    """A pacing whose tenant uses a given number of tokens and trainer seconds each second."""
+
+    def __init__(self, **quota) -> None:
+        self.pacing, self.quota = Pacing(), TenantQuota(**quota)
+        self.totals, self.now = {"job": (0.0, 0.0)}, 0.0
+
+    def run(self, seconds: int, tokens: float = 0.0, trainer_s: float = 0.0) -> int:
+        """Return the number of seconds in which the tenant paused; it uses nothing then."""
+        paused = 0
+        for _ in range(seconds):
+            self.now += 1.0
+            if self.pacing.reason("a"):
+                paused += 1
+            else:
+                before = self.totals["job"]
+                self.totals["job"] = before[0] + tokens, before[1] + trainer_s
+            self.pacing.update({"a": self.quota}, lambda _: self.totals, self.now)
+        return paused
+
+
+def test_a_tenant_below_its_rates_never_pauses():
+    assert Meter(tokens_per_second=100.0, trainer_seconds_per_hour=1800.0).run(3600, 99.0, 0.49) == 0
+
+
+@pytest.mark.parametrize(
+    ("quota", "words"),
+    [
+        (
+            {"tokens_per_second": 100.0},
+            "over quota of tenant a: more than 100 tokens a second on average; it begins no new tasks until the average is lower",
+        ),
+        (
+            {"trainer_seconds_per_hour": 900.0},
+            "over quota of tenant a: more than 900 trainer seconds an hour on average; it begins no new tasks until the average is lower",
+        ),
+    ],
+)
+def test_a_tenant_above_a_rate_pauses_until_its_average_is_the_rate(quota, words):
+    meter = Meter(**quota)
+    meter.run(3600, 400.0, 1.0)
+    before = meter.totals["job"]
+    meter.run(3600, 400.0, 1.0)
+    gained = [after - was for after, was in zip(meter.totals["job"], before, strict=True)]
+    used, allowed = (gained[0], 100.0 * 3600) if "tokens_per_second" in quota else (gained[1], 900.0)
+    assert used == pytest.approx(allowed, rel=0.02)
+    while not meter.pacing.reason("a"):
+        meter.run(1, 400.0, 1.0)
+    assert meter.pacing.reason("a") == words
+
+
+def test_a_tenant_whose_quota_is_taken_away_goes_on_at_once():
+    meter = Meter(tokens_per_second=1.0)
+    meter.run(100, 50.0)
+    assert meter.pacing.reason("a")
+    meter.pacing.update({}, lambda _: meter.totals, meter.now)
+    assert not meter.pacing.reason("a")
+
+
+def test_totals_of_before_this_orchestrator_and_of_jobs_that_have_ended_do_not_count():
+    pacing, quota = Pacing(), {"a": TenantQuota(tokens_per_second=1.0)}
+    pacing.update(quota, lambda _: {"old": (1e9, 0.0)}, 0.0)
+    assert not pacing.reason("a")
+    pacing.keep([])
+    pacing.update(quota, lambda _: {"old": (2e9, 0.0)}, 1.0)
+    assert not pacing.reason("a")
+    pacing.update(quota, lambda _: {"old": (3e9, 0.0)}, 2.0)
+    assert pacing.reason("a")

@@ -1,0 +1,137 @@
+"""Tenants at the orchestrator: quotas of documents apply at once, rates pause running jobs, past use survives a restart."""
+
+import pytest
+from tests.orchestrator.harness import OrchestratorHarness, mixed, running
+from tests.orchestrator.test_admitted import offer, orchestrating
+
+from marlaas_api import subjects
+from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantQuota
+from marlaas_api.wire import decode_as, encode
+from marlaas_worker.orchestrator import quota, tenants
+from marlaas_worker.orchestrator.admission import AdmissionQueue
+from marlaas_worker.orchestrator.admission_inputs import stored_bytes, terms_of
+from marlaas_worker.orchestrator.tenants import TenantUse
+
+
+def limited(document: JobDocument, **limits) -> JobDocument:
+    return document.model_copy(update={"tenant_quota": TenantQuota(**limits), "tenant_weight": 3.0})
+
+
+async def test_a_quota_queues_a_job_and_a_raised_one_admits_it_without_restarting_the_first(harness, document):
+    await offer(harness, 8, kv_tokens=0)
+    first, second = limited(document("first"), jobs=1), limited(document("second", created_at=1.0), jobs=1)
+    async with orchestrating(harness):
+        await harness.submit(first)
+        await harness.progress(first, lambda level: level.admitted)
+        await harness.submit(second)
+        level = await harness.progress(second, lambda level: level.reason == "OverQuota")
+        assert (level.phase, level.admitted) == (Phase.QUEUED, False)
+        assert level.message == "over quota: 1 of 1 jobs; waits for team-a/first, 0 of 3 steps"
+        began = (await harness.progress(first, lambda level: True)).admitted_at
+        await harness.submit(limited(second, jobs=2))
+        await harness.progress(second, lambda level: level.admitted)
+        assert (await harness.progress(first, lambda level: True)).admitted_at == began
+
+
+async def test_a_quota_of_trainer_time_pauses_a_job_and_never_fails_it(harness, document, monkeypatch):
+    """Each step takes 1.5 s of the trainer, which waits in each step until the test lets it go on."""
+    monkeypatch.setattr(quota, "TRAINER_WINDOW_S", 1.0)
+    job, step_by_step = limited(document(steps=4), trainer_seconds_per_hour=1.0), True
+
+    def rewards(task, member):
+        if step_by_step:
+            harness.may_train.clear()
+        return mixed(task, member)
+
+    async with running(harness, job, rewards):
+        await harness.progress(job, lambda level: level.num_outstanding > 0)
+        harness.may_train.set()
+        level = await harness.progress(job, lambda level: level.reason == "OverQuota")
+        assert (level.phase, level.admitted) == (Phase.RUNNING, True)
+        assert "over quota of tenant team-a: more than 1 trainer seconds an hour" in level.message
+        assert 0 < level.step < 4
+        step_by_step = False
+        harness.may_train.set()
+        await harness.submit(limited(job))
+        level = await harness.progress(job, lambda level: level.phase.final)
+    assert (level.phase, level.trainer_s) == (Phase.SUCCEEDED, 6.0)
+
+
+async def test_past_use_is_written_and_read_by_the_next_orchestrator(
+    harness: OrchestratorHarness, document, monkeypatch
+):
+    monkeypatch.setattr(tenants, "WRITE_S", 0.0)
+    await offer(harness, 8)
+    job = document()
+    async with orchestrating(harness, "one"):
+        await harness.submit(job)
+        await harness.progress(job, lambda level: level.admitted)
+        bucket = await harness.bus.bucket(subjects.TENANTS)
+        async with bucket.watch() as entries:
+            async for entry in entries:
+                record = decode_as(PastUses, entry.data or b"")
+                if record.use:
+                    break
+    assert record.use["team-a"] >= 60.0, "its entry, at least"
+    queue = AdmissionQueue()
+    use = TenantUse(harness.bus, queue)
+    await use.load()
+    assert queue.past.of("team-a") >= record.use["team-a"]
+    assert queue.past.at is not None
+
+
+@pytest.mark.parametrize("stored", [None, b"of another release"])
+async def test_past_use_that_is_not_there_or_cannot_be_read_counts_as_none(harness, stored):
+    if stored is not None:
+        await (await harness.bus.bucket(subjects.TENANTS)).put(subjects.PAST_USE, stored)
+    queue = AdmissionQueue()
+    await TenantUse(harness.bus, queue).load()
+    assert queue.past.use == {}
+
+
+async def test_without_use_nothing_is_written_and_otherwise_twice_a_minute(harness):
+    queue = AdmissionQueue()
+    use = TenantUse(harness.bus, queue)
+    await use.save(100.0)
+    bucket = await harness.bus.bucket(subjects.TENANTS)
+    assert await bucket.get(subjects.PAST_USE) is None
+    queue.past.enter("a", 1.0)
+    await use.save(100.0)
+    queue.past.enter("a", 1.0)
+    await use.save(100.0 + tenants.WRITE_S - 1)
+    entry = await bucket.get(subjects.PAST_USE)
+    assert decode_as(PastUses, entry.data) == PastUses(use={"a": 60.0}, at=100.0)
+    await use.save(100.0 + tenants.WRITE_S)
+    assert decode_as(PastUses, (await bucket.get(subjects.PAST_USE)).data).use == {"a": 120.0}
+
+
+def test_while_a_tenants_documents_differ_the_last_written_one_counts(document):
+    old, new = limited(document("old"), jobs=1), limited(document("new"), jobs=2)
+    assert terms_of([(7, new), (3, old)])["team-a"].quota == TenantQuota(jobs=2)
+    assert terms_of([(7, old), (9, new), (8, old)])["team-a"].quota == TenantQuota(jobs=2)
+    assert terms_of([(1, document())])["team-a"].weight == 1.0
+
+
+def test_the_bytes_of_ended_jobs_count_while_their_documents_are_there(document):
+    jobs = [document("a"), document("b"), document("c").model_copy(update={"tenant": "other"})]
+    known = {
+        job.uid: Progress(
+            namespace="team-a",
+            job=job.job,
+            uid=job.uid,
+            phase=Phase.SUCCEEDED,
+            admitted=False,
+            reason="Finished",
+            steps=1,
+            stored_bytes=5,
+        )
+        for job in jobs
+    }
+    assert stored_bytes(jobs, known) == {"team-a": 10, "other": 5}
+    assert stored_bytes(jobs, {}) == {}
+
+
+def test_old_documents_have_no_quota(document):
+    old = {key: value for key, value in document().model_dump().items() if key != "tenant_quota"}
+    assert JobDocument.model_validate(old).tenant_quota == TenantQuota()
+    assert decode_as(JobDocument, encode(limited(document(), storage="4Gi"))).tenant_quota.storage == "4Gi"

@@ -1,0 +1,214 @@
+"""What a pool's replicas offer, and what a job needs of it: agents on adapter slots, KV cache, trainer memory. Pure.
+
+Amounts are whole units. A resource of at most `GRAIN` has units of one; a larger one is divided into `GRAIN` units, and
+a need is rounded up. So sums are exact, and no pool is overcommitted by rounding.
+
+Adapters page in the engines, so a pool admits more agents than it has slots: `agentsPerSlot` agents take turns on one
+slot and on its part of the KV cache. An agent must be able to have one version resident at a time; the versions of one
+agent (maxStaleness + 2) must fit together, so that a job alone never pages.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from marlaas_api.messages import JobDocument, ReplicaReport, agents_on
+
+GRAIN = 1 << 12
+SLOTS, KV_CACHE, TRAINER_MEMORY = "adapter slots", "KV cache", "trainer memory"
+
+Resource = tuple[str, str]
+"""A pool's name, and one of the three resources."""
+Amounts = Mapping[Resource, int]
+"""Units by resource. A resource that is absent is unknown and limits nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCapacity:
+    """Limits of a pool's serving replicas.
+
+    Attributes:
+        slots: adapter slots of the smallest engine.
+        max_rank: largest adapter rank that every engine supports.
+        max_model_len: longest conversation in tokens that every engine supports; 0 if unknown.
+        agents: number of agents that the pool admits, over all engines.
+        kv_tokens: tokens in the KV caches of all engines; 0 if unknown.
+        shared_kv_tokens: the same, each cache counted once for every agent that takes turns on a slot.
+        trainer_bytes: memory of the smallest trainer for adapters, gradients and moments; 0 if unknown. Any trainer may
+            have to take all agents.
+        bytes_per_rank: of that memory, need of one agent for each unit of rank.
+    """
+
+    slots: int
+    max_rank: int
+    max_model_len: int = 0
+    agents: int = 0
+    kv_tokens: int = 0
+    shared_kv_tokens: int = 0
+    trainer_bytes: int = 0
+    bytes_per_rank: int = 0
+
+    def totals(self) -> dict[str, int]:
+        """Return what is limited, in slots (agents), tokens and bytes."""
+        known = {SLOTS: self.agents, KV_CACHE: self.shared_kv_tokens, TRAINER_MEMORY: self.trainer_bytes}
+        return {name: total for name, total in known.items() if total > 0}
+
+
+def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
+    """Return the capacity of each pool that has a ready rollout replica."""
+    serving: defaultdict[str, list[ReplicaReport]] = defaultdict(list)
+    trainers: defaultdict[str, list[ReplicaReport]] = defaultdict(list)
+    for report in reports:
+        if report.role == "rollout" and report.ready and report.slots > 0:
+            serving[report.pool].append(report)
+        elif report.role == "trainer" and report.ready and report.agent_room_bytes > 0:
+            trainers[report.pool].append(report)
+    return {pool: _capacity(found, trainers[pool]) for pool, found in serving.items()}
+
+
+def _capacity(engines: list[ReplicaReport], trainers: list[ReplicaReport]) -> PoolCapacity:
+    is_kv_known = all(one.kv_tokens > 0 for one in engines)
+    return PoolCapacity(
+        slots=min(one.slots for one in engines),
+        max_rank=min(one.max_rank for one in engines),
+        max_model_len=min((one.max_model_len for one in engines if one.max_model_len > 0), default=0),
+        agents=sum(one.slots * one.agents_per_slot for one in engines),
+        kv_tokens=sum(one.kv_tokens for one in engines) if is_kv_known else 0,
+        shared_kv_tokens=sum(one.kv_tokens * one.agents_per_slot for one in engines) if is_kv_known else 0,
+        trainer_bytes=min((one.agent_room_bytes for one in trainers), default=0),
+        bytes_per_rank=max((one.bytes_per_rank for one in trainers), default=0),
+    )
+
+
+def totals(pools: Mapping[str, PoolCapacity]) -> dict[Resource, int]:
+    """Return the units of all known resources."""
+    return {
+        (pool, name): min(total, GRAIN) for pool, capacity in pools.items() for name, total in capacity.totals().items()
+    }
+
+
+def trainer_bytes(document: JobDocument, pool: str, capacity: PoolCapacity) -> int:
+    """Return the trainer memory that a job's agents on a pool need; frozen agents need none."""
+    ranks = (one.agent.adapter.rank for one in agents_on(pool, document) if one.agent.trainable)
+    return sum(ranks) * capacity.bytes_per_rank
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobDemand:
+    """A job and the units that it holds while it is admitted."""
+
+    document: JobDocument
+    need: Amounts
+
+    @property
+    def uid(self) -> str:
+        """The job's uid."""
+        return self.document.uid
+
+    @property
+    def tenant(self) -> str:
+        """The job's tenant."""
+        return self.document.tenant
+
+    @property
+    def pool(self) -> str:
+        """The job's main pool, in whose queue it waits."""
+        return self.document.pool
+
+
+class Demands:
+    """Demands of jobs at the present capacities, computed once for each document and capacity."""
+
+    def __init__(self) -> None:
+        self._pools: Mapping[str, PoolCapacity] = {}
+        self._known: dict[str, JobDemand] = {}
+
+    def update(self, pools: Mapping[str, PoolCapacity]) -> None:
+        """Set the capacities."""
+        if pools != self._pools:
+            self._pools, self._known = dict(pools), {}
+
+    def of(self, document: JobDocument) -> JobDemand:
+        """Return a job's demand."""
+        known = self._known.get(document.uid)
+        if known is None or known.document is not document:
+            known = self._known[document.uid] = JobDemand(document, _need(document, self._pools))
+        return known
+
+    def share_of(self, document: JobDocument) -> float:
+        """Return a job's own dominant share, not divided by a weight."""
+        amounts = totals(self._pools)
+        return max((units / amounts[resource] for resource, units in self.of(document).need.items()), default=0.0)
+
+    def keep(self, uids: Iterable[str]) -> None:
+        """Remove all other jobs."""
+        self._known = {uid: self._known[uid] for uid in uids if uid in self._known}
+
+
+def _need(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> dict[Resource, int]:
+    names = {agent.pool_ref.name if agent.pool_ref else document.pool for agent in document.spec.agents}
+    found: dict[Resource, int] = {}
+    for pool in names:
+        capacity = pools.get(pool)
+        if capacity is None:
+            continue
+        wanted = {
+            SLOTS: sum(1 for _ in agents_on(pool, document)),
+            KV_CACHE: _kv_tokens(document, capacity),
+            TRAINER_MEMORY: trainer_bytes(document, pool, capacity),
+        }
+        for name, total in capacity.totals().items():
+            found[pool, name] = -(-wanted[name] * min(total, GRAIN) // total)
+    return found
+
+
+def _kv_tokens(document: JobDocument, capacity: PoolCapacity) -> int:
+    """Return the job's working set in the KV cache: one reply for each episode that can be played at once.
+
+    It is an estimate: prompts are not known, and most replies are shorter. The engine's limiter corrects it. A job
+    counts for at most the whole cache, so that every job fits alone.
+    """
+    spec = document.spec
+    outstanding = (spec.training.max_staleness + 1) * spec.training.groups_per_step * spec.rollout.group_size
+    episodes = min(spec.environment.concurrency * spec.environment.replicas, outstanding)
+    return min(episodes * spec.rollout.max_tokens, capacity.kv_tokens)
+
+
+class Space:
+    """Free units of the pools, and whether a job in the space delays another one that waits for it."""
+
+    def __init__(self, amounts: Amounts, holding: Iterable[JobDemand] = ()) -> None:
+        self.free = dict(amounts)
+        self._sums = dict.fromkeys(amounts, 1)
+        for demand in holding:
+            self.take(demand)
+
+    def take(self, demand: JobDemand) -> None:
+        """Note that a job holds its units."""
+        for resource, units in demand.need.items():
+            self.free[resource] -= units
+            self._sums[resource] |= self._sums[resource] << units
+
+    def lacks(self, demand: JobDemand) -> list[Resource]:
+        """Return the resources that have too few free units for a job."""
+        return [resource for resource, units in demand.need.items() if units > self.free[resource]]
+
+    def delays(self, demand: JobDemand, first: JobDemand) -> bool:
+        """Return whether a job, if it is admitted now, can delay `first`, which waits.
+
+        It can if the end of some set of running jobs would free enough of a resource for `first` without it, and too
+        little with it. This holds for every order in which the running jobs may end, since their run times are not known
+        (EASY backfilling; Lifka, 1995). Each resource is judged by itself, so the answer may be a false yes.
+        """
+        return any(
+            self._delays(resource, units, first.need[resource])
+            for resource, units in demand.need.items()
+            if units and resource in first.need
+        )
+
+    def _delays(self, resource: Resource, units: int, wanted: int) -> bool:
+        """Return whether some set of running jobs frees n units with missing <= n < missing + units."""
+        missing = wanted - self.free[resource]
+        least = max(0, missing)
+        width = missing + units - least
+        return width > 0 and bool(self._sums[resource] >> least & ((1 << width) - 1))

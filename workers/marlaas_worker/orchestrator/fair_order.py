@@ -1,0 +1,131 @@
+"""Which waiting jobs are admitted now, in which order. Pure.
+
+Tenants are served by their share after admission, then by past use over weight, then by the age of their next job.
+Within a tenant, jobs go by priority, then age; `priority` never moves another tenant's job.
+
+A large job does not starve. In each pool, the next job of the tenant with the smallest share *before* admission is
+guarded: other jobs are admitted only if they cannot delay it. The same holds for a tenant's first job against the
+tenant's later jobs. By the share after admission alone, small jobs would pass a large one for ever.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from marlaas_api.messages import JobDocument
+from marlaas_worker.orchestrator.capacity import JobDemand, Space
+from marlaas_worker.orchestrator.shares import Holdings, PastUse
+
+Age = tuple[float, str, str]
+_Key = tuple[float, float, Age]
+
+
+def age(document: JobDocument) -> Age:
+    """Return the sort key of jobs by creation time; jobs of the same time go by namespace, then name."""
+    return document.created_at, document.namespace, document.job
+
+
+def own_order(demands: Iterable[JobDemand]) -> list[JobDemand]:
+    """Return a tenant's jobs in its own order: by priority, then by age."""
+    return sorted(demands, key=lambda one: (-one.document.spec.priority, age(one.document)))
+
+
+@dataclass(slots=True)
+class _Line:
+    """A tenant's waiting jobs in one pool, the next one last. first: the first that does not fit, once there is one."""
+
+    jobs: list[JobDemand]
+    first: JobDemand | None = None
+
+    @property
+    def guarded(self) -> JobDemand | None:
+        """The job that the pool may have to guard."""
+        return self.first or (self.jobs[-1] if self.jobs else None)
+
+
+@dataclass(slots=True)
+class FairOrder:
+    """One round of admissions.
+
+    Attributes:
+        is_over_quota: whether a tenant's quota refuses a job; it must count the jobs that `admitted` was called for.
+        admitted: called with each job that is admitted.
+        blocked: jobs that do not fit, or would delay one that waits, in the order in which they were considered.
+    """
+
+    space: Space
+    holdings: Holdings
+    past: PastUse
+    weight: Callable[[str], float]
+    is_over_quota: Callable[[JobDemand], bool]
+    admitted: Callable[[JobDemand], None]
+    blocked: list[JobDemand] = field(default_factory=list)
+    _lines: dict[tuple[str, str], _Line] = field(default_factory=dict)
+    _of_pool: dict[str, list[_Line]] = field(default_factory=dict)
+    _guards: dict[str, JobDemand | None] = field(default_factory=dict)
+
+    @property
+    def guards(self) -> list[JobDemand]:
+        """The jobs that others must not delay, at most one for each pool."""
+        return [guard for guard in self._guards.values() if guard is not None]
+
+    def run(self, waiting: Iterable[JobDemand]) -> None:
+        """Admit the jobs that may be admitted now."""
+        self._queue(waiting)
+        heap = [(self._key(line.jobs[-1]), number) for number, line in enumerate(self._lines.values())]
+        lines = list(self._lines.values())
+        heapq.heapify(heap)
+        while heap:
+            key, number = heapq.heappop(heap)
+            line = lines[number]
+            if (current := self._key(line.jobs[-1])) > key:  # The tenant was served meanwhile.
+                heapq.heappush(heap, (current, number))
+                continue
+            self._consider(line.jobs.pop(), line)
+            if line.jobs:
+                heapq.heappush(heap, (self._key(line.jobs[-1]), number))
+
+    def reserve(self, demand: JobDemand) -> None:
+        """Keep a job's units for it: other jobs are preempted for it and have not stopped yet."""
+        self.space.take(demand)
+        self.holdings.take(demand)
+
+    def admit(self, demand: JobDemand) -> None:
+        """Admit a job, whatever waits."""
+        self.reserve(demand)
+        self.admitted(demand)
+
+    def _queue(self, waiting: Iterable[JobDemand]) -> None:
+        found: defaultdict[tuple[str, str], list[JobDemand]] = defaultdict(list)
+        for demand in waiting:
+            found[demand.tenant, demand.pool].append(demand)
+        self._lines = {key: _Line(own_order(jobs)[::-1]) for key, jobs in found.items()}
+        for (_, pool), line in self._lines.items():
+            self._of_pool.setdefault(pool, []).append(line)
+        self._guards = {pool: self._guard(pool) for pool in self._of_pool}
+
+    def _consider(self, demand: JobDemand, line: _Line) -> None:
+        if self.is_over_quota(demand):
+            return
+        guards = [one for one in (*self.guards, line.first) if one is not None and one is not demand]
+        if self.space.lacks(demand) or any(self.space.delays(demand, guard) for guard in guards):
+            line.first = line.first or demand
+            self.blocked.append(demand)
+            return
+        self.admit(demand)
+        self._guards[demand.pool] = self._guard(demand.pool)
+
+    def _guard(self, pool: str) -> JobDemand | None:
+        """Return the next job of the least served tenant; others must not take its place, or the place that it waits for."""
+        return min(
+            (one for line in self._of_pool[pool] if (one := line.guarded) is not None and not self.is_over_quota(one)),
+            key=lambda one: self._rank(one, self.holdings.share(one.tenant)),
+            default=None,
+        )
+
+    def _key(self, demand: JobDemand) -> _Key:
+        return self._rank(demand, self.holdings.share_after(demand))
+
+    def _rank(self, demand: JobDemand, share: float) -> _Key:
+        return share, self.past.of(demand.tenant) / self.weight(demand.tenant), age(demand.document)

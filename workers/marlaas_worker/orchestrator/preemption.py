@@ -1,0 +1,130 @@
+"""Which running jobs make room for a waiting one. Pure.
+
+A preempts B if the share of A's tenant after A's admission is below the share of B's tenant before B's loss. Both are
+shares of this moment: past use does not count, else a pair of jobs could preempt each other for ever. After the
+preemption, B's tenant would need a share that is not below what A's tenant has, so B never preempts A back while
+nothing else changes. A job that has run for less than a minute is not preempted, and nothing is preempted in vain.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from marlaas_worker.orchestrator.capacity import JobDemand, Resource
+from marlaas_worker.orchestrator.fair_order import FairOrder, age
+
+MIN_RUN_S = 60.0
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """An admitted job. since: when it was last admitted, unix seconds."""
+
+    demand: JobDemand
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A waiting job, and the running jobs that make room for it."""
+
+    preemptor: JobDemand
+    victims: tuple[JobDemand, ...]
+
+
+def preemptions(order: FairOrder, running: Iterable[RunningJob], now: float) -> list[Preemption]:
+    """Return the preemptions to make now.
+
+    After a job that cannot preempt, its tenant's later ones are not tried.
+
+    Args:
+        order: a round of admissions that has run; not changed.
+        now: unix seconds.
+    """
+    round_ = _Round(order)
+    candidates = [one.demand for one in running if now - one.since >= MIN_RUN_S]
+    found: list[Preemption] = []
+    failed: set[str] = set()
+    for demand in order.blocked:
+        if demand.tenant in failed or not candidates:
+            continue
+        victims = round_.make_room(demand, candidates)
+        if victims is None:
+            failed.add(demand.tenant)
+            continue
+        if victims:
+            found.append(Preemption(demand, tuple(victims)))
+        candidates = [one for one in candidates if one not in victims]
+    return found
+
+
+class _Round:
+    """Free units and holdings, as they will be after the preemptions found so far.
+
+    Units that are free now are kept for guarded jobs: any other job must have what it needs from its victims.
+    """
+
+    def __init__(self, order: FairOrder) -> None:
+        self._free, self._holdings = dict(order.space.free), order.holdings.copy()
+        self._guards = order.guards
+        guarded = {resource for guard in self._guards for resource in guard.need}
+        self._kept = {resource: max(0, self._free[resource]) for resource in guarded}
+
+    def make_room(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
+        """Choose the victims for a job and note the exchange; None if it cannot have room.
+
+        No victims: earlier exchanges have left enough room.
+        """
+        victims = self._choose(demand, candidates)
+        if victims is None:
+            return None
+        self._spare(demand, victims)
+        self._move(demand, 1)
+        return victims
+
+    def _choose(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
+        after, victims = self._holdings.share_after(demand), list[JobDemand]()
+        while lacking := self._lacks(demand):
+            possible = [
+                one
+                for one in candidates
+                if one not in victims
+                and one.tenant != demand.tenant
+                and any(one.need.get(resource) for resource in lacking)
+                and after < self._holdings.share(one.tenant) - _SAME
+            ]
+            if not possible:
+                self._restore(victims)
+                return None
+            victim = max(possible, key=self._urgency)
+            self._move(victim, -1)
+            victims.append(victim)
+        return victims
+
+    def _urgency(self, victim: JobDemand) -> tuple[object, ...]:
+        """Return the sort key of victims: the most over-share tenant, then its lowest priority, then its youngest job."""
+        return self._holdings.share(victim.tenant), -victim.document.spec.priority, age(victim.document)
+
+    def _spare(self, demand: JobDemand, victims: list[JobDemand]) -> None:
+        """Remove victims that are not needed, because a later one freed enough."""
+        for victim in list(victims[:-1]):
+            self._move(victim, 1)
+            if self._lacks(demand):
+                self._move(victim, -1)
+            else:
+                victims.remove(victim)
+
+    def _lacks(self, demand: JobDemand) -> list[Resource]:
+        kept = {} if demand in self._guards else self._kept
+        return [
+            resource for resource, units in demand.need.items() if units > self._free[resource] - kept.get(resource, 0)
+        ]
+
+    def _restore(self, victims: Sequence[JobDemand]) -> None:
+        for victim in victims:
+            self._move(victim, 1)
+
+    def _move(self, demand: JobDemand, sign: int) -> None:
+        self._holdings.take(demand, sign)
+        for resource, units in demand.need.items():
+            self._free[resource] -= sign * units

@@ -1,0 +1,202 @@
+"""Tenants' quotas: which job a quota refuses, what it waits for, and when a tenant's jobs pause. Pure.
+
+Jobs, adapter slots and storage are limits on admission. Tokens a second and trainer seconds an hour are rates: while a
+tenant is over one, the orchestrator issues no tasks for its jobs. No job fails because of a quota.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from marlaas_api.messages import JobDocument, Progress, TenantQuota
+from marlaas_api.numeric import quantity
+
+REFRESH_S = 10.0
+"""Shortest time between two messages of one tenant that differ only in the steps of the job that is waited for."""
+NUM_DETAILED = 8
+"""Jobs of one tenant whose message follows those steps; the others' messages change only with the set of running jobs."""
+TOKEN_WINDOW_S = 60.0
+TRAINER_WINDOW_S = 600.0
+_HOUR_S = 3600.0
+_GIB = 2**30
+
+
+@dataclass(slots=True)
+class TenantLoad:
+    """What a tenant holds: its admitted jobs with their agents, and the bytes that all its jobs keep."""
+
+    jobs: dict[str, int] = field(default_factory=dict)
+    stored_bytes: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Adapter slots of the admitted jobs, one for each agent."""
+        return sum(self.jobs.values())
+
+
+class Quotas:
+    """The tenants' quotas and loads in one round of admissions.
+
+    Args:
+        quotas: by tenant; a tenant that is absent has no limit.
+        holding: admitted jobs.
+        stored: bytes that each tenant's jobs keep.
+    """
+
+    def __init__(
+        self, quotas: Mapping[str, TenantQuota], holding: Iterable[JobDocument], stored: Mapping[str, int]
+    ) -> None:
+        self._quotas = quotas
+        self._loads = {tenant: TenantLoad(stored_bytes=stored.get(tenant, 0)) for tenant in quotas}
+        for document in holding:
+            self.add(document)
+
+    def add(self, document: JobDocument) -> None:
+        """Count an admitted job."""
+        if document.tenant in self._loads:
+            self._loads[document.tenant].jobs[document.uid] = len(document.spec.agents)
+
+    def running(self, tenant: str) -> frozenset[str]:
+        """Return the uids of a tenant's admitted jobs."""
+        load = self._loads.get(tenant)
+        return frozenset(load.jobs) if load is not None else frozenset()
+
+    def refusal(self, document: JobDocument) -> str:
+        """Return which limit refuses a job's admission, with both numbers; empty if none does."""
+        quota, load = self._quotas.get(document.tenant), self._loads.get(document.tenant)
+        if quota is None or load is None:
+            return ""
+        need = len(document.spec.agents)
+        if quota.jobs is not None and len(load.jobs) >= quota.jobs:
+            return f"over quota: {len(load.jobs)} of {quota.jobs} jobs"
+        if quota.adapter_slots is not None and load.slots + need > quota.adapter_slots:
+            return f"over quota: {load.slots} of {quota.adapter_slots} adapter slots, and it needs {need}"
+        if quota.storage is not None and load.stored_bytes >= quantity(quota.storage):
+            kept = f"{load.stored_bytes / _GIB:.1f} of {quantity(quota.storage) / _GIB:.1f} GiB stored"
+            return f"over quota: {kept}; delete jobs with adapterRetention: delete, or have the quota raised"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waited:
+    running: frozenset[str]
+    at: float
+    text: str
+
+
+class QuotaMessages:
+    """Messages of jobs over quota: the refusal, and the job of the tenant that is nearest to its end.
+
+    That job's steps change all the time, and thousands of jobs may wait. So a text is kept for `REFRESH_S` while the
+    same jobs run, and only the first jobs of a tenant's queue follow the steps.
+    """
+
+    def __init__(self) -> None:
+        self._waited: dict[str, _Waited] = {}
+        self._detailed: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Begin a round: the next `NUM_DETAILED` jobs of each tenant are the first of its queue."""
+        self._detailed.clear()
+
+    def message(self, document: JobDocument, refusal: str, running: Mapping[str, Progress | None], now: float) -> str:
+        """Return the message of a job.
+
+        Args:
+            running: progress of the tenant's admitted jobs by uid.
+            now: unix seconds.
+        """
+        tenant = document.tenant
+        self._detailed[tenant] += 1
+        if self._detailed[tenant] > NUM_DETAILED or not running:
+            return refusal
+        known, uids = self._waited.get(tenant), frozenset(running)
+        if known is None or known.running != uids or not 0 <= now - known.at < REFRESH_S:
+            known = self._waited[tenant] = _Waited(uids, now, _nearest(running.values()))
+        return f"{refusal}; {known.text}" if known.text else refusal
+
+
+def _nearest(running: Iterable[Progress | None]) -> str:
+    known = [progress for progress in running if progress is not None]
+    if not known:
+        return ""
+    first = min(known, key=lambda one: (one.steps - one.step, one.namespace, one.job))
+    return f"waits for {first.namespace}/{first.job}, {first.step} of {first.steps} steps"
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """A leaky bucket: it holds what was used and not yet allowed. One window's allowance may be used at once."""
+
+    level: float = 0.0
+    at: float | None = None
+
+    def use(self, amount: float, rate: float, now: float) -> None:
+        """Add what was used since the last call. rate: allowed per second."""
+        elapsed = max(0.0, now - self.at) if self.at is not None else 0.0
+        self.level, self.at = max(0.0, self.level - rate * elapsed) + amount, now
+
+    def is_over(self, rate: float, window_s: float) -> bool:
+        """Return whether the use averaged over the window exceeds the rate."""
+        return self.level > rate * window_s
+
+
+class Pacing:
+    """Whether each tenant is over one of its rates. Restarts of the orchestrator forget at most one window."""
+
+    def __init__(self) -> None:
+        self._limits: dict[tuple[str, str], RateLimit] = {}
+        self._seen: dict[tuple[str, str], float] = {}
+        self._reasons: dict[str, str] = {}
+
+    def reason(self, tenant: str) -> str:
+        """Return why the tenant's jobs pause; empty if they do not."""
+        return self._reasons.get(tenant, "")
+
+    def update(
+        self,
+        quotas: Mapping[str, TenantQuota],
+        used: Callable[[str], Mapping[str, tuple[float, float]]],
+        now: float,
+    ) -> None:
+        """Note the use.
+
+        Args:
+            used: a tenant's jobs by uid, each with its totals of generated tokens and trainer seconds.
+            now: unix seconds.
+        """
+        self._reasons = {}
+        for tenant, quota in quotas.items():
+            for position, (name, rate, window_s, words) in enumerate(_rates(quota)):
+                if rate is None:
+                    continue
+                totals = {uid: pair[position] for uid, pair in used(tenant).items()}
+                limit = self._limits.setdefault((tenant, name), RateLimit())
+                limit.use(sum(self._gain(uid, name, total) for uid, total in totals.items()), rate, now)
+                if limit.is_over(rate, window_s):
+                    self._reasons.setdefault(
+                        tenant,
+                        f"over quota of tenant {tenant}: {words}; it begins no new tasks until the average is lower",
+                    )
+        self._limits = {key: limit for key, limit in self._limits.items() if key[0] in quotas}
+
+    def keep(self, uids: Iterable[str]) -> None:
+        """Remove the totals of all other jobs."""
+        known = set(uids)
+        self._seen = {key: total for key, total in self._seen.items() if key[0] in known}
+
+    def _gain(self, uid: str, name: str, total: float) -> float:
+        """Return a job's use since the last call; its first total was counted by an earlier orchestrator, or is 0."""
+        before = self._seen.get((uid, name), total)
+        self._seen[uid, name] = total
+        return max(0.0, total - before)
+
+
+def _rates(quota: TenantQuota) -> list[tuple[str, float | None, float, str]]:
+    """Return name, allowed rate per second, window and words of both rates, in the order of a job's totals."""
+    tokens, seconds = quota.tokens_per_second, quota.trainer_seconds_per_hour
+    per_second = None if seconds is None else seconds / _HOUR_S
+    return [
+        ("tokens", tokens, TOKEN_WINDOW_S, f"more than {tokens or 0:g} tokens a second on average"),
+        ("trainer", per_second, TRAINER_WINDOW_S, f"more than {seconds or 0:g} trainer seconds an hour on average"),
+    ]

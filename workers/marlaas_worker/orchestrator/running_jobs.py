@@ -1,0 +1,54 @@
+"""The loops of admitted jobs, each in a task of its own."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+
+from marlaas_worker.orchestrator.owned_job import OwnedJob
+
+
+class RunningJobs:
+    """Admitted jobs by uid. changed: called when the task of a job has ended."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._jobs: dict[str, tuple[OwnedJob, asyncio.Task[None]]] = {}
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._jobs
+
+    def __iter__(self) -> Iterator[OwnedJob]:
+        """Yield the jobs of this moment; they may be stopped meanwhile."""
+        return iter([owned for owned, _ in self._jobs.values()])
+
+    def get(self, uid: str) -> OwnedJob | None:
+        """Return a job; None if its loop does not run."""
+        found = self._jobs.get(uid)
+        return found[0] if found is not None else None
+
+    def uids(self) -> list[str]:
+        """Return the uids of all jobs."""
+        return list(self._jobs)
+
+    def start(self, owned: OwnedJob) -> None:
+        """Start the loop of a job."""
+        task = asyncio.create_task(owned.run(), name=f"job {owned.document.ref}")
+        task.add_done_callback(lambda _: self._changed())
+        self._jobs[owned.document.uid] = (owned, task)
+
+    async def stop(self, owned: OwnedJob) -> None:
+        """Cancel the loop of a job and remove the job."""
+        _, task = self._jobs[owned.document.uid]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        del self._jobs[owned.document.uid]
+
+    def take_ended(self) -> Iterable[tuple[OwnedJob, BaseException | None]]:
+        """Remove and yield each job whose loop has ended, with the loop's error; None if it ended without one."""
+        for uid, (owned, task) in list(self._jobs.items()):
+            if task.done():
+                del self._jobs[uid]
+                yield owned, None if task.cancelled() else task.exception()
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return all tasks."""
+        return [task for _, task in self._jobs.values()]

@@ -1,0 +1,93 @@
+"""Tenants' shares of the pools: what they hold now (dominant resource fairness, NSDI'11), and what they used. Pure.
+
+A tenant's share is that of its largest resource over all pools, divided by its weight. Past use is the share before
+division, integrated over time and halved every half hour. An admission adds a minute of the job's share at once, so
+that a tenant gains nothing by jobs that end quickly, or by many that are submitted together.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from marlaas_worker.orchestrator.capacity import Amounts, JobDemand, Resource
+
+HALF_LIFE_S = 1800.0
+ENTRY_S = 60.0
+"""Seconds of its share that a job's admission adds to its tenant's past use."""
+_FORGOTTEN = 1e-6
+
+
+class Holdings:
+    """Units that each tenant holds, and its share. A tenant that is not in `weights` has weight 1."""
+
+    def __init__(self, totals: Amounts, weights: Mapping[str, float], holding: Iterable[JobDemand] = ()) -> None:
+        self._totals, self._weights = totals, weights
+        self._held: dict[str, dict[Resource, int]] = {}
+        for demand in holding:
+            self.take(demand)
+
+    def copy(self) -> "Holdings":
+        """Return an independent copy."""
+        copied = Holdings(self._totals, self._weights)
+        copied._held = {tenant: dict(held) for tenant, held in self._held.items()}
+        return copied
+
+    def take(self, demand: JobDemand, sign: int = 1) -> None:
+        """Note that a job is admitted; with sign -1, that it no longer is."""
+        held = self._held.setdefault(demand.tenant, {})
+        for resource, units in demand.need.items():
+            held[resource] = held.get(resource, 0) + sign * units
+
+    def dominant(self, tenant: str) -> float:
+        """Return a tenant's dominant share, not divided by its weight."""
+        held = self._held.get(tenant, {})
+        return max((units / self._totals[resource] for resource, units in held.items()), default=0.0)
+
+    def share(self, tenant: str) -> float:
+        """Return a tenant's share now."""
+        return self.dominant(tenant) / self._weights.get(tenant, 1.0)
+
+    def share_after(self, demand: JobDemand) -> float:
+        """Return the share that the job's tenant would have after its admission."""
+        held = self._held.get(demand.tenant, {})
+        more = ((held.get(resource, 0) + units) / self._totals[resource] for resource, units in demand.need.items())
+        return max(max(more, default=0.0), self.dominant(demand.tenant)) / self._weights.get(demand.tenant, 1.0)
+
+    def tenants(self) -> list[str]:
+        """Return the tenants that hold something or did."""
+        return list(self._held)
+
+
+@dataclass(slots=True)
+class PastUse:
+    """Decayed use of each tenant, in seconds of the whole share. at: unix seconds up to which it is computed."""
+
+    use: dict[str, float] = field(default_factory=dict)
+    at: float | None = None
+
+    def advance(self, now: float, shares: Mapping[str, float]) -> None:
+        """Decay the use, and add that of the time since the last call. shares: dominant shares in that time.
+
+        A clock that was set back adds nothing.
+        """
+        elapsed = max(0.0, now - self.at) if self.at is not None else 0.0
+        self.at = now
+        kept = math.exp2(-elapsed / HALF_LIFE_S)
+        gained = (1 - kept) * HALF_LIFE_S / math.log(2)
+        found = {
+            tenant: self.use.get(tenant, 0.0) * kept + shares.get(tenant, 0.0) * gained
+            for tenant in {*self.use, *shares}
+        }
+        self.use = {tenant: use for tenant, use in found.items() if use > _FORGOTTEN}
+
+    def enter(self, tenant: str, share: float) -> None:
+        """Add the entry of a job. share: the job's dominant share."""
+        self.use[tenant] = self.use.get(tenant, 0.0) + share * ENTRY_S
+
+    def refund(self, tenant: str, share: float) -> None:
+        """Take back the entry of a job that was preempted: it will enter again."""
+        self.use[tenant] = max(0.0, self.use.get(tenant, 0.0) - share * ENTRY_S)
+
+    def of(self, tenant: str) -> float:
+        """Return a tenant's past use."""
+        return self.use.get(tenant, 0.0)

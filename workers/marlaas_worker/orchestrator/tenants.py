@@ -1,0 +1,61 @@
+"""Tenants' use of the pools: past use, which is kept on the bus, and rates, which their quotas limit.
+
+Past use is written to the bucket `tenants`, so that a restart of the orchestrator does not clear it. It cannot be derived
+from the progress of jobs: a tenant may delete its jobs.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from marlaas_api import subjects
+from marlaas_api.bus import Bus
+from marlaas_api.errors import Permanent
+from marlaas_api.messages import JobDocument, PastUses, Progress, TenantQuota
+from marlaas_api.wire import decode_as, encode
+from marlaas_worker.orchestrator.admission import AdmissionQueue, TenantTerms
+from marlaas_worker.orchestrator.quota import Pacing
+
+WRITE_S = 30.0
+"""Time between two writes of past use. An orchestrator that is killed loses at most that much of it, out of hours."""
+
+log = logging.getLogger(__name__)
+
+
+class TenantUse:
+    """Past use on the bus, and the pauses of tenants that are over a rate."""
+
+    def __init__(self, bus: Bus, queue: AdmissionQueue) -> None:
+        self.pacing = Pacing()
+        self._bus, self._queue, self._past = bus, queue, queue.past
+        self._written_at = 0.0
+
+    async def load(self) -> None:
+        """Read the past use that an earlier orchestrator wrote. A record that cannot be parsed counts as none."""
+        entry = await (await self._bus.bucket(subjects.TENANTS)).get(subjects.PAST_USE)
+        try:
+            record = decode_as(PastUses, entry.data) if entry is not None and entry.data else PastUses()
+        except Permanent as error:
+            log.error("cannot parse the past use of tenants, it counts as none: %s", error)
+            record = PastUses()
+        self._past.use, self._past.at = dict(record.use), record.at or None
+
+    async def save(self, now: float) -> None:
+        """Write the past use, if the last write is long enough ago and there is any."""
+        if 0 <= now - self._written_at < WRITE_S or not self._past.use:
+            return
+        record = PastUses(use=dict(self._past.use), at=self._past.at or now)
+        await (await self._bus.bucket(subjects.TENANTS)).put(subjects.PAST_USE, encode(record))
+        self._written_at = now
+
+    def note(
+        self, terms: Mapping[str, TenantTerms], running: Iterable[tuple[JobDocument, Progress]], now: float
+    ) -> None:
+        """Note what the running jobs have used by now, and decide which tenants pause."""
+        self._queue.advance(now)
+        used: defaultdict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
+        for document, progress in running:
+            used[document.tenant][document.uid] = progress.tokens, progress.trainer_s
+        quotas = {name: one.quota for name, one in terms.items() if one.quota != TenantQuota()}
+        self.pacing.update(quotas, lambda tenant: used.get(tenant, {}), now)
+        self.pacing.keep(uid for jobs in used.values() for uid in jobs)
