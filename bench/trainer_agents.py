@@ -8,7 +8,7 @@ the thread that works; the played roles are not counted. Parts are counted with 
 import asyncio
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Spent:
     """CPU seconds and calls of functions, by the name of their part."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
 
     def watch(self, part: str, owner: Any, name: str) -> None:
@@ -198,6 +198,9 @@ async def _measure(folder: Path, num_agents: int, num_steps: int, threads: int) 
         stop.set()
         await running
     steps = num_agents * num_steps
-    parts = {part: round(1e3 * seconds / steps, 2) for part, seconds in spent.seconds.most_common()}
+    parts = {
+        part: round(1e3 * seconds / steps, 2)
+        for part, seconds in sorted(spent.seconds.items(), key=lambda item: -item[1])
+    }
     cpu = 1e3 * (total - spent.seconds["played roles"]) / steps
     return {"agents": num_agents, "cpu_ms_per_step": round(cpu, 1), "steps_per_s": round(steps / wall, 2), "ms": parts}

@@ -170,7 +170,7 @@ def tensor_digests(tensors: Tensors, scaling: float) -> dict[str, str]:
     for name, dtype in DTYPES.items():  # one conversion for all matrices
         plain = flat.to(dtype)
         scaled = plain if scaling == 1 else plain * scaling
-        pairs = zip(matrices, plain.split(sizes), scaled.split(sizes), strict=True)
+        pairs = zip(matrices, torch.split_with_sizes(plain, sizes), torch.split_with_sizes(scaled, sizes), strict=True)
         digests[name] = slot_digest(
             (module, kind, (a if kind == "A" else b).view(shape)) for (module, kind, shape), a, b in pairs
         )
@@ -191,7 +191,7 @@ def slot_digest(held: Iterable[tuple[str, Kind, torch.Tensor]]) -> str:
         if any(bool(tensor.any()) for tensor in pair.values()):
             for kind, tensor in sorted(pair.items()):
                 digest.update(f"{module}\0{kind}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-                digest.update(raw(tensor))
+                digest.update(raw(tensor).data)
     return digest.hexdigest()
 
 
