@@ -2,17 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.harness import changed, working
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
-from tests.orchestrator.test_admitted import edited, of, orchestrating
+from tests.orchestrator.test_admitted import of
 
-from marlaas_api import subjects
-from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, StepRecord
-from marlaas_api.names import AdapterRef
-from marlaas_api.wire import encode
+from marlaas_api.messages import JobDocument, Phase, Progress, StepRecord
 from marlaas_worker.orchestrator import giving_way, preemption
 from marlaas_worker.orchestrator.giving_way import Stops
 
@@ -20,14 +18,8 @@ from marlaas_worker.orchestrator.giving_way import Stops
 class OneJobAtATime(OrchestratorHarness):
     """An engine whose KV cache one job fills."""
 
-    async def report(self, document: JobDocument, version: int) -> None:
-        adapter = AdapterRef(document.namespace, document.job, document.uid, "policy", 0)
-        names = tuple(adapter.at(number).engine_name for number in range(version + 1))
-        report = ReplicaReport(
-            role="rollout", pool="tiny", replica="rollout-0", slots=8, max_rank=16, verified=names, kv_tokens=1
-        )
-        bucket = await self.bus.bucket(subjects.REPLICAS)
-        await bucket.put(subjects.replica_key("rollout", "tiny", "rollout-0"), encode(report))
+    async def put_report(self, role: str = "rollout", replica: str = "rollout-0", **fields: Any) -> None:
+        await super().put_report(role, replica, kv_tokens=1, **fields)
 
 
 @pytest.fixture(autouse=True)
@@ -47,21 +39,11 @@ async def another(scratch: Path) -> OneJobAtATime:
     return made
 
 
-@contextlib.asynccontextmanager
-async def workers(harness: OrchestratorHarness, document: JobDocument, *, sandbox: bool = True) -> AsyncIterator[None]:
+def workers(
+    harness: OrchestratorHarness, document: JobDocument, *, sandbox: bool = True
+) -> contextlib.AbstractAsyncContextManager[None]:
     """The job's trainer and sandbox."""
-    tasks = [asyncio.create_task(harness.train(document))]
-    if sandbox:
-        tasks.append(asyncio.create_task(harness.play(document, mixed)))
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+    return working(harness.train(document), *([harness.play(document, mixed)] if sandbox else []))
 
 
 def heavy(document: JobDocument) -> JobDocument:
@@ -85,7 +67,7 @@ def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
 async def undisturbed(scratch: Path, job: JobDocument) -> OneJobAtATime:
     harness = await another(scratch / "undisturbed")
     await harness.report(job, -1)
-    async with orchestrating(harness), workers(harness, job):
+    async with harness.orchestrating(), workers(harness, job):
         await harness.submit(job)
         await harness.progress(job, final)
     return harness
@@ -102,7 +84,7 @@ async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_
     alone = await undisturbed(tmp_path, job)
     other = heavy(document())
     await harness.report(job, -1)
-    async with orchestrating(harness), workers(harness, job):
+    async with harness.orchestrating(), workers(harness, job):
         await harness.submit(job)
         await outweighed(harness, job, other)
         level = await until_preempted(harness, job)
@@ -113,7 +95,7 @@ async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_
         await harness.progress(other, lambda level: level.admitted)
         assert (await harness.progress(job, lambda level: True)).reason == "Preempted", "and not only for a moment"
         assert len(harness.trained) == trained
-        await harness.submit(edited(other, suspend=True))
+        await harness.submit(changed(other, suspend=True))
         level = await harness.progress(job, final)
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 9)
     assert 2 <= at < 9
@@ -124,12 +106,12 @@ async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_
 async def test_a_preempted_asynchronous_job_resumes_and_trains_no_group_twice(harness, document):
     job, other = document(steps=9, maxStaleness=2), heavy(document())
     await harness.report(job, -1)
-    async with orchestrating(harness), workers(harness, job):
+    async with harness.orchestrating(), workers(harness, job):
         await harness.submit(job)
         await outweighed(harness, job, other)
         await until_preempted(harness, job)
         await harness.progress(other, lambda level: level.admitted)
-        await harness.submit(edited(other, suspend=True))
+        await harness.submit(changed(other, suspend=True))
         level = await harness.progress(job, final)
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 9)
     groups = [group for _, names in harness.trained for group in names]
@@ -143,7 +125,7 @@ async def test_what_is_not_finished_in_time_is_played_after_the_next_admission(
     job, other = document(steps=3), heavy(document())
     alone = await undisturbed(tmp_path, job)
     await harness.report(job, -1)
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await harness.submit(job)
         async with workers(harness, job, sandbox=False):
             await harness.progress(job, lambda level: level.num_outstanding > 0)
@@ -151,7 +133,7 @@ async def test_what_is_not_finished_in_time_is_played_after_the_next_admission(
             level = await until_preempted(harness, job)
             assert level.step == 0
             await harness.progress(other, lambda level: level.admitted)
-            await harness.submit(edited(other, suspend=True))
+            await harness.submit(changed(other, suspend=True))
             await harness.progress(job, lambda level: level.admitted)
             player = asyncio.create_task(harness.play(job, mixed))
             assert (await harness.progress(job, final)).phase is Phase.SUCCEEDED
@@ -162,13 +144,13 @@ async def test_what_is_not_finished_in_time_is_played_after_the_next_admission(
 async def test_a_job_goes_on_when_the_one_that_needed_its_place_has_gone_before_it_stopped(harness, document):
     job, other = document(steps=3), heavy(document())
     await harness.report(job, -1)
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await harness.submit(job)
         async with workers(harness, job, sandbox=False):
             await harness.progress(job, lambda level: level.num_outstanding > 0)
             await harness.submit(other)
             await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
-            await harness.submit(edited(other, suspend=True))
+            await harness.submit(changed(other, suspend=True))
             await harness.progress(other, lambda level: level.phase is Phase.SUSPENDED)
             player = asyncio.create_task(harness.play(job, mixed))
             level = await harness.progress(job, final)
@@ -180,14 +162,14 @@ async def test_an_orchestrator_that_dies_while_a_job_stops_decides_again(harness
     job, other = document(steps=3), heavy(document())
     await harness.report(job, -1)
     async with workers(harness, job, sandbox=False):
-        async with orchestrating(harness, "one"):
+        async with harness.orchestrating("one"):
             await harness.submit(job)
             await harness.progress(job, lambda level: level.num_outstanding > 0)
             await harness.submit(other)
             await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
         assert (await harness.progress(job, lambda level: True)).admitted
         monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
-        async with orchestrating(harness, "two"):
+        async with harness.orchestrating("two"):
             await until_preempted(harness, job)
             await harness.progress(other, lambda level: level.admitted)
 

@@ -2,7 +2,6 @@
 
 import pytest
 from tests.orchestrator.harness import OrchestratorHarness, mixed, running
-from tests.orchestrator.test_admitted import offer, orchestrating
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantQuota
@@ -18,9 +17,9 @@ def limited(document: JobDocument, **limits) -> JobDocument:
 
 
 async def test_a_quota_queues_a_job_and_a_raised_one_admits_it_without_restarting_the_first(harness, document):
-    await offer(harness, 8, kv_tokens=0)
+    await harness.put_report(slots=8, max_rank=16)
     first, second = limited(document("first"), jobs=1), limited(document("second", created_at=1.0), jobs=1)
-    async with orchestrating(harness):
+    async with harness.orchestrating():
         await harness.submit(first)
         await harness.progress(first, lambda level: level.admitted)
         await harness.submit(second)
@@ -61,9 +60,9 @@ async def test_past_use_is_written_and_read_by_the_next_orchestrator(
     harness: OrchestratorHarness, document, monkeypatch
 ):
     monkeypatch.setattr(tenants, "WRITE_S", 0.0)
-    await offer(harness, 8)
+    await harness.put_report(slots=8, max_rank=16, kv_tokens=1)
     job = document()
-    async with orchestrating(harness, "one"):
+    async with harness.orchestrating("one"):
         await harness.submit(job)
         await harness.progress(job, lambda level: level.admitted)
         bucket = await harness.bus.bucket(subjects.TENANTS)

@@ -92,8 +92,7 @@ async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_perio
 
     documents = jobs(4)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
-        stop = asyncio.Event()
-        doomed = asyncio.create_task(harness.serve("trainer-1", stop))
+        doomed = asyncio.create_task(harness.serve(await harness.context("trainer-1")))
         await harness.report(lambda _: True, "trainer-1")
         for document in documents:
             await harness.admit(document)
