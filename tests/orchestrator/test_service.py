@@ -5,10 +5,10 @@ import contextlib
 
 import pytest
 from tests.harness import a_progress, blind_bus, changed, kill_at, working
-from tests.orchestrator.harness import SEAMS, final, mixed, run_to_end, running
+from tests.orchestrator.harness import SEAMS, OrchestratorHarness, final, mixed, run_to_end, running
 
 from marlaas_api import bucket_cache, failpoints, subjects
-from marlaas_api.messages import Episode, Phase, StepOutcome, TaskMessage
+from marlaas_api.messages import Episode, JobDocument, Phase, Pin, StepOutcome, TaskMessage
 from marlaas_api.names import Split
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.job_state import History, JobState
@@ -211,6 +211,25 @@ async def test_the_last_episodes_of_a_job_outlive_it(harness, document):
 
     await run_to_end(harness, job)
     assert {6, 7} <= await kept() < set(range(8)), "those of the last step, but not all"
+
+
+async def test_a_job_whose_versions_have_no_slot_is_pinned_to_the_newest(tmp_path, document):
+    """A replica loads a version when a turn needs it. If the job waited for that, no turn would come."""
+
+    class Unloaded(OrchestratorHarness):
+        async def report(self, document: JobDocument, version: int) -> None:
+            await self.put_report(slots=8, max_rank=16)
+
+    harness, job = Unloaded(tmp_path), document(maxStaleness=1)
+    await harness.bus.ensure()
+    assert (await run_to_end(harness, job)).phase is Phase.SUCCEEDED
+    pins = {
+        entry.key: decode_as(Pin, entry.data).version
+        for entry in await (await harness.bus.bucket(subjects.PINS)).entries()
+    }
+    for step, groups in harness.trained:
+        for group in groups:
+            assert step - 1 <= pins[subjects.pin_key("team-a", job.job, "policy", group)] <= step
 
 
 async def test_what_it_cannot_read_ends_nothing(harness, document):

@@ -231,25 +231,25 @@ class OwnedJob:
         await self._publish(state, indices)
 
     async def _publish(self, state: JobState, indices: Sequence[int], queued: Container[str] = ()) -> None:
+        # Without a served version the first turn must load one: the newest. A replica would choose one that it knows.
+        is_pinned = state.strict or not self._is_served(state)
         for index in indices:
             task = state.train_task(index)
-            if state.strict:
+            if is_pinned:
                 await self._records.pin(state.agent, task.group, state.policy.version)
             if task.group not in queued:
                 await self._records.publish_task(task)
             failpoint("orchestrator.issue.after_task")
 
     def _want(self, state: JobState) -> int:
-        """Return the number of groups that the job can use now and that some replica can play."""
-        if self.stops.holds_back(state):
-            return 0
-        return state.assembly.want(len(state.in_flight)) if self._fresh_enough(state) else 0
+        """Return the number of groups that the job can use now."""
+        num, assembly = len(state.in_flight), state.assembly
+        is_early = not state.strict and assembly.needed_version(num) > state.policy.version
+        return 0 if is_early or self.stops.holds_back(state) else assembly.want(num)
 
-    def _fresh_enough(self, state: JobState) -> bool:
-        """Return whether some replica has proved a version that is fresh enough for the next group."""
-        if state.strict:
-            return True
-        needed = max(0, state.assembly.needed_version(len(state.in_flight)))
+    def _is_served(self, state: JobState) -> bool:
+        """Return whether some replica serves a version that is fresh enough for the last group in flight."""
+        needed = max(0, state.assembly.needed_version(len(state.in_flight) - 1))
         ref = AdapterRef(self.document.namespace, self.document.job, self.document.uid, state.agent, 0)
         names = {ref.at(version).engine_name for version in range(needed, state.policy.version + 1)}
         return any(names & set(report.verified) for report in self._reports())
