@@ -2,5 +2,5 @@
 
 There are three kinds of process, each with fewer rights than the one before:
 `service` (asyncio, bus, credential) → `forkserver` (imported the environment, forks, kills) → `child` (plays
-one episode).
+one episode). In `marlaas run`, `parent` has imported the code of `service` once, and forks every supervisor.
 """
