@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.local.documents import CHANGEABLE, differences, merge, read, refuse_other_models
+from marlaas.local.documents import CHANGEABLE, differences, merge, read, refuse_other_models, scaled
 from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
@@ -21,6 +21,12 @@ def _tenant(name, namespaces, weight):
 
 def _pool(builtin="tiny", **spec):
     return _object(ModelPool, "tiny", {"model": {"builtin": builtin}, **spec})
+
+
+@pytest.mark.parametrize(("given", "expected"), [((None, None), (1, 3)), ((2, None), (2, 3)), ((2, 4), (2, 4))])
+def test_the_numbers_of_workers_are_the_pools_own_unless_they_are_given(given, expected):
+    (pool,) = scaled([_pool(trainer={"replicas": 3})], *given)
+    assert (pool.spec.rollout.replicas, pool.spec.trainer.replicas) == expected
 
 
 SPEC = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "training": {"steps": 3, "seed": 5}}

@@ -39,6 +39,14 @@ Keep = Annotated[
     int,
     typer.Option("--keep-episodes", min=0, metavar="MIB", help="Disk space for each job's episodes; 0 stores none."),
 ]
+Replicas = Annotated[
+    int | None,
+    typer.Option("--replicas", min=1, max=64, metavar="N", help="Engines of each pool. [default: the pool's]"),
+]
+Trainers = Annotated[
+    int | None,
+    typer.Option("--trainers", min=1, max=64, metavar="N", help="Trainers of each pool. [default: the pool's]"),
+]
 _KEEP_MIB = DEFAULT_BYTES >> 20
 
 
@@ -50,6 +58,8 @@ def run(
     nats: Nats = None,
     creds: Creds = None,
     keep: Keep = _KEEP_MIB,
+    replicas: Replicas = None,
+    trainers: Trainers = None,
 ) -> None:
     """Train the jobs of manifests on this machine.
 
@@ -68,7 +78,19 @@ def run(
     again = _again(files, folder, seed, json, nats)
     again += ("--creds", str(creds)) if creds is not None else ()
     again += ("--keep-episodes", str(keep)) if keep != _KEEP_MIB else ()
-    request = RunRequest(tuple(files), folder, seed, nats, creds, again=again, episodes_bytes=keep << 20)
+    again += ("--replicas", str(replicas)) if replicas is not None else ()
+    again += ("--trainers", str(trainers)) if trainers is not None else ()
+    request = RunRequest(
+        tuple(files),
+        folder,
+        seed,
+        nats,
+        creds,
+        again=again,
+        episodes_bytes=keep << 20,
+        replicas=replicas,
+        trainers=trainers,
+    )
     display = choose(json)
     keep_to_oneself()
     try:

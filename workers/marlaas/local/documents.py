@@ -10,7 +10,7 @@ from marlaas.local.plan import pool_names
 from marlaas.manifest import load
 from marlaas_api.documents import job_document, model_source
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import ModelPool
+from marlaas_api.kinds import ModelPool, ModelPoolSpec
 from marlaas_api.messages import JobDocument, PoolDocument
 
 _APART_S = 1e-3
@@ -46,6 +46,17 @@ def read(files: Sequence[str], seed: int | None) -> DesiredState:
         manifest.folders,
         tuple(str(note) for note in manifest.notes),
     )
+
+
+def scaled(pools: Iterable[ModelPool], replicas: int | None, trainers: int | None) -> tuple[ModelPool, ...]:
+    """Return the pools with these numbers of engines and trainers; None keeps a pool's own."""
+    return tuple(pool.model_copy(update={"spec": _scaled(pool.spec, replicas, trainers)}) for pool in pools)
+
+
+def _scaled(spec: ModelPoolSpec, replicas: int | None, trainers: int | None) -> ModelPoolSpec:
+    rollout = spec.rollout if replicas is None else spec.rollout.model_copy(update={"replicas": replicas})
+    trainer = spec.trainer if trainers is None else spec.trainer.model_copy(update={"replicas": trainers})
+    return spec.model_copy(update={"rollout": rollout, "trainer": trainer})
 
 
 CHANGEABLE = frozenset(

@@ -47,6 +47,7 @@ class RunRequest:
     again: command line that continues this run.
     role_command: command line that runs a role.
     episodes_bytes: disk for each job's episodes; 0 keeps none.
+    replicas, trainers: numbers of engines and trainers of each pool; None keeps the pools' own.
     """
 
     files: tuple[str, ...]
@@ -57,6 +58,8 @@ class RunRequest:
     again: tuple[str, ...] = ()
     role_command: tuple[str, ...] = ROLE_COMMAND
     episodes_bytes: int = DEFAULT_BYTES
+    replicas: int | None = None
+    trainers: int | None = None
 
 
 def run(request: RunRequest, display: Display) -> int:
@@ -132,7 +135,7 @@ class _Run:
         """
         has_unseen = any(_is_unseen(pool.spec.model) for pool in wanted.pools)
         pools = []
-        for pool in wanted.pools:
+        for pool in documents.scaled(wanted.pools, self._request.replicas, self._request.trainers):
             path = await prepare(pool.spec.model, self._display.waiting, guard)
             pools.append(PoolDocument(name=pool.metadata.name, model_path=str(path), spec=pool_spec(pool.spec)))
         if has_unseen:
