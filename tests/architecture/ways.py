@@ -21,7 +21,11 @@ _SHARED = (
     *("bus.py", "bus_memory/", "bus_nats/", "bucket_cache.py", "blobs.py", "blobs_memory.py", "background.py"),
     *("messages/", "wire.py", "names.py", "subjects.py", "errors.py", "failpoints.py"),
 )
-_DATA_STRUCTURES = ("fair_queue.py", "rollout/kv_budget.py", "rollout/engine_meter.py", "rollout/paging.py")
+_DATA_STRUCTURES = (
+    "fair_queue.py",
+    "placement.py",
+    *(f"rollout/{name}.py" for name in ("kv_budget", "engine_meter", "paging", "homes")),
+)
 NOT_COUNTED = (
     *(f"operator/marlaas_api/{module}" for module in _SHARED),
     *(f"workers/marlaas_worker/{module}" for module in _DATA_STRUCTURES),

@@ -8,25 +8,8 @@ import pytest
 
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_worker.rollout.engine_meter import Account, EngineMeter
-from marlaas_worker.rollout.reception import owner
 from marlaas_worker.rollout.supervised_engine import OPEN_S, RequestLimiter
 from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
-
-EPISODES = [f"u-t{number}-0-1" for number in range(600)]
-
-
-def test_everybody_names_the_same_owner_whatever_the_order():
-    assert all(owner(episode, ["a", "b", "c"]) == owner(episode, ["c", "a", "b"]) for episode in EPISODES)
-
-
-def test_episodes_are_spread_over_replicas():
-    owners = Counter(owner(episode, ["a", "b", "c"]) for episode in EPISODES)
-    assert min(owners.values()) > 150
-
-
-def test_only_a_lost_replicas_episodes_move():
-    moved = [episode for episode in EPISODES if owner(episode, "abc") != owner(episode, "ab")]
-    assert {owner(episode, "abc") for episode in moved} == {"c"}
 
 
 def account(job: str, tenant: str = "team-a", weight: float = 1.0) -> Account:

@@ -1,8 +1,7 @@
-"""Receives generation requests, and forwards each to the replica that owns its episode.
+"""Receives generation requests, and forwards each to the replica that owns its group.
 
 NATS distributes a pool's requests over its replicas (queue group); each replica also listens on a subject of
-its own for forwarded requests. All replicas choose the same owner independently, by rendezvous hashing: when a replica joins or leaves, only
-the episodes that it gains or loses move. Two replicas that see different sets may both generate a turn; then the first record counts (`turn_log`).
+its own for forwarded requests. All replicas choose the same owner independently (`homes`).
 
 A sandbox's permissions limit the subjects on which it publishes, so the names
 in a request must match its subject. They do not limit the reply subject, so that is checked here too.
@@ -10,30 +9,23 @@ in a request must match its subject. They do not limit the reply subject, so tha
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
-from hashlib import blake2b
 
 from marlaas_api import subjects, wire
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Request
 from marlaas_api.errors import MarlaasError, Permanent
-from marlaas_api.messages import CancelRequest, GenerateRequest, KeepRequest, ReplicaReport
+from marlaas_api.messages import CancelRequest, GenerateRequest, JobAgent, KeepRequest, ReplicaReport
+from marlaas_api.names import AdapterRef
 from marlaas_worker.role import RoleContext
+from marlaas_worker.rollout.homes import Homes, homes
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
-
-def owner(episode: str, replicas: Iterable[str]) -> str:
-    """Return the replica that generates this episode's turns. Raises ValueError if there are no replicas."""
-    return max(replicas, key=lambda replica: (_weight(episode, replica), replica))
-
-
-def _weight(episode: str, replica: str) -> bytes:
-    return blake2b(f"{episode}/{replica}".encode(), digest_size=8).digest()
-
-
 QUEUE = "rollout"
+_HOMES_S = 1.0
 Handler = Callable[[Request], Awaitable[None]]
 _Message = GenerateRequest | CancelRequest | KeepRequest
 _log = logging.getLogger(__name__)
@@ -52,17 +44,23 @@ class Reception:
             lambda: self._bus.bucket(subjects.REPLICAS), ReplicaReport, lambda _: None, prefix=f"rollout.{pool}."
         )
         self._listening: dict[str, AsyncExitStack] = {}
+        self._agents: tuple[JobAgent, ...] = ()
+        self._homes: Homes | None = None
+        self._homes_of: frozenset[str] = frozenset()
+        self._homes_at = -math.inf
 
     async def follow(self) -> None:
         """Keep the cache of replica reports up to date, until cancelled."""
         await self._replicas.follow()
 
-    async def listen_to(self, wanted: set[str]) -> None:
-        """Subscribe to these generation subjects and to this replica's own subject; unsubscribe from all others.
+    async def listen_to(self, agents: Iterable[JobAgent]) -> None:
+        """Subscribe to the requests of these agents and to this replica's own subject; unsubscribe from all others.
 
         All calls must come from the same task. Raises BusUnavailable; subscriptions that are open by then stay
         open.
         """
+        self._agents, self._homes = tuple(agents), None
+        wanted = {one.generation for one in self._agents}
         own = subjects.engine(self._pool, self._me)
         for subject in self._listening.keys() - wanted - {own}:
             await self._listening.pop(subject).aclose()
@@ -89,6 +87,20 @@ class Reception:
         is_ready = self._engine.up and not self._requests.closed
         return names | {self._me} if is_ready or not names else names
 
+    def homes(self) -> Homes:
+        """Return the replicas of each agent, computed again when agents or live replicas change, and once a second."""
+        live, now = frozenset(self.live()), asyncio.get_running_loop().time()
+        if self._homes is None or live != self._homes_of or now - self._homes_at > _HOMES_S:
+            reports = [report for _, report, _ in self._replicas.items()]
+            self._homes = homes(self._agents, live, self._engine.limits.max_num_seqs, reports)
+            self._homes_of, self._homes_at = live, now
+        return self._homes
+
+    def elsewhere(self) -> frozenset[AdapterRef]:
+        """Return the agents, as version 0, that other replicas serve."""
+        placed = self.homes()
+        return frozenset(one.adapter(0) for one in self._agents if self._me not in placed.of(one.policy_key))
+
     async def _open(self, subject: str, handler: Handler, queue: str) -> None:
         stack = AsyncExitStack()
         await stack.enter_async_context(self._bus.listen(subject, handler, queue))
@@ -104,10 +116,14 @@ class Reception:
             await self._broadcast(message)
         elif not subjects.is_reply_of(message.namespace, message.job, request.reply):
             _log.error("ignored a request on %s with the foreign reply subject %s", request.subject, request.reply)
-        elif (name := owner(message.episode, self.live())) == self._me:
+        elif (name := self._owner(message)) == self._me:
             await self._requests.accept(message, request.reply)
         else:
             await self._forward(name, message.model_copy(update={"reply_to": request.reply}))
+
+    def _owner(self, message: GenerateRequest) -> str:
+        key = subjects.policy_key(message.namespace, message.job, message.agent)
+        return self.homes().owner(key, message.group)
 
     async def _broadcast(self, message: CancelRequest | KeepRequest) -> None:
         """Forward to all replicas, since an earlier owner of the episode may still run its requests."""

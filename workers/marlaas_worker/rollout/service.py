@@ -144,8 +144,9 @@ class _Rollout:
         try:
             while True:
                 self._changed.clear()
-                self._versions.proven.prefer(self._policies.newest(), self._policies.strict())
                 await self._listen()
+                self._versions.proven.elsewhere = self._reception.elsewhere()
+                self._versions.proven.prefer(self._policies.newest(), self._policies.strict())
                 self._forget_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
         finally:
@@ -155,7 +156,7 @@ class _Rollout:
         served = [] if self._requests.closed else self._policies.served()
         self._template.emit(one.document.ref for one in served)
         try:
-            await self._reception.listen_to({one.generation for one in served})
+            await self._reception.listen_to(served)
         except BusUnavailable as error:
             _log.warning("cannot subscribe to the requests of all jobs: %s", error)
 

@@ -176,6 +176,7 @@ class ProvenVersions:
         waits: requests that wait for a version.
         newest: the newest committed version of every served agent, by the agent's version 0.
         strict: the agents, as version 0, of jobs whose groups are all sampled from the newest version.
+        elsewhere: the agents, as version 0, whose requests go to other replicas; their versions are loaded on request only.
         wake: set when a request or a new version needs a change of the slots.
     """
 
@@ -185,6 +186,7 @@ class ProvenVersions:
         self.waits = Waits(self.wake.set)
         self.newest: dict[AdapterRef, AdapterRef] = {}
         self.strict: frozenset[AdapterRef] = frozenset()
+        self.elsewhere: frozenset[AdapterRef] = frozenset()
         self._proven: dict[str, Held] = {}
         self._versions: dict[AdapterRef, set[int]] = {}
         self._refused: dict[str, Exception] = {}

@@ -193,7 +193,7 @@ class Versions:
         agent = adapter.at(0)
         if agent in self.proven.newest and resident.used_at > resident.loaded_at:
             self._used_at[agent] = max(self._used_at.get(agent, 0.0), resident.used_at)
-        is_newest = self.proven.newest.get(agent) == adapter
+        is_newest = self.proven.newest.get(agent) == adapter and agent not in self.proven.elsewhere
         return replace(resident, is_newest=is_newest, is_strict=agent in self.proven.strict)
 
     def _urgency(self, adapter: AdapterRef, is_waiting: bool, now: float) -> Urgency:
@@ -208,7 +208,8 @@ class Versions:
         for agent in self._used_at.keys() - self.proven.newest.keys():
             del self._used_at[agent]
         ordered = order_waits(waits, self._engine.limiter.usage, now, self.pace.quantum_s)
-        newest = sorted(self.proven.newest.values(), key=lambda ref: -self._used_at.get(ref.at(0), 0.0))
+        own = (ref for agent, ref in self.proven.newest.items() if agent not in self.proven.elsewhere)
+        newest = sorted(own, key=lambda ref: -self._used_at.get(ref.at(0), 0.0))
         refs = [*(waits.adapter(wait.name) for wait in ordered), *newest]
         return {ref.engine_name: ref for ref in refs if self._retries.may_try(ref.engine_name, now)}
 

@@ -1,0 +1,97 @@
+"""Which replicas of a pool serve which agent. Pure: all replicas compute the same from the same documents and reports.
+
+An agent lives on the fewest replicas whose batches hold its open episodes; the other replicas need not hold its adapter.
+The groups of an agent go to its replicas in turn, and the members of a group to one replica, which computes their prompt
+once. Replicas that see different documents or reports for a moment may choose different owners; then both generate a
+turn, and the first record counts (`turn_log`).
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from marlaas_api.messages import JobAgent, ReplicaReport
+from marlaas_api.names import group_token
+from marlaas_worker.placement import Candidate, place, rank
+
+_NUMBER = re.compile(r"[a-z](\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """The replicas of each agent, by its policy key; `everywhere` serves all others."""
+
+    by_agent: Mapping[str, tuple[str, ...]]
+    everywhere: tuple[str, ...]
+
+    def of(self, policy_key: str) -> tuple[str, ...]:
+        """Return an agent's replicas, the one that ranks highest first."""
+        return self.by_agent.get(policy_key, self.everywhere)
+
+    def owner(self, policy_key: str, group: str) -> str:
+        """Return the replica that generates the turns of a group.
+
+        Any text is accepted as the group's name, because the owner is chosen before the request is checked.
+        """
+        replicas = self.of(policy_key)
+        return replicas[_number(group) % len(replicas)]
+
+
+def homes(
+    agents: Collection[JobAgent], replicas: Collection[str], num_seqs: int, reports: Iterable[ReplicaReport]
+) -> Homes:
+    """Place agents on replicas.
+
+    Args:
+        replicas: those that can serve; at least one.
+        num_seqs: requests in a replica's batch.
+        reports: they tell which replica holds an agent's adapter now; it keeps the agent if the loads allow.
+    """
+    loads = {one.policy_key: open_episodes(one) for one in agents}
+    needs = {key: min(len(replicas), math.ceil(load / num_seqs)) for key, load in loads.items()}
+    held = _held(reports)
+    names = {one.policy_key: one.adapter(0).engine_name.partition("@")[0] for one in agents}
+    single = {
+        key: Candidate(float(loads[key]), _holder(key, held.get(names[key], ()), replicas))
+        for key, need in needs.items()
+        if need == 1
+    }
+    by_agent: dict[str, tuple[str, ...]] = {key: (name,) for key, name in place(single, replicas).items()}
+    for key, need in needs.items():
+        if need > 1:
+            by_agent[key] = _ranked(key, replicas)[:need]
+    return Homes(by_agent, _ranked("", replicas))
+
+
+def open_episodes(agent: JobAgent) -> int:
+    """Return the number of episodes of the agent's job that may be open at once; at least 1."""
+    spec = agent.document.spec
+    in_steps = spec.training.groups_per_step * (1 + spec.training.max_staleness) * spec.rollout.group_size
+    return max(1, min(in_steps, spec.environment.concurrency * spec.environment.replicas))
+
+
+def _ranked(key: str, replicas: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(replicas, key=lambda replica: (-rank(key, replica), replica)))
+
+
+def _held(reports: Iterable[ReplicaReport]) -> dict[str, set[str]]:
+    """Return the replicas that hold a version of an agent, by the agent's part of the engine names."""
+    found: dict[str, set[str]] = {}
+    for report in reports:
+        for name in report.verified:
+            found.setdefault(name.partition("@")[0], set()).add(report.replica)
+    return found
+
+
+def _holder(key: str, held: Collection[str], replicas: Collection[str]) -> str:
+    return next((name for name in _ranked(key, replicas) if name in held), "")
+
+
+def _number(group: str) -> int:
+    """Return the index in a group's name, such as 12 in `t12`; 0 if it is no group's name."""
+    try:
+        match = _NUMBER.match(group_token(group))
+        return int(match[1]) if match else 0
+    except ValueError:
+        return 0
