@@ -41,8 +41,7 @@ def role(arguments):
         case ["wait"]:
             from marlaas_worker.__main__ import _die_with_parent
             _die_with_parent()
-            print("waiting")
-            sys.stdout.flush()
+            os.write(1, b"waiting\n")
             time.sleep(600)
     return 0
 

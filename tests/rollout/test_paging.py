@@ -17,7 +17,7 @@ from marlaas_worker.rollout.paging import (
     MAX_RELOAD_SHARE,
     MIN_QUANTUM_S,
     PATIENCE_QUANTA,
-    Demand,
+    PageDemand,
     PagePlan,
     ReloadPace,
     Resident,
@@ -38,12 +38,12 @@ def pace_of(load_s: float = 0.02) -> ReloadPace:
     return pace
 
 
-def plan(num_slots: int, residents: list[Resident], *demands: Demand, pace: ReloadPace | None = None) -> PagePlan:
+def plan(num_slots: int, residents: list[Resident], *demands: PageDemand, pace: ReloadPace | None = None) -> PagePlan:
     return plan_pages(num_slots, residents, demands, pace or pace_of(), NOW)
 
 
-def waiting(name: str, is_reload: bool = False) -> Demand:
-    return Demand(name, Urgency.WAITING, is_reload)
+def waiting(name: str, is_reload: bool = False) -> PageDemand:
+    return PageDemand(name, Urgency.WAITING, is_reload)
 
 
 def idle(name: str, since: float = LONG_AGO, *, is_newest: bool = True, is_strict: bool = False) -> Resident:
@@ -55,7 +55,7 @@ def in_use(name: str, loaded_at: float = LONG_AGO, num_running: int = 1, *, is_n
 
 
 def test_free_slots_are_filled_by_urgency() -> None:
-    demands = [Demand("p", Urgency.PREFETCH), Demand("s", Urgency.SUCCESSOR), waiting("w")]
+    demands = [PageDemand("p", Urgency.PREFETCH), PageDemand("s", Urgency.SUCCESSOR), waiting("w")]
     assert plan(3, [idle("a")], *demands).load == ("w", "s")
 
 
@@ -103,8 +103,8 @@ def test_a_version_without_recent_requests_is_evicted_within_its_quantum() -> No
 
 
 def test_the_newest_version_of_an_idle_agent_is_not_evicted_to_prefetch_another() -> None:
-    assert plan(1, [idle("a")], Demand("b", Urgency.PREFETCH)) == PagePlan()
-    found = plan(1, [idle("old", is_newest=False)], Demand("b", Urgency.PREFETCH))
+    assert plan(1, [idle("a")], PageDemand("b", Urgency.PREFETCH)) == PagePlan()
+    found = plan(1, [idle("old", is_newest=False)], PageDemand("b", Urgency.PREFETCH))
     assert (found.evict, found.load) == (("old",), ("b",))
 
 
@@ -113,8 +113,8 @@ def test_versions_in_use_yield_after_their_quantum_one_for_each_missing_one() ->
     assert plan(4, residents, waiting("w")).yielding == {"b"}
     assert plan(4, residents, *map(waiting, "wxyz")).yielding == {"a", "b", "d"}
     superseded = [*residents[:3], in_use("d", NOW - 20, is_newest=False)]
-    assert plan(4, superseded, Demand("e", Urgency.SUCCESSOR)).yielding == {"d"}
-    assert plan(4, residents, Demand("e", Urgency.PREFETCH)).yielding == set()
+    assert plan(4, superseded, PageDemand("e", Urgency.SUCCESSOR)).yielding == {"d"}
+    assert plan(4, residents, PageDemand("e", Urgency.PREFETCH)).yielding == set()
 
 
 def test_the_next_review_is_when_a_quantum_ends() -> None:
@@ -164,7 +164,9 @@ RESIDENTS = st.builds(
     st.booleans(),
     st.booleans(),
 )
-DEMANDS = st.builds(Demand, st.integers(0, 9).map(lambda number: f"d{number}"), st.sampled_from(Urgency), st.booleans())
+DEMANDS = st.builds(
+    PageDemand, st.integers(0, 9).map(lambda number: f"d{number}"), st.sampled_from(Urgency), st.booleans()
+)
 
 
 @given(
@@ -173,7 +175,7 @@ DEMANDS = st.builds(Demand, st.integers(0, 9).map(lambda number: f"d{number}"), 
     st.lists(DEMANDS, max_size=8, unique_by=lambda one: one.name),
 )
 def test_a_plan_never_needs_more_slots_than_there_are(
-    num_free: int, residents: list[Resident], demands: list[Demand]
+    num_free: int, residents: list[Resident], demands: list[PageDemand]
 ) -> None:
     found = plan(len(residents) + num_free, residents, *demands)
     by_name = {one.name: one for one in residents}
@@ -278,7 +280,7 @@ class Pool:
         for name in newest:
             wanted.setdefault(name, Urgency.PREFETCH if name in self.proven else Urgency.SUCCESSOR)
         demands = [
-            Demand(name, urgency, name in self.proven) for name, urgency in wanted.items() if name not in self.slots
+            PageDemand(name, urgency, name in self.proven) for name, urgency in wanted.items() if name not in self.slots
         ]
         found = plan_pages(self.num_slots, residents, demands, self.pace, self.now)
         self.review_at = self.now + max(0.01, found.review_s)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -191,6 +192,7 @@ async def test_told_to_stop_it_lets_the_supervisor_end_first(harness, container)
     container.start("rogues:asks")
     document = with_image(harness)
     harness.rollout.answer = lambda request: []
+    harness.timeouts = replace(harness.timeouts, silence_s=0.1)  # it stops after 5 s
     async with harness.open(document, socket=container.socket) as context:
         await harness.put_task(harness.task(document))
         await harness.rollout.until(lambda: len(harness.rollout.requests) > 0)

@@ -14,7 +14,7 @@ async def test_a_sandbox_that_waits_for_tasks_stops_at_once(
     monkeypatch.setattr(service, "_FETCH_S", 3600.0)
     document = harness.document("reverse")
     async with asyncio.timeout(60.0), harness.open(document):
-        await harness.put(harness.task(document))
+        await harness.put_task(harness.task(document))
         await harness.episodes(1)  # it has begun to wait for the next one
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.turns import Account
+from marlaas_worker.trainer.turns import ComputeAccount
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def test_agents_that_have_work_take_turns_of_a_quantum(quantum_s: float) -
 
     async def agent(name: str) -> None:
         for _ in range(3):
-            await compute.run(lambda: order.append(name), Account(name, name, name))
+            await compute.run(lambda: order.append(name), ComputeAccount(name, name, name))
 
     await asyncio.gather(agent("a"), agent("b"), agent("c"))
     compute.close()
@@ -76,7 +76,7 @@ async def test_work_that_is_cancelled_as_its_turn_is_granted_lets_the_next_go_on
 
 async def test_seconds_of_other_jobs_are_dropped(compute: Compute) -> None:
     for job in ("kept", "gone"):
-        await compute.run(lambda: None, Account("tenant", job, job))
+        await compute.run(lambda: None, ComputeAccount("tenant", job, job))
     compute.keep_accounts({"kept", "other"})
     assert list(compute.busy_s_by_account) == ["kept"]
 

@@ -96,6 +96,7 @@ async def test_agents_of_a_killed_trainer_go_to_the_others_after_the_grace_perio
         await harness.report(lambda _: True, "trainer-1")
         for document in documents:
             await harness.admit(document)
+        await bound(harness, "trainer-0", 2)
         await bound(harness, "trainer-1", 2)
 
         with monkeypatch.context() as patched:

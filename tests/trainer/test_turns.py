@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from marlaas_worker.trainer.turns import Account, Turns
+from marlaas_worker.trainer.turns import ComputeAccount, Turns
 
 STEP_S, QUANTUM_S = 0.1, 0.25
 
 
-def agent(name: str, tenant: str = "", job: str = "") -> Account:
-    return Account(tenant or name, job or name, name)
+def agent(name: str, tenant: str = "", job: str = "") -> ComputeAccount:
+    return ComputeAccount(tenant or name, job or name, name)
 
 
 def order(turns: Turns[str], seconds: float = STEP_S) -> list[str]:
@@ -22,7 +22,7 @@ def order(turns: Turns[str], seconds: float = STEP_S) -> list[str]:
     return served
 
 
-def serve(accounts: list[Account], duration_s: float, turns: Turns[str], seed: int = 0) -> dict[str, float]:
+def serve(accounts: list[ComputeAccount], duration_s: float, turns: Turns[str], seed: int = 0) -> dict[str, float]:
     """Seconds by tenant when every agent always has more work, whose time differs from its estimate."""
     draw, served, now = random.Random(seed), dict.fromkeys((one.tenant for one in accounts), 0.0), 0.0
     for account in accounts:

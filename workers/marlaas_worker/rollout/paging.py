@@ -60,7 +60,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PageDemand:
     """A version without a slot. is_reload: whether it was proven before in this incarnation of the engine."""
 
     name: str
@@ -157,7 +157,7 @@ def order_waits(waits: Iterable[Wait], usage: Callable[[str], float], now: float
 
 
 def plan_pages(
-    num_slots: int, residents: Sequence[Resident], demands: Iterable[Demand], pace: ReloadPace, now: float
+    num_slots: int, residents: Sequence[Resident], demands: Iterable[PageDemand], pace: ReloadPace, now: float
 ) -> PagePlan:
     """Plan loads and evictions. A version in use, or one that is loading, is never evicted.
 
@@ -185,7 +185,7 @@ class _Planner:
         self._num_missing = 0
         self._review_s = math.inf
 
-    def plan(self, demands: Iterable[Demand]) -> PagePlan:
+    def plan(self, demands: Iterable[PageDemand]) -> PagePlan:
         """Return the plan."""
         wanted = sorted(demands, key=lambda demand: demand.urgency)
         for demand in wanted:
@@ -201,7 +201,7 @@ class _Planner:
     def _recent_s(self) -> float:
         return min(RECENT_S, self._pace.quantum_s)
 
-    def _place(self, demand: Demand) -> None:
+    def _place(self, demand: PageDemand) -> None:
         """Find a slot for a version, or count it as missing."""
         if demand.is_reload and (delay_s := self._reload_delay_s()) > 0:
             self._review_s = min(self._review_s, delay_s)

@@ -17,7 +17,7 @@ from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
-from marlaas_worker.rollout.paging import Demand, PagePlan, ReloadPace, Resident, Urgency, order_waits, plan_pages
+from marlaas_worker.rollout.paging import PageDemand, PagePlan, ReloadPace, Resident, Urgency, order_waits, plan_pages
 from marlaas_worker.rollout.proof import Proof
 from marlaas_worker.rollout.slots import Held, ProvenVersions, is_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
@@ -181,7 +181,7 @@ class Versions:
         residents = [self._describe(resident) for resident in self.proven.table.residents()]
         waiting = {wait.name for wait in self.proven.waits}
         demands = [
-            Demand(name, self._urgency(adapter, name in waiting, now), self.proven.was_proven(adapter))
+            PageDemand(name, self._urgency(adapter, name in waiting, now), self.proven.was_proven(adapter))
             for name, adapter in wanted.items()
             if name not in self._resident
         ]

@@ -23,7 +23,6 @@ from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, pat
 from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import lowered_budget
-from marlaas_worker.trainer.packing import batches_of_group, rows_of_groups
 from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.shared import TrainerDependencies
 from marlaas_worker.trainer.trajectories import (
@@ -32,7 +31,9 @@ from marlaas_worker.trainer.trajectories import (
     TrajectoryInvalid,
     TurnMissing,
     Weighing,
+    batches_of_group,
     read_group,
+    rows_of_groups,
 )
 from marlaas_worker.trainer.versions import (
     PastVersions,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
-from marlaas_worker.trainer.turns import Account
+from marlaas_worker.trainer.turns import ComputeAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Assignment(JobAgent):
         return subjects.consumer(self.ref.namespace, self.ref.name, self.agent.name, "trainer")
 
     @property
-    def account(self) -> Account:
-        """Account on which its computation is charged."""
-        return Account(self.document.tenant, self.ref.uid, self.policy_key)
+    def account(self) -> ComputeAccount:
+        """ComputeAccount on which its computation is charged."""
+        return ComputeAccount(self.document.tenant, self.ref.uid, self.policy_key)
 
     def is_as(self, other: "Assignment | None") -> bool:
         """Return whether the other assignment requests the same training.

@@ -21,7 +21,7 @@ import torch
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory, first_line, is_out_of_memory, says_lost
 from marlaas_worker.fair_queue import Ticket
 from marlaas_worker.process_setup import ask_for_the_same_bits
-from marlaas_worker.trainer.turns import QUANTUM_S, Account, Turns
+from marlaas_worker.trainer.turns import QUANTUM_S, ComputeAccount, Turns
 
 
 def compute_reproducibly(device: torch.device) -> None:
@@ -39,8 +39,8 @@ def compute_reproducibly(device: torch.device) -> None:
 
 T = TypeVar("T")
 
-Work = Ticket[tuple[Account, int, asyncio.Future[None]]]
-NOBODY = Account()
+Work = Ticket[tuple[ComputeAccount, int, asyncio.Future[None]]]
+NOBODY = ComputeAccount()
 """The account of work that is done for no job: loading and calibrating the model."""
 
 
@@ -63,7 +63,7 @@ class Compute:
             1, "trainer-compute", initializer=torch.set_num_threads, initargs=(num_threads,)
         )
 
-    async def run(self, work: Callable[[], T], account: Account = NOBODY, num_tokens: int = 0) -> T:
+    async def run(self, work: Callable[[], T], account: ComputeAccount = NOBODY, num_tokens: int = 0) -> T:
         """Run `work` on the thread. Cancellation waits until the work has ended, because torch cannot be interrupted.
 
         num_tokens: padded tokens of a micro-batch, from which its time is estimated; 0 for other work.

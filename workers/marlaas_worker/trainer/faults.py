@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class AgentFault:
     """Why an agent is not trained until a time. reason: of the event. is_the_jobs: whether its job is to blame."""
 
     assignment: Assignment
@@ -36,17 +36,17 @@ def text_of(error: Exception) -> str:
     return str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
 
 
-def fault_of(assignment: Assignment, error: Exception, num_others: int, until: float) -> Fault:
+def fault_of(assignment: Assignment, error: Exception, num_others: int, until: float) -> AgentFault:
     """Return the fault that ended an agent's training. num_others: other agents on this trainer."""
     if isinstance(error, OutOfMemory):
         return _lack_of_memory(assignment, error, num_others, until)
     if isinstance(error, BusRefused):
         text = f"the bus refuses what the trainer needs of it: {error}; check the permissions of the trainer's user"
-        return Fault(assignment, until, "BusRefused", text)
-    return Fault(assignment, until, "TrainingFailed", text_of(error))
+        return AgentFault(assignment, until, "BusRefused", text)
+    return AgentFault(assignment, until, "TrainingFailed", text_of(error))
 
 
-def _lack_of_memory(assignment: Assignment, error: OutOfMemory, num_others: int, until: float) -> Fault:
+def _lack_of_memory(assignment: Assignment, error: OutOfMemory, num_others: int, until: float) -> AgentFault:
     """Return the fault of an agent whose adapter, optimizer moments or probes do not fit the device's memory.
 
     With other agents on this trainer, the trainer is full, and this is not a fault of the job.
@@ -55,7 +55,7 @@ def _lack_of_memory(assignment: Assignment, error: OutOfMemory, num_others: int,
     if num_others:
         advice = f"the trainer is full (other agents on it: {num_others}); this one is tried again, here or on another trainer"
     text = f"no memory for the agent's adapter, optimizer or probes: {error}; {advice}"
-    return Fault(assignment, until, "OutOfMemory" if num_others else "TrainingFailed", text)
+    return AgentFault(assignment, until, "OutOfMemory" if num_others else "TrainingFailed", text)
 
 
 class Faults:
@@ -63,9 +63,9 @@ class Faults:
 
     def __init__(self, now: Callable[[], float], fault_s: float) -> None:
         self._now, self._fault_s = now, fault_s
-        self._faults: dict[str, Fault] = {}
+        self._faults: dict[str, AgentFault] = {}
 
-    def add(self, assignment: Assignment, error: Exception, num_others: int) -> Fault:
+    def add(self, assignment: Assignment, error: Exception, num_others: int) -> AgentFault:
         """Record that an agent's training failed, and leave it alone for a while."""
         fault = fault_of(assignment, error, num_others, self._now() + self._fault_s)
         log.warning("%s is suspended for %g s: %s", assignment.policy_key, self._fault_s, fault.text)

@@ -18,7 +18,8 @@ from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
-from marlaas_worker.trainer.rows import Segment
+from marlaas_worker.trainer.batching import pack
+from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
 
 MAX_CONCURRENT_READS = 32
 ROUNDING = 1e-4
@@ -255,3 +256,26 @@ async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def _invalid(turn: Turn, text: str) -> TrajectoryInvalid:
     where = subjects.turn(turn.namespace, turn.job, turn.episode, turn.turn)
     return TrajectoryInvalid(f"turn {where}, recorded by {turn.replica}: {text}")
+
+
+def rows_of_groups(
+    weighing: Weighing, groups: Sequence[Sequence[Trajectory]], pairs_per_token: int, budget: int
+) -> list[Row]:
+    """Return the rows of weighed groups, group by group.
+
+    Args:
+        pairs_per_token: see `BaseModel`.
+        budget: most tokens of a row that holds several segments.
+    """
+    return [row for one in weighing.segments(groups) for row in pack_prefix_tree(one, pairs_per_token, budget)]
+
+
+def batches_of_group(group: Sequence[Trajectory], pairs_per_token: int, budget: int) -> list[list[Row]]:
+    """Return one group's micro-batches, of which no other group's rows are part.
+
+    All advantages are zero: they are for a measurement. Each token has its trajectory's place in the group.
+    """
+    parts = [segments_of(member.turns, member.leaves, 0.0, number) for number, member in enumerate(group)]
+    rows = pack_prefix_tree([part for each in parts for part in each], pairs_per_token, budget)
+    full, rest = pack([], rows, budget)
+    return [*full, rest] if rest else full

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class ComputeAccount:
     """For whom work is done. job: the job's uid. agent: the agent's policy key."""
 
     tenant: str = ""
@@ -44,9 +44,9 @@ class Turns(Generic[T]):
 
     def __init__(self, quantum_s: float = QUANTUM_S) -> None:
         self._quantum_s = quantum_s
-        self._queue: FairQueue[tuple[Account, int, T]] = FairQueue()
-        self._by_agent: dict[str, list[Ticket[tuple[Account, int, T]]]] = {}
-        self._holding: set[Account] = set()
+        self._queue: FairQueue[tuple[ComputeAccount, int, T]] = FairQueue()
+        self._by_agent: dict[str, list[Ticket[tuple[ComputeAccount, int, T]]]] = {}
+        self._holding: set[ComputeAccount] = set()
         self._resident, self._resident_s = "", 0.0
         self._per_token, self._per_work = _Estimate(1e-4), _Estimate(1e-2)
 
@@ -58,7 +58,7 @@ class Turns(Generic[T]):
         """Return a tenant's seconds divided by its weight, as far as the queue remembers them."""
         return self._queue.usage(tenant)
 
-    def hold(self, account: Account, has_groups: bool) -> None:
+    def hold(self, account: ComputeAccount, has_groups: bool) -> None:
         """Note whether an agent has groups that are not committed yet. May be repeated."""
         if has_groups and account not in self._holding:
             self._holding.add(account)
@@ -67,14 +67,14 @@ class Turns(Generic[T]):
             self._holding.remove(account)
             self._queue.close(account.tenant, account.job)
 
-    def push(self, account: Account, item: T, num_tokens: int = 0) -> Ticket[tuple[Account, int, T]]:
+    def push(self, account: ComputeAccount, item: T, num_tokens: int = 0) -> Ticket[tuple[ComputeAccount, int, T]]:
         """Queue work of so many tokens; 0: work whose time does not depend on tokens."""
         cost = num_tokens * self._per_token.seconds if num_tokens else self._per_work.seconds
         ticket = self._queue.push(account.tenant, account.job, (account, num_tokens, item), cost=cost)
         self._by_agent.setdefault(account.agent, []).append(ticket)
         return ticket
 
-    def next(self) -> Ticket[tuple[Account, int, T]] | None:
+    def next(self) -> Ticket[tuple[ComputeAccount, int, T]] | None:
         """Return the work that is next; None if none waits."""
         waiting = self._by_agent.get(self._resident)
         if waiting and self._resident_s < self._quantum_s:
@@ -85,7 +85,7 @@ class Turns(Generic[T]):
         self._resident, self._resident_s = ticket.item[0].agent, 0.0
         return self._taken(ticket)
 
-    def settle(self, ticket: Ticket[tuple[Account, int, T]], seconds: float) -> None:
+    def settle(self, ticket: Ticket[tuple[ComputeAccount, int, T]], seconds: float) -> None:
         """End work that took so many seconds; 0 if it was not done."""
         account, num_tokens, _ = ticket.item
         self._queue.settle(ticket, seconds)
@@ -96,12 +96,12 @@ class Turns(Generic[T]):
         elif seconds:
             self._per_work.learn(seconds)
 
-    def withdraw(self, ticket: Ticket[tuple[Account, int, T]]) -> None:
+    def withdraw(self, ticket: Ticket[tuple[ComputeAccount, int, T]]) -> None:
         """Remove work that still waits."""
         self._queue.remove(ticket)
         self._taken(ticket)
 
-    def _taken(self, ticket: Ticket[tuple[Account, int, T]]) -> Ticket[tuple[Account, int, T]]:
+    def _taken(self, ticket: Ticket[tuple[ComputeAccount, int, T]]) -> Ticket[tuple[ComputeAccount, int, T]]:
         agent = ticket.item[0].agent
         self._by_agent[agent].remove(ticket)
         if not self._by_agent[agent]:
