@@ -113,7 +113,11 @@ COLUMNS = {
         [],
         ["full", "hub Qwen/Qwen3-0.6B@c1899de", "2/2", "1/2", "9/16", 3],
     ),
-    "Tenant": (["Name", "Weight", "Jobs", "Queued", "Age"], ["Slots"], ["full", 2.5, 2, 1, 6]),
+    "Tenant": (
+        ["Name", "Weight", "Entitled", "Held", "Jobs", "Queued", "Slots", "Age"],
+        [],
+        ["full", 2.5, 0.25, 0.1875, 2, 1, 6],
+    ),
 }
 
 

@@ -41,7 +41,7 @@ def role(arguments):
         case ["wait"]:
             from marlaas_worker.__main__ import _die_with_parent
             _die_with_parent()
-            os.write(1, b"waiting\n")
+            os.write(1, b"waiting\\n")
             time.sleep(600)
     return 0
 
