@@ -30,7 +30,7 @@ def test_kubectl_get_shows_what_people_look_for(platform: Platform) -> None:
     platform.until(free, "the slots of both jobs are free")
     heading, row = platform.kubectl("get", "mp").splitlines()
     assert heading.split() == ["NAME", "MODEL", "ROLLOUT", "TRAINER", "SLOTS", "JOBS", "AGE"]
-    assert row.split()[:6] == ["tiny", "tiny", "1/1", "1/1", "0/8", "0"]
+    assert row.split()[:6] == ["tiny", "tiny", "1/1", "1/1", "0/32", "0"]
 
 
 def test_describe_reads_like_a_story(platform: Platform) -> None:
