@@ -10,10 +10,11 @@ from tests.trainer.sampler import VOCABULARY
 from torch import Tensor
 
 from marlaas_worker.adapters import write_adapter
+from marlaas_worker.base_model import ModelUnusable
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.batching import collate as collate_rows
 from marlaas_worker.trainer.lora import AttachedAdapter, TargetUnknown, WeightsMismatch, initial_weights
-from marlaas_worker.trainer.model import BaseModel, ModelUnusable
+from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 

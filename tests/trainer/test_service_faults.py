@@ -9,7 +9,7 @@ from tests.trainer.jobs import job
 
 from marlaas_api.messages import JobDocument, JobEvent
 from marlaas_worker.adapters import AdapterConfig, write_adapter
-from marlaas_worker.trainer.model import ModelUnusable
+from marlaas_worker.base_model import ModelUnusable
 
 
 async def failure(harness: TrainerHarness, document: JobDocument) -> JobEvent:

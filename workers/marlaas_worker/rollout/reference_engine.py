@@ -11,16 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from marlaas_api.errors import Permanent
 from marlaas_api.messages import StopReason
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_worker.adapters import DTYPES, AdapterInvalid, Kind, as_held, choose_dtype, read_adapter, slot_digest
+from marlaas_worker.base_model import load_base_model
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -43,7 +43,7 @@ Matrices = dict[str, dict[Kind, torch.Tensor]]
 
 
 class ReferenceEngine:
-    """See `engine.Engine`. `end_ids` end a generation. Raises Permanent if the folder contains no model."""
+    """See `engine.Engine`. `end_ids` end a generation. Raises ModelUnusable if the folder contains no model."""
 
     def __init__(self, model: Path, spec: PoolSpec, end_ids: frozenset[int]) -> None:
         self._base = read_base_model(model)
@@ -73,7 +73,7 @@ class ReferenceEngine:
         if self._incarnation is None:
             thread = ThreadPoolExecutor(1, "reference-engine", partial(torch.set_num_threads, 1))
             loop = asyncio.get_running_loop()
-            model = await loop.run_in_executor(thread, _load, self._base.folder, self._limits.dtype)
+            model = await loop.run_in_executor(thread, _AdaptedModel, self._base.folder, DTYPES[self._limits.dtype])
             self._incarnation = _Incarnation(thread, loop.create_future(), model)
 
     async def restart(self) -> None:
@@ -195,9 +195,9 @@ class _Draw:
 class _AdaptedModel:
     """A base model whose linear layers add the active adapter's matrices. Used by one thread only."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        modules = model.named_modules()
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self._model = load_base_model(folder, dtype)
+        modules = self._model.named_modules()
         linears = {name: module for name, module in modules if isinstance(module, torch.nn.Linear)}
         self._linears = {name: linear for name, linear in linears.items() if not name.endswith("head")}
         self._active: Matrices = {}
@@ -247,15 +247,3 @@ class _AdaptedModel:
     ) -> torch.Tensor:
         pair = self._active.get(name)
         return output if pair is None else output + inputs[0] @ pair["A"].T @ pair["B"].T
-
-
-def _load(folder: Path, dtype: str) -> _AdaptedModel:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise Permanent(f"the base model in {folder} cannot be loaded: {error}") from error
-    return _AdaptedModel(model.eval())

@@ -13,15 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from marlaas_api.errors import Permanent
+from marlaas_worker.base_model import ModelUnusable
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 log = logging.getLogger(__name__)
-
-
-class ModelUnusable(Permanent):
-    """The base model cannot be loaded, or computes something that the trainer cannot reproduce."""
 
 
 def linear_layers(decoder: nn.Module) -> tuple[str, ...]:

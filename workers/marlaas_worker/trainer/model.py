@@ -1,4 +1,4 @@
-"""Gateway to transformers: one frozen base model with the adapters of many agents, one of them active at a time.
+"""One frozen base model with the adapters of many agents, one of them active at a time.
 
 Each adapter has its own parameters, so work on one cannot change another. The model is in eval mode without dropout:
 a forward pass depends only on weights and tokens. Knows nothing of jobs, steps or the bus. Not thread-safe: only the
@@ -17,11 +17,10 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype
-from marlaas_worker.trainer.architecture import ModelUnusable, check_head, example, linear_layers, shares_prefixes
+from marlaas_worker.base_model import load_base_model
+from marlaas_worker.trainer.architecture import check_head, example, linear_layers, shares_prefixes
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
 from marlaas_worker.trainer.head import in_float32, precise_token_logprobs, token_logprobs, token_logprobs_and_entropies
@@ -61,7 +60,8 @@ class BaseModel:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         compute_reproducibly(self.device)
         self._name = Path(path).name
-        self._model: Any = _load(path, dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")], self.device)
+        dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
+        self._model: Any = load_base_model(Path(path), dtype).to(self.device)
         self._decoder, self._head = self._model.get_decoder(), self._model.get_output_embeddings()
         self.linear_layers = linear_layers(self._decoder)
         self._layers = self._adaptable_layers()
@@ -242,14 +242,3 @@ class BaseModel:
         finally:
             self._activate(None)
         log.info("activations take %.0f KiB per token", self._recompute.bytes_per_token / 1024)
-
-
-def _load(path: str, dtype: torch.dtype, device: torch.device) -> Any:
-    if not Path(path).is_dir():
-        raise ModelUnusable(f"{path} has no base model: expected a folder in Hugging Face format")
-    disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelUnusable(f"the base model at {path} cannot be loaded: {error}") from error
-    return model.requires_grad_(False).eval().to(device)
