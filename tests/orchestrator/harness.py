@@ -56,6 +56,8 @@ class OrchestratorHarness(Harness):
     """One bus, and the roles around the orchestrator."""
 
     calls = refuse_every = refused = 0
+    pause_after = 0
+    """Steps after which the trainer waits for `may_train`; 0: it never waits by itself."""
     turn_bytes = 0
     """Of the one turn that each episode has; 0: there are no turns."""
 
@@ -164,6 +166,8 @@ class OrchestratorHarness(Harness):
                         await self.read_turns(group)
                     names = tuple(group.group for group in groups)
                     self.trained.append((message.step, names))
+                    if len(self.trained) == self.pause_after:
+                        self.may_train.clear()
                     record = await self.commit(document, record, message, names)
 
 

@@ -155,9 +155,9 @@ async def test_a_job_that_every_trainer_has_given_up_fails_in_the_trainers_words
 
 async def test_suspended_then_resumed_it_ends_as_if_nothing_had_happened(harness, document):
     job = document(steps=20)
+    harness.pause_after = 2
     async with running(harness, job, mixed):
         await harness.progress(job, lambda level: level.step >= 1)
-        harness.may_train.clear()
         await harness.submit(suspended := changed(job, suspend=True))
         await harness.progress(job, lambda level: level.phase is Phase.SUSPENDED)
         harness.may_train.set()
