@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import changed, working
+from tests.harness import a_progress, changed, working
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
 from tests.orchestrator.test_admitted import of
 
-from marlaas_api.messages import JobDocument, Phase, Progress, StepRecord
+from marlaas_api.messages import JobDocument, Phase, Progress, ReplicaReport, StepRecord
 from marlaas_worker.orchestrator import giving_way, preemption
 from marlaas_worker.orchestrator.giving_way import Stops
+from marlaas_worker.orchestrator.usage import JobUsage
 
 
 class OneJobAtATime(OrchestratorHarness):
@@ -52,9 +53,8 @@ def heavy(document: JobDocument) -> JobDocument:
 
 
 async def outweighed(harness: OrchestratorHarness, job: JobDocument, other: JobDocument) -> None:
-    """Submit the other job in the middle of a step; its trainer waits until the orchestrator has decided."""
+    """Submit the other job in the middle of the third step; the trainer waits until the orchestrator has decided."""
     await harness.progress(job, lambda level: level.step >= 2)
-    harness.may_train.clear()
     await harness.submit(other)
     await harness.progress(other, lambda level: level.reason == "WaitingForMemory")
     harness.may_train.set()
@@ -80,9 +80,9 @@ async def until_preempted(harness: OrchestratorHarness, job: JobDocument) -> Pro
 async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_was_preempted_or_not(
     harness, document, tmp_path
 ):
-    job = document(steps=9)
+    job, other = document(steps=9), heavy(document())
     alone = await undisturbed(tmp_path, job)
-    other = heavy(document())
+    harness.pause_after = 2
     await harness.report(job, -1)
     async with harness.orchestrating(), workers(harness, job):
         await harness.submit(job)
@@ -105,6 +105,7 @@ async def test_a_strict_job_trains_the_same_groups_in_the_same_steps_whether_it_
 
 async def test_a_preempted_asynchronous_job_resumes_and_trains_no_group_twice(harness, document):
     job, other = document(steps=9, maxStaleness=2), heavy(document())
+    harness.pause_after = 2
     await harness.report(job, -1)
     async with harness.orchestrating(), workers(harness, job):
         await harness.submit(job)
@@ -182,3 +183,28 @@ def test_a_job_that_is_told_twice_to_give_way_has_its_time_once():
     assert stops.is_over(None, 20.0)
     assert stops.give_way("", 30.0)
     assert not stops.is_over(None, 99.0)
+
+
+def test_a_job_that_goes_on_counts_no_total_of_a_replica_again(document):
+    """Replicas report totals since their start, in which its published progress is contained."""
+
+    def report(replica: str, tokens: int) -> ReplicaReport:
+        return ReplicaReport(
+            role="rollout",
+            pool="tiny",
+            replica=replica,
+            job_tokens={job.uid: tokens},
+            job_engine_s={job.uid: tokens / 10},
+        )
+
+    job = document()
+    first = JobUsage.of(job.uid, None)
+    for tokens in (0, 600, 1000):
+        first.see([report("rollout-0", tokens)], tokens)
+    before = a_progress(job, **first.totals())
+    again = JobUsage.of(job.uid, before)
+    again.see([report("rollout-0", 1000)], 1.0)
+    assert (again.tokens.total, again.engine_s.total) == (1000, 100.0)
+    again.see([report("rollout-0", 1200), report("rollout-1", 0)], 2.0)
+    again.see([report("rollout-0", 30), report("rollout-1", 50)], 3.0)  # the first was restarted
+    assert (again.tokens.total, again.engine_s.total) == (1280, 128.0)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from marlaas_api.messages import Manifest, Progress, ReplicaReport
 
@@ -41,12 +42,16 @@ class JobUsage:
 
     @classmethod
     def of(cls, uid: str, before: Progress | None) -> "JobUsage":
-        """Return the usage of a job. before: its published progress, whose totals are continued."""
-        usage = cls(uid)
-        if before is not None:
-            usage.tokens.total, usage.engine_s.total = before.tokens, before.accelerator_s
-            usage.stored_bytes = before.stored_bytes
-        return usage
+        """Return the usage of a job.
+
+        before: its published progress, whose totals are continued. They contain what the replicas have counted so far,
+        so the first total of each replica is not counted again; use between that progress and now is lost.
+        """
+        if before is None:
+            return cls(uid)
+        tokens = RunningTotal(before.tokens, since_seen=True)
+        engine_s = RunningTotal(before.accelerator_s, since_seen=True)
+        return cls(uid, tokens=tokens, engine_s=engine_s, stored_bytes=before.stored_bytes)
 
     def see_version(self, manifest: Manifest | None, kept: int) -> None:
         """Estimate the stored bytes from a step's version, None if it made none. kept: older versions whose files are kept."""
@@ -66,6 +71,15 @@ class JobUsage:
         self._points.append((now, self.tokens.total))
         while self._points and now - self._points[0][0] > self.window_s:
             self._points.popleft()
+
+    def totals(self) -> dict[str, Any]:
+        """Return the fields of `Progress` that tell the usage."""
+        return {
+            "tokens": int(self.tokens.total),
+            "tokens_per_s": self.tokens_per_s(),
+            "accelerator_s": self.engine_s.total,
+            "stored_bytes": self.stored_bytes,
+        }
 
     def tokens_per_s(self) -> float:
         """Return the rate over the window; 0 until two points are known."""
@@ -96,6 +110,14 @@ class AdmittedTime:
             return cls(now, now, now)
         since = before.admitted_at if before.admitted and before.admitted_at is not None else now
         return cls(before.started_at or now, since, now - before.admitted_s)
+
+    def as_of(self, now: float) -> dict[str, float]:
+        """Return the fields of `Progress` that tell the times."""
+        return {
+            "started_at": self.started_at,
+            "admitted_at": self.admitted_at,
+            "admitted_s": self.total_s(now),
+        }
 
     def total_s(self, now: float) -> float:
         """Return the total seconds of admission."""
