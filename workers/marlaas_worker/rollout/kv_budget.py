@@ -23,7 +23,8 @@ class KvBudget:
     """
 
     def __init__(self, max_seqs: int, kv_tokens: int = 0) -> None:
-        self._num_free_seqs = max_seqs
+        self._max_seqs = max_seqs
+        self._num_inside = 0
         self.num_reserved = 0.0
         self.set_kv_tokens(kv_tokens)
 
@@ -34,8 +35,13 @@ class KvBudget:
 
     @property
     def room(self) -> float:
-        """Tokens that can be reserved now; negative if no request may enter."""
-        return self._kv_tokens - self.num_reserved if self._num_free_seqs > 0 else -1.0
+        """Tokens that can be reserved now; negative if no request may enter.
+
+        An empty engine takes any request: one that was queued for an earlier incarnation may be larger than its cache.
+        """
+        if self._num_inside == 0:
+            return math.inf
+        return self._kv_tokens - self.num_reserved if self._num_inside < self._max_seqs else -1.0
 
     def set_kv_tokens(self, kv_tokens: int) -> None:
         """Set the size of the KV cache in tokens, after an engine start. 0: unknown."""
@@ -47,12 +53,12 @@ class KvBudget:
 
     def take(self, size: float) -> None:
         """Reserve the room of a request that enters the engine."""
-        self._num_free_seqs -= 1
+        self._num_inside += 1
         self.num_reserved += size
 
     def give_back(self, size: float) -> None:
         """Free the room of a request that has left the engine."""
-        self._num_free_seqs += 1
+        self._num_inside -= 1
         self.num_reserved -= size
 
 
