@@ -6,7 +6,7 @@ import pytest
 from tests.harness import job_document
 
 from marlaas_api.messages import JobAgent, ReplicaReport
-from marlaas_worker.rollout.homes import homes, open_episodes
+from marlaas_worker.rollout.homes import homes
 
 NUM_SEQS = 64
 REPLICAS = ["rollout-0", "rollout-1", "rollout-2"]
@@ -37,7 +37,7 @@ def of_all(placed, agents):
 def test_open_episodes_are_those_of_the_steps_in_flight_and_at_most_the_sandboxes(settings, expected):
     one = agent("a", **settings)
     assert one.document.spec.environment.concurrency == 64
-    assert open_episodes(one) == expected
+    assert one.document.spec.open_episodes == expected
 
 
 def test_small_agents_live_on_one_replica_each_and_share_the_replicas():

@@ -211,6 +211,12 @@ class JobSpec(SpecPart):
     active_deadline_seconds: float | None = None
 
     @property
+    def open_episodes(self) -> int:
+        """Number of training episodes that may be open at once: those of the steps in flight, as far as sandboxes play them."""
+        in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.rollout.group_size
+        return min(in_steps, self.environment.concurrency * self.environment.replicas)
+
+    @property
     def slots_needed(self) -> int:
         """Number of adapter slots that the job uses at once."""
         return slots_needed(len(self.agents), self.training.max_staleness)

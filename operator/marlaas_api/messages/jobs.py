@@ -51,6 +51,15 @@ class JobDocument(JobMessage):
     deleted: bool = False
     verdict: JobVerdict | None = None
 
+    def pool_of(self, agent: AgentSettings) -> str:
+        """Return the pool on which an agent runs: its own, or the job's."""
+        return agent.pool_ref.name if agent.pool_ref else self.pool
+
+    @property
+    def pools(self) -> frozenset[str]:
+        """Names of the pools that serve the job's agents."""
+        return frozenset(self.pool_of(agent) for agent in self.spec.agents)
+
 
 @dataclass(frozen=True, slots=True)
 class JobAgent:
@@ -87,7 +96,7 @@ class JobAgent:
 def agents_on(pool: str, document: JobDocument) -> Iterator[JobAgent]:
     """Yield the job's agents that run on a pool."""
     for agent in document.spec.agents:
-        if (agent.pool_ref.name if agent.pool_ref else document.pool) == pool:
+        if document.pool_of(agent) == pool:
             yield JobAgent(document, agent)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marlaas.local.plan import pool_names
 from marlaas.manifest import load
 from marlaas_api.documents import job_document, model_source
 from marlaas_api.errors import InvalidInput
@@ -39,7 +38,7 @@ def read(files: Sequence[str], seed: int | None) -> DesiredState:
         job_document(job, manifest.tenants, str(uuid.uuid4()), seed, now + position * _APART_S)
         for position, job in enumerate(manifest.jobs)
     )
-    used = {name for job in jobs for name in pool_names(job)}
+    used = {name for job in jobs for name in job.pools}
     return DesiredState(
         jobs,
         tuple(pool for pool in manifest.pools if pool.metadata.name in used),

@@ -57,14 +57,9 @@ def desired(
     live = [document for document in documents if not settled(document, progress.get(document.ref.key))]
     if not live:
         return ()
-    used = [pool for pool in pools if any(pool.name in pool_names(document) for document in live)]
+    used = [pool for pool in pools if any(pool.name in document.pools for document in live)]
     sandboxes = [spec for document in live for spec in _sandboxes(document, progress.get(document.ref.key))]
     return (ProcessSpec("orchestrator", "orchestrator"), *_pool_workers(used), *sandboxes)
-
-
-def pool_names(document: JobDocument) -> set[str]:
-    """Return the pools that serve the job's agents."""
-    return {agent.pool_ref.name if agent.pool_ref else document.pool for agent in document.spec.agents}
 
 
 def affected(spec: ProcessSpec, documents: Sequence[JobDocument]) -> list[JobDocument]:
@@ -72,7 +67,7 @@ def affected(spec: ProcessSpec, documents: Sequence[JobDocument]) -> list[JobDoc
     return [
         document
         for document in documents
-        if (not spec.pool or spec.pool in pool_names(document)) and spec.job in ("", document.ref.key)
+        if (not spec.pool or spec.pool in document.pools) and spec.job in ("", document.ref.key)
     ]
 
 

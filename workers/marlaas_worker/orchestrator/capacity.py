@@ -1,4 +1,4 @@
-"""What a pool's replicas offer, and what a job needs of it: agents on adapter slots, KV cache, trainer memory. Pure.
+"""Capacities of pools and needs of jobs, by resource: agents on adapter slots, KV cache, trainer memory. Pure.
 
 Amounts are whole units. A resource of at most `GRAIN` has units of one; a larger one is divided into `GRAIN` units, and
 a need is rounded up. So sums are exact, and no pool is overcommitted by rounding.
@@ -146,9 +146,8 @@ class Demands:
 
 
 def _need(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> dict[Resource, int]:
-    names = {agent.pool_ref.name if agent.pool_ref else document.pool for agent in document.spec.agents}
     found: dict[Resource, int] = {}
-    for pool in names:
+    for pool in document.pools:
         capacity = pools.get(pool)
         if capacity is None:
             continue
@@ -168,10 +167,7 @@ def _kv_tokens(document: JobDocument, capacity: PoolCapacity) -> int:
     It is an estimate: prompts are not known, and most replies are shorter. The engine's limiter corrects it. A job
     counts for at most the whole cache, so that every job fits alone.
     """
-    spec = document.spec
-    outstanding = (spec.training.max_staleness + 1) * spec.training.groups_per_step * spec.rollout.group_size
-    episodes = min(spec.environment.concurrency * spec.environment.replicas, outstanding)
-    return min(episodes * spec.rollout.max_tokens, capacity.kv_tokens)
+    return min(document.spec.open_episodes * document.spec.rollout.max_tokens, capacity.kv_tokens)
 
 
 class Space:

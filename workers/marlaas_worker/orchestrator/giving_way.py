@@ -1,7 +1,8 @@
 """When an admitted job issues no tasks: its tenant is over a quota, or the job is preempted. Pure.
 
-A preempted job stops at a step boundary: it begins no step and no evaluation, and has a limited time for what is in
-flight. The rest is played again after the next admission, under the same pins and from the turns on record.
+A preempted job stops at a step boundary: it begins no step and no evaluation, and has a limited time for its groups in
+flight. Groups that are not complete by then are played again after the next admission, under the same pins and from the
+turns on record.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from marlaas_worker.orchestrator.job_state import JobState
 
 DRAIN_S = 30.0
-"""Longest time that a preempted job has for what is in flight."""
+"""Longest time that a preempted job has for its groups in flight."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ _GIB = 2**30
 
 @dataclass(slots=True)
 class TenantLoad:
-    """What a tenant holds: its admitted jobs with their agents, and the bytes that all its jobs keep."""
+    """A tenant's admitted jobs, with the number of agents of each by uid, and the bytes that all its jobs keep."""
 
     jobs: dict[str, int] = field(default_factory=dict)
     stored_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Which replicas of a pool serve which agent. Pure: all replicas compute the same from the same documents and reports.
+"""The replicas of a pool that serve each agent. Pure: all replicas compute the same from the same documents and reports.
 
 An agent lives on the fewest replicas whose batches hold its open episodes; the other replicas need not hold its adapter.
 The groups of an agent go to its replicas in turn, and the members of a group to one replica, which computes their prompt
@@ -48,7 +48,7 @@ def homes(
         num_seqs: requests in a replica's batch.
         reports: they tell which replica holds an agent's adapter now; it keeps the agent if the loads allow.
     """
-    loads = {one.policy_key: open_episodes(one) for one in agents}
+    loads = {one.policy_key: one.document.spec.open_episodes for one in agents}
     needs = {key: min(len(replicas), math.ceil(load / num_seqs)) for key, load in loads.items()}
     held = _held(reports)
     names = {one.policy_key: one.adapter(0).engine_name.partition("@")[0] for one in agents}
@@ -62,13 +62,6 @@ def homes(
         if need > 1:
             by_agent[key] = _ranked(key, replicas)[:need]
     return Homes(by_agent, _ranked("", replicas))
-
-
-def open_episodes(agent: JobAgent) -> int:
-    """Return the number of episodes of the agent's job that may be open at once; at least 1."""
-    spec = agent.document.spec
-    in_steps = spec.training.groups_per_step * (1 + spec.training.max_staleness) * spec.rollout.group_size
-    return max(1, min(in_steps, spec.environment.concurrency * spec.environment.replicas))
 
 
 def _ranked(key: str, replicas: Collection[str]) -> tuple[str, ...]:

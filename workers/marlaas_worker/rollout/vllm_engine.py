@@ -54,14 +54,14 @@ class VllmEngine:
         answer_bound_s: seconds without an answer or computing after which the engine counts as hung.
     """
 
-    def __init__(  # noqa: PLR0913 (keyword-only)
+    def __init__(  # noqa: PLR0913 (the last two are keyword-only)
         self,
         model: Path,
         spec: PoolSpec,
         end_ids: frozenset[int],
         scratch: Path,
-        answer_bound_s: float = ANSWER_BOUND_S,
         *,
+        answer_bound_s: float = ANSWER_BOUND_S,
         may_fork: bool = False,
     ) -> None:
         self._settings = vllm_settings(read_base_model(model), spec, scratch)

@@ -22,7 +22,7 @@ class Assignment(JobAgent):
 
     @property
     def account(self) -> ComputeAccount:
-        """ComputeAccount on which its computation is charged."""
+        """Account to which its computation is charged."""
         return ComputeAccount(self.document.tenant, self.ref.uid, self.policy_key)
 
     def is_as(self, other: "Assignment | None") -> bool:
