@@ -1,4 +1,4 @@
-"""`marlaas episodes`, `plot` and `chat` on a folder as a run leaves it, and docs/tools.md, which shows them."""
+"""`marlaas episodes`, `plot`, `usage` and `chat` on a folder as a run leaves it, and docs/tools.md, which shows them."""
 
 import json
 import re
@@ -12,13 +12,13 @@ from typer.main import get_command
 
 from marlaas.cli.app import build
 from marlaas.episodes.files import EpisodeWriter
-from marlaas.episodes.record import EpisodeRecord
+from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas.local.folder import RunRecord, hold
 from marlaas.models import prepare
 from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ExportSpec, ModelPoolSpec, RLJobSpec
-from marlaas_api.messages import JobDocument, PoolDocument
+from marlaas_api.messages import JobDocument, PoolDocument, StopReason
 from marlaas_api.names import JobRef, Split, train_group
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
@@ -40,11 +40,19 @@ def write_run(root: Path, model_path: str = "/m") -> Path:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Job `a/one` with three episodes of rewards 0, 1 and 0.5."""
+    """Job `a/one` with three episodes of rewards 0, 1 and 0.5, the first of which has a turn of six tokens."""
     group = train_group(REF, 0)
     body = {"group": group, "split": Split.TRAIN, "index": 0}
+    ids = {"output_ids": tuple(range(6)), "num_prompt_tokens": 9, "num_cached_tokens": 4}
+    turn = TurnRecord(agent="policy", turn=0, version=0, append="", text="", stop_reason=StopReason.STOP, **ids)
     EpisodeWriter(write_run(tmp_path / "out")).append(
-        EpisodeRecord(episode=f"{group}-{member}-1", **body, member=member, rewards={"policy": reward})
+        EpisodeRecord(
+            episode=f"{group}-{member}-1",
+            **body,
+            member=member,
+            rewards={"policy": reward},
+            turns=(turn,) * (not member),
+        )
         for member, reward in enumerate((0.0, 1.0, 0.5))
     )
     return tmp_path / "out"
@@ -96,6 +104,20 @@ def test_the_picture_lies_in_the_folder_unless_told_otherwise(out: Path, tmp_pat
     text = (tmp_path / "both.html").read_text()
     assert "out: a/one" in text, "several runs are told apart by their folders"
     assert "y: a/one" in text
+
+
+def test_usage_is_a_table_csv_or_json(out: Path) -> None:
+    found = invoke("usage", str(out)).stdout.splitlines()
+    assert [line.split()[0] for line in found] == ["TENANT", "a", "a/one"]
+    header, line = invoke("usage", str(out), "--csv").stdout.splitlines()
+    assert header.startswith("tenant,namespace,job,prompt_tokens,cached_tokens,generated_tokens,trained_tokens")
+    assert line.startswith("a,a,one,9,4,6,0")
+    assert header.count(",") == line.count(",")
+    told = json.loads(invoke("usage", str(out), "--job", "one", "--json").stdout)
+    assert (told["open_tokens"], told["wasted_tokens"], told["generated_tokens"]) == (6, 0, 6)
+    result = invoke("usage", str(out), "--json", "--csv")
+    assert isinstance(result.exception, InvalidInput)
+    assert "choose one" in str(result.exception)
 
 
 def test_both_sides_answer_what_is_asked_by_option(trained: Path) -> None:

@@ -13,6 +13,9 @@ import psutil
 import pytest
 from tests.harness import pool_document
 
+from marlaas.episodes.files import read_all
+from marlaas.episodes.usage import usage_of
+from marlaas.local.records import open_jobs
 from marlaas_worker.rollout.engine import LoadedAdapter
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -71,6 +74,18 @@ def test_everything_a_person_looks_for_is_there(quickstart):
         }
         assert len(list((folder / "logs").iterdir())) >= 4
     assert "reverse: " in quickstart.words, "held-out prompts are shown"
+
+
+def test_every_token_that_the_engine_generated_is_in_an_episode_and_in_the_usage(quickstart):
+    jobs = open_jobs(quickstart.out)
+    assert jobs
+    for one in jobs:
+        used = usage_of(one.document, read_all(one.folder), one.steps(), one.progress).amounts
+        assert one.progress is not None
+        assert used.generated_tokens >= one.progress.tokens > 0, "an engine's report may come after the job's end"
+        assert used.unrecorded_tokens == used.repeated_tokens == used.failed_tokens == used.open_tokens == 0
+        assert used.evaluation_tokens > 0
+        assert 0 < used.trained_tokens <= used.generated_tokens < used.prompt_tokens
 
 
 def test_nothing_is_left_running(quickstart):

@@ -21,7 +21,7 @@ EPILOG = """Getting started:
 
 - `marlaas run examples/quickstart.yaml` trains two jobs on one tiny model, in minutes.
 - `marlaas init NAME` creates a starter project.
-- `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` show the episodes, curves and adapter of a run.
+- `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` show the episodes, curves and adapter of a run; `marlaas usage DIR` what it used.
 - `marlaas env play reverse` plays an environment by hand, with you as the policy.
 - `marlaas validate FILE` checks a manifest before anything starts.
 - `marlaas submit FILE` applies it to a cluster; `watch`, `why`, `suspend` and `resume` manage the job there (also as `kubectl marlaas …`)."""
@@ -79,6 +79,12 @@ COMMANDS = {
         "marlaas.cli.output",
         "plot",
         "marlaas plot runs/first runs/second --out both.html",
+    ),
+    "usage": Command(
+        "Show the tokens, seconds and bytes that a run used.",
+        "marlaas.cli.usage",
+        "usage",
+        "marlaas usage runs/first --csv",
     ),
     "models": Command(
         "Show and prepare the builtin base models.", "marlaas.cli.models", "app", "marlaas models list", is_group=True

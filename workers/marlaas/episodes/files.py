@@ -104,17 +104,19 @@ def read(folder: Path) -> Iterator[EpisodeRecord]:
         InvalidInput: a line is not an episode.
     """
     seen: set[tuple[str, int]] = set()
-    for record in _all(folder):
+    for record in read_all(folder):
         if (record.group, record.member) not in seen:
             seen.add((record.group, record.member))
             yield record
 
 
-def _all(folder: Path) -> Iterator[EpisodeRecord]:
-    """Yield all records. The open part is opened before the closed ones are listed.
+def read_all(folder: Path) -> Iterator[EpisodeRecord]:
+    """Yield every kept episode, also repeated plays of a group's member. A part that is closed meanwhile is read twice.
 
-    A part that is closed meanwhile is then read twice rather than missed.
+    Raises:
+        InvalidInput: a line is not an episode.
     """
+    # The open part is opened before the closed ones are listed: otherwise one that is closed in between would be missed.
     path = folder / OPEN
     current = path.open("rb") if path.exists() else None
     try:

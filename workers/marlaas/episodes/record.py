@@ -27,6 +27,7 @@ class TurnRecord(_Kept):
     append: chat messages, or raw text, that were appended before it.
     prompt_ids: ids of the appended part only, or of the whole prompt if the turn opens a segment.
     logprobs: of output_ids, under the policy that sampled them.
+    num_prompt_tokens: of the whole prompt. num_cached_tokens: of these, from the engine's prefix cache.
     queue_s, engine_s: seconds. at: unix time of its end.
     """
 
@@ -41,6 +42,8 @@ class TurnRecord(_Kept):
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     queue_s: float = 0.0
     engine_s: float = 0.0
     at: float = 0.0
@@ -95,6 +98,8 @@ def _turn(turn: Turn) -> TurnRecord:
         prompt_ids=tuple(unpack_ids(turn.prompt_ids).tolist()),
         output_ids=tuple(unpack_ids(turn.output_ids).tolist()),
         logprobs=tuple(round(value, _DIGITS) for value in unpack_logprobs(turn.logprobs).tolist()),
+        num_prompt_tokens=turn.meter.prompt_tokens,
+        num_cached_tokens=turn.meter.cached_tokens,
         queue_s=turn.meter.queue_s,
         engine_s=turn.meter.engine_s,
     )

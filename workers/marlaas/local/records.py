@@ -13,7 +13,7 @@ from marlaas.local.folder import OutFolder, RunRecord, write
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Stored
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import BusMessage, EvalRecord, JobDocument, PoolDocument, StepRecord
+from marlaas_api.messages import BusMessage, EvalRecord, JobDocument, PoolDocument, Progress, StepRecord
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode
 
@@ -84,11 +84,15 @@ class RecordFile:
 
 @dataclass(frozen=True, slots=True)
 class OpenedJob:
-    """One job of a run. `folder` holds its output files; `pool` names its base model."""
+    """One job of a run. `folder` holds its output files; `pool` names its base model.
+
+    progress: published when the run ended or was stopped; None while the first one goes on.
+    """
 
     document: JobDocument
     pool: PoolDocument
     folder: Path
+    progress: Progress | None = None
 
     @property
     def name(self) -> str:
@@ -148,7 +152,8 @@ def _opened(out: OutFolder, record: RunRecord, document: JobDocument) -> OpenedJ
     pool = next((pool for pool in record.pools if pool.name == document.pool), None)
     if pool is None:
         raise InvalidInput(f"{out.root}: its record lacks pool {document.pool}")
-    return OpenedJob(document, pool, out.job(document.ref))
+    progress = next((one for one in record.progress if one.uid == document.uid), None)
+    return OpenedJob(document, pool, out.job(document.ref), progress)
 
 
 def _is_named(one: OpenedJob, job: str | None) -> bool:

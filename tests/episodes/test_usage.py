@@ -1,0 +1,88 @@
+"""What a job used, computed by hand."""
+
+import pytest
+from tests.harness import a_progress, job_document
+
+from marlaas.episodes.record import joined
+from marlaas.episodes.usage import Amounts, sums_by_tenant, usage_of
+from marlaas_api.messages import FaultClass, Meter, StepOutcome, StepRecord
+from marlaas_api.names import Split, eval_group
+from marlaas_api.wire import pack_ids
+
+
+@pytest.fixture
+def document():
+    return job_document("reverse", uid="uid-1", tenant="acme")
+
+
+@pytest.fixture
+def steps(ref):
+    """One step that resolved groups 0, 1 and 2, the last of which was too stale: its two episodes had 5 tokens each."""
+    body = {"namespace": ref.namespace, "job": ref.name, "uid": ref.uid, "step": 0, "version": 1, "at": 1.0}
+    figures = {"wall_s": 1.0, "reward_mean": 0.5, "reward_std": 0.5, "num_groups": 1, "num_episodes": 6}
+    dropped = {"num_dropped": 1, "dropped_tokens": 10}
+    return [StepRecord(**body, **figures, **dropped, outcome=StepOutcome.COMMITTED, indices=(0, 1, 2))]
+
+
+@pytest.fixture
+def play(episode, turn):
+    def build(tokens: int, *place: object, **fields: object):
+        one = episode(*place, **fields)
+        meter = Meter(prompt_tokens=20, cached_tokens=16, output_tokens=tokens, queue_s=0.1, engine_s=0.2)
+        return joined(one, [turn(one, output_ids=pack_ids(list(range(tokens))), meter=meter)])
+
+    return build
+
+
+@pytest.fixture
+def records(ref, play):
+    held_out = {"split": Split.EVAL, "group": eval_group(ref, 7, 3)}
+    return [
+        play(1, 0, 0, 1.0),
+        play(2, 0, 1, 0.0),
+        play(30, 1, 0, 1.0),  # no advantage
+        play(40, 1, 1, 1.0),
+        play(5, 2, 0, 1.0),  # too stale
+        play(5, 2, 1, 0.0),
+        play(600, 0, 1, 0.0, attempt=2),  # played before
+        play(700, 1, 2, fault=FaultClass.ENV, fault_text="boom", rewards={}),
+        play(8000, 7, 0, 0.25, **held_out),
+        play(90000, 3, 0, 1.0),  # of a step that has not finished
+    ]
+
+
+def test_every_generated_token_is_counted_once_by_what_became_of_it(document, records, steps):
+    amounts = usage_of(document, records, steps, None).amounts
+    assert (amounts.trained_tokens, amounts.zero_variance_tokens, amounts.stale_tokens) == (3, 70, 10)
+    assert (amounts.repeated_tokens, amounts.failed_tokens) == (600, 700)
+    assert (amounts.evaluation_tokens, amounts.open_tokens, amounts.unrecorded_tokens) == (8000, 90000, 0)
+    assert amounts.generated_tokens == 3 + 70 + 10 + 600 + 700 + 8000 + 90000
+    assert amounts.wasted_tokens == 70 + 10 + 600 + 700
+    assert (amounts.prompt_tokens, amounts.cached_tokens) == (200, 160)
+    assert amounts.environment_s == pytest.approx(10 * 0.2), "half a second each, of which 0.3 s in the engine"
+
+
+def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, steps):
+    fields = {"accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0, "stored_bytes": 7}
+    amounts = usage_of(document, records, steps, a_progress(document, tokens=100000, **fields)).amounts
+    assert (amounts.generated_tokens, amounts.unrecorded_tokens) == (100000, 100000 - 99383)
+    assert (amounts.engine_s, amounts.trainer_s, amounts.admitted_s, amounts.stored_bytes) == (1.5, 2.5, 60.0, 7)
+    fewer = usage_of(document, records, steps, a_progress(document, tokens=5)).amounts
+    assert (fewer.generated_tokens, fewer.unrecorded_tokens) == (99383, 0), "recorded turns are certain"
+
+
+def test_an_episode_that_is_read_twice_counts_once(document, records, steps):
+    assert usage_of(document, [*records, *records], steps, None) == usage_of(document, records, steps, None)
+
+
+def test_a_group_of_one_member_without_a_fault_trains_nothing(document, play, steps):
+    amounts = usage_of(document, [play(3, 0, 0, 1.0)], steps, None).amounts
+    assert (amounts.trained_tokens, amounts.zero_variance_tokens, amounts.stale_tokens) == (0, 3, 0)
+
+
+def test_tenants_have_the_sum_of_their_jobs(document, records, steps):
+    one, other = usage_of(document, records, steps, None), usage_of(document, records[:2], steps, None)
+    sums = sums_by_tenant([one, other])
+    assert list(sums) == ["acme"]
+    assert sums["acme"].generated_tokens == 99383 + 3
+    assert sum(sums.values(), Amounts()) == one.amounts + other.amounts

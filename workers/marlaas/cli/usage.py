@@ -1,0 +1,108 @@
+"""Command `marlaas usage`: what each tenant and job of a run used, as a table, CSV or JSON."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from marlaas.episodes import files
+from marlaas.episodes.usage import Amounts, UsageRow, sums_by_tenant, usage_of
+from marlaas.local.records import OpenedJob, open_jobs
+from marlaas_api.errors import InvalidInput
+
+Dir = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `marlaas run`, or a job's folder in it.")]
+Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job. [default: all]")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV: one line per job, with every amount.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per job, with every amount.")]
+
+_COLUMNS = ("PROMPT", "TOKENS", "TRAINED", "WASTED", "ENGINE", "TRAINER", "ENV", "KEPT")
+_UNKNOWN = "-"
+_PLAIN_WIDTH = 120
+
+
+def usage(folder: Dir, job: Job = None, as_csv: Csv = False, as_json: Json = False) -> None:
+    """Show what each tenant and job of a run used.
+
+    PROMPT counts each turn's whole prompt. TOKENS are the generated ones: TRAINED, WASTED, or those of evaluations and of steps that have not finished.
+    Wasted tokens are those of groups whose members all had the same reward or that were too stale to train, of episodes that ended with a fault or were
+    played twice, and of plays that were given up. ENGINE, TRAINER and ENV are seconds of work for the job, and KEPT its adapters and checkpoints. All of these but ENV are known once
+    the run has ended or was stopped.
+
+    --csv and --json have every amount: also cached prompt tokens, wasted tokens by cause, and the time of admission.
+
+    Exit code: 0 success, 2 the folder or job does not exist.
+    """
+    if as_csv and as_json:
+        raise InvalidInput("--csv and --json exclude each other: choose one")
+    rows = [_usage(opened) for opened in open_jobs(folder, job)]
+    if as_csv:
+        typer.echo(_csv(rows), nl=False)
+    elif as_json:
+        for row in rows:
+            typer.echo(json.dumps(row.as_dict(), ensure_ascii=False))
+    else:
+        width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+        Console(highlight=False, width=width).print(_table(rows))
+
+
+def _usage(opened: OpenedJob) -> UsageRow:
+    return usage_of(opened.document, files.read_all(opened.folder), opened.steps(), opened.progress)
+
+
+def _csv(rows: Sequence[UsageRow]) -> str:
+    text = io.StringIO()
+    lines = [row.as_dict() for row in rows]
+    writer = csv.DictWriter(text, fieldnames=list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _table(rows: Sequence[UsageRow]) -> Table:
+    """Return the jobs below their tenant's sum, and the sum of all."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("TENANT / JOB", overflow="fold")
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    sums = sums_by_tenant(rows)
+    for tenant, amounts in sums.items():
+        table.add_row(tenant, *_cells(amounts), style="bold")
+        for row in rows:
+            if row.tenant == tenant:
+                table.add_row(f"  {row.namespace}/{row.job}", *_cells(row.amounts))
+    if len(sums) > 1:
+        table.add_row("all", *_cells(sum(sums.values(), Amounts())), style="bold")
+    return table
+
+
+def _cells(amounts: Amounts) -> list[str]:
+    generated = amounts.generated_tokens
+    seconds = (amounts.engine_s, amounts.trainer_s, amounts.environment_s)
+    return [
+        _short(amounts.prompt_tokens),
+        _short(generated),
+        _share(amounts.trained_tokens, generated),
+        _share(amounts.wasted_tokens, generated),
+        *(f"{number:,.0f}s" if number else _UNKNOWN for number in seconds),
+        f"{_short(amounts.stored_bytes)}B" if amounts.stored_bytes else _UNKNOWN,
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else _UNKNOWN
+
+
+def _short(number: float) -> str:
+    """Return a number with three digits: `950`, `79.1k`, `1.20M`."""
+    for unit in ("", "k", "M", "G"):
+        if number < 999.5 or unit == "G":
+            break
+        number /= 1000
+    return f"{number:.0f}{unit}" if number >= 100 or not unit else f"{number:.{1 if number >= 10 else 2}f}{unit}"

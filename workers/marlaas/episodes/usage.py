@@ -1,0 +1,181 @@
+"""Usage of a job, from the files of its run: tokens by what became of them, seconds and bytes. Pure.
+
+Tokens are those of the recorded turns. What the engines generated beyond them is `unrecorded`, so that the parts always
+add up to the whole.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+
+from marlaas.episodes.record import EpisodeRecord
+from marlaas_api.messages import JobDocument, Progress, StepRecord
+from marlaas_api.names import Split, group_token
+from marlaas_worker.rl.advantages import has_signal
+
+
+class Fate(StrEnum):
+    """What became of generated tokens; the part of `UsageRow` in which they are counted."""
+
+    TRAINED = "trained_tokens"
+    EVALUATION = "evaluation_tokens"
+    ZERO_VARIANCE = "zero_variance_tokens"
+    STALE = "stale_tokens"
+    FAILED = "failed_tokens"
+    REPEATED = "repeated_tokens"
+    OPEN = "open_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Amounts that add up over jobs.
+
+    Attributes:
+        prompt_tokens: tokens of all prompts, each turn's whole prompt.
+        cached_tokens: of these, tokens that the engine took from its prefix cache.
+        generated_tokens: sum of the following parts.
+        trained_tokens: of groups that were trained.
+        evaluation_tokens: of held-out tasks.
+        zero_variance_tokens: of groups whose members all had the same reward, or of which fewer than two counted.
+        stale_tokens: of groups that were too stale to train.
+        failed_tokens: of episodes that ended with a fault.
+        repeated_tokens: of a second play of the same member.
+        open_tokens: of groups that no finished step has resolved.
+        unrecorded_tokens: in no recorded episode: of plays that were given up, and of episode files that were deleted.
+        engine_s: seconds of the engines, each batch's time shared among its requests.
+        trainer_s: seconds that trainers computed.
+        environment_s: seconds of episodes outside of the engine's queue and the engine, tools included.
+        admitted_s: seconds for which the job was admitted.
+        stored_bytes: of its adapters and checkpoints.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    evaluation_tokens: int = 0
+    zero_variance_tokens: int = 0
+    stale_tokens: int = 0
+    failed_tokens: int = 0
+    repeated_tokens: int = 0
+    open_tokens: int = 0
+    unrecorded_tokens: int = 0
+    engine_s: float = 0.0
+    trainer_s: float = 0.0
+    environment_s: float = 0.0
+    admitted_s: float = 0.0
+    stored_bytes: int = 0
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Generated tokens that neither trained nor evaluated an adapter; those of unfinished steps are not counted yet."""
+        parts = (self.zero_variance_tokens, self.stale_tokens, self.failed_tokens, self.repeated_tokens)
+        return sum(parts) + self.unrecorded_tokens
+
+    def __add__(self, other: "Amounts") -> "Amounts":
+        return Amounts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """Usage of one job."""
+
+    tenant: str
+    namespace: str
+    job: str
+    amounts: Amounts
+
+    def as_dict(self) -> dict[str, str | int | float]:
+        """Return one flat object, with `wasted_tokens`, for CSV and JSON."""
+        names = {"tenant": self.tenant, "namespace": self.namespace, "job": self.job}
+        return names | asdict(self.amounts) | {"wasted_tokens": self.amounts.wasted_tokens}
+
+
+def usage_of(
+    document: JobDocument, episodes: Iterable[EpisodeRecord], steps: Sequence[StepRecord], progress: Progress | None
+) -> UsageRow:
+    """Return a job's usage.
+
+    Args:
+        episodes: all recorded ones in the order of their ends, also repeated plays; one that comes twice counts once.
+        steps: its finished steps.
+        progress: its last published progress; None while its first run goes on. It has the engines' own count of
+            generated tokens, and the seconds of engines and trainers.
+    """
+    records = list({record.episode: record for record in episodes}.values())
+    turns = [turn for record in records for turn in record.turns]
+    parts = _parts(records, steps)
+    recorded = sum(parts.values())
+    unrecorded = max(0, progress.tokens - recorded) if progress is not None else 0
+    amounts = Amounts(
+        prompt_tokens=sum(turn.num_prompt_tokens for turn in turns),
+        cached_tokens=sum(turn.num_cached_tokens for turn in turns),
+        generated_tokens=recorded + unrecorded,
+        unrecorded_tokens=unrecorded,
+        environment_s=sum(map(_environment_s, records)),
+        **{fate.value: tokens for fate, tokens in parts.items()},
+    )
+    row = UsageRow(document.tenant, document.namespace, document.job, amounts)
+    if progress is None:
+        return row
+    counted = Amounts(
+        engine_s=progress.accelerator_s,
+        trainer_s=progress.trainer_s,
+        admitted_s=progress.admitted_s,
+        stored_bytes=progress.stored_bytes,
+    )
+    return UsageRow(document.tenant, document.namespace, document.job, amounts + counted)
+
+
+def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, Amounts]:
+    """Return the sum of each tenant's jobs, by tenant's name."""
+    sums: dict[str, Amounts] = defaultdict(Amounts)
+    for row in rows:
+        sums[row.tenant] += row.amounts
+    return dict(sorted(sums.items()))
+
+
+def _parts(records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]) -> Counter[Fate]:
+    """Return the generated tokens of the records by their fate."""
+    resolved = {index for step in steps for index in step.indices}
+    first: dict[tuple[str, int], EpisodeRecord] = {}
+    for record in records:
+        first.setdefault((record.group, record.member), record)
+    flat = _without_signal(first.values())
+    parts: Counter[Fate] = Counter()
+    for record in records:
+        is_repeated = first[record.group, record.member] is not record
+        parts[_fate(record, is_repeated, resolved, flat)] += sum(len(turn.output_ids) for turn in record.turns)
+    # A step's record has the tokens of its stale groups, but not which of its groups these are.
+    stale = min(parts[Fate.TRAINED], sum(step.dropped_tokens for step in steps))
+    parts[Fate.TRAINED] -= stale
+    parts[Fate.STALE] += stale
+    return parts
+
+
+def _fate(record: EpisodeRecord, is_repeated: bool, resolved: set[int], flat: Mapping[str, bool]) -> Fate:
+    if is_repeated:
+        return Fate.REPEATED
+    if record.fault is not None:
+        return Fate.FAILED
+    if record.split is Split.EVAL:
+        return Fate.EVALUATION
+    if int(group_token(record.group)[1:]) not in resolved:
+        return Fate.OPEN
+    return Fate.ZERO_VARIANCE if flat[record.group] else Fate.TRAINED
+
+
+def _without_signal(records: Iterable[EpisodeRecord]) -> dict[str, bool]:
+    """Return by group whether it has no advantage for any of its agents, as the orchestrator decides it."""
+    rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        for agent, reward in record.rewards.items() if record.fault is None else ():
+            rewards[record.group][agent].append(reward)
+    return {
+        group: not any(len(one) > 1 and has_signal(one) for one in agents.values()) for group, agents in rewards.items()
+    }
+
+
+def _environment_s(record: EpisodeRecord) -> float:
+    return max(0.0, record.duration_s - sum(turn.queue_s + turn.engine_s for turn in record.turns))
