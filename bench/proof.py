@@ -167,6 +167,7 @@ async def good(bench: ProofBench, options: argparse.Namespace) -> list[list[Vers
         last: list[Version] = []
         while versions := await asyncio.to_thread(_take, chain, options.slots):
             await bench.good(versions)
+            report_so_far(bench)
             last = [*last, *versions]
             for version in last[:-30]:
                 for file in version.folder.iterdir():
@@ -174,6 +175,13 @@ async def good(bench: ProofBench, options: argparse.Namespace) -> list[list[Vers
             last = last[-30:]
         kept.append(last)
     return kept
+
+
+def report_so_far(bench: ProofBench) -> None:
+    """Print a line after each batch: all versions take from minutes to more than an hour."""
+    shares = [share for gaps in bench.gaps.values() for _, share in gaps]
+    worst = f"{max(shares):.2f} of the tolerance" if shares else "none"
+    print(f"  {len(shares)} versions proven, {len(bench.refusals)} refused; worst gap: {worst}", flush=True)
 
 
 async def wrong(bench: ProofBench, kept: list[list[Version]], num: int) -> None:

@@ -1,0 +1,176 @@
+"""Paging in a simulated pool whose agents outnumber its slots."""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from marlaas_worker.rollout.paging import (
+    MAX_RELOAD_SHARE,
+    PATIENCE_QUANTA,
+    PageDemand,
+    PagePlan,
+    ReloadPace,
+    Resident,
+    Urgency,
+    Wait,
+    order_waits,
+    plan_pages,
+)
+
+
+@dataclass
+class Agent:
+    """An agent of the simulated pool: `members` episodes at a time, each of three turns with a tool call after it."""
+
+    name: str
+    tenant: str
+    members: int
+    is_strict: bool
+    version: int = 0
+    num_ended: int = 0
+
+    @property
+    def newest(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+@dataclass
+class Pool:
+    """A simulated replica. Its clock jumps from event to event; every 16 episodes make a new version of an agent."""
+
+    seed: int
+    num_slots: int
+    agents: list[Agent]
+    now: float = 0.0
+    events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    slots: dict[str, Resident] = field(default_factory=dict)
+    waits: dict[str, tuple[Wait, list[Callable[[], None]]]] = field(default_factory=dict)
+    yielding: frozenset[str] = frozenset()
+    proven: set[str] = field(default_factory=set)
+    usage: Counter[str] = field(default_factory=Counter)
+    longest_wait_s: float = 0.0
+    num_turns: int = 0
+    review_at: float = float("inf")
+    order: "count[int]" = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.pace = ReloadPace()
+        for agent in self.agents:
+            for _ in range(agent.members):
+                self.after(self.random.uniform(0, 5), lambda agent=agent: self.turn(agent, agent.newest, 0))  # type: ignore[misc]
+
+    def after(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now + seconds, next(self.order), event))
+
+    def run(self, seconds: float) -> None:
+        while (at := min(self.review_at, self.events[0][0])) <= seconds:
+            self.now = at
+            if self.review_at > at:
+                heapq.heappop(self.events)[2]()
+            else:
+                self.review()
+
+    def turn(self, agent: Agent, version: str, number: int) -> None:
+        """Request a turn; it waits for its version if that has no slot, or yields."""
+        slot = self.slots.get(version)
+        if slot is None or not slot.is_ready or version in self.yielding:
+            _, requests = self.waits.setdefault(version, (Wait(version, agent.tenant, self.now), []))
+            requests.append(lambda: self.turn(agent, version, number))
+            self.review_at = self.now
+            return
+        assert version in self.proven
+        self.num_turns += 1
+        self.change(version, num_running=slot.num_running + 1)
+        self.after(self.random.uniform(0.05, 0.6), lambda: self.end_turn(agent, version, number))
+
+    def end_turn(self, agent: Agent, version: str, number: int) -> None:
+        self.change(version, num_running=self.slots[version].num_running - 1)
+        if self.slots[version].num_running == 0:
+            self.review_at = self.now
+        self.usage[agent.tenant] += self.random.randint(10, 60)
+        tool_s = self.random.lognormvariate(-0.9, 0.5)
+        if number < 2:
+            self.after(tool_s, lambda: self.turn(agent, version, number + 1))
+            return
+        agent.num_ended += 1
+        if agent.num_ended % 16 == 0:
+            agent.version += 1
+            self.review_at = self.now
+        train_s = self.random.uniform(1, 8) if agent.is_strict and agent.num_ended % agent.members == 0 else 0.0
+        self.after(tool_s + train_s, lambda: self.turn(agent, agent.newest, 0))
+
+    def review(self) -> None:
+        newest = {agent.newest: agent for agent in self.agents}
+        residents = [
+            replace(one, is_newest=one.name in newest, is_strict=self.is_strict(one.name))
+            for one in self.slots.values()
+        ]
+        waits = order_waits(
+            [wait for wait, _ in self.waits.values()], self.usage.__getitem__, self.now, self.pace.quantum_s
+        )
+        wanted = {wait.name: Urgency.WAITING for wait in waits}
+        for name in newest:
+            wanted.setdefault(name, Urgency.PREFETCH if name in self.proven else Urgency.SUCCESSOR)
+        demands = [
+            PageDemand(name, urgency, name in self.proven) for name, urgency in wanted.items() if name not in self.slots
+        ]
+        found = plan_pages(self.num_slots, residents, demands, self.pace, self.now)
+        self.review_at = self.now + max(0.01, found.review_s)
+        self.apply(found)
+
+    def apply(self, found: PagePlan) -> None:
+        for name in found.evict:
+            slot = self.slots.pop(name)
+            assert slot.is_ready
+            assert slot.num_running == 0
+        for name in found.load:
+            assert name not in self.slots
+            self.slots[name] = Resident(name, self.now, self.now, is_ready=False)
+            load_s = self.random.lognormvariate(-4.0, 0.5)
+            self.after(load_s, lambda name=name, load_s=load_s: self.loaded(name, load_s))  # type: ignore[misc]
+        assert len(self.slots) <= self.num_slots
+        self.yielding = found.yielding
+        for name in [name for name in self.waits if name not in self.yielding]:
+            if name in self.slots and self.slots[name].is_ready:
+                self.serve(name)
+
+    def loaded(self, name: str, load_s: float) -> None:
+        self.pace.note(load_s, is_reload=name in self.proven, now=self.now)
+        self.proven.add(name)
+        self.change(name, is_ready=True)
+        self.review_at = self.now
+
+    def serve(self, name: str) -> None:
+        wait, requests = self.waits.pop(name)
+        self.longest_wait_s = max(self.longest_wait_s, self.now - wait.since)
+        for request in requests:
+            request()
+
+    def change(self, name: str, **changes: Any) -> None:
+        self.slots[name] = replace(self.slots[name], **{"used_at": self.now, **changes})
+
+    def is_strict(self, name: str) -> bool:
+        return any(agent.is_strict for agent in self.agents if name.startswith(f"{agent.name}@"))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_32_agents_on_6_slots_all_proceed_and_reloads_take_at_most_two_percent(seed: int) -> None:
+    chosen = random.Random(seed)
+    agents = [
+        Agent(f"agent-{number}", f"tenant-{number % 4}", chosen.randint(1, 8), is_strict=chosen.random() < 0.3)
+        for number in range(32)
+    ]
+    pool = Pool(seed, 6, agents)
+    pool.run(200)
+    oldest_s = max((pool.now - wait.since for wait, _ in pool.waits.values()), default=0.0)
+    assert pool.pace.num_reloads > 20, "it pages"
+    assert pool.pace.reload_s <= MAX_RELOAD_SHARE * pool.now
+    assert max(pool.longest_wait_s, oldest_s) <= (PATIENCE_QUANTA + len(agents)) * pool.pace.quantum_s + 10
+    assert min(agent.num_ended for agent in agents) > 0
