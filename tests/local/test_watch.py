@@ -11,14 +11,14 @@ from marlaas.local.adapter import export, fetch, find
 from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
-from marlaas.local.watch import JobWatch, announce
+from marlaas.local.watch import JobWatch, announce, withdraw
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, Blobs
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Manifest, Phase, PolicyRecord
-from marlaas_api.wire import encode
+from marlaas_api.wire import decode_as, encode
 
 FILE = "adapter_model.safetensors"
 
@@ -106,6 +106,16 @@ async def test_a_name_that_another_run_holds_is_refused(scene, document):
     await announce(scene.bus, [document(uid="theirs")])
     with pytest.raises(InvalidInput, match="already has a job team-a/reverse of another run"):
         await announce(scene.bus, [document()])
+
+
+async def test_a_cancelled_jobs_name_is_free_and_its_document_says_that_it_is_deleted(scene, document):
+    bucket = await scene.bus.bucket(subjects.JOBS)
+    await announce(scene.bus, [document()])
+    await withdraw(scene.bus, [document()])
+    marked = decode_as(JobDocument, (await bucket.get("team-a.reverse")).data)
+    assert (marked.deleted, marked.generation) == (True, 2)
+    await announce(scene.bus, [document(uid="next")])
+    assert decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).uid == "next"
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

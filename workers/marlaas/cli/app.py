@@ -24,7 +24,8 @@ EPILOG = """Getting started:
 - `marlaas episodes DIR`, `marlaas plot DIR` and `marlaas chat DIR` show the episodes, curves and adapter of a run; `marlaas usage DIR` what it used.
 - `marlaas env play reverse` plays an environment by hand, with you as the policy.
 - `marlaas validate FILE` checks a manifest before anything starts.
-- `marlaas submit FILE` applies it to a cluster; `watch`, `why`, `suspend` and `resume` manage the job there (also as `kubectl marlaas …`)."""
+- `marlaas submit FILE` applies it to a cluster; `watch`, `why`, `suspend` and `resume` manage the job there (also as `kubectl marlaas …`).
+- With `--run DIR`, `submit`, `suspend`, `resume` and `cancel` change a `marlaas run` while it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,12 @@ COMMANDS = {
         "marlaas.cli.cluster",
         "resume",
         "marlaas resume reverse -n team-a",
+    ),
+    "cancel": Command(
+        "Cancel a job of a run on this machine.",
+        "marlaas.cli.cluster",
+        "cancel",
+        "marlaas cancel reverse --run runs/first",
     ),
     "env": Command(
         "Play an environment by hand, without training.",

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from marlaas.cli.app import FAILED, INTERRUPTED, complain
+from marlaas.cli.running import cancel_in_run, submit_to_run, suspend_in_run
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import AccessDenied, ObjectMissing
 from marlaas.cluster.explain import explain
@@ -41,6 +42,11 @@ def gateway(context: str | None, namespace: str | None, kubeconfig: str | None) 
     return Kubectl(ClusterTarget(context, namespace, kubeconfig))
 
 
+Run = Annotated[
+    Path | None,
+    typer.Option("--run", metavar="DIR", help="Output folder of a `marlaas run` that goes on, instead of a cluster."),
+]
+
 RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="YAML manifests; - is standard input.")]
@@ -58,16 +64,21 @@ def submit(
     files: Files,
     watch: Watch = False,
     jobs_only: JobsOnly = False,
+    run: Run = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Check manifests, here and on the API server, then apply them to the cluster.
+    """Check manifests, here and on the API server, then apply them to the cluster; or, with --run, to a run on this machine.
 
     Takes the same files as `marlaas run`. If the API server rejects an object, nothing is applied, and the errors are reported by file, line and field.
+    With --run DIR, the files' jobs are added to the run, or replace its jobs of the same name; their pools must be part of the run.
 
     Exit code: 0 applied (with --watch: and no job failed), 1 a job failed or the cluster cannot be reached, 2 the input must be changed first.
     """
+    if run is not None:
+        submit_to_run(run, files)
+        return
     kubectl = gateway(context, namespace, kubeconfig)
     manifest = load(files, runnable=False)
     placed = [one for one in manifest.placed if not jobs_only or isinstance(one.object, RLJob)]
@@ -112,20 +123,52 @@ def watch(
         complain(f"no RLJobs {'in the cluster' if everywhere else here}")
 
 
-def suspend(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
+def suspend(
+    name: Name,
+    run: Run = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
     """Suspend a job and free its resources; `resume` continues with the interrupted step.
 
     Exit code: 0 the job will stop, or is suspended already, 1 the job does not exist or the cluster cannot be reached, 2 the job has ended.
     """
-    _set_suspend(gateway(context, namespace, kubeconfig), name, True)
+    if run is not None:
+        suspend_in_run(run, name, namespace, True)
+    else:
+        _set_suspend(gateway(context, namespace, kubeconfig), name, True)
 
 
-def resume(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
+def resume(
+    name: Name,
+    run: Run = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
     """Continue a suspended job from its last committed step.
 
     Exit code: 0 the job continues once it is admitted, or was not suspended, 1 the job does not exist or the cluster cannot be reached, 2 the job has ended.
     """
-    _set_suspend(gateway(context, namespace, kubeconfig), name, False)
+    if run is not None:
+        suspend_in_run(run, name, namespace, False)
+    else:
+        _set_suspend(gateway(context, namespace, kubeconfig), name, False)
+
+
+def cancel(
+    name: Name,
+    run: Annotated[Path, typer.Option("--run", metavar="DIR", help="Output folder of a `marlaas run` that goes on.")],
+    namespace: Namespace = None,
+) -> None:
+    """Cancel a job of a run on this machine: it stops at once and leaves the run; its files stay.
+
+    In a cluster, delete the object: `kubectl delete rljob NAME`.
+
+    Exit code: 0 cancelled, 2 the job is not part of the run or has ended, or no run uses the folder.
+    """
+    cancel_in_run(run, name, namespace)
 
 
 def why(name: Name, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:

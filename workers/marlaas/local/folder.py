@@ -75,6 +75,11 @@ class OutFolder:
         return self.state / "documents"
 
     @property
+    def changes(self) -> Path:
+        """Changes that commands ask for while the run goes on, and the runner's answers."""
+        return self.state / "changes"
+
+    @property
     def summary(self) -> Path:
         """The result as JSON."""
         return self.root / "summary.json"
@@ -128,7 +133,15 @@ def hold(root: Path) -> Iterator[OutFolder]:
 
 def _make(folder: OutFolder, root: Path) -> None:
     with translated(folder.root):
-        for path in (folder.state, folder.logs, folder.scratch, folder.documents, folder.blobs, folder.nats_store):
+        for path in (
+            folder.state,
+            folder.logs,
+            folder.scratch,
+            folder.documents,
+            folder.blobs,
+            folder.nats_store,
+            folder.changes,
+        ):
             path.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder.state).free
     if free < MIN_FREE_BYTES:

@@ -7,8 +7,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -76,7 +76,7 @@ class Launcher:
 
     command: command line of a role; the role's name follows. jobs: by key; pools: by name.
     modules: folders in which a sandbox finds users' environments. parent: forks sandboxes (`with_parent`); None: every
-    role is a process of its own.
+    role is a process of its own. apart: keys of jobs whose sandboxes are not forked, because their modules came later.
     """
 
     folder: OutFolder
@@ -84,10 +84,19 @@ class Launcher:
     credentials: CredentialSource
     watchdog: Watchdog
     pools: Mapping[str, PoolDocument]
-    jobs: Mapping[str, JobDocument]
-    modules: tuple[Path, ...] = ()
+    jobs: dict[str, JobDocument]
+    modules: list[Path] = field(default_factory=list)
     command: tuple[str, ...] = ROLE_COMMAND
     parent: SandboxParent | None = None
+    apart: set[str] = field(default_factory=set)
+
+    def add(self, job: JobDocument, modules: Sequence[Path]) -> None:
+        """Add a job, or a newer document of one, and the folders of its environment's modules."""
+        new = [path for path in modules if path not in self.modules]
+        if new and job.ref.key not in self.jobs:
+            self.apart.add(job.ref.key)
+            self.modules.extend(new)
+        self.jobs[job.ref.key] = job
 
     @contextlib.asynccontextmanager
     async def with_parent(self) -> "AsyncIterator[Launcher]":
@@ -122,7 +131,7 @@ class Launcher:
 
     async def _started(self, spec: ProcessSpec, log: IO[bytes], handed: Handed) -> RoleProcess:
         arguments = [spec.role, *self._arguments(spec, handed)]
-        if spec.role == "sandbox" and self.parent is not None:
+        if spec.role == "sandbox" and self.parent is not None and spec.job not in self.apart:
             try:
                 return await self.parent.fork(arguments, log, handed.descriptors)
             except ParentLost as error:

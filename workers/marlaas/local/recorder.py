@@ -39,7 +39,7 @@ def consumer_name(ref: JobRef) -> str:
 
 @dataclass(slots=True)
 class Recorder:
-    """Recorder of all jobs of a run. `max_bytes` limits each job's episode files; 0 keeps none."""
+    """Recorder of all jobs of a run; `jobs` may be replaced while it runs. `max_bytes` limits each job's episode files; 0 keeps none."""
 
     folder: OutFolder
     bus: Bus
@@ -47,14 +47,25 @@ class Recorder:
     jobs: Sequence[JobDocument]
     max_bytes: int = DEFAULT_BYTES
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _followed: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Record until `stop` is called and the stream is empty. Raises InvalidInput if the folder cannot be written."""
         if self.max_bytes <= 0:
             return
         async with asyncio.TaskGroup() as tasks:
-            for job in self.jobs:
-                tasks.create_task(self._follow(job), name=f"episodes {job.ref}")
+            self._reconcile(tasks)
+            while not self._stop.is_set():
+                await self._pause(FETCH_S)
+                self._reconcile(tasks)
+
+    def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
+        """Follow the jobs of the run, which change, and no others."""
+        now = {job.uid: job for job in self.jobs}
+        for uid in self._followed.keys() - now.keys():
+            self._followed.pop(uid).cancel()
+        for uid in now.keys() - self._followed.keys():
+            self._followed[uid] = tasks.create_task(self._follow(now[uid]), name=f"episodes {now[uid].ref}")
 
     def stop(self) -> None:
         """Let `run` return once no more episodes are there."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marlaas.episodes.files import DEFAULT_BYTES
-from marlaas.local import documents, plan
+from marlaas.local import changes, documents, plan
 from marlaas.local.collection import Collector, read_results, write_summary
 from marlaas.local.display import Display
 from marlaas.local.documents import DesiredState, read
@@ -23,13 +23,14 @@ from marlaas.local.recorder import Recorder
 from marlaas.local.report import JobResult, Report, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
-from marlaas.local.watch import JobWatch, announce
+from marlaas.local.watch import JobWatch, announce, withdraw
 from marlaas.models import prepared
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
 from marlaas.trackers.seam import require
 from marlaas_api.blobs_store import open_blobs
+from marlaas_api.bus import Bus
 from marlaas_api.documents import pool_spec
-from marlaas_api.errors import first_cause
+from marlaas_api.errors import InvalidInput, Retryable, first_cause
 from marlaas_api.kinds import ModelSpec
 from marlaas_api.messages import JobDocument, PoolDocument
 
@@ -77,11 +78,12 @@ def run(request: RunRequest, display: Display) -> int:
 
 async def _run(request: RunRequest, display: Display) -> int:
     interrupts = Interrupts()
+    current = _Run(request, display, interrupts)
     with interrupts.listening():
         try:
-            return await interrupts.unless(interrupts.second, _Run(request, display, interrupts).run())
+            return await interrupts.unless(interrupts.second, current.run())
         except Interrupted:
-            display.note(f"stopped; to continue: {shlex.join(request.again)}")
+            display.note(f"stopped; to continue: {shlex.join(current.again)}")
             return EXIT_INTERRUPTED
         finally:
             display.close()
@@ -96,13 +98,25 @@ class _Content:
     modules: tuple[Path, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a run consists of while it serves its jobs."""
+
+    folder: OutFolder
+    bus: Bus
+    watch: JobWatch
+    launcher: Launcher
+    recorder: Recorder
+
+
 class _Run:
-    """One run, from the manifests to the exit code."""
+    """One run, from the manifests to the exit code. again: command line that continues it, with the manifests of added jobs."""
 
     def __init__(self, request: RunRequest, display: Display, interrupts: Interrupts) -> None:
         self._request = request
         self._display = display
         self._interrupts = interrupts
+        self.again = request.again
 
     async def run(self) -> int:
         wanted = read(self._request.files, self._request.seed)
@@ -112,6 +126,8 @@ class _Run:
         with hold(self._request.out) as folder:
             record = folder.read_record()
             jobs = documents.merge(record.jobs, wanted.jobs)
+            changes.refuse_leftovers(folder, record.jobs, jobs)
+            changes.forget(folder)
             documents.refuse_other_models(record.pools, wanted.pools)
             if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
@@ -154,7 +170,7 @@ class _Run:
                 guard,
                 {pool.name: pool for pool in content.pools},
                 {job.ref.key: job for job in content.jobs},
-                content.modules,
+                [*content.modules],
                 self._request.role_command,
             )
             blobs = open_blobs(folder.blobs)
@@ -163,32 +179,64 @@ class _Run:
             collector = Collector(folder, server.bus, blobs, feed.add)
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             async with launcher.with_parent() as forking:
-                await self._supervise(watch, forking, recorder)
+                await self._supervise(_Parts(folder, server.bus, watch, forking, recorder))
             results = await watch.results()
             finished = [one.document for one in results if one.phase.final]
             await recorder.forget([document.ref for document in finished])
-            await feed.close(content.jobs, {document.uid for document in finished})
+            await feed.close(watch.jobs, {document.uid for document in finished})
             return results
 
     def _existing(self) -> Existing | None:
         return None if self._request.nats is None else Existing(self._request.nats, self._request.creds)
 
-    async def _supervise(self, watch: "JobWatch", launcher: Launcher, recorder: Recorder) -> None:
+    async def _supervise(self, parts: "_Parts") -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(recorder.run(), name="episodes")
-            supervisor = Supervisor(launcher, tasks)
+            tasks.create_task(parts.recorder.run(), name="episodes")
+            supervisor = Supervisor(parts.launcher, tasks)
             try:
-                while not self._interrupts.first.is_set() and await watch.poll(supervisor):
+                while not self._interrupts.first.is_set() and await parts.watch.poll(supervisor):
                     await _first_of(self._interrupts.first, supervisor.changed, TICK_S)
+                    await self._change(parts)
                 self._note_stopping()
                 await supervisor.drain(GRACE_S if self._interrupts.first.is_set() else IDLE_GRACE_S)
             finally:
                 supervisor.kill()
-                recorder.stop()
+                parts.recorder.stop()
+
+    async def _change(self, parts: "_Parts") -> None:
+        """Apply the changes that commands ask for, and answer them."""
+        for question in changes.take(parts.folder):
+            try:
+                lines = await self._apply(parts, question.change)
+            except InvalidInput as error:
+                question.answer(changes.Answer(error=str(error)))
+                continue
+            for line in lines:
+                self._display.note(line)
+            question.answer(changes.Answer(lines=lines))
+
+    async def _apply(self, parts: "_Parts", change: changes.RunChange) -> tuple[str, ...]:
+        """Apply one change. The record is written first: a run that is killed here continues with the changed jobs."""
+        watch, before = parts.watch, RunRecord(jobs=parts.watch.jobs, pools=tuple(parts.watch.pools))
+        names = [pool.name for pool in before.pools]
+        found = changes.changed(before.jobs, change, watch.seen.progress, names, self._request.seed)
+        changes.refuse_leftovers(parts.folder, before.jobs, found.jobs)
+        parts.folder.write_record(before.model_copy(update={"jobs": found.jobs}))
+        try:
+            await _publish(parts.bus, found)
+        except InvalidInput:
+            parts.folder.write_record(before)
+            raise
+        for job in found.written:
+            parts.launcher.add(job, change.folders)
+        watch.jobs = parts.recorder.jobs = found.jobs
+        await parts.recorder.forget([job.ref for job in found.cancelled])
+        self.again += tuple(file for file in change.files if file not in self.again)
+        return found.lines
 
     def _note_stopping(self) -> None:
         if self._interrupts.first.is_set():
-            self._display.note(f"stopping; to continue later, run: {shlex.join(self._request.again)}")
+            self._display.note(f"stopping; to continue later, run: {shlex.join(self.again)}")
         self._display.waiting("stopping the roles; Ctrl-C stops them at once")
 
     def _end(self, folder: OutFolder, pools: tuple[PoolDocument, ...], results: Sequence[JobResult]) -> int:
@@ -203,9 +251,21 @@ class _Run:
         )
         self._display.result(Report(results, folder.root))
         if self._interrupts.first.is_set() and not finished:
-            self._display.note(f"to continue: {shlex.join(self._request.again)}")
+            self._display.note(f"to continue: {shlex.join(self.again)}")
             return EXIT_INTERRUPTED
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
+
+
+async def _publish(bus: Bus, found: changes.ChangedJobs) -> None:
+    """Write and delete job documents, as soon as the NATS server answers. Raises InvalidInput as `announce` does."""
+    while True:
+        try:
+            await announce(bus, found.written)
+            await withdraw(bus, found.cancelled)
+        except Retryable:
+            await asyncio.sleep(TICK_S)
+        else:
+            return
 
 
 def _is_unseen(model: ModelSpec) -> bool:

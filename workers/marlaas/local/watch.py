@@ -44,13 +44,19 @@ async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
         await _announce(bucket, document)
 
 
+async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> None:
+    """Mark job documents as deleted: the orchestrator ends the jobs, deletes what the bus has of them, and last the documents."""
+    deleted = [one.model_copy(update={"deleted": True, "generation": one.generation + 1}) for one in documents]
+    await announce(bus, deleted)
+
+
 async def _announce(bucket: Bucket, document: JobDocument) -> None:
     entry = await bucket.get(document.ref.key)
     if entry is None or entry.data is None:
         await bucket.create(document.ref.key, encode(document))
         return
     there = decode_as(JobDocument, entry.data)
-    if there.uid != document.uid:
+    if there.uid != document.uid and not there.deleted:
         raise InvalidInput(
             f"the NATS server already has a job {document.ref} of another run: "
             "rename this job or its namespace, or continue that run with its --out"
@@ -73,7 +79,7 @@ class JobWatch:
     bus: Bus
     collector: Collector
     display: Display
-    jobs: Sequence[JobDocument]
+    jobs: tuple[JobDocument, ...]
     pools: Sequence[PoolDocument]
     seen: Observation = field(default_factory=Observation)
     failures: dict[str, Failure] = field(default_factory=dict)

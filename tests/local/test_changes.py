@@ -1,0 +1,135 @@
+"""Jobs are added, edited, suspended, resumed and cancelled while a run goes on."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.harness import a_progress, job_document
+from tests.harness import changed as edited
+from tests.local.runs import JOB, POOL, Place
+
+from marlaas.local import changes
+from marlaas.local.changes import Answer, RunChange, ask, changed, take
+from marlaas.local.folder import OutFolder, hold
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import JobDocument, Phase
+
+FIRST, SECOND = job_document("first"), job_document("second", tenant="b")
+
+
+def apply(change: RunChange, *jobs: JobDocument, **more: object) -> changes.ChangedJobs:
+    return changed(jobs or (FIRST,), change, **{"progress": {}, "pools": ["tiny"], **more})  # type: ignore[arg-type]
+
+
+def test_a_new_job_is_added_with_the_runs_seed() -> None:
+    found = apply(RunChange(jobs=(SECOND,)), seed=7)
+    assert [job.ref.name for job in found.jobs] == ["first", "second"]
+    assert found.written == (SECOND.model_copy(update={"seed": 7}),)
+    assert found.lines == ("team-a/second: added",)
+
+
+def test_a_job_that_is_submitted_again_keeps_its_uid_and_changes_only_where_it_may() -> None:
+    again = job_document("first", uid="another")
+    assert apply(RunChange(jobs=(again,))).lines == ("team-a/first: unchanged",)
+    found = apply(RunChange(jobs=(edited(again, priority=3),)))
+    assert [(job.uid, job.generation, job.spec.priority) for job in found.written] == [("uid-first", 2, 3)]
+    with pytest.raises(InvalidInput, match=r"job team-a/first: the seed was 0 and is now 1"):
+        apply(RunChange(jobs=(again.model_copy(update={"seed": 1}),)))
+
+
+def test_suspending_and_resuming_make_new_generations() -> None:
+    key = FIRST.ref.key
+    suspended = apply(RunChange(suspend={key: True}))
+    assert [(job.spec.suspend, job.generation) for job in suspended.written] == [(True, 2)]
+    assert apply(RunChange(suspend={key: True}), *suspended.jobs).written == ()
+    resumed = apply(RunChange(suspend={key: False}), *suspended.jobs)
+    assert [(job.spec.suspend, job.generation) for job in resumed.written] == [(False, 3)]
+    assert resumed.lines == ("team-a/first: resumed",)
+
+
+def test_a_cancelled_job_leaves_the_run() -> None:
+    found = apply(RunChange(cancel=(FIRST.ref.key,)), FIRST, SECOND)
+    assert (found.jobs, found.written, found.cancelled) == ((SECOND,), (), (FIRST,))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (RunChange(suspend={"team-a.third": True}), "job team-a/third is not part of this run"),
+        (RunChange(suspend={FIRST.ref.key: True}), "job team-a/first has failed: a finished job cannot be changed"),
+        (RunChange(cancel=(FIRST.ref.key,)), "job team-a/first has failed"),
+        (
+            RunChange(jobs=(job_document("third", pool="big"),)),
+            "job team-a/third: ModelPool big is not part of this run, whose pools are tiny",
+        ),
+    ],
+    ids=["unknown", "suspend an ended one", "cancel an ended one", "another pool"],
+)
+def test_what_cannot_be_changed_is_refused_with_a_reason(change: RunChange, text: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(text)):
+        apply(change, progress={FIRST.ref.key: a_progress(FIRST, phase=Phase.FAILED)})
+
+
+def test_nobody_answers_for_a_folder_that_no_run_uses(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
+        ask(OutFolder(tmp_path), RunChange())
+    with hold(tmp_path) as folder:
+        pass
+    with pytest.raises(InvalidInput, match="no `marlaas run` uses"):
+        ask(folder, RunChange())
+
+
+def test_a_runner_that_is_busy_is_told_apart_from_one_that_has_taken_the_change(tmp_path: Path) -> None:
+    with hold(tmp_path) as folder:
+        with pytest.raises(InvalidInput, match="nothing was changed"):
+            ask(folder, RunChange(), timeout_s=0.0)
+        assert take(folder) == []
+
+
+def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: Path) -> None:
+    with hold(tmp_path) as folder:
+        (folder.changes / "1.json").write_text(RunChange(cancel=("a.b",)).model_dump_json())
+        (folder.changes / "2.json").write_text('{"more": 1}')
+        (question,) = take(folder)
+        assert question.change.cancel == ("a.b",)
+        assert take(folder) == []
+        question.answer(Answer(lines=("done",)))
+        assert Answer.model_validate_json((folder.changes / "1.answer").read_bytes()).lines == ("done",)
+        assert "another version" in (folder.changes / "2.answer").read_text()
+        changes.forget(folder)
+        assert not any(folder.changes.iterdir())
+
+
+def marlaas(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "marlaas", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_job_is_added_and_another_cancelled_while_the_run_goes_on(place: Place) -> None:
+    added, out = place.folder / "added.yaml", str(place.out)
+    added.write_text(POOL % (place.folder / "model") + JOB % ("second", 2))
+    place.script(pause_at=1)
+    run = place.start()
+    run.until(type="progress", step=1)
+    done = marlaas("submit", str(added), "--run", out)
+    assert (done.returncode, done.stdout) == (0, "team-a/second: added\n"), done.stderr
+    run.told_of(type="progress", job="team-a/second", step=1)
+    refused = marlaas("suspend", "third", "--run", out)
+    assert refused.returncode == 2
+    assert "has no job third: its jobs are team-a/reverse, team-a/second" in refused.stderr
+    done = marlaas("cancel", "reverse", "--run", out)
+    assert (done.returncode, done.stdout.split(";")[0]) == (0, "team-a/reverse: cancelled"), done.stderr
+    place.go()
+    assert run.end() == 0
+    assert list(place.summary()) == ["team-a/second"]
+    assert place.steps("second") == [0, 1]
+    assert place.steps("reverse") == [0]
+    late = marlaas("resume", "second", "--run", out)
+    assert late.returncode == 2
+    assert "no `marlaas run` uses" in late.stderr
+    place.write(second=2, reverse=3)
+    again = place.start()
+    assert again.end() == 2, "a new job does not write into the files of the cancelled one"
+    assert "has the files of a cancelled job" in str(again.told[-1]["message"])
