@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from marlaas.cluster.explain import explain
+from marlaas.cluster.errors import AccessDenied
+from marlaas.cluster.explain import JobSurroundings, explain
+from marlaas.cluster.reading import running_beside
 from marlaas.cluster.views import event_view, job_view, pool_view
 from marlaas_api.reason_texts import NOTHING, TEXTS, ReasonStage
 from marlaas_api.reasons import Reason
@@ -32,7 +34,10 @@ def _said(scene: dict[str, Any]) -> str:
     job = job_view(_job(scene.get("status"), **scene.get("metadata", {})))
     pool = pool_view(_pool(scene["pool"])) if "pool" in scene else None
     events = [event_view({"metadata": {}, **body}) for body in scene.get("events", [])]
-    return explain(job, pool, events, NOW)
+    running = [
+        job_view(_job({"phase": "Running", **status}, name=name)) for name, status in scene.get("running", {}).items()
+    ]
+    return explain(job, JobSurroundings(pool, events, running), NOW)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene["scene"])
@@ -65,3 +70,29 @@ def test_why_hands_no_words_of_a_tenant_to_the_terminal() -> None:
     assert r"\x1b[2Jall is well" in said
     assert r"\x1b]52;c;ZXZpbA==\x07 no room" in said
     assert "\x1b" not in said
+
+
+class Kubectl:
+    """Lists jobs, those of all namespaces only if it may."""
+
+    def __init__(self, may: bool) -> None:
+        self.may = may
+
+    def list(self, kind: str, *options: str) -> list[dict[str, Any]]:
+        if options and not self.may:
+            raise AccessDenied("forbidden")
+        one = _job({"phase": "Running"}, name="here")
+        return [
+            one,
+            _job({"phase": "Queued"}, name="waits"),
+            *([_job({"phase": "Running"}, name="there")] * len(options)),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "may", "names"),
+    [("WaitingForSlots", True, ["here", "there"]), ("Preempted", False, ["here"]), ("WaitingForPool", True, [])],
+)
+def test_the_jobs_beside_it_are_those_that_the_user_may_read(reason: str, may: bool, names: list[str]) -> None:
+    job = job_view(_job({"phase": "Queued", "reason": reason}))
+    assert [one.name for one in running_beside(Kubectl(may), job)] == names  # type: ignore[arg-type]

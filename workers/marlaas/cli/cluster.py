@@ -13,12 +13,13 @@ from rich.console import Console
 from marlaas.cli.app import FAILED, INTERRUPTED, complain
 from marlaas.cli.running import cancel_in_run, submit_to_run, suspend_in_run
 from marlaas.cli.summaries import summary
-from marlaas.cluster.errors import AccessDenied, ObjectMissing
-from marlaas.cluster.explain import explain
+from marlaas.cluster.errors import ObjectMissing
+from marlaas.cluster.explain import JobSurroundings, explain
 from marlaas.cluster.fetching import fetch, published
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
+from marlaas.cluster.reading import RLJOBS, events_of, pool_of, running_beside
 from marlaas.cluster.submission import submit as submit_objects
-from marlaas.cluster.views import ClusterEventView, ClusterJobView, ClusterPoolView, event_view, job_view, pool_view
+from marlaas.cluster.views import job_view
 from marlaas.cluster.watching import PERIOD_S, ClusterWatch
 from marlaas.local.display import LiveDisplay, choose, failures, table
 from marlaas.manifest import load
@@ -46,8 +47,6 @@ Run = Annotated[
     Path | None,
     typer.Option("--run", metavar="DIR", help="Output folder of a `marlaas run` that goes on, instead of a cluster."),
 ]
-
-RLJOBS, MODELPOOLS = "rljobs.marlaas.dev", "modelpools.marlaas.dev"
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="YAML manifests; - is standard input.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the RLJob.")]
@@ -178,7 +177,8 @@ def why(name: Name, context: Context = None, namespace: Namespace = None, kubeco
     """
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
-    typer.echo(explain(job, _pool(kubectl, job), _events(kubectl, job), time.time()))
+    around = JobSurroundings(pool_of(kubectl, job), events_of(kubectl, job), running_beside(kubectl, job))
+    typer.echo(explain(job, around, time.time()))
 
 
 def adapter(
@@ -238,22 +238,6 @@ def _unknown(kubectl: Kubectl, name: str, names: Sequence[str]) -> ObjectMissing
         or "; choose another namespace with -n NAMESPACE, or list all jobs with `marlaas watch -A`"
     )
     return ObjectMissing(f"RLJob '{name}' does not exist in namespace {there}{hint}")
-
-
-def _pool(kubectl: Kubectl, job: ClusterJobView) -> ClusterPoolView | None:
-    """Return the job's pool; None if it is missing or the user may not read it."""
-    try:
-        return pool_view(kubectl.get(MODELPOOLS, job.pool))
-    except (ObjectMissing, AccessDenied):
-        return None
-
-
-def _events(kubectl: Kubectl, job: ClusterJobView) -> list[ClusterEventView]:
-    try:
-        found = kubectl.list("events", f"--field-selector=involvedObject.uid={job.uid}")
-    except AccessDenied:
-        return []
-    return [event_view(body) for body in found]
 
 
 _ListJobs = Callable[[], Sequence[Mapping[str, Any]]]

@@ -1,6 +1,7 @@
 """`marlaas why`: one paragraph about a job: its state or what it waits for, since when, and what to do. Pure."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from marlaas.cluster.views import WARNING, ClusterEventView, ClusterJobView, ClusterPoolView, condition, seconds
 from marlaas.local.table import duration, number, versions, without_signal
@@ -22,18 +23,36 @@ _CAUSES = {
 """Reasons that are caused by a condition of the pool."""
 
 
-def explain(job: ClusterJobView, pool: ClusterPoolView | None, events: Sequence[ClusterEventView], now: float) -> str:
+WAITING_FOR_ROOM = (Reason.WAITING_FOR_SLOTS, Reason.WAITING_FOR_MEMORY, Reason.PREEMPTED)
+"""Reasons of jobs that wait until running jobs end."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSurroundings:
+    """What a job's state depends on.
+
+    pool: the job's pool; None if it does not exist or the user may not read it.
+    running: the running jobs of the pool.
+    """
+
+    pool: ClusterPoolView | None = None
+    events: Sequence[ClusterEventView] = ()
+    running: Sequence[ClusterJobView] = ()
+
+
+def explain(job: ClusterJobView, around: JobSurroundings, now: float) -> str:
     """Return one paragraph, followed by the job's multi-line message, indented.
 
     Control characters are removed: statuses and events contain text of tenants' code, and tenants can write events
     in their own namespaces.
 
     Args:
-        pool: the job's pool; None if it does not exist or the user may not read it.
         now: unix seconds.
     """
+    pool, events = around.pool, around.events
     cause = _cause(job, pool)
-    sentences = [_where(job, events, now), *_idle(job), *_why(job, now), *_pool(job, pool, cause), *_unseen(job, now)]
+    sentences = [_where(job, events, now), *_idle(job), *_why(job, now), *_pool(job, pool, cause)]
+    sentences += [*_next_end(job, around.running, now), *_unseen(job, now)]
     sentences += [*_warning(events, " ".join(sentences), now), *_advice(job, cause)]
     return visible("\n".join([" ".join(sentences), *_last_words(job)]))
 
@@ -140,6 +159,25 @@ def _pool(job: ClusterJobView, pool: ClusterPoolView | None, cause: Condition | 
         text = text_of(cause.reason)
         message = f" Message: {_sentence(cause.message)}" if cause.message.strip() else ""
         yield f"The pool is not ready because of {cause.reason}{f': {text.meaning}' if text is not None else '.'}{message}"
+
+
+def _next_end(job: ClusterJobView, running: Sequence[ClusterJobView], now: float) -> Iterator[str]:
+    """Yield when the first of the running jobs is expected to end, if the job waits for that."""
+    if job.status is None or job.status.reason not in WAITING_FOR_ROOM:
+        return
+    expected = {one.key: left for one in running if one.status and (left := _left_s(one.status, now)) is not None}
+    if expected:
+        key = min(expected, key=expected.__getitem__)
+        others = f" of {len(expected)}" if len(expected) > 1 else ""
+        yield f"At its pace so far, the next running job{others} to end is {key}, in about {duration(expected[key])}."
+
+
+def _left_s(status: RLJobStatus, now: float) -> float | None:
+    """Return the seconds until a job ends, from its mean time per step; None before its first step."""
+    began = seconds(status.started_at)
+    if began is None or not status.step or not status.steps:
+        return None
+    return (now - began) / status.step * max(0, status.steps - status.step)
 
 
 def _depends_on_pool(job: ClusterJobView) -> bool:
