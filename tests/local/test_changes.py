@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.harness import a_progress, job_document
@@ -13,6 +14,7 @@ from tests.local.runs import JOB, POOL, Place
 from marlaas.local import changes
 from marlaas.local.changes import Answer, RunChange, ask, changed, take
 from marlaas.local.folder import OutFolder, hold
+from marlaas.local.processes import Launcher
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Phase
 
@@ -100,6 +102,17 @@ def test_a_change_is_taken_once_and_one_of_another_version_is_refused(tmp_path: 
         assert "another version" in (folder.changes / "2.answer").read_text()
         changes.forget(folder)
         assert not any(folder.changes.iterdir())
+
+
+def test_the_sandboxes_of_a_job_whose_modules_came_later_are_no_forks_of_the_common_parent(tmp_path: Path) -> None:
+    third, nothing = job_document("third"), Any
+    launcher = Launcher(OutFolder(tmp_path), "", nothing, nothing, {}, {FIRST.ref.key: FIRST}, [Path("/a")])  # type: ignore[arg-type]
+    launcher.add(SECOND, [Path("/a")])
+    launcher.add(third, [Path("/a"), Path("/b")])
+    launcher.add(edited(FIRST, priority=1), [Path("/c")])
+    assert launcher.apart == {third.ref.key}
+    assert launcher.modules == [Path("/a"), Path("/b")]
+    assert launcher.jobs[FIRST.ref.key].spec.priority == 1
 
 
 def marlaas(*arguments: str) -> subprocess.CompletedProcess[str]:

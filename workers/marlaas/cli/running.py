@@ -19,8 +19,9 @@ def submit_to_run(folder: Path, files: Sequence[str]) -> None:
     require(wanted.jobs)
     for note in wanted.notes:
         typer.echo(note)
-    paths = tuple(file if file == "-" else str(Path(file).absolute()) for file in files)
-    _ask(folder, RunChange(jobs=wanted.jobs, folders=wanted.folders, files=paths))
+    paths = tuple(str(Path(file).absolute()) for file in files if file != "-")
+    folders = tuple(path.absolute() for path in wanted.folders)
+    _ask(folder, RunChange(jobs=wanted.jobs, folders=folders, files=paths))
 
 
 def suspend_in_run(folder: Path, name: str, namespace: str | None, suspend: bool) -> None:
