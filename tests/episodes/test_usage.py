@@ -59,7 +59,7 @@ def test_every_generated_token_is_counted_once_by_what_became_of_it(document, re
     assert amounts.generated_tokens == 3 + 70 + 10 + 600 + 700 + 8000 + 90000
     assert amounts.wasted_tokens == 70 + 10 + 600 + 700
     assert (amounts.prompt_tokens, amounts.cached_tokens) == (200, 160)
-    assert amounts.environment_s == pytest.approx(10 * 0.2), "half a second each, of which 0.3 s in the engine"
+    assert amounts.sandbox_s == pytest.approx(10 * 0.5)
 
 
 def test_tokens_of_engines_that_are_in_no_episode_are_told(document, records, steps):

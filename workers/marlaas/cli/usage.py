@@ -22,7 +22,7 @@ Job = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job. 
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV: one line per job, with every amount.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per job, with every amount.")]
 
-_COLUMNS = ("PROMPT", "TOKENS", "TRAINED", "WASTED", "ENGINE", "TRAINER", "ENV", "KEPT")
+_COLUMNS = ("PROMPT", "TOKENS", "TRAINED", "WASTED", "ENGINE", "TRAINER", "SANDBOX", "KEPT")
 _UNKNOWN = "-"
 _PLAIN_WIDTH = 120
 
@@ -32,8 +32,8 @@ def usage(folder: Dir, job: Job = None, as_csv: Csv = False, as_json: Json = Fal
 
     PROMPT counts each turn's whole prompt. TOKENS are the generated ones: TRAINED, WASTED, or those of evaluations and of steps that have not finished.
     Wasted tokens are those of groups whose members all had the same reward or that were too stale to train, of episodes that ended with a fault or were
-    played twice, and of plays that were given up. ENGINE, TRAINER and ENV are seconds of work for the job, and KEPT its adapters and checkpoints. All of these but ENV are known once
-    the run has ended or was stopped.
+    played twice, and of plays that were given up. ENGINE and TRAINER are their seconds of work for the job, SANDBOX the seconds that its
+    episodes took, and KEPT its adapters and checkpoints. ENGINE, TRAINER and KEPT are known once the run has ended or was stopped.
 
     --csv and --json have every amount: also cached prompt tokens, wasted tokens by cause, and the time of admission.
 
@@ -84,7 +84,7 @@ def _table(rows: Sequence[UsageRow]) -> Table:
 
 def _cells(amounts: Amounts) -> list[str]:
     generated = amounts.generated_tokens
-    seconds = (amounts.engine_s, amounts.trainer_s, amounts.environment_s)
+    seconds = (amounts.engine_s, amounts.trainer_s, amounts.sandbox_s)
     return [
         _short(amounts.prompt_tokens),
         _short(generated),

@@ -45,7 +45,7 @@ class Amounts:
         unrecorded_tokens: in no recorded episode: of plays that were given up, and of episode files that were deleted.
         engine_s: seconds of the engines, each batch's time shared among its requests.
         trainer_s: seconds that trainers computed.
-        environment_s: seconds of episodes outside of the engine's queue and the engine, tools included.
+        sandbox_s: seconds that its episodes took in sandboxes, from their start to their end, waiting included.
         admitted_s: seconds for which the job was admitted.
         stored_bytes: of its adapters and checkpoints.
     """
@@ -63,7 +63,7 @@ class Amounts:
     unrecorded_tokens: int = 0
     engine_s: float = 0.0
     trainer_s: float = 0.0
-    environment_s: float = 0.0
+    sandbox_s: float = 0.0
     admitted_s: float = 0.0
     stored_bytes: int = 0
 
@@ -113,7 +113,7 @@ def usage_of(
         cached_tokens=sum(turn.num_cached_tokens for turn in turns),
         generated_tokens=recorded + unrecorded,
         unrecorded_tokens=unrecorded,
-        environment_s=sum(map(_environment_s, records)),
+        sandbox_s=sum(record.duration_s for record in records),
         **{fate.value: tokens for fate, tokens in parts.items()},
     )
     row = UsageRow(document.tenant, document.namespace, document.job, amounts)
@@ -175,7 +175,3 @@ def _without_signal(records: Iterable[EpisodeRecord]) -> dict[str, bool]:
     return {
         group: not any(len(one) > 1 and has_signal(one) for one in agents.values()) for group, agents in rewards.items()
     }
-
-
-def _environment_s(record: EpisodeRecord) -> float:
-    return max(0.0, record.duration_s - sum(turn.queue_s + turn.engine_s for turn in record.turns))
