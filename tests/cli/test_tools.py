@@ -40,7 +40,7 @@ def write_run(root: Path, model_path: str = "/m") -> Path:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Job `a/one` with three episodes of rewards 0, 1 and 0.5, the first of which has a turn of six tokens."""
+    """Job `a/one` with three episodes of rewards 0, 1 and 0.5. The first episode has one turn of six tokens."""
     group = train_group(REF, 0)
     body = {"group": group, "split": Split.TRAIN, "index": 0}
     ids = {"output_ids": tuple(range(6)), "num_prompt_tokens": 9, "num_cached_tokens": 4}

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from marlaas.cluster.errors import AccessDenied
-from marlaas.cluster.explain import JobSurroundings, explain
+from marlaas.cluster.explain import ClusterContext, explain
 from marlaas.cluster.reading import running_beside
 from marlaas.cluster.views import event_view, job_view, pool_view
 from marlaas_api.reason_texts import NOTHING, TEXTS, ReasonStage
@@ -37,7 +37,7 @@ def _said(scene: dict[str, Any]) -> str:
     running = [
         job_view(_job({"phase": "Running", **status}, name=name)) for name, status in scene.get("running", {}).items()
     ]
-    return explain(job, JobSurroundings(pool, events, running), NOW)
+    return explain(job, ClusterContext(pool, events, running), NOW)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene["scene"])

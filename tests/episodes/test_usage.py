@@ -1,10 +1,10 @@
-"""What a job used, computed by hand."""
+"""The usage of a job equals numbers that were computed by hand."""
 
 import pytest
 from tests.harness import a_progress, job_document
 
 from marlaas.episodes.record import joined
-from marlaas.episodes.usage import Amounts, sums_by_tenant, usage_of
+from marlaas.episodes.usage import UsageAmounts, sums_by_tenant, usage_of
 from marlaas_api.messages import FaultClass, Meter, StepOutcome, StepRecord
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import pack_ids
@@ -17,7 +17,7 @@ def document():
 
 @pytest.fixture
 def steps(ref):
-    """One step that resolved groups 0, 1 and 2, the last of which was too stale: its two episodes had 5 tokens each."""
+    """One step with groups 0, 1 and 2. Group 2 was too stale; it has two episodes of 5 tokens."""
     body = {"namespace": ref.namespace, "job": ref.name, "uid": ref.uid, "step": 0, "version": 1, "at": 1.0}
     figures = {"wall_s": 1.0, "reward_mean": 0.5, "reward_std": 0.5, "num_groups": 1, "num_episodes": 6}
     dropped = {"num_dropped": 1, "dropped_tokens": 10}
@@ -85,4 +85,4 @@ def test_tenants_have_the_sum_of_their_jobs(document, records, steps):
     sums = sums_by_tenant([one, other])
     assert list(sums) == ["acme"]
     assert sums["acme"].generated_tokens == 99383 + 3
-    assert sum(sums.values(), Amounts()) == one.amounts + other.amounts
+    assert sum(sums.values(), UsageAmounts()) == one.amounts + other.amounts

@@ -129,6 +129,7 @@ def test_a_job_is_added_and_another_cancelled_while_the_run_goes_on(place: Place
     done = marlaas("submit", str(added), "--run", out)
     assert (done.returncode, done.stdout) == (0, "team-a/second: added\n"), done.stderr
     run.told_of(type="progress", job="team-a/second", step=1)
+    assert "no option of a cluster" in marlaas("submit", str(added), "--run", out, "--watch").stderr
     refused = marlaas("suspend", "third", "--run", out)
     assert refused.returncode == 2
     assert "has no job third: its jobs are team-a/reverse, team-a/second" in refused.stderr
@@ -139,6 +140,7 @@ def test_a_job_is_added_and_another_cancelled_while_the_run_goes_on(place: Place
     assert list(place.summary()) == ["team-a/second"]
     assert place.steps("second") == [0, 1]
     assert place.steps("reverse") == [0]
+    assert [job.ref.name for job in OutFolder(place.out).read_record().cancelled] == ["reverse"]
     late = marlaas("resume", "second", "--run", out)
     assert late.returncode == 2
     assert "no `marlaas run` uses" in late.stderr

@@ -111,9 +111,14 @@ async def test_a_name_that_another_run_holds_is_refused(scene, document):
 async def test_a_cancelled_jobs_name_is_free_and_its_document_says_that_it_is_deleted(scene, document):
     bucket = await scene.bus.bucket(subjects.JOBS)
     await announce(scene.bus, [document()])
-    await withdraw(scene.bus, [document()])
+    await withdraw(scene.bus, [document(uid="earlier")])
+    assert not decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).deleted, "a later job has the name"
+    for _ in range(2):
+        await withdraw(scene.bus, [document()])
     marked = decode_as(JobDocument, (await bucket.get("team-a.reverse")).data)
     assert (marked.deleted, marked.generation) == (True, 2)
+    await withdraw(scene.bus, [document("never")])
+    assert await bucket.get("team-a.never") is None
     await announce(scene.bus, [document(uid="next")])
     assert decode_as(JobDocument, (await bucket.get("team-a.reverse")).data).uid == "next"
 

@@ -14,7 +14,7 @@ from marlaas.cli.app import FAILED, INTERRUPTED, complain
 from marlaas.cli.running import cancel_in_run, submit_to_run, suspend_in_run
 from marlaas.cli.summaries import summary
 from marlaas.cluster.errors import ObjectMissing
-from marlaas.cluster.explain import JobSurroundings, explain
+from marlaas.cluster.explain import ClusterContext, explain
 from marlaas.cluster.fetching import fetch, published
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.reading import RLJOBS, events_of, pool_of, running_beside
@@ -76,6 +76,8 @@ def submit(
     Exit code: 0 applied (with --watch: and no job failed), 1 a job failed or the cluster cannot be reached, 2 the input must be changed first.
     """
     if run is not None:
+        if watch or jobs_only or context or namespace or kubeconfig:
+            raise InvalidInput("--run takes no option of a cluster: the run shows its jobs itself")
         submit_to_run(run, files)
         return
     kubectl = gateway(context, namespace, kubeconfig)
@@ -177,7 +179,7 @@ def why(name: Name, context: Context = None, namespace: Namespace = None, kubeco
     """
     kubectl = gateway(context, namespace, kubeconfig)
     job = job_view(_job(kubectl, name))
-    around = JobSurroundings(pool_of(kubectl, job), events_of(kubectl, job), running_beside(kubectl, job))
+    around = ClusterContext(pool_of(kubectl, job), events_of(kubectl, job), running_beside(kubectl, job))
     typer.echo(explain(job, around, time.time()))
 
 

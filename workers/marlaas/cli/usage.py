@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marlaas.episodes import files
-from marlaas.episodes.usage import Amounts, UsageRow, sums_by_tenant, usage_of
+from marlaas.episodes.usage import UsageAmounts, UsageRow, sums_by_tenant, usage_of
 from marlaas.local.records import OpenedJob, open_jobs
 from marlaas_api.errors import InvalidInput
 
@@ -78,11 +78,11 @@ def _table(rows: Sequence[UsageRow]) -> Table:
             if row.tenant == tenant:
                 table.add_row(f"  {row.namespace}/{row.job}", *_cells(row.amounts))
     if len(sums) > 1:
-        table.add_row("all", *_cells(sum(sums.values(), Amounts())), style="bold")
+        table.add_row("all", *_cells(sum(sums.values(), UsageAmounts())), style="bold")
     return table
 
 
-def _cells(amounts: Amounts) -> list[str]:
+def _cells(amounts: UsageAmounts) -> list[str]:
     generated = amounts.generated_tokens
     seconds = (amounts.engine_s, amounts.trainer_s, amounts.sandbox_s)
     return [

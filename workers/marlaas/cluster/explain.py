@@ -28,8 +28,8 @@ WAITING_FOR_ROOM = (Reason.WAITING_FOR_SLOTS, Reason.WAITING_FOR_MEMORY, Reason.
 
 
 @dataclass(frozen=True, slots=True)
-class JobSurroundings:
-    """What a job's state depends on.
+class ClusterContext:
+    """Objects of the cluster that explain a job's state.
 
     pool: the job's pool; None if it does not exist or the user may not read it.
     running: the running jobs of the pool.
@@ -40,7 +40,7 @@ class JobSurroundings:
     running: Sequence[ClusterJobView] = ()
 
 
-def explain(job: ClusterJobView, around: JobSurroundings, now: float) -> str:
+def explain(job: ClusterJobView, around: ClusterContext, now: float) -> str:
     """Return one paragraph, followed by the job's multi-line message, indented.
 
     Control characters are removed: statuses and events contain text of tenants' code, and tenants can write events

@@ -15,8 +15,8 @@ from marlaas_api.names import Split, group_token
 from marlaas_worker.rl.advantages import has_signal
 
 
-class Fate(StrEnum):
-    """What became of generated tokens; the part of `UsageRow` in which they are counted."""
+class TokenUse(StrEnum):
+    """Use of generated tokens: trained, evaluation, or a kind of waste. The values are fields of `UsageAmounts`."""
 
     TRAINED = "trained_tokens"
     EVALUATION = "evaluation_tokens"
@@ -28,8 +28,8 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
-    """Amounts that add up over jobs.
+class UsageAmounts:
+    """UsageAmounts that add up over jobs.
 
     Attributes:
         prompt_tokens: tokens of all prompts, each turn's whole prompt.
@@ -73,8 +73,8 @@ class Amounts:
         parts = (self.zero_variance_tokens, self.stale_tokens, self.failed_tokens, self.repeated_tokens)
         return sum(parts) + self.unrecorded_tokens
 
-    def __add__(self, other: "Amounts") -> "Amounts":
-        return Amounts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
+    def __add__(self, other: "UsageAmounts") -> "UsageAmounts":
+        return UsageAmounts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class UsageRow:
     tenant: str
     namespace: str
     job: str
-    amounts: Amounts
+    amounts: UsageAmounts
 
     def as_dict(self) -> dict[str, str | int | float]:
         """Return one flat object, with `wasted_tokens`, for CSV and JSON."""
@@ -108,18 +108,18 @@ def usage_of(
     parts = _parts(records, steps)
     recorded = sum(parts.values())
     unrecorded = max(0, progress.tokens - recorded) if progress is not None else 0
-    amounts = Amounts(
+    amounts = UsageAmounts(
         prompt_tokens=sum(turn.num_prompt_tokens for turn in turns),
         cached_tokens=sum(turn.num_cached_tokens for turn in turns),
         generated_tokens=recorded + unrecorded,
         unrecorded_tokens=unrecorded,
         sandbox_s=sum(record.duration_s for record in records),
-        **{fate.value: tokens for fate, tokens in parts.items()},
+        **{use.value: tokens for use, tokens in parts.items()},
     )
     row = UsageRow(document.tenant, document.namespace, document.job, amounts)
     if progress is None:
         return row
-    counted = Amounts(
+    counted = UsageAmounts(
         engine_s=progress.accelerator_s,
         trainer_s=progress.trainer_s,
         admitted_s=progress.admitted_s,
@@ -128,42 +128,42 @@ def usage_of(
     return UsageRow(document.tenant, document.namespace, document.job, amounts + counted)
 
 
-def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, Amounts]:
+def sums_by_tenant(rows: Iterable[UsageRow]) -> dict[str, UsageAmounts]:
     """Return the sum of each tenant's jobs, by tenant's name."""
-    sums: dict[str, Amounts] = defaultdict(Amounts)
+    sums: dict[str, UsageAmounts] = defaultdict(UsageAmounts)
     for row in rows:
         sums[row.tenant] += row.amounts
     return dict(sorted(sums.items()))
 
 
-def _parts(records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]) -> Counter[Fate]:
-    """Return the generated tokens of the records by their fate."""
+def _parts(records: Sequence[EpisodeRecord], steps: Sequence[StepRecord]) -> Counter[TokenUse]:
+    """Return the generated tokens of the records by their use."""
     resolved = {index for step in steps for index in step.indices}
     first: dict[tuple[str, int], EpisodeRecord] = {}
     for record in records:
         first.setdefault((record.group, record.member), record)
     flat = _without_signal(first.values())
-    parts: Counter[Fate] = Counter()
+    parts: Counter[TokenUse] = Counter()
     for record in records:
         is_repeated = first[record.group, record.member] is not record
-        parts[_fate(record, is_repeated, resolved, flat)] += sum(len(turn.output_ids) for turn in record.turns)
+        parts[_token_use(record, is_repeated, resolved, flat)] += sum(len(turn.output_ids) for turn in record.turns)
     # A step's record has the tokens of its stale groups, but not which of its groups these are.
-    stale = min(parts[Fate.TRAINED], sum(step.dropped_tokens for step in steps))
-    parts[Fate.TRAINED] -= stale
-    parts[Fate.STALE] += stale
+    stale = min(parts[TokenUse.TRAINED], sum(step.dropped_tokens for step in steps))
+    parts[TokenUse.TRAINED] -= stale
+    parts[TokenUse.STALE] += stale
     return parts
 
 
-def _fate(record: EpisodeRecord, is_repeated: bool, resolved: set[int], flat: Mapping[str, bool]) -> Fate:
+def _token_use(record: EpisodeRecord, is_repeated: bool, resolved: set[int], flat: Mapping[str, bool]) -> TokenUse:
     if is_repeated:
-        return Fate.REPEATED
+        return TokenUse.REPEATED
     if record.fault is not None:
-        return Fate.FAILED
+        return TokenUse.FAILED
     if record.split is Split.EVAL:
-        return Fate.EVALUATION
+        return TokenUse.EVALUATION
     if int(group_token(record.group)[1:]) not in resolved:
-        return Fate.OPEN
-    return Fate.ZERO_VARIANCE if flat[record.group] else Fate.TRAINED
+        return TokenUse.OPEN
+    return TokenUse.ZERO_VARIANCE if flat[record.group] else TokenUse.TRAINED
 
 
 def _without_signal(records: Iterable[EpisodeRecord]) -> dict[str, bool]:

@@ -28,12 +28,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class RunRecord(BaseModel):
     """Record of the run in `.state/run.json`, written before anything is started, and again at the end of a run.
 
+    cancelled: documents of cancelled jobs, which a later run deletes from the bus if this one was killed before it did.
     progress: last published progress of the jobs. finished: all jobs are settled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     jobs: tuple[JobDocument, ...] = ()
     pools: tuple[PoolDocument, ...] = ()
+    cancelled: tuple[JobDocument, ...] = ()
     progress: tuple[Progress, ...] = ()
     finished: bool = False
 

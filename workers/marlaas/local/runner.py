@@ -99,8 +99,8 @@ class _Content:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a run consists of while it serves its jobs."""
+class _Services:
+    """Services of a run and its output folder, used by the loop that supervises the jobs."""
 
     folder: OutFolder
     bus: Bus
@@ -116,6 +116,7 @@ class _Run:
         self._request = request
         self._display = display
         self._interrupts = interrupts
+        self._cancelled: tuple[JobDocument, ...] = ()
         self.again = request.again
 
     async def run(self) -> int:
@@ -128,12 +129,13 @@ class _Run:
             jobs = documents.merge(record.jobs, wanted.jobs)
             changes.refuse_leftovers(folder, record.jobs, jobs)
             changes.forget(folder)
+            self._cancelled = record.cancelled
             documents.refuse_other_models(record.pools, wanted.pools)
             if record.finished and jobs == record.jobs:
                 return self._finished_before(folder, record)
             async with watchdog() as guard:
                 pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, guard))
-                folder.write_record(RunRecord(jobs=jobs, pools=pools))
+                folder.write_record(RunRecord(jobs=jobs, pools=pools, cancelled=self._cancelled))
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
             return self._end(folder, pools, results)
 
@@ -162,6 +164,7 @@ class _Run:
         """Run the jobs until all are settled or the user asks to stop, and return their results so far."""
         self._display.waiting("starting the NATS server")
         async with message_server(folder, self._existing(), guard) as server:
+            await withdraw(server.bus, self._cancelled)
             await announce(server.bus, content.jobs)
             launcher = Launcher(
                 folder,
@@ -179,7 +182,7 @@ class _Run:
             collector = Collector(folder, server.bus, blobs, feed.add)
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             async with launcher.with_parent() as forking:
-                await self._supervise(_Parts(folder, server.bus, watch, forking, recorder))
+                await self._supervise(_Services(folder, server.bus, watch, forking, recorder))
             results = await watch.results()
             finished = [one.document for one in results if one.phase.final]
             await recorder.forget([document.ref for document in finished])
@@ -189,7 +192,7 @@ class _Run:
     def _existing(self) -> Existing | None:
         return None if self._request.nats is None else Existing(self._request.nats, self._request.creds)
 
-    async def _supervise(self, parts: "_Parts") -> None:
+    async def _supervise(self, parts: "_Services") -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(parts.recorder.run(), name="episodes")
             supervisor = Supervisor(parts.launcher, tasks)
@@ -203,7 +206,7 @@ class _Run:
                 supervisor.kill()
                 parts.recorder.stop()
 
-    async def _change(self, parts: "_Parts") -> None:
+    async def _change(self, parts: "_Services") -> None:
         """Apply the changes that commands ask for, and answer them."""
         for question in changes.take(parts.folder):
             try:
@@ -215,24 +218,42 @@ class _Run:
                 self._display.note(line)
             question.answer(changes.Answer(lines=lines))
 
-    async def _apply(self, parts: "_Parts", change: changes.RunChange) -> tuple[str, ...]:
+    async def _apply(self, parts: "_Services", change: changes.RunChange) -> tuple[str, ...]:
         """Apply one change. The record is written first: a run that is killed here continues with the changed jobs."""
-        watch, before = parts.watch, RunRecord(jobs=parts.watch.jobs, pools=tuple(parts.watch.pools))
+        watch, before = (
+            parts.watch,
+            RunRecord(jobs=parts.watch.jobs, pools=tuple(parts.watch.pools), cancelled=self._cancelled),
+        )
         names = [pool.name for pool in before.pools]
         found = changes.changed(before.jobs, change, watch.seen.progress, names, self._request.seed)
         changes.refuse_leftovers(parts.folder, before.jobs, found.jobs)
-        parts.folder.write_record(before.model_copy(update={"jobs": found.jobs}))
+        cancelled = (*self._cancelled, *found.cancelled)
+        parts.folder.write_record(before.model_copy(update={"jobs": found.jobs, "cancelled": cancelled}))
         try:
-            await _publish(parts.bus, found)
+            await self._publish(parts.bus, found)
         except InvalidInput:
             parts.folder.write_record(before)
             raise
+        self._cancelled = cancelled
         for job in found.written:
             parts.launcher.add(job, change.folders)
         watch.jobs = parts.recorder.jobs = found.jobs
         await parts.recorder.forget([job.ref for job in found.cancelled])
         self.again += tuple(file for file in change.files if file not in self.again)
         return found.lines
+
+    async def _publish(self, bus: Bus, found: changes.ChangedJobs) -> None:
+        """Write the job documents, as soon as the NATS server answers. Raises InvalidInput, also if the run is stopped."""
+        while True:
+            try:
+                await announce(bus, found.written)
+                await withdraw(bus, found.cancelled)
+            except Retryable as error:
+                if self._interrupts.first.is_set():
+                    raise InvalidInput("the run is being stopped; nothing was changed") from error
+                await asyncio.sleep(TICK_S)
+            else:
+                return
 
     def _note_stopping(self) -> None:
         if self._interrupts.first.is_set():
@@ -246,7 +267,11 @@ class _Run:
         all_progress = tuple(one.progress for one in results if one.progress is not None)
         folder.write_record(
             RunRecord(
-                jobs=tuple(one.document for one in results), pools=pools, progress=all_progress, finished=finished
+                jobs=tuple(one.document for one in results),
+                pools=pools,
+                cancelled=self._cancelled,
+                progress=all_progress,
+                finished=finished,
             )
         )
         self._display.result(Report(results, folder.root))
@@ -254,18 +279,6 @@ class _Run:
             self._display.note(f"to continue: {shlex.join(self.again)}")
             return EXIT_INTERRUPTED
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
-
-
-async def _publish(bus: Bus, found: changes.ChangedJobs) -> None:
-    """Write and delete job documents, as soon as the NATS server answers. Raises InvalidInput as `announce` does."""
-    while True:
-        try:
-            await announce(bus, found.written)
-            await withdraw(bus, found.cancelled)
-        except Retryable:
-            await asyncio.sleep(TICK_S)
-        else:
-            return
 
 
 def _is_unseen(model: ModelSpec) -> bool:

@@ -45,9 +45,17 @@ async def announce(bus: Bus, documents: Iterable[JobDocument]) -> None:
 
 
 async def withdraw(bus: Bus, documents: Iterable[JobDocument]) -> None:
-    """Mark job documents as deleted: the orchestrator ends the jobs, deletes what the bus has of them, and last the documents."""
-    deleted = [one.model_copy(update={"deleted": True, "generation": one.generation + 1}) for one in documents]
-    await announce(bus, deleted)
+    """Mark the documents of cancelled jobs as deleted, unless they are, or a later job has the name.
+
+    The orchestrator then ends the jobs, deletes what the bus has of them, and last the documents.
+    """
+    bucket = await bus.bucket(subjects.JOBS)
+    for document in documents:
+        entry = await bucket.get(document.ref.key)
+        there = decode_as(JobDocument, entry.data) if entry is not None and entry.data else None
+        if entry is not None and there is not None and there.uid == document.uid and not there.deleted:
+            marked = there.model_copy(update={"deleted": True, "generation": there.generation + 1})
+            await bucket.update(document.ref.key, encode(marked), entry.revision)
 
 
 async def _announce(bucket: Bucket, document: JobDocument) -> None:
