@@ -12,6 +12,7 @@ from enum import StrEnum
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _HELD_OUT_SHARE = 8
 _NUMBER = "[0-9]{1,18}"
+_MAX_ATTEMPT_DIGITS = 9
 _GROUP = re.compile(rf".+-(t{_NUMBER}|e{_NUMBER}v{_NUMBER})")
 
 
@@ -98,6 +99,13 @@ def eval_group(job: JobRef, index: int, version: int) -> str:
 def episode_id(group: str, member: int, attempt: int) -> str:
     """Return the name of one attempt at a group's member; attempts (claims or retries) are counted from 1."""
     return f"{group}-{member}-{attempt}"
+
+
+def is_attempt(episode: str, group: str, member: int) -> bool:
+    """Return whether `episode` is the name of an attempt of a group's member."""
+    prefix = episode_id(group, member, 0)[:-1]
+    number = episode.removeprefix(prefix)
+    return episode.startswith(prefix) and len(number) <= _MAX_ATTEMPT_DIGITS and number.isascii() and number.isdigit()
 
 
 def request_id(episode: str, turn: int) -> str:

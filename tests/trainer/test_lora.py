@@ -8,7 +8,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from marlaas_worker.adapters import AdapterConfig, as_held, tensor_name
-from marlaas_worker.rollout.adapter_groups import add_adapters
+from marlaas_worker.rollout.adapter_groups import add_adapters, group_rows, stacked_adapters
 from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, adapt_layers, new_adapter
 
 
@@ -125,7 +125,9 @@ def test_a_16_bit_layer_computes_what_the_engine_adds_to_its_outputs(shape):
     for _, kind, matrix in as_held(tensors, 2.0, "bfloat16"):
         held[kind] = matrix
     expected = nn.functional.linear(hidden, layer.weight).view(-1, 5)
-    add_adapters(expected, hidden.view(-1, 7), [(0, slice(0, None))], [held["A"][None, None]], [held["B"][None, None]])
+    rows = group_rows(torch.zeros(len(expected), dtype=torch.long))
+    adapters = stacked_adapters([held["A"][None, None]], [held["B"][None, None]])
+    add_adapters(expected, hidden.view(-1, 7), rows, adapters)
     assert torch.equal(layer(hidden).view(-1, 5), expected)
 
 

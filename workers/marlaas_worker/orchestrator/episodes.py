@@ -6,12 +6,11 @@ Blob references in messages are not followed: they could name any file of the bl
 """
 
 import math
-import re
 
 from marlaas_api.bus import Stored
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Episode, JobDocument
-from marlaas_api.names import Split, group_token
+from marlaas_api.names import Split, group_token, is_attempt
 from marlaas_api.wire import BadMessage, decode_as
 
 MAX_METRICS = 1000
@@ -62,7 +61,7 @@ def _fault(episode: Episode, document: JobDocument) -> str | None:
         return f"group {group!r} with split {episode.split} and index {episode.index}"
     if not 0 <= episode.member < (spec.rollout.group_size if episode.split is Split.TRAIN else 1):
         return f"member {episode.member} of a group of {spec.rollout.group_size}"
-    if not re.fullmatch(re.escape(f"{group}-{episode.member}-") + "[0-9]{1,9}", episode.episode):
+    if not is_attempt(episode.episode, group, episode.member):
         return f"episode {episode.episode!r} of member {episode.member} of group {group!r}"
     return _worth(episode, document) or _conversations(episode, document) or _accounts(episode, document)
 

@@ -4,7 +4,6 @@ A record with another uid than the job's belongs to an earlier job of the same n
 """
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from weakref import WeakValueDictionary
@@ -15,7 +14,7 @@ from marlaas_api.bus import Bucket, Bus, RevisionConflict
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
-from marlaas_api.names import AdapterRef, JobRef, group_token
+from marlaas_api.names import AdapterRef, JobRef, group_token, is_attempt
 
 GONE_S = 60.0
 _PINS_KEPT = 65_536
@@ -158,7 +157,7 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
         raise RequestRefused(f"group {group[:_QUOTED]!r} is not of job uid {uid}")
     if not 0 <= request.member < spec.rollout.group_size:
         raise RequestRefused(f"member {request.member} of a group of {spec.rollout.group_size}")
-    if not re.fullmatch(re.escape(f"{group}-{request.member}-") + "[0-9]{1,9}", request.episode):
+    if not is_attempt(request.episode, group, request.member):
         raise RequestRefused(
             f"episode {request.episode[:_QUOTED]!r} is not of member {request.member} of group {group!r}"
         )

@@ -164,6 +164,8 @@ class _Rollout:
         meter = self._engine.meter
         counted = {*meter.job_tokens, *meter.job_engine_s, *self._log.job_bytes}
         uids = self._gone_jobs.expired(self._policies.present(), counted, asyncio.get_running_loop().time())
+        if not uids:
+            return
         self._engine.forget(uids)
         self._log.forget(uids)
         self._pins.forget(uids)

@@ -5,17 +5,21 @@ from typing import Any
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from marlaas_worker.rollout.adapter_groups import Groups, add_adapters, group_rows
+from marlaas_worker.rollout.adapter_groups import SlotRows, StackedAdapters, add_adapters, group_rows, stacked_adapters
 
 
 class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
     """vLLM's wrapper for linear layers, with rows grouped by slot once per forward pass."""
 
-    _groups: Groups = ()
+    _rows: SlotRows
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._stacked: dict[int, tuple[object, StackedAdapters]] = {}
 
     def update_metadata(self, *arguments: Any, **options: Any) -> None:
         super().update_metadata(*arguments, **options)
-        self._groups = group_rows(self.token_lora_indices)
+        self._rows = group_rows(self.token_lora_indices)
 
     def add_lora_linear(
         self,
@@ -27,4 +31,8 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
         **__: Any,
     ) -> None:
         """Add the adapters' outputs to `y`, in place. vLLM's scale is ignored: it is always 1, since B is already scaled."""
-        add_adapters(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), self._groups, lora_a_stacked, lora_b_stacked)
+        known = self._stacked.get(id(lora_b_stacked))
+        if known is None:  # The tuple is kept, so that no other one gets its id.
+            known = lora_b_stacked, stacked_adapters(lora_a_stacked, lora_b_stacked)
+            self._stacked[id(lora_b_stacked)] = known
+        add_adapters(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), self._rows, known[1])

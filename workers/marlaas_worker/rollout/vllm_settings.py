@@ -120,6 +120,7 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
     }
     if not torch.cuda.is_available():
         arguments["distributed_executor_backend"] = "uni"
+        arguments["scheduler_cls"] = "marlaas_worker.rollout.vllm_scheduler.BufferingScheduler"
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, limits.max_num_seqs, limits.max_model_len)
     return arguments
